@@ -1,0 +1,43 @@
+# make demo and make test need python3 and make, nothing else: they put a whole MPI into a virtual environment.
+
+MPI ?= mpich
+RANKS ?= 1 2 3 4
+PYTHON ?= python3
+ARGS ?=
+
+VENV := $(if $(filter mpich,$(MPI)),.venv,.venv-$(MPI))
+BIN := $(VENV)/bin
+RUN := tools/run-mpi $(BIN)
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@echo "  MPI=mpich|openmpi chooses the MPI, RANKS=\"1 2 3 4\" the numbers of ranks, ARGS=... goes to pytest or the demo"
+
+demo: $(VENV)/.cli ## train a network on handwritten digits on four ranks
+	$(RUN) 4 $(BIN)/python jobs/train_digits.py $(ARGS)
+
+test: $(VENV)/.test ## run the tests on 1, 2, 3 and 4 ranks
+	tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
+
+coverage: $(VENV)/.test ## run the tests and report line and branch coverage, all ranks together
+	COVERAGE=1 tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
+
+lint: $(VENV)/.dev ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict hpccomm
+
+docs: $(VENV)/.docs ## build the documentation in docs/_build
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+clean: ## remove the virtual environments and everything built
+	rm -rf .venv .venv-* build dist *.egg-info docs/_build .pytest_cache .mypy_cache .ruff_cache .coverage*
+
+# One stamp per set of extras: what is installed is installed again only when setup.cfg changes.
+$(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: setup.cfg pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),$*]'
+	touch $@
+
+.PHONY: help demo test coverage lint docs clean
+.DEFAULT_GOAL := help

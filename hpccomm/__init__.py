@@ -1,0 +1,86 @@
+"""hpccomm: torch.distributed's model of communication for NumPy and CuPy arrays, on MPI.
+
+>>> import hpccomm as hc
+"""
+
+from .arrays import device_of, register_device
+from .backend import Backend, BackendConfig, BackendOptions, is_backend_available, register_backend
+from .coalescing import coalescing
+from .collectives import (
+    all_gather,
+    all_gather_coalesced,
+    all_gather_single,
+    all_gather_single_coalesced,
+    all_reduce,
+    all_reduce_coalesced,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    broadcast_coalesced,
+    exscan,
+    gather,
+    monitored_barrier,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_single,
+    reduce_scatter_single_coalesced,
+    scan,
+    scatter,
+)
+from .errors import (
+    DistBackendError,
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    DistTimeoutError,
+    UnsupportedOperationError,
+)
+from .future import Future, collect_all
+from .group import ProcessGroup
+from .non_member import NonMember
+from .objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from .point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send, sendrecv
+from .ranks import (
+    get_backend,
+    get_backend_config,
+    get_global_rank,
+    get_group_rank,
+    get_local_rank,
+    get_local_size,
+    get_node_count,
+    get_node_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+)
+from .reduce_op import ReduceOp
+from .work import CompletedWork, Work, WorkStatus
+from .world import (
+    GroupMember,
+    destroy_process_group,
+    init_process_group,
+    is_available,
+    is_initialized,
+    is_mpi_available,
+    is_nccl_available,
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    split_group,
+)
+
+__version__ = "0.1.0"
+
+# c10d's older names
+all_gather_into_tensor = all_gather_single
+reduce_scatter_tensor = reduce_scatter_single
+
+__all__ = [name for name in dir() if not name.startswith("_")]

@@ -1,0 +1,76 @@
+"""Future: a value that will be there later, with torch.futures' methods on Python's own Future."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+
+class Future(concurrent.futures.Future[Any]):
+    """A value that will be there later.
+
+    It is a :class:`concurrent.futures.Future`, so ``concurrent.futures.wait``, ``asyncio.wrap_future`` and
+    ``await future`` work; `then`, `value` and `wait` are torch.futures' names.
+
+    >>> future = Future()
+    >>> doubled = future.then(lambda f: 2 * f.value())
+    >>> future.set_result(21)
+    >>> doubled.wait()
+    42
+    """
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Block until the value is there and return it, or raise the error that came instead.
+
+        `timeout` is in seconds; ``concurrent.futures.TimeoutError`` is raised when it passes.
+        """
+        return self.result(timeout)
+
+    def value(self) -> Any:
+        """Return the value of a completed future, or raise its error; RuntimeError when it has none yet."""
+        if not self.done():
+            raise RuntimeError("Future.value: the future is not completed; call wait(), or check done() first")
+        return self.result()
+
+    def then(self, callback: Callable[[Future], Any]) -> Future:
+        """Return a Future of what `callback(self)` returns once this one is completed.
+
+        An exception in the callback becomes the exception of the returned Future. The callback runs in
+        the thread that completes this future, or at once if it is completed already.
+        """
+        chained = Future()
+
+        def run(_: concurrent.futures.Future[Any]) -> None:
+            try:
+                chained.set_result(callback(self))
+            except BaseException as error:  # whoever waits for the chained future sees it
+                chained.set_exception(error)
+
+        self.add_done_callback(run)
+        return chained
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self).__await__()
+
+
+def collect_all(futures: Sequence[Future]) -> Future:
+    """Return a Future of the list of `futures`, completed when all of them are.
+
+    Errors stay in their own futures: look at each with ``value()``.
+    """
+    futures = list(futures)
+    collected = Future()
+    if not futures:
+        collected.set_result(futures)
+        return collected
+    remaining = iter(range(len(futures) - 1, -1, -1))  # next() is atomic: callbacks come from any thread
+
+    def one_done(_: concurrent.futures.Future[Any]) -> None:
+        if next(remaining) == 0:
+            collected.set_result(futures)
+
+    for future in futures:
+        future.add_done_callback(one_done)
+    return collected

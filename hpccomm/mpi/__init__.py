@@ -1,0 +1,1 @@
+"""The host backend: NumPy arrays over mpi4py."""

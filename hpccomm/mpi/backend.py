@@ -1,0 +1,297 @@
+"""MPIBackend: every operation on host arrays, each a few lines around one call of mpi4py.
+
+The blocking and the non-blocking form of an MPI call differ in their first letter and in that the second
+returns a request; `_done` takes what either returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..backend import Backend, BackendOptions
+from ..errors import here
+from ..reduce_op import ReduceOp
+from ..work import Work
+from . import reductions
+from .datatypes import message, parts
+from .layout import (
+    Finish,
+    apart,
+    both,
+    by_dtype,
+    for_reading,
+    for_writing,
+    packed,
+    packed_bytes,
+    unpacked,
+    unpacked_bytes,
+)
+from .monitored_barrier import MonitoredBarrier
+from .segments import SEGMENT_BYTES, segments
+from .works import MPIWork, ReceiveWork, as_backend_error, check_length
+
+Op = ReduceOp | MPI.Op
+
+
+def create(options: BackendOptions, _: Any) -> MPIBackend:
+    """Make the backend of one group; the creator that hpccomm registers as "mpi"."""
+    if MPI.VERSION >= 4:
+        return MPIBackend(options)
+    from .large_counts import LargeCountMPIBackend
+
+    return LargeCountMPIBackend(options)
+
+
+class MPIBackend(Backend):
+    """Host arrays over MPI."""
+
+    name = "mpi"
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options.rank, options.size)
+        if options.comm is None:
+            raise TypeError(f"the mpi backend needs a group with an MPI communicator{here()}")
+        self._comm = options.comm
+        largest: Any = options.comm.Get_attr(MPI.TAG_UB)
+        self._largest_tag: int = largest - 2  # the last two are hpccomm's own
+        self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks, self._largest_tag + 1)
+
+    # -- one array -------------------------------------------------------------------------------
+
+    def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
+        buffer, finish = (for_reading(array), None) if root == self.rank else for_writing(array)
+        call = self._comm.Ibcast if async_op else self._comm.Bcast
+        return _done(call(message(buffer), root), finish)
+
+    def all_reduce(self, array: Any, op: Op, async_op: bool) -> Work | None:
+        buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
+        call = self._comm.Iallreduce if async_op else self._comm.Allreduce
+        if buffer.nbytes > SEGMENT_BYTES:
+            return _all_done((call(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish)
+        return _done(call(MPI.IN_PLACE, (buffer, datatype), mpi_op), finish)
+
+    def reduce(self, array: Any, root: int, op: Op, async_op: bool) -> Work | None:
+        call = self._comm.Ireduce if async_op else self._comm.Reduce
+        if self.rank != root:
+            sent = reductions.operand(array, op)
+            datatype, mpi_op = reductions.described(sent, op)
+            return _all_done((call((part, datatype), None, mpi_op, root) for part in segments(sent)), None)
+        buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
+        return _all_done((call(MPI.IN_PLACE, (part, datatype), mpi_op, root) for part in segments(buffer)), finish)
+
+    def scan(self, array: Any, op: Op, async_op: bool) -> Work | None:
+        buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
+        call = self._comm.Iscan if async_op else self._comm.Scan
+        return _all_done((call(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish)
+
+    def exscan(self, array: Any, op: Op, async_op: bool) -> Work | None:
+        # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
+        output = array if self.rank else np.empty_like(array)
+        buffer, finish = reductions.receiver(output, op, self.size)
+        sent = apart(reductions.operand(array, op), buffer)
+        datatype, mpi_op = reductions.described(buffer, op)
+        call = self._comm.Iexscan if async_op else self._comm.Exscan
+        pairs = zip(segments(sent), segments(buffer), strict=True)
+        return _all_done((call((part, datatype), (into, datatype), mpi_op) for part, into in pairs), finish)
+
+    # -- one array from or to each rank ----------------------------------------------------------
+
+    def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
+        buffer, finish = for_writing(output)
+        call = self._comm.Iallgather if async_op else self._comm.Allgather
+        return _done(call(message(apart(array, output)), message(buffer)), finish)
+
+    def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
+        flat, counts, finish = unpacked(outputs)
+        call = self._comm.Iallgatherv if async_op else self._comm.Allgatherv
+        return _done(call(message(for_reading(array)), parts(flat, counts)), finish)
+
+    def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
+        call = self._comm.Igatherv if async_op else self._comm.Gatherv
+        sent = message(for_reading(array))
+        if outputs is None:
+            return _done(call(sent, None, root), None)
+        flat, counts, finish = unpacked(outputs)
+        return _done(call(sent, parts(flat, counts), root), finish)
+
+    def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
+        buffer, finish = for_writing(output)
+        call = self._comm.Iscatterv if async_op else self._comm.Scatterv
+        return _done(call(None if inputs is None else parts(*packed(inputs)), message(buffer), root), finish)
+
+    def reduce_scatter_single(self, output: Any, array: Any, op: Op, async_op: bool) -> Work | None:
+        sent = apart(reductions.operand(array, op), output)
+        buffer, finish = reductions.receiver(output, op, self.size)
+        datatype, mpi_op = reductions.described(buffer, op)
+        call = self._comm.Ireduce_scatter_block if async_op else self._comm.Reduce_scatter_block
+        return _done(call((sent, datatype), (buffer, datatype), mpi_op), finish)
+
+    def reduce_scatter(self, output: Any, inputs: list[Any], op: Op, async_op: bool) -> Work | None:
+        flat, counts = packed(inputs)
+        sent = reductions.operand(flat, op)
+        buffer, finish = reductions.receiver(output, op, self.size)
+        datatype, mpi_op = reductions.described(buffer, op)
+        call = self._comm.Ireduce_scatter if async_op else self._comm.Reduce_scatter
+        return _done(call((sent, datatype), (buffer, datatype), counts, mpi_op), finish)
+
+    def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
+        sent, input_counts = packed(inputs)
+        flat, output_counts, finish = unpacked(outputs)
+        return self._exchange(sent, input_counts, flat, output_counts, finish, async_op)
+
+    def all_to_all_single(
+        self, output: Any, array: Any, output_counts: list[int], input_counts: list[int], async_op: bool
+    ) -> Work | None:
+        buffer, finish = for_writing(output)
+        return self._exchange(apart(array, output), input_counts, buffer, output_counts, finish, async_op)
+
+    def _exchange(
+        self,
+        sent: Any,
+        sent_counts: list[int],
+        received: Any,
+        received_counts: list[int],
+        finish: Finish,
+        async_op: bool,
+    ) -> Work | None:
+        call = self._comm.Ialltoallv if async_op else self._comm.Alltoallv
+        return _done(call(parts(sent, sent_counts), parts(received, received_counts)), finish)
+
+    # -- many arrays in one message --------------------------------------------------------------
+
+    def all_reduce_coalesced(self, arrays: list[Any], op: Op, async_op: bool) -> Work | None:
+        works: list[Work | None] = []
+        finish: Finish = None
+        for indices in by_dtype(arrays):
+            same = [arrays[i] for i in indices]
+            flat, _, unpack = unpacked(same)
+            np.concatenate([array.reshape(-1) for array in same], out=flat)
+            works.append(self.all_reduce(flat, op, async_op))
+            finish = both(finish, unpack)
+        return _joined(works, finish)
+
+    def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
+        flat, finish = (packed_bytes(arrays), None) if root == self.rank else unpacked_bytes(arrays)
+        return _joined([self.broadcast(flat, root, async_op)], finish)
+
+    def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
+        flat, finish = unpacked_bytes([output for outputs in output_lists for output in outputs])
+        ends = np.cumsum([sum(output.nbytes for output in outputs) for outputs in output_lists])
+        return _joined([self.all_gather(np.split(flat, ends[:-1]), packed_bytes(arrays), async_op)], finish)
+
+    def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
+        mine = packed_bytes(arrays)
+        gathered = np.empty((self.size, mine.size), np.uint8)
+        return _joined([self.all_gather_single(gathered, mine, async_op)], partial(_deal_columns, gathered, outputs))
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Any], arrays: list[Any], op: Op, async_op: bool
+    ) -> Work | None:
+        works: list[Work | None] = []
+        finish: Finish = None
+        for indices in by_dtype(arrays):
+            rows = np.concatenate([arrays[i].reshape(self.size, -1) for i in indices], axis=1)
+            flat, _, unpack = unpacked([outputs[i] for i in indices])
+            works.append(self.reduce_scatter_single(flat, rows, op, async_op))
+            finish = both(finish, unpack)
+        return _joined(works, finish)
+
+    # -- point to point --------------------------------------------------------------------------
+
+    def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
+        call = self._comm.Isend if async_op else self._comm.Send
+        return _done(call(message(for_reading(array)), dst, self._checked("send", "tag", tag)), None)
+
+    def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int:
+        buffer, finish = for_writing(array)
+        source = MPI.ANY_SOURCE if src is None else src
+        if async_op:
+            request = self._comm.Irecv(message(buffer), source, self._checked("irecv", "tag", tag))
+            return ReceiveWork(request, buffer.nbytes, finish)
+        status = MPI.Status()
+        self._comm.Recv(message(buffer), source, self._checked("recv", "tag", tag), status)
+        return _received("recv", status, buffer, finish)
+
+    def sendrecv(
+        self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
+    ) -> Work | int:
+        buffer, finish = for_writing(output)
+        sent = message(apart(array, output))
+        source = MPI.ANY_SOURCE if src is None else src
+        self._checked("sendrecv", "tag", tag)
+        self._checked("sendrecv", "recv_tag", recv_tag)
+        if async_op:
+            receive = self._comm.Irecv(message(buffer), source, recv_tag)
+            return ReceiveWork(receive, buffer.nbytes, finish, self._comm.Isend(sent, dst, tag))
+        status = MPI.Status()
+        self._comm.Sendrecv(sent, dst, tag, message(buffer), source, recv_tag, status)
+        return _received("sendrecv", status, buffer, finish)
+
+    # -- the rest --------------------------------------------------------------------------------
+
+    def barrier(self, async_op: bool) -> Work | None:
+        return _done(self._comm.Ibarrier() if async_op else self._comm.Barrier(), None)  # type: ignore[func-returns-value]
+
+    def monitored_barrier(self, timeout: float, wait_all_ranks: bool, async_op: bool) -> None:
+        self._monitored_barrier(timeout, wait_all_ranks)
+
+    def explain(self, operation: str, error: Exception) -> Exception:
+        return as_backend_error(operation, error)
+
+    def _checked(self, operation: str, argument: str, tag: int) -> int:
+        if not 0 <= tag <= self._largest_tag:
+            raise ValueError(f"{operation}: {argument} is {tag}; this MPI allows 0 to {self._largest_tag}{here()}")
+        return tag
+
+
+def _done(request: MPI.Request | None, finish: Finish) -> Work | None:
+    """Take what a call of MPI returned: a request makes a Work, None means that it is complete."""
+    if request is not None:
+        return MPIWork([request], finish)
+    if finish is not None:
+        finish()
+    return None
+
+
+def _all_done(requests: Iterable[MPI.Request | None], finish: Finish) -> Work | None:
+    """Take what several calls returned, each made as the iterable is consumed."""
+    pending = [request for request in requests if request is not None]
+    if pending:
+        return MPIWork(pending, finish)
+    if finish is not None:
+        finish()
+    return None
+
+
+def _joined(works: list[Work | None], finish: Finish) -> Work | None:
+    """Make one Work of the parts of a composed operation, with one more thing to do at the end."""
+    pending = [work for work in works if isinstance(work, MPIWork)]
+    if pending:
+        for work in pending:
+            finish = both(work._finish, finish)
+        return MPIWork([request for work in pending for request in work._requests], finish)
+    if finish is not None:
+        finish()
+    return None
+
+
+def _received(operation: str, status: MPI.Status, buffer: Any, finish: Finish) -> int:
+    check_length(operation, status, buffer.nbytes)
+    if finish is not None:
+        finish()
+    return status.Get_source()
+
+
+def _deal_columns(gathered: Any, outputs: list[Any]) -> None:
+    """Cut the rows (one per rank) of bytes into the outputs, each of which has a part of every row."""
+    start = 0
+    for output in outputs:
+        width = output.nbytes // len(gathered)
+        column = np.ascontiguousarray(gathered[:, start : start + width])
+        output[...] = column.reshape(-1).view(output.dtype).reshape(output.shape)
+        start += width

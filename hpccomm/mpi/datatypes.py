@@ -1,0 +1,103 @@
+"""One table for the dtypes and one for the reductions: what NumPy calls them, and what MPI does."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..errors import here
+from ..reduce_op import ReduceOp
+
+# dtypes that MPI reduces itself. float16 and bfloat16 are reduced in float32 (reductions.py): MPI has no
+# bfloat16, and rounds float16 after every addition.
+ARITHMETIC: dict[np.dtype[Any], MPI.Datatype] = {
+    np.dtype(code): MPI.Datatype.fromcode(code) for code in "?bBhHiIlLqQfdgFDG"
+}
+
+# dtypes that travel as they are; every other one travels as bytes.
+TYPED = ARITHMETIC | {np.dtype(np.float16): MPI.UINT16_T}
+
+OPS = {
+    ReduceOp.SUM: MPI.SUM,
+    ReduceOp.AVG: MPI.SUM,  # divided afterwards
+    ReduceOp.PRODUCT: MPI.PROD,
+    ReduceOp.MIN: MPI.MIN,
+    ReduceOp.MAX: MPI.MAX,
+    ReduceOp.BAND: MPI.BAND,
+    ReduceOp.BOR: MPI.BOR,
+    ReduceOp.BXOR: MPI.BXOR,
+}
+
+# MPI_C_BOOL has only the logical operations (MPI-4.1 §6.9.2); these give what NumPy's give on bool arrays.
+BOOL_OPS = {
+    ReduceOp.SUM: MPI.LOR,
+    ReduceOp.PRODUCT: MPI.LAND,
+    ReduceOp.MIN: MPI.LAND,
+    ReduceOp.MAX: MPI.LOR,
+    ReduceOp.BAND: MPI.LAND,
+    ReduceOp.BOR: MPI.LOR,
+    ReduceOp.BXOR: MPI.LXOR,
+}
+
+
+# The largest count that MPI takes in one call: MPI-4 has versions of its functions with 64-bit counts, which
+# mpi4py uses by itself; before, counts and displacements are C ints.
+LARGEST_COUNT = 2**63 - 1 if MPI.VERSION >= 4 else 2**31 - 1
+
+
+def message(array: Any) -> tuple[Any, MPI.Datatype] | tuple[Any, int, MPI.Datatype]:
+    """Return the mpi4py buffer of a contiguous array: (memory, datatype), the count follows from the size."""
+    datatype = TYPED.get(array.dtype)
+    if datatype is None:
+        array, datatype = as_bytes(array), MPI.BYTE
+    if array.size > LARGEST_COUNT:
+        return array, 1, _block(array.size, datatype)
+    return array, datatype
+
+
+@functools.cache
+def _block(count: int, datatype: MPI.Datatype) -> MPI.Datatype:
+    """Return a datatype of `count` elements, of which one is sent where `count` is too large to be a count."""
+    step = min(LARGEST_COUNT, 2**30)
+    whole, rest = divmod(count, step)
+    rows = datatype.Create_contiguous(step)
+    parts = [rows.Create_contiguous(whole), datatype.Create_contiguous(rest)]
+    block = MPI.Datatype.Create_struct([1, 1], [0, whole * step * datatype.size], parts)
+    for part in (rows, *parts):
+        part.Free()
+    return block.Commit()
+
+
+def parts(flat: Any, counts: list[int]) -> tuple[Any, list[int], MPI.Datatype]:
+    """Return the mpi4py buffer of a contiguous array of which `counts[r]` elements belong to rank r, in order."""
+    datatype = TYPED.get(flat.dtype)
+    if datatype is not None:
+        return flat, counts, datatype
+    return as_bytes(flat), [count * flat.dtype.itemsize for count in counts], MPI.BYTE
+
+
+def as_bytes(array: Any) -> Any:
+    """View a contiguous array, of any dtype and shape, as a flat array of bytes."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def mpi_op(op: ReduceOp | MPI.Op, dtype: np.dtype[Any]) -> MPI.Op:
+    """Return MPI's operation for `op` on arrays of `dtype`."""
+    if not isinstance(op, ReduceOp):
+        return op
+    if dtype.kind == "b":
+        return BOOL_OPS[op]
+    return OPS.get(op, MPI.SUM)  # PREMUL_SUM has multiplied already
+
+
+def arithmetic_type(dtype: np.dtype[Any], op: Any) -> MPI.Datatype:
+    """Return the MPI datatype in which arrays of `dtype` are reduced."""
+    datatype = ARITHMETIC.get(dtype)
+    if datatype is None:
+        raise TypeError(
+            f"MPI has no datatype in which {op!r} could reduce {dtype} arrays; convert to a numeric dtype first{here()}"
+        )
+    return datatype

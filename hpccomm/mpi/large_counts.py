@@ -1,0 +1,108 @@
+"""Counts beyond 2^31 on MPI libraries older than MPI-4 (Open MPI 5.0), whose counts are C ints.
+
+Single messages and broadcasts send one element of a large derived type (datatypes.py), reductions go in segments
+(segments.py). What is left are operations with a count or displacement per rank. Where every rank knows the total
+they use MPI's call while it fits. Where one rank can't know (gather, scatter, uneven all_to_all) they are always
+messages between pairs, which is what Open MPI does inside those calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..work import Work
+from . import datatypes, reductions
+from .backend import MPIBackend, Op, _all_done
+from .datatypes import message
+from .layout import Finish, apart, both, for_reading, for_writing
+from .segments import segments
+from .works import MPIWork
+
+
+class LargeCountMPIBackend(MPIBackend):
+    """MPIBackend for libraries whose counts are C ints."""
+
+    def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
+        if _fits(output):
+            return super().all_gather_single(output, array, async_op)
+        buffer, finish = for_writing(output)
+        sent = apart(array, output)
+        return self._pairwise([sent] * self.size, buffer.reshape(self.size, -1), finish, async_op)
+
+    def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
+        if _fits(*outputs):
+            return super().all_gather(outputs, array, async_op)
+        return self._pairwise([array] * self.size, outputs, None, async_op)
+
+    def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
+        sends = [array if rank == root else None for rank in range(self.size)]
+        return self._pairwise(sends, outputs or [None] * self.size, None, async_op)
+
+    def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
+        receives = [output if rank == root else None for rank in range(self.size)]
+        return self._pairwise(inputs or [None] * self.size, receives, None, async_op)
+
+    def reduce_scatter_single(self, output: Any, array: Any, op: Op, async_op: bool) -> Work | None:
+        if _fits(array):
+            return super().reduce_scatter_single(output, array, op, async_op)
+        return self.reduce_scatter(output, list(for_reading(array).reshape(self.size, -1)), op, async_op)
+
+    def reduce_scatter(self, output: Any, inputs: list[Any], op: Op, async_op: bool) -> Work | None:
+        if _fits(*inputs):
+            return super().reduce_scatter(output, inputs, op, async_op)
+        buffer, finish = reductions.receiver(output, op, self.size)
+        datatype, mpi_op = reductions.described(buffer, op)
+        call = self._comm.Ireduce if async_op else self._comm.Reduce
+
+        def reductions_to_each() -> Any:
+            for root, array in enumerate(inputs):
+                sent = apart(reductions.operand(array, op), buffer)
+                into = segments(buffer) if root == self.rank else (None for _ in segments(sent))
+                for part, target in zip(segments(sent), into, strict=True):
+                    yield call((part, datatype), None if target is None else (target, datatype), mpi_op, root)
+
+        return _all_done(reductions_to_each(), finish)
+
+    def all_to_all_single(
+        self, output: Any, array: Any, output_counts: list[int], input_counts: list[int], async_op: bool
+    ) -> Work | None:
+        even = len(set(output_counts + input_counts)) == 1
+        if even and _fits(array):
+            return super().all_to_all_single(output, array, output_counts, input_counts, async_op)
+        buffer, finish = for_writing(output)
+        sends = np.split(apart(array, output).reshape(-1), np.cumsum(input_counts)[:-1])
+        receives = np.split(buffer.reshape(-1), np.cumsum(output_counts)[:-1])
+        return self._pairwise(sends, receives, finish, async_op)
+
+    def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
+        return self._pairwise(inputs, outputs, None, async_op)
+
+    def _pairwise(self, sends: Sequence[Any], receives: Sequence[Any], finish: Finish, async_op: bool) -> Work | None:
+        """Send ``sends[r]`` to each rank r and receive ``receives[r]`` from it, where they are not None."""
+        tag = self._largest_tag + 2
+        requests = []
+        for rank, output in enumerate(receives):
+            if output is not None:
+                buffer, unpack = for_writing(output)
+                finish = both(unpack, finish)
+                requests.append(self._comm.Irecv(message(buffer), rank, tag))
+        for rank, array in enumerate(sends):
+            if array is not None:
+                requests.append(self._comm.Isend(message(for_reading(array)), rank, tag))
+        if async_op:
+            return MPIWork(requests, finish)
+        MPI.Request.Waitall(requests)
+        if finish is not None:
+            finish()
+        return None
+
+
+def _fits(*arrays: Any) -> bool:
+    """Whether the elements (or bytes, for dtypes that travel as bytes) of all the arrays can be counted."""
+    return sum(array.nbytes for array in arrays) <= datatypes.LARGEST_COUNT or (
+        arrays[0].dtype in datatypes.TYPED and sum(array.size for array in arrays) <= datatypes.LARGEST_COUNT
+    )

@@ -1,0 +1,109 @@
+"""Between the user's arrays, of any layout, and the contiguous memory that MPI moves.
+
+An array that is contiguous is its own buffer; every other one is packed before the call and, where MPI writes
+it, unpacked after: the functions for outputs return (buffer, what to do afterwards, or None).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .datatypes import as_bytes
+
+Finish: TypeAlias = Callable[[], None] | None
+
+
+def is_plain(array: Any) -> bool:
+    """Whether MPI can work on the array's own memory: in C order, without gaps, aligned."""
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.aligned)
+
+
+def for_reading(array: Any) -> Any:
+    """Return a contiguous array with the values of `array`."""
+    return array if is_plain(array) else array.copy(order="C")
+
+
+def for_writing(array: Any) -> tuple[Any, Finish]:
+    """Return a contiguous array that MPI may write, and how its values get into `array`."""
+    if is_plain(array):
+        return array, None
+    buffer = np.empty(array.shape, array.dtype)
+    return buffer, partial(np.copyto, array, buffer)
+
+
+def for_both(array: Any) -> tuple[Any, Finish]:
+    """Return a contiguous array with the values of `array` that MPI may write, and how they get back."""
+    if is_plain(array):
+        return array, None
+    buffer = array.copy(order="C")
+    return buffer, partial(np.copyto, array, buffer)
+
+
+def apart(array: Any, output: Any) -> Any:
+    """Return a contiguous array with the values of `array`, outside the memory of `output` (MPI forbids overlap)."""
+    if not is_plain(array):
+        return array.copy(order="C")
+    own_memory = array.base is None and output.base is None and array is not output
+    return array if own_memory or not np.may_share_memory(array, output) else array.copy(order="C")
+
+
+def packed(arrays: list[Any]) -> tuple[Any, list[int]]:
+    """Return one flat array with the values of `arrays`, all of one dtype, and the number of elements of each."""
+    return np.concatenate([array.reshape(-1) for array in arrays]), [array.size for array in arrays]
+
+
+def unpacked(arrays: list[Any]) -> tuple[Any, list[int], Callable[[], None]]:
+    """Return a flat array to receive the values of `arrays`, all of one dtype, their sizes, and how they get there."""
+    counts = [array.size for array in arrays]
+    flat = np.empty(sum(counts), arrays[0].dtype)
+
+    def finish() -> None:
+        start = 0
+        for array, count in zip(arrays, counts, strict=True):
+            array[...] = flat[start : start + count].reshape(array.shape)
+            start += count
+
+    return flat, counts, finish
+
+
+def packed_bytes(arrays: list[Any]) -> Any:
+    """Return one flat array with the bytes of `arrays`, of any dtypes."""
+    return np.concatenate([as_bytes(np.ascontiguousarray(array)) for array in arrays])
+
+
+def unpacked_bytes(arrays: list[Any]) -> tuple[Any, Callable[[], None]]:
+    """Return a flat array to receive the bytes of `arrays`, of any dtypes, and how they get there."""
+    flat = np.empty(sum(array.nbytes for array in arrays), np.uint8)
+
+    def finish() -> None:
+        start = 0
+        for array in arrays:
+            array[...] = flat[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+            start += array.nbytes
+
+    return flat, finish
+
+
+def by_dtype(arrays: list[Any]) -> list[list[int]]:
+    """Return the indices of `arrays` grouped by dtype, in order of first appearance."""
+    groups: dict[Any, list[int]] = {}
+    for i, array in enumerate(arrays):
+        groups.setdefault(array.dtype, []).append(i)
+    return list(groups.values())
+
+
+def both(first: Finish, second: Finish) -> Finish:
+    """Return what does `first`, then `second`."""
+    if first is None or second is None:
+        return first or second
+
+    def finish() -> None:
+        first()
+        second()
+
+    return finish

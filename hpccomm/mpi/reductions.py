@@ -1,0 +1,62 @@
+"""What a reduction needs around MPI's: float32 for the half precisions, AVG's division, PREMUL_SUM's product."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..reduce_op import ReduceOp
+from .datatypes import ARITHMETIC, arithmetic_type, mpi_op
+from .layout import Finish, for_reading, for_writing, is_plain
+
+HALF = ("float16", "bfloat16")
+
+
+def in_place(array: Any, op: ReduceOp | MPI.Op, ranks: int) -> tuple[Any, MPI.Datatype, MPI.Op, Finish]:
+    """Return (buffer, datatype, MPI operation, what to do afterwards) to reduce `array` where it is."""
+    datatype = ARITHMETIC.get(array.dtype)
+    if datatype is not None and op is ReduceOp.SUM and array.dtype.kind != "b" and is_plain(array):
+        return array, datatype, MPI.SUM, None  # the common case, in one look
+    given = operand(array, op)
+    if given is not array:
+        return given, *described(given, op), partial(_deliver, array, given, op, ranks)
+    return array, *described(array, op), partial(_divide, array, ranks) if op is ReduceOp.AVG else None
+
+
+def operand(array: Any, op: ReduceOp | MPI.Op) -> Any:
+    """Return the contiguous array that a rank contributes: `array` itself where possible, never changed."""
+    if array.dtype.name in HALF and isinstance(op, ReduceOp):
+        array = array.astype(np.float32, order="C")
+    if isinstance(op, ReduceOp) and op.factor is not None:
+        return np.multiply(array, op.factor, out=np.empty(array.shape, array.dtype), casting="same_kind")
+    return for_reading(array)
+
+
+def receiver(output: Any, op: ReduceOp | MPI.Op, ranks: int) -> tuple[Any, Finish]:
+    """Return the contiguous array that MPI writes the reduced values to, and how they get into `output`."""
+    if output.dtype.name in HALF and isinstance(op, ReduceOp):
+        wide = np.empty(output.shape, np.float32)
+        return wide, partial(_deliver, output, wide, op, ranks)
+    buffer, unpack = for_writing(output)
+    if op is ReduceOp.AVG:
+        return buffer, partial(_deliver, output, buffer, op, ranks)
+    return buffer, unpack
+
+
+def described(buffer: Any, op: ReduceOp | MPI.Op) -> tuple[MPI.Datatype, MPI.Op]:
+    """Return MPI's datatype and operation for a buffer made by `operand` or `receiver`."""
+    return arithmetic_type(buffer.dtype, op), mpi_op(op, buffer.dtype)
+
+
+def _deliver(output: Any, buffer: Any, op: ReduceOp | MPI.Op, ranks: int) -> None:
+    if op is ReduceOp.AVG:
+        _divide(buffer, ranks)
+    if buffer is not output:
+        np.copyto(output, buffer, casting="unsafe")  # float32 to half precision rounds to nearest
+
+
+def _divide(buffer: Any, ranks: int) -> None:
+    np.divide(buffer, ranks, out=buffer)

@@ -1,0 +1,83 @@
+"""Works around MPI requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpi4py import MPI
+
+from ..errors import DistBackendError, DistError, here
+from ..work import Work
+from .layout import Finish
+
+
+class MPIWork(Work):
+    """An operation of one or more MPI requests, which keep its buffers alive."""
+
+    def __init__(self, requests: Sequence[MPI.Request], finish: Finish = None) -> None:
+        super().__init__(finish)
+        self._requests = list(requests)
+
+    def poll(self) -> bool:
+        """Return whether every request is complete; this also lets MPI make progress."""
+        return MPI.Request.Testall(self._requests)
+
+    def block(self) -> None:
+        """Wait for every request; other threads run meanwhile."""
+        MPI.Request.Waitall(self._requests)
+
+    def explain(self, error: Exception) -> Exception:
+        """Turn MPI's exceptions into DistBackendError."""
+        return as_backend_error(self.op_type, error)
+
+
+class ReceiveWork(MPIWork):
+    """A receive, maybe with a send beside it: knows the sender, notices short messages, can be taken back."""
+
+    def __init__(self, receive: MPI.Request, nbytes: int, finish: Finish, *others: MPI.Request) -> None:
+        super().__init__([receive, *others], finish)
+        self._statuses = [MPI.Status() for _ in self._requests]
+        self._nbytes = nbytes
+
+    def poll(self) -> bool:
+        """As MPIWork; then look at the message."""
+        if not MPI.Request.Testall(self._requests, self._statuses):
+            return False
+        self._inspect()
+        return True
+
+    def block(self) -> None:
+        """As MPIWork; then look at the message."""
+        MPI.Request.Waitall(self._requests, self._statuses)
+        self._inspect()
+
+    def _inspect(self) -> None:
+        self._source = self._statuses[0].Get_source()
+        check_length(self.op_type, self._statuses[0], self._nbytes)
+
+    def cancel(self) -> None:
+        """Take the receive back (MPI_Cancel); it may have been matched already, and then completes."""
+        if len(self._requests) > 1:  # MPI-4.1 has deprecated the cancelling of sends
+            super().cancel()
+        self._requests[0].Cancel()
+        MPI.Request.Waitall(self._requests)
+
+
+def check_length(operation: str, status: MPI.Status, expected: int) -> None:
+    """Raise if a message was shorter than the array it was received into (MPI itself refuses longer ones)."""
+    received = status.Get_elements(MPI.BYTE)
+    if received != expected:
+        raise DistBackendError(
+            f"{operation}: the message has {received} bytes, but the array {expected}; only its first part was "
+            f"written. Send and receive arrays of one dtype and size{here()}"
+        )
+
+
+def as_backend_error(operation: str, error: Exception) -> Exception:
+    """Return a DistBackendError that says what MPI says, or `error` itself if it is not MPI's."""
+    if not isinstance(error, MPI.Exception) or isinstance(error, DistError):
+        return error
+    hint = ""
+    if error.Get_error_class() == MPI.ERR_TRUNCATE:
+        hint = "; an array here is smaller than what another rank sent: do sizes and dtypes agree on all ranks?"
+    return DistBackendError(f"{operation}: MPI reports: {error.Get_error_string().strip()}{hint}{here()}")

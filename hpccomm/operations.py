@@ -1,0 +1,314 @@
+"""Operations: every operation of a group, its arguments checked and sent on to the backend of its arrays' device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from . import checks
+from .arrays import Array, is_sparse
+from .backend import Backend
+from .errors import here
+from .reduce_op import ReduceOp, ReduceOpLike
+from .work import Work, as_seconds
+
+SUM = ReduceOp.SUM
+
+
+class Operations:
+    """The operations of :class:`ProcessGroup`, which gives them their members, their backends and `_run`."""
+
+    rank: int
+    size: int
+    timeout: timedelta
+    _backends: dict[str, Backend]
+
+    def _run(self, call: Callable[..., Any], result: Any, async_op: bool, *arguments: Any) -> Work | None:
+        raise NotImplementedError
+
+    def _any_backend(self) -> Backend:
+        raise NotImplementedError
+
+    # -- collectives -----------------------------------------------------------------------------
+
+    def broadcast(self, array: Array, root: int = 0, async_op: bool = False) -> Work | None:
+        """See :func:`hpccomm.broadcast`."""
+        check = checks.readable if root == self.rank else checks.writable
+        device, view = check("broadcast", "array", array)
+        return self._run(self._backends[device].broadcast, array, async_op, view, root)
+
+    def all_reduce(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
+        """See :func:`hpccomm.all_reduce`."""
+        if type(array) is not np.ndarray and is_sparse(array):
+            from .sparse import all_reduce
+
+            return all_reduce(self, array, op, async_op)
+        device, view = checks.writable("all_reduce", "array", array)
+        op = checks.reduction("all_reduce", "array", view, op)
+        return self._run(self._backends[device].all_reduce, array, async_op, view, op)
+
+    def reduce(self, array: Array, root: int = 0, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
+        """See :func:`hpccomm.reduce`."""
+        check = checks.writable if root == self.rank else checks.readable
+        device, view = check("reduce", "array", array)
+        op = checks.reduction("reduce", "array", view, op)
+        return self._run(self._backends[device].reduce, array, async_op, view, root, op)
+
+    def scan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
+        """See :func:`hpccomm.scan`."""
+        return self._scan("scan", array, op, async_op)
+
+    def exscan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
+        """See :func:`hpccomm.exscan`."""
+        return self._scan("exscan", array, op, async_op)
+
+    def _scan(self, operation: str, array: Array, op: ReduceOpLike, async_op: bool) -> Work | None:
+        device, view = checks.writable(operation, "array", array)
+        op = checks.reduction(operation, "array", view, op)
+        if op is ReduceOp.AVG:
+            raise ValueError(
+                f"{operation}: AVG has no meaning for a prefix; use SUM and divide by the rank + 1{here()}"
+            )
+        return self._run(getattr(self._backends[device], operation), array, async_op, view, op)
+
+    def all_gather(self, output_list: Sequence[Array], array: Array, async_op: bool = False) -> Work | None:
+        """See :func:`hpccomm.all_gather`."""
+        device, view = checks.readable("all_gather", "array", array)
+        device_out, outputs = checks.writable_list("all_gather", "output_list", output_list, self.size)
+        self._check_parts("all_gather", "output_list", device_out, outputs, "array", device, view)
+        return self._run(self._backends[device].all_gather, output_list, async_op, outputs, view)
+
+    def all_gather_single(self, output: Array, input: Array, async_op: bool = False) -> Work | None:
+        """See :func:`hpccomm.all_gather_single`."""
+        device_out, out = checks.writable("all_gather_single", "output", output)
+        device, view = checks.readable("all_gather_single", "input", input)
+        checks.alike("all_gather_single", device_out, out, device, view)
+        self._check_multiple("all_gather_single", "output", out, "input", view)
+        return self._run(self._backends[device].all_gather_single, output, async_op, out, view)
+
+    def gather(
+        self, array: Array, gather_list: Sequence[Array] | None = None, root: int = 0, async_op: bool = False
+    ) -> Work | None:
+        """See :func:`hpccomm.gather`."""
+        device, view = checks.readable("gather", "array", array)
+        outputs = None
+        if self._has_list("gather", "gather_list", gather_list, "destination", root):
+            device_out, outputs = checks.writable_list("gather", "gather_list", gather_list or (), self.size)
+            self._check_parts("gather", "gather_list", device_out, outputs, "array", device, view)
+        return self._run(self._backends[device].gather, gather_list, async_op, view, outputs, root)
+
+    def scatter(
+        self, output: Array, scatter_list: Sequence[Array] | None = None, root: int = 0, async_op: bool = False
+    ) -> Work | None:
+        """See :func:`hpccomm.scatter`."""
+        device, view = checks.writable("scatter", "output", output)
+        inputs = None
+        if self._has_list("scatter", "scatter_list", scatter_list, "source", root):
+            device_in, inputs = checks.readable_list("scatter", "scatter_list", scatter_list or (), self.size)
+            self._check_parts("scatter", "scatter_list", device_in, inputs, "output", device, view)
+        return self._run(self._backends[device].scatter, output, async_op, view, inputs, root)
+
+    def reduce_scatter(
+        self, output: Array, input_list: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
+    ) -> Work | None:
+        """See :func:`hpccomm.reduce_scatter`."""
+        device, view = checks.writable("reduce_scatter", "output", output)
+        device_in, inputs = checks.readable_list("reduce_scatter", "input_list", input_list, self.size)
+        self._check_parts("reduce_scatter", "input_list", device_in, inputs, "output", device, view)
+        op = checks.reduction("reduce_scatter", "output", view, op)
+        return self._run(self._backends[device].reduce_scatter, output, async_op, view, inputs, op)
+
+    def reduce_scatter_single(
+        self, output: Array, input: Array, op: ReduceOpLike = SUM, async_op: bool = False
+    ) -> Work | None:
+        """See :func:`hpccomm.reduce_scatter_single`."""
+        device, out = checks.writable("reduce_scatter_single", "output", output)
+        device_in, view = checks.readable("reduce_scatter_single", "input", input)
+        checks.alike("reduce_scatter_single", device, out, device_in, view)
+        self._check_multiple("reduce_scatter_single", "input", view, "output", out)
+        op = checks.reduction("reduce_scatter_single", "output", out, op)
+        return self._run(self._backends[device].reduce_scatter_single, output, async_op, out, view, op)
+
+    def all_to_all(
+        self, output_list: Sequence[Array], input_list: Sequence[Array], async_op: bool = False
+    ) -> Work | None:
+        """See :func:`hpccomm.all_to_all`."""
+        device, outputs = checks.writable_list("all_to_all", "output_list", output_list, self.size)
+        device_in, inputs = checks.readable_list("all_to_all", "input_list", input_list, self.size)
+        names = f"output_list[{self.rank}] and input_list[{self.rank}]"
+        mine, sent = outputs[self.rank], inputs[self.rank]
+        checks.alike("all_to_all", device, mine, device_in, sent, names)
+        checks.sizes(
+            "all_to_all", mine.size == sent.size, f"{names} have {mine.size} and {sent.size} elements; expected as many"
+        )
+        return self._run(self._backends[device].all_to_all, output_list, async_op, outputs, inputs)
+
+    def all_to_all_single(
+        self,
+        output: Array,
+        input: Array,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """See :func:`hpccomm.all_to_all_single`."""
+        device, out = checks.writable("all_to_all_single", "output", output)
+        device_in, view = checks.readable("all_to_all_single", "input", input)
+        checks.alike("all_to_all_single", device, out, device_in, view)
+        to_receive = checks.splits("all_to_all_single", "output", out, output_split_sizes, self.size)
+        to_send = checks.splits("all_to_all_single", "input", view, input_split_sizes, self.size)
+        checks.sizes(
+            "all_to_all_single",
+            to_receive[self.rank] == to_send[self.rank],
+            f"this rank sends {to_send[self.rank]} elements to itself, but output has room for {to_receive[self.rank]}",
+        )
+        return self._run(self._backends[device].all_to_all_single, output, async_op, out, view, to_receive, to_send)
+
+    def barrier(self, async_op: bool = False) -> Work | None:
+        """See :func:`hpccomm.barrier`."""
+        return self._run(self._any_backend().barrier, None, async_op)
+
+    def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
+        """See :func:`hpccomm.monitored_barrier`."""
+        seconds = as_seconds(self.timeout if timeout is None else timeout)
+        self._run(self._any_backend().monitored_barrier, None, False, seconds, wait_all_ranks)
+
+    # -- coalesced: many arrays in one message ---------------------------------------------------
+
+    def all_reduce_coalesced(
+        self, arrays: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
+    ) -> Work | None:
+        """See :func:`hpccomm.all_reduce_coalesced`."""
+        device, views = checks.array_list("all_reduce_coalesced", "arrays", arrays)
+        for i, view in enumerate(views):
+            op = checks.reduction("all_reduce_coalesced", f"arrays[{i}]", view, op)
+        return self._run(self._backends[device].all_reduce_coalesced, arrays, async_op, views, op)
+
+    def broadcast_coalesced(self, arrays: Sequence[Array], root: int = 0, async_op: bool = False) -> Work | None:
+        """See :func:`hpccomm.broadcast_coalesced`."""
+        check = checks.readable if root == self.rank else checks.writable
+        device, views = checks.array_list("broadcast_coalesced", "arrays", arrays, check)
+        return self._run(self._backends[device].broadcast_coalesced, arrays, async_op, views, root)
+
+    def all_gather_coalesced(
+        self, output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array], async_op: bool = False
+    ) -> Work | None:
+        """See :func:`hpccomm.all_gather_coalesced`."""
+        device, views = checks.array_list("all_gather_coalesced", "arrays", arrays, checks.readable)
+        checks.sizes(
+            "all_gather_coalesced",
+            len(output_lists) == self.size and all(len(outputs) == len(views) for outputs in output_lists),
+            f"output_lists must be {self.size} lists (one per rank) of {len(views)} arrays (one per input)",
+        )
+        outputs = []
+        for rank, output_list in enumerate(output_lists):
+            device_out, gathered = checks.array_list("all_gather_coalesced", f"output_lists[{rank}]", output_list)
+            for i, (out, view) in enumerate(zip(gathered, views, strict=True)):
+                names = f"output_lists[{rank}][{i}] and arrays[{i}]"
+                checks.alike("all_gather_coalesced", device_out, out, device, view, names)
+                fits = out.size == view.size or rank != self.rank
+                checks.sizes(
+                    "all_gather_coalesced", fits, f"{names} have {out.size} and {view.size} elements; expected as many"
+                )
+            outputs.append(gathered)
+        return self._run(self._backends[device].all_gather_coalesced, output_lists, async_op, outputs, views)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: bool = False
+    ) -> Work | None:
+        """See :func:`hpccomm.all_gather_single_coalesced`."""
+        device, outs, views = self._pairs("all_gather_single_coalesced", outputs, inputs, larger="outputs")
+        return self._run(self._backends[device].all_gather_single_coalesced, outputs, async_op, outs, views)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Array], inputs: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
+    ) -> Work | None:
+        """See :func:`hpccomm.reduce_scatter_single_coalesced`."""
+        device, outs, views = self._pairs("reduce_scatter_single_coalesced", outputs, inputs, larger="inputs")
+        for i, out in enumerate(outs):
+            op = checks.reduction("reduce_scatter_single_coalesced", f"outputs[{i}]", out, op)
+        return self._run(self._backends[device].reduce_scatter_single_coalesced, outputs, async_op, outs, views, op)
+
+    def _pairs(
+        self, operation: str, outputs: Sequence[Array], inputs: Sequence[Array], larger: str
+    ) -> tuple[str, list[Any], list[Any]]:
+        device, outs = checks.array_list(operation, "outputs", outputs)
+        device_in, views = checks.array_list(operation, "inputs", inputs, checks.readable)
+        checks.sizes(
+            operation, len(outs) == len(views), f"there are {len(outs)} outputs and {len(views)} inputs; expected pairs"
+        )
+        for i, (out, view) in enumerate(zip(outs, views, strict=True)):
+            checks.alike(operation, device, out, device_in, view, f"outputs[{i}] and inputs[{i}]")
+            pair = (f"outputs[{i}]", out, f"inputs[{i}]", view)
+            self._check_multiple(operation, *(pair if larger == "outputs" else pair[2:] + pair[:2]))
+        return device, outs, views
+
+    # -- point to point --------------------------------------------------------------------------
+
+    def send(self, array: Array, dst: int, tag: int = 0, async_op: bool = False) -> Work | None:
+        """See :func:`hpccomm.send` and :func:`hpccomm.isend`."""
+        device, view = checks.readable("send", "array", array)
+        self._check_peer("send", "dst", dst, async_op)
+        return self._run(self._backends[device].send, array, async_op, view, dst, tag)
+
+    def recv(self, array: Array, src: int | None = None, tag: int = 0, async_op: bool = False) -> Any:
+        """See :func:`hpccomm.recv` and :func:`hpccomm.irecv`; returns the sender's *group* rank, or a Work."""
+        device, view = checks.writable("recv", "array", array)
+        self._check_peer("recv", "src", src, async_op)
+        return self._run(self._backends[device].recv, array, async_op, view, src, tag)
+
+    def sendrecv(
+        self, array: Array, dst: int, output: Array, src: int | None = None, tag: int = 0, recv_tag: int | None = None,
+        async_op: bool = False,
+    ) -> Any:  # fmt: skip
+        """See :func:`hpccomm.sendrecv`; returns the sender's *group* rank, or a Work."""
+        device, view = checks.readable("sendrecv", "array", array)
+        device_out, out = checks.writable("sendrecv", "output", output)
+        if device != device_out:
+            raise ValueError(
+                f"sendrecv: array and output are on {device} and {device_out}; one call, one device{here()}"
+            )
+        recv_tag = tag if recv_tag is None else recv_tag
+        return self._run(self._backends[device].sendrecv, output, async_op, view, dst, out, src, tag, recv_tag)
+
+    # -- checks that need the group --------------------------------------------------------------
+
+    def _has_list(self, operation: str, argument: str, arrays: Sequence[Array] | None, role: str, root: int) -> bool:
+        """Whether this rank is the root, having checked that the list is given there and nowhere else."""
+        if self.rank == root:
+            if arrays is None:
+                raise ValueError(f"{operation}: {argument} is missing, and this rank is the {role}{here()}")
+            return True
+        if arrays:
+            raise ValueError(
+                f"{operation}: {argument} is given, but this rank is not the {role}; pass it on that rank only{here()}"
+            )
+        return False
+
+    def _check_parts(
+        self, operation: str, argument: str, device: str, parts: list[Any], other: str, other_device: str, array: Any
+    ) -> None:
+        """Check that this rank's part of a list is as large as its single array."""
+        names = f"{argument}[{self.rank}] and {other}"
+        part = parts[self.rank]
+        checks.alike(operation, device, part, other_device, array, names)
+        checks.sizes(
+            operation, part.size == array.size, f"{names} have {part.size} and {array.size} elements; expected as many"
+        )
+
+    def _check_multiple(self, operation: str, large_name: str, large: Any, small_name: str, small: Any) -> None:
+        if large.size != self.size * small.size:
+            raise ValueError(
+                f"{operation}: {large_name} has {large.size} elements; expected {self.size * small.size}, "
+                f"{self.size} ranks times the {small.size} of {small_name}{here()}"
+            )
+
+    def _check_peer(self, operation: str, argument: str, peer: int | None, async_op: bool) -> None:
+        if peer == self.rank and not async_op:
+            raise ValueError(
+                f"{operation}: {argument} is this rank itself, which a blocking {operation} would wait for for ever; "
+                f"use i{operation}, or sendrecv{here()}"
+            )

@@ -1,0 +1,227 @@
+"""Messages between two ranks, as users call them.
+
+`dst` and `src` are *global* ranks, also with ``group=``; `group_dst` and `group_src` are ranks in the group.
+A message is received by the call whose source, tag and group match it; two messages that match the same
+receive arrive in the order they were sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .arrays import Array
+from .errors import here
+from .group import ProcessGroup
+from .non_member import NonMember
+from .work import Work
+from .world import member
+
+Group = ProcessGroup | NonMember
+
+
+def send(
+    array: Array, dst: int | None = None, group: Group | None = None, tag: int = 0, group_dst: int | None = None
+) -> None:
+    """Send `array` to one rank; it may be changed as soon as the call returns.
+
+    Parameters
+    ----------
+    array : array
+    dst : int
+        The receiver's *global* rank.
+    group : ProcessGroup, optional
+        Default: the world.
+    tag : int
+        0 or more; the receive must have the same.
+    group_dst : int, optional
+        The receiver's rank in the group, instead of `dst`.
+
+    Raises
+    ------
+    ValueError
+        The receiver is not in the group, or is this rank itself; the tag is out of range.
+
+    Notes
+    -----
+    Semantics: MPI_Send (MPI-4.1 §3.2): it may or may not wait for the receiver.
+    """
+    found = member(group)
+    found.send(array, found.peer("send", "dst", dst, group_dst), tag)
+
+
+def recv(
+    array: Array, src: int | None = None, group: Group | None = None, tag: int = 0, group_src: int | None = None
+) -> int:
+    """Receive a message into `array`, and return the sender's global rank.
+
+    Parameters
+    ----------
+    array : array
+        As many bytes as the message has.
+    src : int, optional
+        The sender's *global* rank. Default: any rank of the group.
+    group, tag
+        As for :func:`send`.
+    group_src : int, optional
+        The sender's rank in the group, instead of `src`.
+
+    Raises
+    ------
+    ValueError
+        `src` is not in the group, or is this rank itself; the tag is out of range.
+    DistBackendError
+        The message is longer or shorter than `array`.
+
+    Notes
+    -----
+    Semantics: MPI_Recv (MPI-4.1 §3.2). On a NonMember group it returns None.
+    """
+    found = member(group)
+    source: Any = found.recv(array, _source(found, "recv", src, group_src), tag)
+    return source if source is None else found.ranks[source]  # type: ignore[return-value]
+
+
+def isend(
+    array: Array, dst: int | None = None, group: Group | None = None, tag: int = 0, group_dst: int | None = None
+) -> Work | None:
+    """Start to send `array` to one rank; it may not be changed until the returned Work is done.
+
+    Parameters and errors are those of :func:`send`; sending to this rank itself is allowed.
+    """
+    found = member(group)
+    return found.send(array, found.peer("isend", "dst", dst, group_dst), tag, async_op=True)
+
+
+def irecv(
+    array: Array, src: int | None = None, group: Group | None = None, tag: int = 0, group_src: int | None = None
+) -> Work | None:
+    """Start to receive a message into `array`; the Work's `source_rank()` is the sender's global rank.
+
+    Parameters and errors are those of :func:`recv`; receiving from this rank itself is allowed. The receive can be
+    taken back with `Work.abort`.
+    """
+    found = member(group)
+    work: Work | None = found.recv(array, _source(found, "irecv", src, group_src), tag, async_op=True)
+    return work
+
+
+def sendrecv(
+    array: Array,
+    dst: int | None,
+    output: Array,
+    src: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    recv_tag: int | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    group_src: int | None = None,
+) -> int | Work | None:
+    """Send `array` to one rank and receive `output` from another (or the same) at once, without deadlock.
+
+    Parameters
+    ----------
+    array, dst, tag, group, group_dst
+        What is sent, as for :func:`send`.
+    output, src, group_src
+        What is received, as for :func:`recv`.
+    recv_tag : int, optional
+        The tag of the message received. Default: `tag`.
+    async_op : bool
+        True: return a Work.
+
+    Returns
+    -------
+    int or Work
+        The sender's global rank, or, with `async_op`, a Work whose `source_rank()` it is.
+
+    Raises
+    ------
+    ValueError, DistBackendError
+        As :func:`send` and :func:`recv`.
+
+    Notes
+    -----
+    Semantics: MPI_Sendrecv (MPI-4.1 §3.10).
+
+    Examples
+    --------
+    >>> n, me = hc.get_world_size(), hc.get_rank()
+    >>> left = np.empty(1)
+    >>> hc.sendrecv(np.array([1.0 * me]), (me + 1) % n, left, (me - 1) % n)
+    0
+    """
+    found = member(group)
+    to, source = found.peer("sendrecv", "dst", dst, group_dst), _source(found, "sendrecv", src, group_src)
+    outcome = found.sendrecv(array, to, output, source, tag, recv_tag, async_op)
+    return found.ranks[outcome] if isinstance(outcome, int) else outcome
+
+
+@dataclass
+class P2POp:
+    """One send or receive of :func:`batch_isend_irecv`.
+
+    Parameters
+    ----------
+    op : callable
+        :func:`isend` or :func:`irecv`.
+    array : array
+    peer : int, optional
+        The other rank's *global* rank.
+    group, tag
+        As for :func:`send`.
+    group_peer : int, optional
+        The other rank's rank in the group, instead of `peer`.
+    """
+
+    op: Callable[..., Any]
+    array: Array
+    peer: int | None = None
+    group: Group | None = None
+    tag: int = 0
+    group_peer: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.op not in (isend, irecv):
+            raise ValueError(f"P2POp: op is {self.op!r}; expected hpccomm.isend or hpccomm.irecv{here()}")
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+    """Start several sends and receives, and return their Works in the same order.
+
+    Receives are started before sends, so that arriving data finds its place.
+
+    Raises
+    ------
+    ValueError
+        The list is empty.
+    TypeError
+        It holds something other than a P2POp.
+
+    Examples
+    --------
+    >>> n, me = hc.get_world_size(), hc.get_rank()
+    >>> out, into = np.ones(1), np.empty(1)
+    >>> ring = [hc.P2POp(hc.isend, out, (me + 1) % n), hc.P2POp(hc.irecv, into, (me - 1) % n)]
+    >>> for work in hc.batch_isend_irecv(ring):
+    ...     _ = work.wait()
+    """
+    operations = list(p2p_op_list)
+    if not operations:
+        raise ValueError(f"batch_isend_irecv: the list is empty{here()}")
+    for operation in operations:
+        if not isinstance(operation, P2POp):
+            raise TypeError(f"batch_isend_irecv: the list holds {operation!r}; expected P2POp objects{here()}")
+    works: dict[int, Work] = {}
+    for receives in (True, False):
+        for i, each in enumerate(operations):
+            if (each.op is irecv) == receives:
+                works[i] = each.op(each.array, each.peer, each.group, each.tag, each.group_peer)
+    return [works[i] for i in range(len(operations))]
+
+
+def _source(group: ProcessGroup, operation: str, src: int | None, group_src: int | None) -> int | None:
+    """Return the group rank to receive from; None for any."""
+    return None if src is None and group_src is None else group.peer(operation, "src", src, group_src)

@@ -1,0 +1,252 @@
+"""Work: the handle of an asynchronous operation."""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .errors import DistError, DistTimeoutError, UnsupportedOperationError, here
+
+if TYPE_CHECKING:
+    from .future import Future
+
+
+class WorkStatus(enum.Enum):
+    """Where a Work stands."""
+
+    IN_FLIGHT = "in flight"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+class Work:
+    """An operation in flight; every ``async_op=True`` call returns one.
+
+    The output arrays hold the result once `wait` has returned or `is_completed` has been true, and neither
+    inputs nor outputs may be touched before. A Work may be dropped: its group keeps it and its arrays alive
+    until it is done.
+
+    A transport subclasses it and writes `poll` and `block`, and `cancel` where it can.
+
+    Attributes
+    ----------
+    op_type : str
+        Name of the operation, ``"all_reduce"``.
+    sequence_number : int
+        Its number among the operations of its group on this rank, from 1.
+    """
+
+    def __init__(self, finish: Callable[[], None] | None = None) -> None:
+        self.op_type = ""
+        self.sequence_number = 0
+        self._finish = finish  # what is left to do when the transport is done: unpack, divide ...
+        self._result: Any = None
+        self._status = WorkStatus.IN_FLIGHT
+        self._exception: BaseException | None = None
+        self._source: int | None = None  # the group rank that a message came from
+        self._ranks: Sequence[int] = ()  # global ranks of the group
+        self._callbacks: list[Callable[[Work], None]] = []
+        self._future: Future | None = None
+        self._lock = threading.Lock()  # completing happens once, in one thread at a time
+
+    # -- what a transport writes ---------------------------------------------------------------
+
+    def poll(self) -> bool:
+        """Return whether the transport is done, without blocking; raise what went wrong."""
+        raise NotImplementedError
+
+    def block(self) -> None:
+        """Return when the transport is done; raise what went wrong."""
+        while not self.poll():
+            time.sleep(1e-5)
+
+    def cancel(self) -> None:
+        """Make the transport give the operation up; returns when no buffer is used any more."""
+        raise UnsupportedOperationError(
+            f"{self.op_type}: it has begun and can't be taken back (only receives can); wait for it, "
+            f"or end the job with ProcessGroup.abort(){here()}"
+        )
+
+    # -- what a program calls ------------------------------------------------------------------
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Block until the operation is done, then return True.
+
+        With a `timeout` (a timedelta, or seconds) that passes, DistTimeoutError is raised and the operation
+        stays in flight: a later `wait` can still succeed. What went wrong in the operation is raised here.
+        """
+        if timeout is None:
+            with self._lock:
+                if self._status is WorkStatus.IN_FLIGHT:
+                    self._complete(self.block)
+        else:
+            self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
+        self._announce()
+        if self._exception is not None:
+            raise self._exception
+        return True
+
+    def _wait_until(self, deadline: float, timeout: timedelta | float) -> None:
+        pause = 0.0
+        while not self.is_completed():
+            if time.monotonic() >= deadline:
+                raise DistTimeoutError(
+                    f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
+                    f"flight. Has every rank of the group made the matching call?{here()}"
+                )
+            time.sleep(pause)
+            pause = min(pause + 1e-6, 1e-3)
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended (well or not), without blocking."""
+        if self._status is WorkStatus.IN_FLIGHT and self._lock.acquire(blocking=False):
+            try:
+                if self._status is WorkStatus.IN_FLIGHT:
+                    self._complete(self.poll)
+            finally:
+                self._lock.release()
+            self._announce()
+        return self._status is not WorkStatus.IN_FLIGHT
+
+    def is_success(self) -> bool:
+        """Return whether the operation has ended well."""
+        return self.is_completed() and self._status is WorkStatus.COMPLETED
+
+    def exception(self) -> BaseException | None:
+        """Return what went wrong, or None."""
+        self.is_completed()
+        return self._exception
+
+    def result(self) -> Any:
+        """Wait, and return the array (or list of arrays) that the operation wrote."""
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        """Return the global rank that the received message came from."""
+        self.wait()
+        if self._source is None:
+            raise DistError(f"{self.op_type}: only a receive has a source rank{here()}")
+        return self._ranks[self._source]
+
+    def synchronize(self) -> None:
+        """Block the host until the result is in the output arrays."""
+        self.wait()
+
+    def abort(self) -> None:
+        """Take a pending receive back; the Work ends as ABORTED and the group goes on.
+
+        Other operations of MPI can't be taken back: UnsupportedOperationError. A Work that has ended is left alone.
+        """
+        with self._lock:
+            if self._status is WorkStatus.IN_FLIGHT:
+                self.cancel()
+                self._exception = DistError(f"{self.op_type} #{self.sequence_number}: aborted by the program{here()}")
+                self._status = WorkStatus.ABORTED
+        self._announce()
+
+    @property
+    def status(self) -> WorkStatus:
+        """Where the operation stands."""
+        self.is_completed()
+        return self._status
+
+    def get_future(self) -> Future:
+        """Return a Future of `result()`. It completes without anybody calling wait: a thread drives the transport."""
+        from .future import Future
+        from .progress import drive
+
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            self._future = future = Future()
+        self.add_done_callback(lambda work: _settle(future, work))
+        if not self.is_completed():
+            drive(self)
+        return future
+
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        """Call ``callback(self)`` when the operation ends, in the thread that notices; at once if it has ended."""
+        with self._lock:
+            self._callbacks.append(callback)
+        if self._status is not WorkStatus.IN_FLIGHT:
+            self._announce()
+
+    def finish_with(self, step: Callable[[], None], result: Any) -> None:
+        """Make `step` the last part of the operation, and `result` what it gives back (for composed operations)."""
+        with self._lock:
+            first, self._result = self._finish, result
+            if self._status is WorkStatus.IN_FLIGHT:
+                self._finish = step if first is None else partial(_one_after_the_other, first, step)
+                return
+        if self._status is WorkStatus.COMPLETED:
+            step()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.get_future().__await__()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.op_type} #{self.sequence_number}: {self._status.value}>"
+
+    # -- completion ----------------------------------------------------------------------------
+
+    def _complete(self, advance: Callable[[], bool | None]) -> None:
+        """Ask the transport (the lock is held); when it is done, finish once and note how it ended."""
+        try:
+            if advance() is False:
+                return
+            if self._finish is not None:
+                self._finish()
+        except Exception as error:
+            self._exception = self.explain(error)
+            self._status = WorkStatus.FAILED
+        else:
+            self._status = WorkStatus.COMPLETED
+        self._finish = None
+
+    def explain(self, error: Exception) -> Exception:
+        """Return the error that the program should see for what the transport raised."""
+        return error
+
+    def _announce(self) -> None:
+        """Run the callbacks, each once, outside the lock."""
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:  # another thread took the last one
+                return
+            callback(self)
+
+
+class CompletedWork(Work):
+    """A Work that is done from the start, for backends whose operations complete at once."""
+
+    def poll(self) -> bool:
+        """Return True."""
+        return True
+
+    def block(self) -> None:
+        """Return at once."""
+
+
+def as_seconds(timeout: timedelta | float) -> float:
+    """Return a timeout in seconds, whichever way it was given."""
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+
+
+def _one_after_the_other(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()
+
+
+def _settle(future: Future, work: Work) -> None:
+    if work._exception is not None:
+        future.set_exception(work._exception)
+    else:
+        future.set_result(work._result)

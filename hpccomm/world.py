@@ -1,0 +1,444 @@
+"""The world group and its life: init, destroy, and the groups made from it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from . import errors
+from .backend import BackendConfig, BackendOptions, create_backend, is_backend_available, is_custom
+from .environment import silent_singleton
+from .errors import DistBackendError, DistError, here
+from .excepthook import AbortOnException
+from .group import DEFAULT_TIMEOUT, ProcessGroup
+from .non_member import NonMember
+from .work import as_seconds
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Group: TypeAlias = "ProcessGroup | NonMember"
+
+
+@dataclass
+class _World:
+    """The state between init and destroy."""
+
+    group: ProcessGroup
+    nodes: list[int]  # the node number of each rank, nodes counted in the order of their lowest rank
+    groups: list[ProcessGroup] = field(default_factory=list)  # every other group made, in order
+    made: int = 0  # groups made so far: numbers them in messages
+
+
+_world: _World | None = None
+_abort_on_exception = AbortOnException()
+
+
+# -- availability ------------------------------------------------------------------------------------
+
+
+def is_mpi_available() -> bool:
+    """Return whether mpi4py finds an MPI library. Asking loads the library, and so initialises MPI."""
+    try:
+        _load_mpi()
+    except DistBackendError:
+        return False
+    return True
+
+
+def is_available() -> bool:
+    """Return whether hpccomm can be used here: the same as :func:`is_mpi_available`."""
+    return is_mpi_available()
+
+
+def is_nccl_available() -> bool:
+    """Return whether GPU arrays can be sent through NCCL here (CuPy is installed, with its NCCL)."""
+    return importlib.util.find_spec("cupy") is not None and is_backend_available("nccl")
+
+
+def is_initialized() -> bool:
+    """Return whether there is a world group: init_process_group has been called and destroy has not."""
+    return _world is not None
+
+
+# -- init and destroy --------------------------------------------------------------------------------
+
+
+def init_process_group(
+    backend: str | None = None,
+    *,
+    comm: MPI.Intracomm | None = None,
+    timeout: timedelta | float = DEFAULT_TIMEOUT,
+    rank: int = -1,
+    world_size: int = -1,
+    group_name: str = "",
+) -> ProcessGroup:
+    """Make the world group, of all ranks that mpirun or srun started. Every rank calls it, once.
+
+    Parameters
+    ----------
+    backend : str, optional
+        Which backend serves the arrays of which device: ``"cpu:mpi,cuda:nccl"``, or one name. Default: every
+        known device is mapped. A backend is only made when the first array of its device comes along, so the
+        default also runs where there is no GPU.
+    comm : mpi4py.MPI.Intracomm, optional
+        The processes that form the world; it is duplicated. Default: ``MPI.COMM_WORLD``.
+    timeout : timedelta or float (seconds)
+        What `monitored_barrier` and destroy allow. Default: 30 minutes.
+    rank, world_size : int, optional
+        For scripts written for torch.distributed: checked against what MPI says.
+    group_name : str, optional
+        A name for messages.
+
+    Returns
+    -------
+    ProcessGroup
+        The world group, which is what ``group=None`` means everywhere. It is a context manager that destroys it.
+
+    Raises
+    ------
+    DistError
+        There is a world group already; or the launcher started several processes and MPI sees only one
+        (the message says what to type).
+    DistBackendError
+        mpi4py finds no MPI library.
+    ValueError, TypeError
+        `backend` is malformed, `comm` is no intracommunicator, or `rank` / `world_size` contradict MPI.
+
+    Notes
+    -----
+    From here on an uncaught exception on one rank prints its traceback and ends the whole job (MPI_Abort),
+    instead of leaving the others to hang. ``HPCCOMM_ABORT_ON_EXCEPTION=0`` turns that off.
+    """
+    global _world
+    if _world is not None:
+        raise DistError(
+            f"init_process_group: there is a world group already; call destroy_process_group() first{here()}"
+        )
+    config = BackendConfig(backend)
+    duration = _as_timedelta(timeout)
+    mpi = _load_mpi()
+    if comm is None:
+        alone = silent_singleton(mpi.COMM_WORLD.Get_size())
+        if alone is not None:
+            raise DistError(f"init_process_group: {alone}")
+        comm = mpi.COMM_WORLD
+    elif not isinstance(comm, mpi.Intracomm):
+        raise TypeError(f"init_process_group: comm is {comm!r}; expected an mpi4py intracommunicator")
+    for name, said, actual in (("rank", rank, comm.Get_rank()), ("world_size", world_size, comm.Get_size())):
+        if said not in (-1, actual):
+            raise ValueError(f"init_process_group: {name} is {said}, but MPI says {actual}; leave it out, MPI knows")
+
+    comm = comm.Dup()
+    comm.Set_errhandler(mpi.ERRORS_RETURN)  # so that failures are exceptions, whatever the user's communicator does
+    group = _make_group(comm, range(comm.Get_size()), config, duration, group_name or "world", "")
+    _world = _World(group, _number_nodes(mpi, comm))
+    errors.set_rank(group.rank)
+    _abort_on_exception.install(group.size)
+    return group
+
+
+def destroy_process_group(group: Group | None = None) -> None:
+    """Finish what is in flight on `group` and free it; without `group`, on every group, the world last.
+
+    Every rank of the group calls it. The group refuses every operation afterwards; after the world is destroyed,
+    init_process_group may be called again. Also called by the end of a ``with`` block.
+
+    Raises
+    ------
+    DistError
+        There is no world group.
+    DistTimeoutError
+        Something is still in flight after the group's timeout; nothing is destroyed.
+    """
+    global _world
+    if group is not None and (_world is None or group is not _world.group):
+        group.destroy()
+        if _world is not None and group in _world.groups:
+            _world.groups.remove(group)  # type: ignore[arg-type]
+        return
+    world = current_world()
+    for each in [*world.groups, world.group]:
+        each.destroy()
+    _world = None
+    errors.set_rank(None)
+    _abort_on_exception.remove()
+
+
+# -- new groups --------------------------------------------------------------------------------------
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    sort_ranks: bool = True,
+) -> Group:
+    """Make a group of some ranks of the world.
+
+    Every rank of the world calls it, with the same arguments and in the same order as its other groups; with
+    `use_local_synchronization` only the members need to.
+
+    Parameters
+    ----------
+    ranks : list of int, optional
+        Global ranks of the members. Default: all.
+    timeout : timedelta or float (seconds), optional
+        Default: the world's.
+    backend : str, optional
+        As for init_process_group. Default: the world's configuration.
+    use_local_synchronization : bool
+        Only the members call (fewer processes take part).
+    group_desc : str, optional
+        A description for messages.
+    sort_ranks : bool
+        True: ranks in the group follow the global ranks. False: they follow the order of `ranks`.
+
+    Returns
+    -------
+    ProcessGroup or NonMember
+        A NonMember on ranks that are not in the group: operations on it warn once and return None.
+
+    Raises
+    ------
+    ValueError
+        `ranks` is empty, has a duplicate, or a rank that does not exist.
+    """
+    world = current_world()
+    members = list(world.group.ranks if ranks is None else ranks)
+    _check_ranks("new_group", members, world.group)
+    if sort_ranks:
+        members.sort()
+    name = _next_name(world, group_desc)
+    config = world.group.config if backend is None else BackendConfig(backend)
+    if world.group.rank not in members:
+        return NonMember(members, name)
+    # MPI_Comm_create_group is collective over the members only (MPI-4.1 §7.4.2): the others go on at once.
+    mpi = _load_mpi()
+    everyone = world.group.comm.Get_group()  # type: ignore[union-attr]
+    chosen = everyone.Incl(members)
+    comm = world.group.comm.Create_group(chosen)  # type: ignore[union-attr]
+    chosen.Free()
+    everyone.Free()
+    comm.Set_errhandler(mpi.ERRORS_RETURN)
+    duration = world.group.timeout if timeout is None else _as_timedelta(timeout)
+    return _adopt(world, _make_group(comm, members, config, duration, name, group_desc or ""))
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: ProcessGroup | None = None,
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    group_desc: str | None = None,
+) -> tuple[Group, list[Group]]:
+    """Split `group` (default: the world) into subgroups of `group_size` consecutive ranks.
+
+    `group_size` defaults to the number of ranks on this node, so that each node becomes a subgroup. Every rank of
+    the world calls it. Returns this rank's subgroup, and the list of all of them (NonMember for the others').
+
+    Raises
+    ------
+    ValueError
+        `group_size` does not divide the size of the group.
+    """
+    parent = member_of(group)
+    size = _ranks_here(parent) if group_size is None else group_size
+    if size < 1 or parent.size % size:
+        raise ValueError(
+            f"new_subgroups: group_size is {size}, which does not divide the {parent.size} ranks of the group{here()}"
+        )
+    rows = [list(parent.ranks[start : start + size]) for start in range(0, parent.size, size)]
+    return new_subgroups_by_enumeration(rows, timeout, backend, group_desc)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    group_desc: str | None = None,
+) -> tuple[Group, list[Group]]:
+    """Make one group for each list of global ranks; the lists must not overlap. Every rank of the world calls it.
+
+    Returns this rank's subgroup (a NonMember if it is in none), and the list of all of them.
+
+    Raises
+    ------
+    ValueError
+        A rank is in two lists, or a list is invalid.
+    """
+    rows = [list(row) for row in ranks_per_subgroup_list]
+    if not rows:
+        raise ValueError(f"new_subgroups_by_enumeration: the list of subgroups is empty{here()}")
+    _check_ranks("new_subgroups_by_enumeration", [rank for row in rows for rank in row], current_world().group)
+    subgroups = [new_group(row, timeout, backend, group_desc=group_desc) for row in rows]
+    mine = next((subgroup for subgroup in subgroups if isinstance(subgroup, ProcessGroup)), subgroups[0])
+    return mine, subgroups
+
+
+def split_group(
+    parent: ProcessGroup | None = None,
+    color: int | None = None,
+    key: int = 0,
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    group_desc: str | None = None,
+) -> Group:
+    """Split `parent` (default: the world) into one group per `color`, as MPI_Comm_split.
+
+    Every rank of `parent` calls it. Ranks with the same `color` form a group, ordered by `key`, then by their rank in
+    `parent`; a rank with ``color=None`` is in none, and gets a NonMember.
+
+    Raises
+    ------
+    ValueError
+        `color` is negative.
+    """
+    world = current_world()
+    group = member_of(parent)
+    if color is not None and color < 0:
+        raise ValueError(f"split_group: color is {color}; expected 0 or more, or None for no group{here()}")
+    mpi = _load_mpi()
+    if group.comm is None:
+        raise DistError(f"split_group: {group!r} has no MPI communicator to split{here()}")
+    comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)
+    name = _next_name(world, group_desc)
+    if comm == mpi.COMM_NULL:
+        return NonMember((), name)
+    comm.Set_errhandler(mpi.ERRORS_RETURN)
+    members = comm.allgather(world.group.rank)
+    config = group.config if backend is None else BackendConfig(backend)
+    duration = group.timeout if timeout is None else _as_timedelta(timeout)
+    return _adopt(world, _make_group(comm, members, config, duration, name, group_desc or ""))
+
+
+# -- c10d's names -------------------------------------------------------------------------------------
+
+
+class _WorldAttribute(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:
+        """The world group, or None before init."""
+        return None if _world is None else _world.group
+
+
+class GroupMember(metaclass=_WorldAttribute):
+    """c10d's names: ``GroupMember.WORLD`` is the world group, ``NON_GROUP_MEMBER`` equals every NonMember."""
+
+    NON_GROUP_MEMBER = NonMember()
+
+
+# -- inside ------------------------------------------------------------------------------------------
+
+
+def member(group: Group | None) -> ProcessGroup:
+    """Return the group to call: the world for None. (A NonMember is returned as it is: it answers every operation.)"""
+    if group is None:
+        if _world is None:
+            current_world()
+        return _world.group  # type: ignore[union-attr]
+    if not isinstance(group, (ProcessGroup, NonMember)):
+        raise TypeError(f"group is {group!r}; expected what new_group returns, or None for the world{here()}")
+    return group  # type: ignore[return-value]
+
+
+def member_of(group: Group | None) -> ProcessGroup:
+    """Return the group, of which this process has to be a member."""
+    found = member(group)
+    if isinstance(found, NonMember):
+        raise ValueError(f"this process is not a member of {found!r}{here()}")
+    return found
+
+
+def current_world() -> _World:
+    """Return the state made by init_process_group; DistError before it."""
+    if _world is None:
+        raise DistError("there is no process group: call hpccomm.init_process_group() first")
+    return _world
+
+
+def _make_group(
+    comm: MPI.Intracomm, ranks: Sequence[int], config: BackendConfig, timeout: timedelta, name: str, description: str
+) -> ProcessGroup:
+    """Make the group over `comm`; a custom backend that is alone in `config` may bring a group of its own class."""
+    comm.Set_name(f"hpccomm {name}")
+    rank, size = comm.Get_rank(), comm.Get_size()
+    group = ProcessGroup.__new__(ProcessGroup)
+    backend = None
+    names = set(config.device_map.values())
+    if len(names) == 1 and is_custom(*names) and len(config.device_map) >= 1:
+        device, only = next(iter(config.device_map.items()))
+        made = create_backend(only, BackendOptions(None, rank, size, timeout, tuple(ranks), name, device, comm))
+        if isinstance(made, ProcessGroup):
+            group = made
+        else:
+            backend = (device, made)
+    group.attach(rank, size, ranks=ranks, comm=comm, config=config, timeout=timeout, name=name, description=description)
+    if backend is not None:
+        group._backends[backend[0]] = backend[1]
+    return group
+
+
+def _adopt(world: _World, group: ProcessGroup) -> ProcessGroup:
+    world.groups.append(group)
+    return group
+
+
+def _next_name(world: _World, description: str | None) -> str:
+    world.made += 1
+    return description or f"group {world.made}"
+
+
+def _check_ranks(operation: str, ranks: Sequence[int], world: ProcessGroup) -> None:
+    if not ranks:
+        raise ValueError(f"{operation}: the list of ranks is empty{here()}")
+    for rank in ranks:
+        if not 0 <= rank < world.size:
+            raise ValueError(f"{operation}: there is no rank {rank}; expected 0 to {world.size - 1}{here()}")
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(f"{operation}: a rank is listed twice in {list(ranks)}{here()}")
+
+
+def _number_nodes(mpi: Any, comm: MPI.Intracomm) -> list[int]:
+    """Return the node number of every rank: nodes are what shares memory (MPI_COMM_TYPE_SHARED)."""
+    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
+    lowest = node.bcast(comm.Get_rank())
+    node.Free()
+    lowest_of_rank = comm.allgather(lowest)
+    numbers = {first: number for number, first in enumerate(sorted(set(lowest_of_rank)))}
+    return [numbers[first] for first in lowest_of_rank]
+
+
+def _ranks_here(group: ProcessGroup) -> int:
+    nodes = current_world().nodes
+    return sum(nodes[rank] == nodes[current_world().group.rank] for rank in group.ranks)
+
+
+def _as_timedelta(timeout: timedelta | float) -> timedelta:
+    seconds = as_seconds(timeout)
+    if not seconds > 0:
+        raise ValueError(f"timeout is {timeout}; expected a positive timedelta or number of seconds{here()}")
+    return timedelta(seconds=seconds)
+
+
+def _load_mpi() -> Any:
+    """Import mpi4py.MPI (which initialises MPI) and return it."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise DistBackendError(
+            f"mpi4py can't load an MPI library: {error}\n"
+            "On a cluster: load the site's MPI module (`module load openmpi`, ...) before starting Python, or name the "
+            "library with MPI4PY_LIBMPI=/path/to/libmpi.so. On a machine without MPI: pip install 'hpccomm[mpich]' "
+            "(or [openmpi]), which carries one."
+        ) from error
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+    if MPI.Is_finalized():
+        raise DistBackendError("MPI has been finalised; a process can't start it again")
+    return MPI
