@@ -1,0 +1,20 @@
+"""For doctests: `hc`, `np` and a world group are there, as the examples assume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+
+
+@pytest.fixture(autouse=True)
+def _world_for_doctests(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not isinstance(request.node, pytest.DoctestItem):
+        yield
+        return
+    request.getfixturevalue("doctest_namespace").update(hc=hc, np=np)
+    with hc.init_process_group():
+        yield

@@ -1,0 +1,1 @@
+"""pytest for programs under mpiexec."""

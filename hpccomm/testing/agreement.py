@@ -1,0 +1,141 @@
+"""Agreement: what the ranks of a pytest run tell each other, and what happens when they can't."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
+
+
+class Agreement:
+    """A pytest plugin object that keeps the ranks in step."""
+
+    def __init__(self, config: pytest.Config, comm: MPI.Intracomm) -> None:
+        self._comm = comm.Dup()
+        self._rank = self._comm.Get_rank()
+        self._grace: float = config.getoption("--mpi-grace")
+        self._config = config
+        if self._rank:
+            reporters = config.pluginmanager
+            reporter = reporters.getplugin("terminalreporter")
+            if reporter is not None:
+                reporters.unregister(reporter)
+                reporters.register(type(reporter)(config, open(os.devnull, "w")), "terminalreporter")  # noqa: SIM115
+
+    # -- collection: the same tests everywhere ---------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        """Let an error of one rank's collection stop all ranks, and refuse lists of tests that differ."""
+        try:
+            result = yield
+        except BaseException as error:
+            self._exchange([1, 0, 0], f"collection failed: {error}")
+            raise
+        names = [item.nodeid for item in session.items]
+        mine = [int(session.testsfailed > 0), len(names), _digest("\n".join(names))]
+        everybody = self._exchange(mine, "errors during collection" if mine[0] else None)
+        if everybody[:, 0].any():
+            session.testsfailed = session.testsfailed or 1
+        elif not (everybody == everybody[0]).all():
+            listing = self._comm.allgather(names)
+            different = sorted(set(listing[0]).symmetric_difference(*listing[1:])) or ["(the order differs)"]
+            raise pytest.UsageError(
+                "the ranks collected different tests (" + ", ".join(str(count) for count in everybody[:, 1])
+                + " on ranks 0, 1, ...). Not on all ranks: " + ", ".join(different[:5])
+            )  # fmt: skip
+        return result
+
+    # -- each phase of each test: one outcome ----------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # the outermost, so that xfail has been decided
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Give the report the outcome that all ranks agree on."""
+        report = yield
+        where = f"{item.nodeid} ({report.when})"
+        mine = OUTCOMES.index(report.outcome)
+        everybody = self._exchange([mine, _digest(where), 0], report.longreprtext if report.failed else None)
+        if (everybody[:, 1] != everybody[0, 1]).any():
+            places = self._comm.allgather(where)
+            self._end_job(
+                "the ranks are out of step: " + ", ".join(f"rank {i} is at {at}" for i, at in enumerate(places))
+            )
+        worst = int(everybody[:, 0].max())
+        if worst > 0:
+            self._adopt(report, worst, self._comm.allgather(_account(report)))
+        return report
+
+    def _adopt(self, report: pytest.TestReport, worst: int, accounts: list[dict[str, Any]]) -> None:
+        """Make `report` that of the ranks with the worst outcome, and name them."""
+        decisive = {rank: account for rank, account in enumerate(accounts) if account["outcome"] == OUTCOMES[worst]}
+        if report.outcome != OUTCOMES[worst]:
+            first = next(iter(decisive.values()))
+            report.outcome = first["outcome"]
+            report.longrepr = first["longrepr"]
+            if first["wasxfail"] is not None:
+                report.wasxfail = first["wasxfail"]
+            elif hasattr(report, "wasxfail"):
+                del report.wasxfail
+        if report.failed:
+            ranks = ", ".join(map(str, decisive))
+            report.sections.append((f"failed on rank{'s' * (len(decisive) > 1)} {ranks} of {len(accounts)}", ""))
+            for rank, account in decisive.items():
+                if rank != self._rank:
+                    report.sections.append((f"rank {rank}", account["text"]))
+
+    # -- the end: nobody leaves while rank 0 still prints ----------------------------------------
+
+    def pytest_unconfigure(self) -> None:
+        """Wait for the other ranks: ``python -m mpi4py`` ends the job as soon as one exits with an error."""
+        sys.stdout.flush()
+        self._wait(self._comm.Ibarrier(), "leaving")
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _exchange(self, numbers: list[int], failure: str | None) -> Any:
+        """Return the numbers of all ranks, one row each; `failure` is what went wrong on this rank, or None."""
+        mine = np.array(numbers, np.int64)
+        everybody = np.empty((self._comm.Get_size(), len(numbers)), np.int64)
+        self._wait(self._comm.Iallgather(mine, everybody), failure)
+        return everybody
+
+    def _wait(self, request: MPI.Request, failure: str | None) -> None:
+        """Complete the request; but a rank that has failed does not wait for ever for the others."""
+        give_up = None if failure is None else time.monotonic() + self._grace
+        pause = 0.0
+        while not request.Test():
+            if give_up is not None and time.monotonic() > give_up:
+                self._end_job(f"failed, and the other ranks did not arrive within {self._grace:g} s:\n\n{failure}")
+            time.sleep(pause)
+            pause = min(pause + 1e-5, 1e-3)
+
+    def _end_job(self, message: str) -> None:
+        """Print on the real stderr, whatever pytest captures, and end all ranks."""
+        capture = self._config.pluginmanager.getplugin("capturemanager")
+        if capture is not None:
+            capture.suspend(in_=True)
+        print(f"\nhpccomm.testing: rank {self._rank}: {message}", file=sys.__stderr__, flush=True)
+        self._comm.Abort(1)
+
+
+def _account(report: pytest.TestReport) -> dict[str, Any]:
+    """Return what the other ranks need of a report; a failure's representation travels as text."""
+    return {
+        "outcome": report.outcome,
+        "wasxfail": getattr(report, "wasxfail", None),
+        "longrepr": report.longreprtext if report.failed else report.longrepr,
+        "text": report.longreprtext if report.failed else "",
+    }
+
+
+def _digest(text: str) -> int:
+    return zlib.crc32(text.encode())

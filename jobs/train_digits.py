@@ -1,0 +1,176 @@
+"""Train a small network on 1797 real handwritten digits, data-parallel: every batch is shared by the ranks.
+
+    mpiexec -n 4 python jobs/train_digits.py
+
+Every rank has all the weights, computes the gradient of its part of each batch, and adds it up with the others' by
+all_reduce. One seed fixes the weights at the start and the order of the images, whatever the number of ranks: the
+final weights are the same on 1, 2 or 4 ranks, up to rounding.
+
+The job is right if the network reads more than 95 % of the images it has never seen, and all ranks hold bitwise the
+same weights. Exit status: 0 if it is, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_digits
+from tqdm import tqdm
+
+import hpccomm as hc
+
+PIXELS, CLASSES = 64, 10
+TEST_IMAGES = 360  # a fifth
+
+
+class Network:
+    """A perceptron of 64 pixels, one hidden layer and 10 digits.
+
+    The weights and biases of both layers are views of one flat vector, so that one all_reduce adds up the whole
+    gradient and one line updates everything.
+    """
+
+    def __init__(self, hidden: int, rng: np.random.Generator) -> None:
+        shapes = [(PIXELS, hidden), (hidden,), (hidden, CLASSES), (CLASSES,)]
+        self.weights = np.zeros(sum(map(prod, shapes)))
+        self.gradient = np.zeros_like(self.weights)
+        self.layers = views(self.weights, shapes)
+        self.layer_gradients = views(self.gradient, shapes)
+        for layer in self.layers[::2]:  # He's initialisation; the biases stay 0
+            layer[:] = rng.normal(0, np.sqrt(2 / len(layer)), layer.shape)
+
+    def forward(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the hidden layer makes of the images, and the score of each digit."""
+        weights_1, bias_1, weights_2, bias_2 = self.layers
+        hidden = np.maximum(images @ weights_1 + bias_1, 0)
+        return hidden, hidden @ weights_2 + bias_2
+
+    def backward(self, images: np.ndarray, labels: np.ndarray) -> float:
+        """Set `gradient` to that of the loss (cross entropy) summed over the images, and return this loss."""
+        hidden, scores = self.forward(images)
+        scores -= scores.max(axis=1, keepdims=True)
+        probabilities = np.exp(scores)
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        of_label = np.arange(len(labels)), labels
+        loss = -np.log(probabilities[of_label]).sum()
+
+        error = probabilities
+        error[of_label] -= 1
+        hidden_error = error @ self.layers[2].T * (hidden > 0)
+        for into, gradient in zip(
+            self.layer_gradients,
+            [images.T @ hidden_error, hidden_error.sum(axis=0), hidden.T @ error, error.sum(axis=0)],
+        ):
+            into[:] = gradient
+        return float(loss)
+
+    def count_right(self, images: np.ndarray, labels: np.ndarray) -> int:
+        """Return how many images get the highest score for the right digit."""
+        return int((self.forward(images)[1].argmax(axis=1) == labels).sum())
+
+
+def views(vector: np.ndarray, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+    """Return consecutive parts of `vector`, seen as arrays of these shapes."""
+    ends = np.cumsum([prod(shape) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(np.split(vector, ends), shapes)]
+
+
+def share(items: np.ndarray) -> np.ndarray:
+    """Return this rank's part of `items`: an equal one, or one less, or none if there are more ranks than items."""
+    return np.array_split(items, hc.get_world_size())[hc.get_rank()]
+
+
+def total(value: float) -> float:
+    """Return the sum of `value` over all ranks."""
+    array = np.array([value], dtype=np.float64)
+    hc.all_reduce(array)
+    return float(array[0])
+
+
+def train(
+    network: Network, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator, options: argparse.Namespace
+) -> float:
+    """Train by stochastic gradient descent with momentum; return the mean loss of the last epoch."""
+    velocity = np.zeros_like(network.weights)
+    # Rank 0 alone shows progress, on stderr: the answer on stdout stays clean.
+    epochs = tqdm(range(options.epochs), "training", unit=" epochs", ncols=80, disable=options.quiet or hc.get_rank())
+    for _ in epochs:
+        order = rng.permutation(len(images))  # the same on every rank: they share the seed
+        loss = 0.0
+        for start in range(0, len(order), options.batch):
+            batch = order[start : start + options.batch]
+            mine = share(batch)
+            loss += network.backward(images[mine], labels[mine])
+            # SUM, then divide by the whole batch. AVG would weigh the ranks, not the images: wrong for uneven shares.
+            hc.all_reduce(network.gradient)
+            velocity *= options.momentum
+            velocity -= options.learning_rate / len(batch) * network.gradient
+            network.weights += velocity
+        mean_loss = total(loss) / len(images)
+        epochs.set_postfix(loss=f"{mean_loss:.4f}", refresh=False)
+    return mean_loss
+
+
+def same_everywhere(array: np.ndarray) -> bool:
+    """Return whether `array` is bitwise the same on all ranks; every rank gets the same answer."""
+    of_rank_0 = array.copy()
+    hc.broadcast(of_rank_0, src=0)
+    return total(not np.array_equal(array, of_rank_0)) == 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=30, metavar="N", help="passes over the images (default: 30)")
+    parser.add_argument("--batch", type=int, default=64, metavar="N", help="images per step, all ranks together (64)")
+    parser.add_argument("--hidden", type=int, default=64, metavar="N", help="neurons in the hidden layer (64)")
+    parser.add_argument("--learning-rate", type=float, default=0.05, metavar="X", help="step length (0.05)")
+    parser.add_argument("--momentum", type=float, default=0.9, metavar="X", help="what a step keeps of the last (0.9)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order of the images (0)")
+    parser.add_argument("--save-weights", type=Path, metavar="FILE.npz", help="write the final weights")
+    parser.add_argument("--require-accuracy", type=float, default=95, metavar="%", help="fail if not above this (95)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    options = parser.parse_args()
+    for name in ("epochs", "batch", "hidden"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be 1 or more")
+    return options
+
+
+def main() -> int:
+    """Run the job and return its exit status, the same on every rank."""
+    options = parse_arguments()
+    with hc.init_process_group() as world:
+        rng = np.random.default_rng(options.seed)
+        images, labels = load_digits(return_X_y=True)
+        images /= 16  # grey levels are 0 to 16
+        train_set, test_set = np.split(rng.permutation(len(images)), [-TEST_IMAGES])
+        network = Network(options.hidden, rng)
+        if world.rank == 0:
+            print(
+                f"{len(images)} handwritten digits: {len(train_set)} to learn from, {TEST_IMAGES} to be tested on\n"
+                f"network {PIXELS}-{options.hidden}-{CLASSES}, {network.weights.size} weights; "
+                f"batches of {options.batch} on {world.size} rank{'s' * (world.size > 1)}",
+                flush=True,
+            )
+
+        loss = train(network, images[train_set], labels[train_set], rng, options)
+        my_test = share(test_set)
+        accuracy = 100 * total(network.count_right(images[my_test], labels[my_test])) / TEST_IMAGES
+        agree = same_everywhere(network.weights)
+        right = agree and accuracy > options.require_accuracy
+
+        if world.rank == 0:
+            if options.save_weights:
+                np.savez(options.save_weights, weights=network.weights)
+            verdict = "OK" if right else "WRONG: too few" if agree else "WRONG: the ranks' weights differ"
+            print(f"ranks {world.size}  loss {loss:.4f}  test accuracy {accuracy:.1f} %  {verdict}", flush=True)
+        return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

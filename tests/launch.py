@@ -1,0 +1,46 @@
+"""Start a program on several ranks from a test, which may itself run under mpiexec."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+# What one mpiexec tells its ranks would make another one, or a program started by it, believe that it is a rank.
+LAUNCHER_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "HYDI_", "HYDRA_")
+SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_")
+
+
+def launch(
+    ranks: int, *command: str | Path, timeout: float = 60, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `command` on `ranks` ranks in the repository's root and return its exit status, stdout and stderr.
+
+    `env` is added to the environment. A program that takes longer than `timeout` seconds is ended, with status 124.
+    """
+    mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert mpiexec, "there is no mpiexec beside this Python or on the PATH"
+    return subprocess.run(
+        [ROOT / "tools" / "run-mpi", Path(mpiexec).parent, str(ranks), *command],
+        cwd=ROOT,
+        env={**clean_environment(), "TIME_LIMIT": str(timeout), **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout + 30,  # run-mpi ends the program earlier, and all of its ranks with it
+        check=False,
+    )
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without what its own launcher put there."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(SETTINGS) or not name.startswith(LAUNCHER_VARIABLES)
+    }
