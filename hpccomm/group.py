@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
+MESSAGES = ("send", "recv", "sendrecv")  # every other operation keeps the order of its group
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
 
 
@@ -178,6 +179,7 @@ class ProcessGroup(Operations):
         work.sequence_number = self._sequence
         work._result = result
         work._ranks = self.ranks
+        work.queue = None if operation in MESSAGES else self
         if not async_op:  # a backend that has only asynchronous operations
             work.wait()
             return cast("Work | None", work._source)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections import deque
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 SHORTEST_PAUSE = 20e-6  # seconds between two looks at the works in flight, while they keep completing
 LONGEST_PAUSE = 1e-3  # ... and after a while in which none has
 
-_driven: deque[Work] = deque()
+# Works that complete in the order of their launch share a queue, of which only the first is looked at (any look lets MPI
+# make progress on all of them); a message has a queue of its own, because it may have to wait for ever.
+_queues: dict[Hashable, deque[Work]] = {}
 _wake = threading.Condition()
 _thread: threading.Thread | None = None
 _stopping = False
@@ -27,7 +30,7 @@ def drive(work: Work) -> None:
     """Complete `work` in the background."""
     global _thread
     with _wake:
-        _driven.append(work)
+        _queues.setdefault(work.queue or work, deque()).append(work)
         if _thread is None:
             _thread = threading.Thread(target=_run, name="hpccomm-progress", daemon=True)
             _thread.start()
@@ -39,19 +42,24 @@ def _run() -> None:
     pause = SHORTEST_PAUSE
     while True:
         with _wake:
+            for key in [key for key, queue in _queues.items() if not queue]:
+                del _queues[key]
+            if not _queues:
+                pause = SHORTEST_PAUSE
+            if not _stopping:
+                _wake.wait(pause if _queues else None)
             if _stopping:
                 return
-            if _driven:
-                _wake.wait(pause)
-            else:
-                _wake.wait()
-                pause = SHORTEST_PAUSE
-        before = len(_driven)
-        for _ in range(before):  # oldest first, so that operations of one group complete in order
-            work = _driven.popleft()
-            if not work.is_completed():
-                _driven.append(work)
-        pause = SHORTEST_PAUSE if len(_driven) < before else min(2 * pause, LONGEST_PAUSE)
+            queues = list(_queues.values())
+        pause = SHORTEST_PAUSE if any([_advance(queue) for queue in queues]) else min(2 * pause, LONGEST_PAUSE)
+
+
+def _advance(queue: deque[Work]) -> bool:
+    """Let go of the completed works at the head of the queue; return whether there was one."""
+    before = len(queue)
+    while queue and queue[0].is_completed():
+        queue.popleft()
+    return len(queue) < before
 
 
 def _stop() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ class Work:
         self._ranks: Sequence[int] = ()  # global ranks of the group
         self._callbacks: list[Callable[[Work], None]] = []
         self._future: Future | None = None
+        self.queue: Hashable | None = None  # what it keeps its place in: its group for a collective, None for a message
         self._lock = threading.Lock()  # completing happens once, in one thread at a time
 
     # -- what a transport writes ---------------------------------------------------------------
@@ -175,8 +176,7 @@ class Work:
         """Call ``callback(self)`` when the operation ends, in the thread that notices; at once if it has ended."""
         with self._lock:
             self._callbacks.append(callback)
-        if self._status is not WorkStatus.IN_FLIGHT:
-            self._announce()
+        self._announce()
 
     def finish_with(self, step: Callable[[], None], result: Any) -> None:
         """Make `step` the last part of the operation, and `result` what it gives back (for composed operations)."""
@@ -215,8 +215,8 @@ class Work:
         return error
 
     def _announce(self) -> None:
-        """Run the callbacks, each once, outside the lock."""
-        while self._callbacks:
+        """Once the operation has ended, run the callbacks, each once, outside the lock."""
+        while self._callbacks and self._status is not WorkStatus.IN_FLIGHT:
             try:
                 callback = self._callbacks.pop(0)
             except IndexError:  # another thread took the last one

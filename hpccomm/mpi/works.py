@@ -17,17 +17,21 @@ class MPIWork(Work):
     def __init__(self, requests: Sequence[MPI.Request], finish: Finish = None) -> None:
         super().__init__(finish)
         self._requests = list(requests)
+        self._statuses = [MPI.Status() for _ in self._requests]
 
     def poll(self) -> bool:
         """Return whether every request is complete; this also lets MPI make progress."""
-        return MPI.Request.Testall(self._requests)
+        return MPI.Request.Testall(self._requests, self._statuses)
 
     def block(self) -> None:
         """Wait for every request; other threads run meanwhile."""
-        MPI.Request.Waitall(self._requests)
+        MPI.Request.Waitall(self._requests, self._statuses)
 
     def explain(self, error: Exception) -> Exception:
         """Turn MPI's exceptions into DistBackendError."""
+        if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_IN_STATUS:
+            codes = [status.Get_error() for status in self._statuses]
+            error = MPI.Exception(next(code for code in codes if code not in (MPI.SUCCESS, MPI.ERR_PENDING)))
         return as_backend_error(self.op_type, error)
 
 
@@ -36,19 +40,18 @@ class ReceiveWork(MPIWork):
 
     def __init__(self, receive: MPI.Request, nbytes: int, finish: Finish, *others: MPI.Request) -> None:
         super().__init__([receive, *others], finish)
-        self._statuses = [MPI.Status() for _ in self._requests]
         self._nbytes = nbytes
 
     def poll(self) -> bool:
         """As MPIWork; then look at the message."""
-        if not MPI.Request.Testall(self._requests, self._statuses):
-            return False
-        self._inspect()
-        return True
+        done = super().poll()
+        if done:
+            self._inspect()
+        return done
 
     def block(self) -> None:
         """As MPIWork; then look at the message."""
-        MPI.Request.Waitall(self._requests, self._statuses)
+        super().block()
         self._inspect()
 
     def _inspect(self) -> None:

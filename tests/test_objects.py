@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+
+pytestmark = pytest.mark.usefixtures("process_group")
+needs_two = pytest.mark.mpi(min_size=2)
+
+Groups = list[hc.ProcessGroup]
+
+
+def thing(rank: int) -> dict[str, Any]:
+    return {"rank": rank, "large": np.full(300_000, rank, np.int32), "none": None, "nested": [{"x": (rank, "é")}]}
+
+
+def assert_things(actual: Any, expected: Any) -> None:
+    assert actual.keys() == expected.keys()
+    for key, value in expected.items():
+        assert np.array_equal(actual[key], value), key
+
+
+def go_on(group: hc.ProcessGroup) -> None:
+    """The group still works."""
+    check = np.ones(1)
+    hc.all_reduce(check, group=group)
+    assert check[0] == group.size
+
+
+def test_all_gather_object(groups: Groups) -> None:
+    for group in groups:
+        gathered: list[Any] = [None] * group.size
+        hc.all_gather_object(gathered, thing(hc.get_rank()), group)
+        for rank, each in zip(group.ranks, gathered, strict=True):
+            assert_things(each, thing(rank))
+
+
+def test_gather_object(groups: Groups) -> None:
+    for group in groups:
+        dst = group.ranks[-1]
+        slots: list[Any] | None = [None] * group.size if hc.get_rank() == dst else None
+        hc.gather_object(thing(hc.get_rank()), slots, dst, group)
+        for rank, each in zip(group.ranks, slots or [], strict=False):
+            assert_things(each, thing(rank))
+
+
+def test_broadcast_object_list(groups: Groups) -> None:
+    for group in groups:
+        src = group.ranks[-1]
+        slots = [thing(src), "two"] if hc.get_rank() == src else [None, None]
+        hc.broadcast_object_list(slots, src, group)
+        assert_things(slots[0], thing(src))
+        assert slots[1] == "two"
+
+
+def test_scatter_object_list(groups: Groups) -> None:
+    for group in groups:
+        slot: list[Any] = [None]
+        source = [thing(rank) for rank in group.ranks] if group.rank == 0 else None
+        hc.scatter_object_list(slot, source, group=group)
+        assert_things(slot[0], thing(hc.get_rank()))
+
+
+@needs_two
+def test_send_and_receive_objects(groups: Groups) -> None:
+    for group in groups:
+        if group.size == 1:
+            continue
+        if group.rank == 0:
+            for rank in range(1, group.size):
+                slots: list[Any] = [None, None]
+                source = hc.recv_object_list(slots, None if rank == 1 else group.ranks[rank], group, tag=rank)
+                assert source == group.ranks[rank]
+                assert_things(slots[0], thing(source))
+        else:
+            hc.send_object_list([thing(hc.get_rank()), 2], group=group, group_dst=0, tag=group.rank)
+
+
+def test_received_arrays_are_writable(process_group: hc.ProcessGroup) -> None:
+    gathered: list[Any] = [None] * process_group.size
+    hc.all_gather_object(gathered, np.zeros(200_000))
+    for array in gathered:
+        array += 1
+
+
+UNPICKLABLE = threading.Lock()
+
+
+def test_an_unpicklable_object_of_one_rank_raises_on_all(process_group: hc.ProcessGroup) -> None:
+    last = process_group.size - 1
+    mine: Any = UNPICKLABLE if process_group.rank == last else "fine"
+    slots: list[Any] = ["old"] * process_group.size
+    with pytest.raises(TypeError, match=f"all_gather_object: on rank {last} of the group, a lock can't be pickled"):
+        hc.all_gather_object(slots, mine)
+    assert slots == ["old"] * process_group.size
+    go_on(process_group)
+    with pytest.raises(TypeError, match=f"gather_object: on rank {last} of the group, a lock can't be pickled"):
+        hc.gather_object(mine, slots if process_group.rank == 0 else None)
+    go_on(process_group)
+
+
+def test_an_unpicklable_object_on_the_source_raises_on_all(process_group: hc.ProcessGroup) -> None:
+    last = process_group.size - 1
+    slots: list[Any] = [UNPICKLABLE, 1] if process_group.rank == last else [None, None]
+    with pytest.raises(TypeError, match=f"broadcast_object_list: on rank {last}"):
+        hc.broadcast_object_list(slots, last)
+    go_on(process_group)
+    source = [UNPICKLABLE] * process_group.size if process_group.rank == 0 else None
+    with pytest.raises(TypeError, match="scatter_object_list: on rank 0"):
+        hc.scatter_object_list([None], source)
+    go_on(process_group)
+
+
+@needs_two
+def test_an_unpicklable_message_raises_on_both_sides(process_group: hc.ProcessGroup) -> None:
+    if process_group.rank == 0:
+        with pytest.raises(TypeError, match="send_object_list: on rank 0 of the group, a list can't be pickled"):
+            hc.send_object_list([UNPICKLABLE], 1)
+    elif process_group.rank == 1:
+        with pytest.raises(TypeError, match="recv_object_list: on rank 0 of the group"):
+            hc.recv_object_list([None], 0)
+    go_on(process_group)
+
+
+def test_wrong_list_lengths_are_refused(process_group: hc.ProcessGroup) -> None:
+    n, me = process_group.size, process_group.rank
+    with pytest.raises(ValueError, match=rf"object_list has {n + 1} slots; expected one for each of the {n} ranks"):
+        hc.all_gather_object([None] * (n + 1), 1)
+    if me == 0:
+        with pytest.raises(ValueError, match="object_gather_list is missing, and this rank is the destination"):
+            hc.gather_object(1)
+        with pytest.raises(ValueError, match="object_gather_list has"):
+            hc.gather_object(1, [None] * (n + 1))
+        with pytest.raises(ValueError, match="scatter_object_input_list has"):
+            hc.scatter_object_list([None], [1] * (n + 1))
+    else:
+        with pytest.raises(ValueError, match="but this rank is not the destination"):
+            hc.gather_object(1, [None] * n)
+    with pytest.raises(ValueError, match="scatter_object_output_list is empty"):
+        hc.scatter_object_list([], [1] * n if me == 0 else None)
+    go_on(process_group)
+
+
+@needs_two
+def test_lists_that_differ_in_length_between_ranks(process_group: hc.ProcessGroup) -> None:
+    slots = [1, 2] if process_group.rank == 0 else [None]
+    if process_group.rank == 0:
+        hc.broadcast_object_list(slots)
+    else:
+        with pytest.raises(ValueError, match="object_list has 1 slots, but 2 objects were sent"):
+            hc.broadcast_object_list(slots)
+    go_on(process_group)

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+
+pytestmark = pytest.mark.usefixtures("process_group")
+needs_two = pytest.mark.mpi(min_size=2)
+
+
+def test_a_work_says_what_it_is(process_group: hc.ProcessGroup) -> None:
+    array = np.ones(3)
+    first = hc.all_reduce(array, async_op=True)
+    first.wait()
+    second = hc.barrier(async_op=True)
+    assert (first.op_type, second.op_type) == ("all_reduce", "barrier")
+    assert second.sequence_number == first.sequence_number + 1
+    assert first.result() is array
+    assert first.status is hc.WorkStatus.COMPLETED
+    assert first.is_completed()
+    assert first.is_success()
+    assert first.exception() is None
+    second.synchronize()
+    assert "barrier" in repr(second)
+    assert "completed" in repr(second)
+    with pytest.raises(hc.DistError, match="only a receive has a source rank"):
+        first.source_rank()
+
+
+def test_the_result_of_a_list_operation_is_the_list(process_group: hc.ProcessGroup) -> None:
+    outputs = [np.empty(1) for _ in range(process_group.size)]
+    work = hc.all_gather(outputs, np.ones(1), async_op=True)
+    assert work.result() is outputs
+
+
+def test_wait_with_a_timeout_leaves_the_receive_in_flight(process_group: hc.ProcessGroup) -> None:
+    me, message = process_group.rank, np.zeros(2)
+    work = hc.irecv(message, me)
+    assert not work.is_completed()
+    assert work.status is hc.WorkStatus.IN_FLIGHT
+    for timeout in (0.02, timedelta(milliseconds=20)):
+        with pytest.raises(hc.DistTimeoutError, match=r"recv #\d+: not done after 0.02 s; it is still in flight"):
+            work.wait(timeout)
+    with pytest.raises(TimeoutError):  # it is one of Python's, too
+        work.wait(0)
+    hc.isend(np.array([1.0, 2.0]), me).wait()
+    assert work.wait(10)
+    assert message.tolist() == [1.0, 2.0]
+
+
+@needs_two
+def test_wait_with_a_timeout_leaves_a_collective_in_flight(process_group: hc.ProcessGroup) -> None:
+    array = np.ones(1, np.float16)
+    ready = hc.irecv(np.zeros(1), (process_group.rank + 1) % process_group.size)
+    if process_group.rank == 0:
+        work = hc.all_reduce(array, "avg", async_op=True)
+        with pytest.raises(hc.DistTimeoutError):
+            work.wait(0.05)
+        assert array[0] == 1
+        hc.isend(np.zeros(1), process_group.size - 1).wait()
+    else:
+        if process_group.rank == process_group.size - 1:
+            ready.wait()  # the all_reduce here begins after rank 0 has given up once
+        work = hc.all_reduce(array, "avg", async_op=True)
+        hc.isend(np.zeros(1), process_group.rank - 1).wait()
+    work.wait()
+    assert array[0] == 1
+    if process_group.rank != process_group.size - 1:
+        ready.wait()
+
+
+def test_post_processing_happens_once(process_group: hc.ProcessGroup) -> None:
+    array = np.full((4, 4), 8.0)[:, ::2]
+    work = hc.all_reduce(array, hc.ReduceOp.AVG, async_op=True)
+    threads = [threading.Thread(target=work.wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    future = work.get_future()
+    for thread in threads:
+        thread.join()
+    work.wait()
+    assert work.is_completed()
+    assert future.wait(10) is array
+    assert (array == 8.0).all()  # divided by the number of ranks once
+
+
+def test_a_thousand_operations_in_flight_complete_in_order(process_group: hc.ProcessGroup) -> None:
+    arrays = np.arange(1000.0).reshape(-1, 1).repeat(3, axis=1)
+    done: list[int] = []
+    works = []
+    for array in arrays:
+        work = hc.all_reduce(array, async_op=True)
+        work.add_done_callback(lambda work: done.append(work.sequence_number))
+        works.append(work)
+    for work in works:
+        work.wait()
+    assert done == sorted(done)
+    assert len(done) == 1000
+    assert np.array_equal(arrays, process_group.size * np.arange(1000.0).reshape(-1, 1).repeat(3, axis=1))
+    assert not process_group._in_flight
+
+
+def test_a_dropped_work_keeps_its_arrays_until_it_is_done(process_group: hc.ProcessGroup) -> None:
+    me = process_group.rank
+
+    class Watched(np.ndarray):  # a plain ndarray can't be referenced weakly
+        pass
+
+    array: Any = np.zeros(1000).view(Watched)
+    watched = weakref.ref(array)
+    hc.irecv(array, me, tag=5)
+    del array
+    gc.collect()
+    assert watched() is not None  # MPI still writes to it
+    hc.isend(np.ones(1000), me, tag=5)
+    while process_group._in_flight:
+        for work in list(process_group._in_flight):
+            work.wait()
+    del work
+    gc.collect()
+    assert watched() is None
+
+
+def test_dropped_works_are_let_go_of_while_the_program_runs(process_group: hc.ProcessGroup) -> None:
+    array = np.ones(1)
+    for _ in range(500):
+        hc.all_reduce(array, "max", async_op=True)
+        hc.barrier()
+    assert len(process_group._in_flight) < 100
+    for work in list(process_group._in_flight):
+        work.wait()
+
+
+def test_abort_takes_a_receive_back_and_the_group_goes_on(process_group: hc.ProcessGroup) -> None:
+    me = process_group.rank
+    work = hc.irecv(np.zeros(4), me, tag=9)
+    work.abort()
+    assert work.status is hc.WorkStatus.ABORTED
+    assert work.is_completed()
+    assert not work.is_success()
+    with pytest.raises(hc.DistError, match="aborted by the program"):
+        work.wait()
+    work.abort()  # once more does nothing
+    message = np.zeros(4)
+    later = hc.irecv(message, me, tag=9)
+    hc.isend(np.ones(4), me, tag=9).wait()
+    later.wait()
+    assert message.tolist() == [1.0] * 4
+
+
+def test_abort_of_what_mpi_cannot_take_back_is_refused(process_group: hc.ProcessGroup) -> None:
+    array = np.ones(1)
+    work = hc.all_reduce(array, async_op=True)
+    if not work.is_completed():
+        with pytest.raises(hc.UnsupportedOperationError, match="can't be taken back"):
+            work.abort()
+    work.wait()
+    work.abort()  # it has ended: nothing to take back
+    assert work.is_success()
+    both = hc.sendrecv(np.ones(1), process_group.rank, np.zeros(1), process_group.rank, recv_tag=1, async_op=True)
+    with pytest.raises(hc.UnsupportedOperationError, match="sendrecv: it has begun"):
+        both.abort()
+    hc.irecv(np.zeros(1), process_group.rank).wait()
+    hc.isend(np.zeros(1), process_group.rank, tag=1).wait()
+    both.wait()
+
+
+def test_callbacks_of_an_ended_work_run_at_once(process_group: hc.ProcessGroup) -> None:
+    work = hc.barrier(async_op=True)
+    work.wait()
+    seen: list[hc.Work] = []
+    work.add_done_callback(seen.append)
+    assert seen == [work]
+
+
+def test_futures_complete_without_anybody_waiting(process_group: hc.ProcessGroup) -> None:
+    array = np.ones(3)
+    work = hc.all_reduce(array, async_op=True)
+    future = work.get_future()
+    assert work.get_future() is future
+    give_up = time.monotonic() + 60
+    while not future.done():  # looks at the future only: nothing here drives MPI
+        assert time.monotonic() < give_up
+        time.sleep(1e-4)
+    assert future.value() is array
+    assert array.tolist() == [process_group.size] * 3
+
+
+def test_then_runs_in_a_chain(process_group: hc.ProcessGroup) -> None:
+    work = hc.all_reduce(np.ones(3), async_op=True)
+    total = work.get_future().then(lambda f: f.value().sum()).then(lambda f: 2 * f.value())
+    assert total.wait(60) == 6 * process_group.size
+
+
+def test_the_future_of_a_failed_work_has_its_error(process_group: hc.ProcessGroup) -> None:
+    me = process_group.rank
+    work = hc.irecv(np.zeros(2), me)
+    future = work.get_future()
+    hc.isend(np.zeros(1), me).wait()  # too short
+    with pytest.raises(hc.DistBackendError):
+        future.wait(60)
+    chained = future.then(lambda f: f.value())
+    with pytest.raises(hc.DistBackendError):
+        chained.wait(60)
+
+
+def test_await_in_asyncio(process_group: hc.ProcessGroup) -> None:
+    async def program() -> list[float]:
+        first, second = np.ones(2), np.full(2, 2.0)
+        works = [hc.all_reduce(array, async_op=True) for array in (first, second)]
+        results = await asyncio.gather(*works)
+        assert results[0] is first
+        await works[0].get_future()
+        return [float(result[0]) for result in results]
+
+    assert asyncio.run(program()) == [process_group.size, 2.0 * process_group.size]
+
+
+def test_works_of_many_futures_complete_in_order(process_group: hc.ProcessGroup) -> None:
+    order: list[int] = []
+    futures = []
+    for i in range(200):
+        work = hc.all_reduce(np.ones(1), async_op=True)
+        futures.append(work.get_future().then(lambda _, i=i: order.append(i)))
+    hc.collect_all(futures).wait(60)
+    assert order == list(range(200))
+
+
+def test_a_work_of_ones_own_only_needs_poll(process_group: hc.ProcessGroup) -> None:
+    class Countdown(hc.Work):
+        left = 3
+
+        def poll(self) -> bool:
+            self.left -= 1
+            if self.left < -10:
+                raise OSError("polled after the end")
+            return self.left < 0
+
+    work = Countdown()
+    assert not work.is_completed()
+    assert work.wait()
+    assert work.left == -1
+
+    class Broken(hc.Work):
+        def poll(self) -> bool:
+            raise OSError("no such device")
+
+    with pytest.raises(OSError, match="no such device"):
+        Broken().wait()
+    with pytest.raises(hc.UnsupportedOperationError, match="can't be taken back"):
+        Countdown().abort()
+    assert hc.CompletedWork().is_success()
+    assert hc.CompletedWork().wait()
