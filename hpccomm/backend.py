@@ -30,8 +30,9 @@ class Backend:
     (host arrays come as ``numpy.ndarray``, possibly not contiguous), writable where they are written, their
     dtypes, sizes and list lengths fit, `op` suits the dtype, and `root`, `dst`, `src` are ranks of this group.
 
-    With ``async_op=True`` an operation returns a :class:`Work`. With ``async_op=False`` it returns None after
-    completion (a Work is accepted too, and waited for); a `recv` returns the rank the message came from.
+    With ``async_op=True`` an operation returns a :class:`Work` (or None, if it has completed already). With
+    ``async_op=False`` it returns None after completion (or a Work, which the group waits for); a `recv` returns the
+    rank the message came from.
     """
 
     name = "custom"
@@ -39,6 +40,11 @@ class Backend:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+
+    @property
+    def implementation(self) -> str:
+        """The class that an error message names."""
+        return type(self).__name__
 
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
         """Copy `array` of rank `root` into `array` of every rank."""
@@ -147,7 +153,7 @@ class Backend:
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(
-            f"{operation}: backend {self.name!r} does not have it ({type(self).__name__}.{operation} is not "
+            f"{operation}: backend {self.name!r} does not have it ({self.implementation}.{operation} is not "
             f"overridden); map the array's device to another backend, for example 'cpu:mpi'{here()}"
         )
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _movable: set[np.dtype[Any]] = set()  # dtypes that have passed _check_dtype
+_kinds: dict[Any, str] = {}  # what _kind_of has found
 
 
 def readable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
@@ -106,21 +107,33 @@ def sizes(operation: str, condition: bool, expected: str) -> None:
 def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> ReduceOp | MPI.Op:
     """Return `op` as a ReduceOp (or the user's own MPI.Op), having checked that it can reduce `array`."""
     op = op if type(op) is ReduceOp else as_reduce_op(operation, op)
-    if type(op) is not ReduceOp or array.dtype.kind in op.kinds:
-        if getattr(op, "factor", None) is not None:
-            _check_factor(operation, array.dtype, op)
+    if type(op) is not ReduceOp:
         return op
-    if array.dtype.name == "bfloat16" and "f" in op.kinds:
-        return op
-    raise TypeError(
-        f"{operation}: {op!r} is not defined for {argument}'s dtype {array.dtype}{_instead(array, op)}{here()}"
-    )
+    if (_kinds.get(array.dtype) or _kind_of(array.dtype)) not in op.kinds:
+        raise TypeError(
+            f"{operation}: {op!r} is not defined for {argument}'s dtype {array.dtype}{_instead(array, op)}{here()}"
+        )
+    if op.factor is not None:
+        _check_factor(operation, array.dtype, op)
+    return op
+
+
+def _kind_of(dtype: Any) -> str:
+    """Return the kind of arithmetic of a dtype, in NumPy's letters; "-" where there is none."""
+    if dtype.name == "bfloat16":  # whose kind is V, for NumPy
+        kind = "f"
+    elif getattr(dtype, "isbuiltin", 1) == 2:  # ml_dtypes' other types: storage formats
+        kind = "-"
+    else:
+        kind = dtype.kind
+    _kinds[dtype] = kind
+    return kind
 
 
 def _instead(array: Any, op: ReduceOp) -> str:
     if op is ReduceOp.AVG:
         return "; convert to a floating-point dtype, or use SUM and divide"
-    if array.dtype.kind == "V":
+    if _kinds[array.dtype] in "-V":
         return "; convert to a numeric dtype first"
     return ""
 
@@ -149,7 +162,9 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
     _movable.add(dtype)
 
 
-def splits(operation: str, argument: str, array: Any, given: Sequence[int] | None, ranks: int) -> list[int]:
+def splits(
+    operation: str, argument: str, array: Any, given: Sequence[int] | np.ndarray | None, ranks: int
+) -> list[int]:
     """Return how many elements of `array` go to (or come from) each rank, from split sizes along axis 0."""
     shape = array.shape or (1,)
     row = prod(shape[1:])

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
+import numpy as np
+
 from .arrays import Array
 from .group import ProcessGroup
 from .non_member import NonMember
@@ -449,8 +451,8 @@ def all_to_all(
 def all_to_all_single(
     output: Array,
     input: Array,
-    output_split_sizes: Sequence[int] | None = None,
-    input_split_sizes: Sequence[int] | None = None,
+    output_split_sizes: Sequence[int] | np.ndarray | None = None,
+    input_split_sizes: Sequence[int] | np.ndarray | None = None,
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -462,7 +464,7 @@ def all_to_all_single(
         Receives the parts in rank order, along axis 0.
     input : array
         The parts to send, in rank order, along axis 0; the same dtype and row shape as `output`.
-    output_split_sizes, input_split_sizes : list of int, optional
+    output_split_sizes, input_split_sizes : list or array of int, optional
         Rows of `output` that come from, and of `input` that go to, each rank. Default: equal parts.
     group, async_op
         See :mod:`hpccomm.collectives`.

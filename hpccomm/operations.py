@@ -150,8 +150,8 @@ class Operations:
         self,
         output: Array,
         input: Array,
-        output_split_sizes: Sequence[int] | None = None,
-        input_split_sizes: Sequence[int] | None = None,
+        output_split_sizes: Sequence[int] | np.ndarray | None = None,
+        input_split_sizes: Sequence[int] | np.ndarray | None = None,
         async_op: bool = False,
     ) -> Work | None:
         """See :func:`hpccomm.all_to_all_single`."""

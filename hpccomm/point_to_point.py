@@ -189,16 +189,14 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Start several sends and receives, and return their Works in the same order.
+    """Start several sends and receives, and return their Works in the same order; an empty list is fine.
 
     Receives are started before sends, so that arriving data finds its place.
 
     Raises
     ------
-    ValueError
-        The list is empty.
     TypeError
-        It holds something other than a P2POp.
+        The list holds something other than a P2POp.
 
     Examples
     --------
@@ -209,8 +207,6 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     ...     _ = work.wait()
     """
     operations = list(p2p_op_list)
-    if not operations:
-        raise ValueError(f"batch_isend_irecv: the list is empty{here()}")
     for operation in operations:
         if not isinstance(operation, P2POp):
             raise TypeError(f"batch_isend_irecv: the list holds {operation!r}; expected P2POp objects{here()}")

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import errors
-from .backend import BackendConfig, BackendOptions, create_backend, is_backend_available, is_custom
+from .backend import Backend, BackendConfig, BackendOptions, create_backend, is_backend_available, is_custom
 from .environment import silent_singleton
 from .errors import DistBackendError, DistError, here
 from .excepthook import AbortOnException
@@ -369,19 +369,33 @@ def _make_group(
     comm.Set_name(f"hpccomm {name}")
     rank, size = comm.Get_rank(), comm.Get_size()
     group = ProcessGroup.__new__(ProcessGroup)
-    backend = None
+    backends: dict[str, Backend] = {}
     names = set(config.device_map.values())
-    if len(names) == 1 and is_custom(*names) and len(config.device_map) >= 1:
+    if len(names) == 1 and is_custom(*names):
         device, only = next(iter(config.device_map.items()))
         made = create_backend(only, BackendOptions(None, rank, size, timeout, tuple(ranks), name, device, comm))
         if isinstance(made, ProcessGroup):
             group = made
         else:
-            backend = (device, made)
+            backends = {device: made}
     group.attach(rank, size, ranks=ranks, comm=comm, config=config, timeout=timeout, name=name, description=description)
-    if backend is not None:
-        group._backends[backend[0]] = backend[1]
+    if type(group) is not ProcessGroup:
+        backends = {device: _NotOverridden(group, *names) for device in config.device_map}
+    group._backends.update(backends)
     return group
+
+
+class _NotOverridden(Backend):
+    """What serves the operations that a ProcessGroup of the program's own class leaves to the base class."""
+
+    def __init__(self, group: ProcessGroup, name: str) -> None:
+        super().__init__(group.rank, group.size)
+        self.name = name
+        self._group = group
+
+    @property
+    def implementation(self) -> str:
+        return type(self._group).__name__
 
 
 def _adopt(world: _World, group: ProcessGroup) -> ProcessGroup:

@@ -193,7 +193,11 @@ def main() -> int:
     with hc.init_process_group() as world:
         down, across = split_ranks(world.size)
         if options.size - 2 < down:
-            raise SystemExit(f"heat2d: --size {options.size} is too small; {world.size} ranks need {down + 2} or more")
+            if world.rank == 0:
+                print(
+                    f"--size {options.size} is too small: {world.size} ranks need {down + 2} or more", file=sys.stderr
+                )
+            return 2
         if world.rank == 0:
             print(f"plate {options.size} x {options.size}, {options.steps} steps, {down} x {across} ranks", flush=True)
         blocks = split_plate(options.size, world.size)

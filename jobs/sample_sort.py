@@ -49,7 +49,7 @@ def sample_sort(numbers: np.ndarray) -> np.ndarray:
     hc.all_to_all_single(to_receive, to_send)  # how many come from each rank
     part = np.empty(to_receive.sum(), dtype=ordered.dtype)
     hc.all_to_all_single(part, ordered, output_split_sizes=to_receive, input_split_sizes=to_send)
-    part.sort()
+    part.sort(kind="stable")  # a stable sort finds the ranks' ordered runs and merges them: several times faster
     return part
 
 
@@ -75,7 +75,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--size", type=int, default=10_000_000, metavar="N", help="numbers, all ranks together (default: 10000000)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random numbers (default: 0)")
     options = parser.parse_args()
     if options.size < 0:
         parser.error("--size must be 0 or more")

@@ -130,7 +130,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=64, metavar="N", help="neurons in the hidden layer (64)")
     parser.add_argument("--learning-rate", type=float, default=0.05, metavar="X", help="step length (0.05)")
     parser.add_argument("--momentum", type=float, default=0.9, metavar="X", help="what a step keeps of the last (0.9)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order of the images (0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the first weights and the order of the images (0)"
+    )
     parser.add_argument("--save-weights", type=Path, metavar="FILE.npz", help="write the final weights")
     parser.add_argument("--require-accuracy", type=float, default=95, metavar="%", help="fail if not above this (95)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")

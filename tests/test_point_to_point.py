@@ -143,8 +143,7 @@ def test_batch_isend_irecv_in_a_ring(groups: Groups) -> None:
 
 
 def test_batch_isend_irecv_refuses_what_is_no_operation(process_group: hc.ProcessGroup) -> None:
-    with pytest.raises(ValueError, match="the list is empty"):
-        hc.batch_isend_irecv([])
+    assert hc.batch_isend_irecv([]) == []  # a rank without neighbours
     with pytest.raises(TypeError, match="expected P2POp objects"):
         hc.batch_isend_irecv([hc.isend])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"expected hpccomm\.isend or hpccomm\.irecv"):
@@ -222,7 +221,7 @@ def test_ranks_that_do_not_exist_are_refused(process_group: hc.ProcessGroup, fun
         with pytest.raises(ValueError, match=f"is {wrong}; expected 0 to {n - 1}"):
             function(np.zeros(1), **{"group_dst" if "send" in function.__name__ else "group_src": wrong})
     other = {"group_dst" if "send" in function.__name__ else "group_src": 0}
-    with pytest.raises(ValueError, match="both .* are given; choose one"):
+    with pytest.raises(ValueError, match=r"both .* are given; choose one"):
         function(np.zeros(1), 0, **other)
     if "send" in function.__name__:
         with pytest.raises(ValueError, match="neither dst nor group_dst is given"):

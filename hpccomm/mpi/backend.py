@@ -57,7 +57,7 @@ class MPIBackend(Backend):
         if options.comm is None:
             raise TypeError(f"the mpi backend needs a group with an MPI communicator{here()}")
         self._comm = options.comm
-        largest: Any = options.comm.Get_attr(MPI.TAG_UB)
+        largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI has it on no other communicator
         self._largest_tag: int = largest - 2  # the last two are hpccomm's own
         self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks, self._largest_tag + 1)
 

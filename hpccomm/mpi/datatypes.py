@@ -54,13 +54,14 @@ def message(array: Any) -> tuple[Any, MPI.Datatype] | tuple[Any, int, MPI.Dataty
     if datatype is None:
         array, datatype = as_bytes(array), MPI.BYTE
     if array.size > LARGEST_COUNT:
-        return array, 1, _block(array.size, datatype)
+        return array, 1, _block(array.size, datatype.handle)
     return array, datatype
 
 
 @functools.cache
-def _block(count: int, datatype: MPI.Datatype) -> MPI.Datatype:
+def _block(count: int, handle: int) -> MPI.Datatype:
     """Return a datatype of `count` elements, of which one is sent where `count` is too large to be a count."""
+    datatype = MPI.Datatype.fromhandle(handle)
     step = min(LARGEST_COUNT, 2**30)
     whole, rest = divmod(count, step)
     rows = datatype.Create_contiguous(step)

@@ -48,7 +48,8 @@ class Agreement:
             session.testsfailed = session.testsfailed or 1
         elif not (everybody == everybody[0]).all():
             listing = self._comm.allgather(names)
-            different = sorted(set(listing[0]).symmetric_difference(*listing[1:])) or ["(the order differs)"]
+            everywhere = set(listing[0]).intersection(*listing[1:])
+            different = sorted(set().union(*listing) - everywhere) or ["none: the order differs"]
             raise pytest.UsageError(
                 "the ranks collected different tests (" + ", ".join(str(count) for count in everybody[:, 1])
                 + " on ranks 0, 1, ...). Not on all ranks: " + ", ".join(different[:5])

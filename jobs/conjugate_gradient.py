@@ -1,0 +1,189 @@
+"""Solve Poisson's equation on a square by conjugate gradients, with the rows of the matrix spread over the ranks.
+
+    mpiexec -n 4 python jobs/conjugate_gradient.py
+
+Each rank owns some rows of the sparse matrix and the same rows of every vector. A product needs the whole search
+direction: it is gathered asynchronously, and meanwhile each rank multiplies the columns whose entries it has itself.
+Scalar products are all_reduces; the one of the residual overlaps with the update of the solution.
+
+The job is right if the residual, computed afresh, is as small as --tolerance asks, and the solution equals that of
+SciPy's direct solver as far as this residual and the matrix' condition allow. Exit status: 0 if so, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from itertools import pairwise
+
+import numpy as np
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.linalg import spsolve
+
+import hpccomm as hc
+
+LARGEST_DIRECT = 500  # grid side up to which the direct solver takes seconds
+
+
+def poisson_rows(side: int, first: int, last: int) -> csr_array:
+    """Return rows first ... last - 1 of the 5-point Laplacian on a grid of side x side unknowns, zero around it."""
+    unknown = np.arange(first, last)
+    line, place = np.divmod(unknown, side)
+    columns_of = [
+        (unknown, 4.0, np.ones(unknown.size, bool)),
+        (unknown - side, -1.0, line > 0),
+        (unknown + side, -1.0, line < side - 1),
+        (unknown - 1, -1.0, place > 0),
+        (unknown + 1, -1.0, place < side - 1),
+    ]
+    rows = np.concatenate([unknown[inside] - first for _, _, inside in columns_of])
+    columns = np.concatenate([column[inside] for column, _, inside in columns_of])
+    values = np.concatenate([np.full(np.count_nonzero(inside), value) for _, value, inside in columns_of])
+    return csr_array(coo_array((values, (rows, columns)), shape=(last - first, side * side)))
+
+
+class RowBlock:
+    """This rank's rows of a square matrix, cut into the columns of the ranks before, of this one, and of those after.
+
+    `edges` says where the rows of each rank begin, and where those of the last one end.
+    """
+
+    def __init__(self, rows: csr_array, edges: list[int]) -> None:
+        first, last = edges[hc.get_rank()], edges[hc.get_rank() + 1]
+        self.before, self.own, self.after = rows[:, :first], rows[:, first:last], rows[:, last:]
+        self.vector = np.empty(edges[-1])  # of all ranks, gathered for each product
+        self.parts = [self.vector[begin:end] for begin, end in pairwise(edges)]
+        self.vector_before, self.vector_after = self.vector[:first], self.vector[last:]
+
+    def __matmul__(self, mine: np.ndarray) -> np.ndarray:
+        """Return this rank's part of matrix @ vector, where `mine` is this rank's part of the vector."""
+        gathering = hc.all_gather(self.parts, mine, async_op=True)
+        product = self.own @ mine  # most of the work, done while the other parts travel
+        gathering.wait()
+        product += self.before @ self.vector_before
+        product += self.after @ self.vector_after
+        return product
+
+
+def dot(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the scalar product of two vectors that are spread over the ranks."""
+    total = np.array([x @ y])
+    hc.all_reduce(total)
+    return float(total[0])
+
+
+def conjugate_gradient(
+    matrix: RowBlock, right_side: np.ndarray, tolerance: float, max_iterations: int
+) -> tuple[np.ndarray, int]:
+    """Return this rank's part of the solution, and the number of iterations."""
+    solution = np.zeros_like(right_side)
+    residual = right_side.copy()
+    direction = residual.copy()
+    square = dot(residual, residual)
+    goal = tolerance**2 * square
+    iterations = 0
+    while square > goal and iterations < max_iterations:
+        iterations += 1
+        product = matrix @ direction
+        step = square / dot(direction, product)
+        residual -= step * product
+        new_square = np.array([residual @ residual])
+        reducing = hc.all_reduce(new_square, async_op=True)
+        solution += step * direction  # the residual's square does not depend on it: the two overlap
+        reducing.wait()
+        direction *= new_square[0] / square
+        direction += residual
+        square = float(new_square[0])
+    return solution, iterations
+
+
+def gather_vector(mine: np.ndarray, edges: list[int]) -> np.ndarray | None:
+    """Return the whole vector on rank 0, None on the others."""
+    if hc.get_rank() != 0:
+        hc.gather(mine, dst=0)
+        return None
+    whole = np.empty(edges[-1])
+    hc.gather(mine, [whole[begin:end] for begin, end in pairwise(edges)], dst=0)
+    return whole
+
+
+def relative_error(solution: np.ndarray, side: int, right_side: float) -> float:
+    """Return how far `solution` is from that of the direct solver, relative to its norm."""
+    matrix = poisson_rows(side, 0, side * side).tocsc()
+    direct = spsolve(matrix, np.full(side * side, right_side))
+    return float(np.linalg.norm(solution - direct) / np.linalg.norm(direct))
+
+
+def from_rank_0(value: float) -> float:
+    """Return rank 0's `value` on every rank."""
+    array = np.array([value])
+    hc.broadcast(array, src=0)
+    return float(array[0])
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--side", type=int, default=200, metavar="N",
+        help=f"N x N unknowns (default: 200); compared with the direct solver up to {LARGEST_DIRECT}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tolerance", type=float, default=1e-10, metavar="X", help="residual, relative to the right side's (1e-10)"
+    )
+    parser.add_argument("--max-iterations", type=int, metavar="N", help="give up after these (default: 10 N)")
+    options = parser.parse_args()
+    if options.side < 1:
+        parser.error("--side must be 1 or more")
+    if options.max_iterations is None:
+        options.max_iterations = 10 * options.side
+    return options
+
+
+def main() -> int:
+    """Run the job and return its exit status, the same on every rank."""
+    options = parse_arguments()
+    with hc.init_process_group() as world:
+        unknowns = options.side**2
+        edges = [unknowns * rank // world.size for rank in range(world.size + 1)]
+        first, last = edges[world.rank], edges[world.rank + 1]
+        matrix = RowBlock(poisson_rows(options.side, first, last), edges)
+        source = 1 / (options.side + 1) ** 2  # -laplace(u) = 1, times the square of the grid's spacing
+        right_side = np.full(last - first, source)
+
+        hc.barrier()
+        start = time.perf_counter()
+        mine, iterations = conjugate_gradient(matrix, right_side, options.tolerance, options.max_iterations)
+        seconds = time.perf_counter() - start
+
+        # CG's own residual is a recurrence, which drifts from the true one: compute that, and allow for the drift.
+        defect = right_side - matrix @ mine
+        residual = (dot(defect, defect) / dot(right_side, right_side)) ** 0.5
+        small_enough = residual <= 10 * options.tolerance
+
+        error, allowed = 0.0, 0.0
+        solution = gather_vector(mine, edges)
+        if options.side <= LARGEST_DIRECT:
+            condition = 4 * (options.side + 1) ** 2 / np.pi**2  # of the 5-point Laplacian, from above
+            allowed = condition * 10 * options.tolerance
+            if solution is not None:
+                error = relative_error(solution, options.side, source)
+            error = from_rank_0(error)
+        right = small_enough and error <= allowed
+
+        if solution is not None:
+            compared = f"off the direct solver by {error:.1e}" if allowed else "too large for the direct solver"
+            verdict = "OK" if right else "WRONG: not solved" if not small_enough else "WRONG: not the direct solution"
+            print(
+                f"{unknowns} unknowns on a {options.side} x {options.side} grid; hottest in the middle: "
+                f"{solution.max():.6f}\n"
+                f"ranks {world.size}  {iterations} iterations in {seconds:.2f} s  residual {residual:.1e}  "
+                f"{compared}  {verdict}",
+                flush=True,
+            )
+        return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""The programs in jobs/: each gives the right answer on several ranks, and notices a wrong one.
+
+They are started with an mpiexec of their own, so the 1-rank run of the suite tests them on all numbers of ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from .launch import ROOT, launch
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="starts mpiexec itself: once is enough")
+
+JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
+
+
+def run_job(ranks: int, job: str, *arguments: str | Path) -> str:
+    """Run a job that has to end well, and return what it printed."""
+    ended = launch(ranks, sys.executable, f"jobs/{job}.py", *arguments)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    assert ended.stdout.endswith("OK\n")
+    assert f"ranks {ranks} " in ended.stdout.splitlines()[-1]
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, np.ndarray]:
+    """Return the weights after a short training, by number of ranks."""
+    folder = tmp_path_factory.mktemp("weights")
+    weights = {}
+    for ranks in (1, 2, 4):
+        file = folder / f"{ranks}.npz"
+        # 1437 images in batches of 41: uneven shares, and a last batch of 2, of which two of four ranks get nothing
+        run_job(ranks, "train_digits", "--quiet", "--epochs", "6", "--batch", "41", "--save-weights", file)
+        weights[ranks] = np.load(file)["weights"]
+    return weights
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_training_on_several_ranks_gives_the_weights_of_one(trained: dict[int, np.ndarray], ranks: int) -> None:
+    assert trained[1].any()
+    np.testing.assert_allclose(trained[ranks], trained[1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_training_shows_its_progress_on_stderr_of_one_rank_and_only_if_wanted(quiet: bool) -> None:
+    arguments = ["--epochs", "3", "--require-accuracy", "0", *["--quiet"] * quiet]
+    ended = launch(2, sys.executable, "jobs/train_digits.py", *arguments)
+    assert ended.stderr.count("0/3") == (0 if quiet else 1)
+    assert len(ended.stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_heat_equals_the_serial_answer_and_writes_a_png(ranks: int, tmp_path: Path) -> None:
+    picture = tmp_path / "new" / "heat.png"  # the folder is made
+    run_job(ranks, "heat2d", "--size", "61", "--steps", "100", "--output", picture)
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_heat_on_blocks_of_a_single_row(tmp_path: Path) -> None:
+    run_job(3, "heat2d", "--size", "5", "--steps", "20", "--output", tmp_path / "heat.png")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_sample_sort_equals_numpy(ranks: int) -> None:
+    run_job(ranks, "sample_sort", "--size", "100003")
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_sample_sort_of_fewer_numbers_than_ranks(size: int) -> None:
+    run_job(3, "sample_sort", "--size", str(size))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_conjugate_gradient_agrees_with_the_direct_solver(ranks: int) -> None:
+    assert "off the direct solver by" in run_job(ranks, "conjugate_gradient", "--side", "41")
+
+
+def test_conjugate_gradient_on_more_ranks_than_unknowns() -> None:
+    run_job(3, "conjugate_gradient", "--side", "1")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_dummy_backend(ranks: int) -> None:
+    assert "WRONG" not in run_job(ranks, "dummy_backend")
+
+
+@pytest.mark.parametrize(
+    ("job", "arguments"),
+    [
+        ("train_digits", ["--quiet", "--epochs", "1", "--require-accuracy", "101"]),
+        ("conjugate_gradient", ["--side", "20", "--max-iterations", "3"]),
+    ],
+)
+def test_a_goal_that_is_missed_is_a_failure_on_every_rank(job: str, arguments: list[str]) -> None:
+    assert_failure_on_every_rank(job, arguments)
+
+
+# What to break in hpccomm, so that the job loses data and has to notice.
+BREAKAGES = {
+    "train_digits": """
+        whole = hc.all_reduce
+        hc.all_reduce = lambda array: whole(array) if array.size == 1 else None  # gradients stay as they are
+    """,
+    "heat2d": """
+        hc.batch_isend_irecv = lambda messages: []  # the frames keep their first temperatures
+    """,
+    "sample_sort": """
+        whole = hc.all_to_all_single
+        hc.all_to_all_single = lambda output, input, **splits: output.fill(0) if splits else whole(output, input)
+    """,
+    "conjugate_gradient": """
+        whole = hc.all_gather
+        def forget(parts, mine, async_op):
+            for part in parts:
+                part[:] = 0
+            return hc.CompletedWork()
+        hc.all_gather = forget
+    """,
+    "dummy_backend": """
+        whole = hc.all_reduce  # arrays "on the GPU" never get to the dummy
+        hc.all_reduce = lambda array, *more, **named: (
+            whole(array, *more, **named) if isinstance(array, np.ndarray) else hc.CompletedWork())
+    """,
+}
+SMALL = {
+    "train_digits": ["--quiet", "--epochs", "2"],
+    "heat2d": ["--size", "40", "--steps", "100", "--output", "{folder}/heat.png"],
+    "sample_sort": ["--size", "1000"],
+    "conjugate_gradient": ["--side", "20"],
+    "dummy_backend": [],
+}
+
+
+def test_every_job_is_tested_for_failure() -> None:
+    assert sorted(BREAKAGES) == sorted(SMALL) == JOBS
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_wrong_answer_is_a_failure_on_every_rank(job: str, tmp_path: Path) -> None:
+    arguments = [argument.format(folder=tmp_path) for argument in SMALL[job]]
+    assert_failure_on_every_rank(job, arguments, BREAKAGES[job])
+
+
+def assert_failure_on_every_rank(job: str, arguments: list[str], breakage: str = "") -> None:
+    """Run a job on 2 ranks and require that it says WRONG, and that both ranks end with status 1."""
+    program = f"""
+import runpy, sys, textwrap
+import numpy as np
+import hpccomm as hc
+exec(textwrap.dedent({breakage!r}))
+sys.argv = ["{job}.py", *{arguments!r}]
+try:
+    runpy.run_path("jobs/{job}.py", run_name="__main__")
+except SystemExit as end:
+    print(f"ended with {{end.code}}", flush=True)
+    raise
+"""
+    ended = launch(2, sys.executable, "-c", program)
+    assert ended.returncode == 1, f"{ended.stdout}\n{ended.stderr}"
+    assert "WRONG" in ended.stdout
+    assert ended.stdout.count("ended with 1") == 2
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_help_shows_the_command_to_type(job: str) -> None:
+    ended = launch(1, sys.executable, f"jobs/{job}.py", "--help")
+    assert ended.returncode == 0
+    assert f"python jobs/{job}.py" in ended.stdout
