@@ -115,4 +115,4 @@ def _host_view(array: Any) -> Any:
 
 def _a(array: object) -> str:
     name = type(array).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

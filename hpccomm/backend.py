@@ -158,6 +158,12 @@ class Backend:
         )
 
 
+class DeviceMap(dict[str, Backend]):
+    """Maps the name of a device to the backend that serves its arrays."""
+
+    collecting = False  # whether it is that of a coalescing() block
+
+
 @dataclass(frozen=True)
 class BackendOptions:
     """What the creator of a backend is told (``register_backend(..., extended_api=True)``).
@@ -284,9 +290,8 @@ def create_backend(name: str, options: BackendOptions) -> Backend | ProcessGroup
     try:
         creator = row.load()
     except (ImportError, AttributeError) as error:
-        wanted = ": pip install 'hpccomm[cuda13]' (or [cuda12])" if name == "nccl" else ""
         raise DistBackendError(
-            f"the {name!r} backend, which serves {options.device} arrays, can't be loaded ({error}){wanted}{here()}"
+            f"the {name!r} backend, which serves {options.device} arrays, can't be loaded: {error}{here()}"
         ) from error
     if row.extended_api:
         made = creator(options, None)

@@ -141,7 +141,8 @@ def _instead(array: Any, op: ReduceOp) -> str:
 def _check_factor(operation: str, dtype: np.dtype[Any], op: Any) -> None:
     factor_kind = np.asarray(op.factor).dtype.kind
     allowed = {"i": "biu", "u": "biu", "c": "biufc"}.get(dtype.kind, "biuf")
-    if np.ndim(op.factor) or factor_kind not in allowed:
+    fits = dtype.kind not in "iu" or (factor_kind in "biu" and np.iinfo(dtype).min <= op.factor <= np.iinfo(dtype).max)
+    if np.ndim(op.factor) or factor_kind not in allowed or not fits:
         raise TypeError(
             f"{operation}: the factor {op.factor!r} can't multiply a {dtype} array in its own dtype{here()}"
         )

@@ -6,8 +6,8 @@ from itertools import groupby
 from types import TracebackType
 from typing import Any
 
-from .backend import Backend
-from .errors import here
+from .backend import Backend, DeviceMap
+from .errors import UnsupportedOperationError, here
 from .group import ProcessGroup
 from .non_member import NonMember
 from .reduce_op import ReduceOpLike
@@ -20,8 +20,8 @@ class coalescing:
 
     Inside the block, `all_reduce`, `broadcast`, `all_gather_single` and `reduce_scatter_single` on the group return
     None at once and their arrays may not be touched. At the end of the block, neighbours of the same kind (and op,
-    or root) go as one coalesced operation. Other operations on the group are refused inside the block, and so is
-    ``async_op=True``; an exception in the block drops what was collected.
+    or root) go as one coalesced operation. Other operations on arrays of the group are refused inside the block,
+    and so is ``async_op=True``; an exception in the block drops what was collected.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class coalescing:
 
     def __enter__(self) -> coalescing:
         if not isinstance(self._group, NonMember):
-            if isinstance(self._group._backends, _Collectors):
+            if self._group._backends.collecting:
                 raise ValueError(f"coalescing: this group is collecting already; blocks don't nest{here()}")
             self._collectors = _Collectors(self._group._backends)
             self._group._backends = self._collectors
@@ -74,10 +74,12 @@ class coalescing:
             work.wait()
 
 
-class _Collectors(dict[str, Backend]):
+class _Collectors(DeviceMap):
     """The device map inside the block: every device has a collector in front of its backend."""
 
-    def __init__(self, backends: dict[str, Backend]) -> None:
+    collecting = True
+
+    def __init__(self, backends: DeviceMap) -> None:
         self.backends = backends
         self.calls: list[tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = []
 
@@ -94,6 +96,12 @@ class _Collector(Backend):
     def __init__(self, device: str, calls: list[tuple[str, str, tuple[Any, ...], tuple[Any, ...]]]) -> None:
         self._device = device
         self._calls = calls
+
+    def _lacks(self, operation: str) -> UnsupportedOperationError:
+        return UnsupportedOperationError(
+            f"{operation}: can't be collected in a coalescing() block, which takes all_reduce, broadcast, "
+            f"all_gather_single and reduce_scatter_single; call it outside{here()}"
+        )
 
     def _note(self, operation: str, shared: tuple[Any, ...], async_op: bool, *arrays: Any) -> None:
         if async_op:

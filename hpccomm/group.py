@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from .backend import Backend, BackendConfig, BackendOptions, create_backend
+from .backend import Backend, BackendConfig, BackendOptions, DeviceMap, create_backend
 from .errors import DistError, DistTimeoutError, UnsupportedOperationError, here
 from .operations import Operations
-from .work import CompletedWork, Work, as_seconds
+from .work import CompletedWork, Work, WorkStatus, as_seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,8 +32,10 @@ class ProcessGroup(Operations):
 
     Attributes
     ----------
-    rank, size : int
-        This process's rank in the group, and how many ranks there are.
+    rank : int
+        This process's rank in the group.
+    size : int
+        How many ranks there are.
     ranks : tuple of int
         The global rank of each member.
     comm : mpi4py.MPI.Intracomm
@@ -41,7 +43,8 @@ class ProcessGroup(Operations):
     config : BackendConfig
     timeout : timedelta
         What monitored_barrier and destroy allow, and what creators of backends are told.
-    name, description : str
+    name : str
+    description : str
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -69,9 +72,10 @@ class ProcessGroup(Operations):
         self.timeout = timeout
         self.name = name
         self.description = description
-        self._backends: dict[str, Backend] = _LazyBackends(self)
+        self._backends: DeviceMap = _LazyBackends(self)
         self._sequence = 0
         self._in_flight: dict[Work, None] = {}  # insertion-ordered: the oldest first
+        self._failed: list[Work] = []
         return self
 
     # -- members ---------------------------------------------------------------------------------
@@ -118,21 +122,31 @@ class ProcessGroup(Operations):
         operation is still in flight after the group's timeout (a receive that nobody sends to, for example:
         `Work.abort` takes it back). A group that is destroyed already is left alone.
         """
-        if isinstance(self._backends, _Destroyed):
+        if self.is_destroyed:
             return
+        if self._backends.collecting:
+            raise DistError(f"destroy of {self!r}: leave its coalescing() block first{here()}")
         deadline = time.monotonic() + as_seconds(self.timeout)
         for work in list(self._in_flight):
             try:
                 work.wait(max(0.0, deadline - time.monotonic()))
             except DistTimeoutError as error:
                 raise DistTimeoutError(f"destroy of {self!r}: {error}") from error
-            except Exception as error:  # the program dropped this Work, and with it its error
-                warnings.warn(f"{work!r} failed: {error}", RuntimeWarning, stacklevel=3)
-        for backend in dict.values(self._backends):
+            except Exception:  # told below, with those that failed earlier
+                work.error_was_seen = False
+        for work in self._failed:
+            if not work.error_was_seen:  # the program dropped this Work, and with it its error
+                warnings.warn(f"{work!r}: {work._exception}", RuntimeWarning, stacklevel=3)
+        for backend in self._backends.values():
             backend.close()
         self._backends = _Destroyed(self)
         if self.comm is not None:
             self.comm.Free()
+
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether the group refuses every operation, because it has been destroyed."""
+        return isinstance(self._backends, _Destroyed)
 
     def abort(self, status: int = 1) -> NoReturn:
         """End the whole MPI job at once, every rank of it, with exit status `status` (MPI_Abort)."""
@@ -191,6 +205,8 @@ class ProcessGroup(Operations):
 
     def _forget(self, work: Work) -> None:
         self._in_flight.pop(work, None)
+        if work._status is WorkStatus.FAILED:
+            self._failed.append(work)
 
     def _reap(self) -> None:
         """Let go of completed works that the program has dropped, from the oldest on."""
@@ -199,9 +215,10 @@ class ProcessGroup(Operations):
                 oldest = next(iter(self._in_flight))
             except (StopIteration, RuntimeError):  # none left, or another thread has just let go of one
                 return
-            if not oldest.is_completed():
+            # A Future has the progress thread, which keeps the order of its callbacks.
+            if oldest._future is not None or not oldest.is_completed():
                 return
-            self._forget(oldest)
+            self._in_flight.pop(oldest, None)
 
     def _any_backend(self) -> Backend:
         """Return the backend for operations without arrays: the host's, where the group has one."""
@@ -225,8 +242,8 @@ class ProcessGroup(Operations):
         return backend
 
 
-class _LazyBackends(dict[str, Backend]):
-    """The device map: a backend is made when the first array of its device comes along."""
+class _LazyBackends(DeviceMap):
+    """The usual device map: a backend is made when the first array of its device comes along."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
@@ -236,7 +253,7 @@ class _LazyBackends(dict[str, Backend]):
         return backend
 
 
-class _Destroyed(dict[str, Backend]):
+class _Destroyed(DeviceMap):
     """The device map of a destroyed group."""
 
     def __init__(self, group: ProcessGroup) -> None:

@@ -203,6 +203,7 @@ def send_object_list(
         return found.barrier()
     to = found.peer("send_object_list", "dst", dst, group_dst)
     found._check_peer("send_object_list", "dst", to, False)
+    _check_tag("send_object_list", tag)
     wrapped = _wrap(list(object_list), found.rank)
     _channel(found).send(wrapped, to, tag)
     _unwrapped("send_object_list", [wrapped])
@@ -238,6 +239,7 @@ def recv_object_list(
         return found.barrier()
     source = None if src is None and group_src is None else found.peer("recv_object_list", "src", src, group_src)
     found._check_peer("recv_object_list", "src", source, False)
+    _check_tag("recv_object_list", tag)
     status = MPI.Status()
     wrapped = _channel(found).recv(None, MPI.ANY_SOURCE if source is None else source, tag, status)
     (received,) = _unwrapped("recv_object_list", [wrapped])
@@ -293,8 +295,15 @@ def _channel(group: ProcessGroup) -> Any:
 
     if group.comm is None:
         raise DistError(f"{group!r} has no MPI communicator, over which objects travel{here()}")
-    group._any_backend()  # refuses a destroyed group
+    if group.is_destroyed:
+        raise DistError(f"the process group {group.name!r} has been destroyed; make another one{here()}")
     return pkl5.Intracomm(group.comm)
+
+
+def _check_tag(operation: str, tag: int) -> None:
+    from .mpi import tags
+
+    tags.checked(operation, "tag", tag)
 
 
 def _check_slots(operation: str, argument: str, slots: Sequence[Any], group: ProcessGroup) -> None:

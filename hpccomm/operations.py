@@ -10,7 +10,7 @@ import numpy as np
 
 from . import checks
 from .arrays import Array, is_sparse
-from .backend import Backend
+from .backend import Backend, DeviceMap
 from .errors import here
 from .reduce_op import ReduceOp, ReduceOpLike
 from .work import Work, as_seconds
@@ -24,7 +24,7 @@ class Operations:
     rank: int
     size: int
     timeout: timedelta
-    _backends: dict[str, Backend]
+    _backends: DeviceMap
 
     def _run(self, call: Callable[..., Any], result: Any, async_op: bool, *arguments: Any) -> Work | None:
         raise NotImplementedError
@@ -174,6 +174,8 @@ class Operations:
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """See :func:`hpccomm.monitored_barrier`."""
         seconds = as_seconds(self.timeout if timeout is None else timeout)
+        if not seconds >= 0:
+            raise ValueError(f"monitored_barrier: timeout is {timeout}; expected 0 or more seconds{here()}")
         self._run(self._any_backend().monitored_barrier, None, False, seconds, wait_all_ranks)
 
     # -- coalesced: many arrays in one message ---------------------------------------------------

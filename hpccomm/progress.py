@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 SHORTEST_PAUSE = 20e-6  # seconds between two looks at the works in flight, while they keep completing
 LONGEST_PAUSE = 1e-3  # ... and after a while in which none has
 
-# Works that complete in the order of their launch share a queue, of which only the first is looked at (any look lets MPI
-# make progress on all of them); a message has a queue of its own, because it may have to wait for ever.
+# Works that complete in the order of their launch share a queue, of which only the first is looked at (any look lets
+# MPI make progress on all of them); a message has a queue of its own, because it may have to wait for ever.
 _queues: dict[Hashable, deque[Work]] = {}
 _wake = threading.Condition()
 _thread: threading.Thread | None = None
@@ -51,7 +51,8 @@ def _run() -> None:
             if _stopping:
                 return
             queues = list(_queues.values())
-        pause = SHORTEST_PAUSE if any([_advance(queue) for queue in queues]) else min(2 * pause, LONGEST_PAUSE)
+        advanced = sum(_advance(queue) for queue in queues)
+        pause = SHORTEST_PAUSE if advanced else min(2 * pause, LONGEST_PAUSE)
 
 
 def _advance(queue: deque[Work]) -> bool:

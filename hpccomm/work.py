@@ -47,8 +47,10 @@ class Work:
         self.sequence_number = 0
         self._finish = finish  # what is left to do when the transport is done: unpack, divide ...
         self._result: Any = None
+        self.alive: Any = None  # what must not be freed while the transport works on it
         self._status = WorkStatus.IN_FLIGHT
         self._exception: BaseException | None = None
+        self.error_was_seen = False  # by the program; the group tells of others when it is destroyed
         self._source: int | None = None  # the group rank that a message came from
         self._ranks: Sequence[int] = ()  # global ranks of the group
         self._callbacks: list[Callable[[Work], None]] = []
@@ -90,6 +92,7 @@ class Work:
             self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
         self._announce()
         if self._exception is not None:
+            self.error_was_seen = True
             raise self._exception
         return True
 
@@ -122,6 +125,7 @@ class Work:
     def exception(self) -> BaseException | None:
         """Return what went wrong, or None."""
         self.is_completed()
+        self.error_was_seen = True
         return self._exception
 
     def result(self) -> Any:
@@ -168,8 +172,8 @@ class Work:
                 return self._future
             self._future = future = Future()
         self.add_done_callback(lambda work: _settle(future, work))
-        if not self.is_completed():
-            drive(self)
+        if self._status is WorkStatus.IN_FLIGHT:
+            drive(self)  # and not a look here: an earlier operation's Future may still be on its way
         return future
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
@@ -205,10 +209,12 @@ class Work:
                 self._finish()
         except Exception as error:
             self._exception = self.explain(error)
+            if self._exception is not error:
+                self._exception.__cause__ = error
             self._status = WorkStatus.FAILED
         else:
             self._status = WorkStatus.COMPLETED
-        self._finish = None
+        self._finish = self.alive = None
 
     def explain(self, error: Exception) -> Exception:
         """Return the error that the program should see for what the transport raised."""
@@ -247,6 +253,7 @@ def _one_after_the_other(first: Callable[[], None], second: Callable[[], None]) 
 
 def _settle(future: Future, work: Work) -> None:
     if work._exception is not None:
+        work.error_was_seen = True
         future.set_exception(work._exception)
     else:
         future.set_result(work._result)

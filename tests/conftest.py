@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="module")
-def groups(process_group: hc.ProcessGroup) -> Iterator[list[hc.ProcessGroup]]:
+def groups(process_group: hc.ProcessGroup) -> list[hc.ProcessGroup]:
     """The world, a group of two in reverse order, and a group of one: those that this rank is in."""
     last = process_group.size - 1
     made = [
@@ -28,7 +26,7 @@ def groups(process_group: hc.ProcessGroup) -> Iterator[list[hc.ProcessGroup]]:
         hc.new_group([last, 0][: process_group.size], sort_ranks=False, group_desc="reversed"),
         hc.new_group([last], group_desc="alone"),
     ]
-    yield [group for group in made if isinstance(group, hc.ProcessGroup)]
+    return [group for group in made if isinstance(group, hc.ProcessGroup)]
 
 
 @pytest.fixture

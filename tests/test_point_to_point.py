@@ -194,13 +194,13 @@ def test_a_message_shorter_than_the_array_is_an_error(process_group: hc.ProcessG
         if function == "sendrecv":
             hc.recv(np.zeros(1), 1)
     else:
+        receive = {
+            "recv": lambda array: hc.recv(array, 0),
+            "irecv": lambda array: hc.irecv(array, 0).wait(),
+            "sendrecv": lambda array: hc.sendrecv(np.zeros(1), 0, array, 0),
+        }[function]
         with pytest.raises(hc.DistBackendError, match="the message has 16 bytes, but the array 64"):
-            if function == "recv":
-                hc.recv(np.zeros(8), 0)
-            elif function == "irecv":
-                hc.irecv(np.zeros(8), 0).wait()
-            else:
-                hc.sendrecv(np.zeros(1), 0, np.zeros(8), 0)
+            receive(np.zeros(8))
 
 
 @pytest.mark.parametrize("tag", [-1, 2**31 - 1])

@@ -17,7 +17,7 @@ from ..backend import Backend, BackendOptions
 from ..errors import here
 from ..reduce_op import ReduceOp
 from ..work import Work
-from . import reductions
+from . import reductions, tags
 from .datatypes import message, parts
 from .layout import (
     Finish,
@@ -57,37 +57,39 @@ class MPIBackend(Backend):
         if options.comm is None:
             raise TypeError(f"the mpi backend needs a group with an MPI communicator{here()}")
         self._comm = options.comm
-        largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI has it on no other communicator
-        self._largest_tag: int = largest - 2  # the last two are hpccomm's own
-        self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks, self._largest_tag + 1)
+        self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks)
 
     # -- one array -------------------------------------------------------------------------------
 
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
         buffer, finish = (for_reading(array), None) if root == self.rank else for_writing(array)
         call = self._comm.Ibcast if async_op else self._comm.Bcast
-        return _done(call(message(buffer), root), finish)
+        return _done(call(message(buffer), root), finish, buffer)
 
     def all_reduce(self, array: Any, op: Op, async_op: bool) -> Work | None:
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iallreduce if async_op else self._comm.Allreduce
         if buffer.nbytes > SEGMENT_BYTES:
-            return _all_done((call(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish)
-        return _done(call(MPI.IN_PLACE, (buffer, datatype), mpi_op), finish)
+            return _all_done(
+                (call(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish, buffer
+            )
+        return _done(call(MPI.IN_PLACE, (buffer, datatype), mpi_op), finish, buffer)
 
     def reduce(self, array: Any, root: int, op: Op, async_op: bool) -> Work | None:
         call = self._comm.Ireduce if async_op else self._comm.Reduce
         if self.rank != root:
             sent = reductions.operand(array, op)
             datatype, mpi_op = reductions.described(sent, op)
-            return _all_done((call((part, datatype), None, mpi_op, root) for part in segments(sent)), None)
+            return _all_done((call((part, datatype), None, mpi_op, root) for part in segments(sent)), None, sent)
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
-        return _all_done((call(MPI.IN_PLACE, (part, datatype), mpi_op, root) for part in segments(buffer)), finish)
+        return _all_done(
+            (call(MPI.IN_PLACE, (part, datatype), mpi_op, root) for part in segments(buffer)), finish, buffer
+        )
 
     def scan(self, array: Any, op: Op, async_op: bool) -> Work | None:
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iscan if async_op else self._comm.Scan
-        return _all_done((call(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish)
+        return _all_done((call(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish, buffer)
 
     def exscan(self, array: Any, op: Op, async_op: bool) -> Work | None:
         # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
@@ -97,39 +99,44 @@ class MPIBackend(Backend):
         datatype, mpi_op = reductions.described(buffer, op)
         call = self._comm.Iexscan if async_op else self._comm.Exscan
         pairs = zip(segments(sent), segments(buffer), strict=True)
-        return _all_done((call((part, datatype), (into, datatype), mpi_op) for part, into in pairs), finish)
+        return _all_done(
+            (call((part, datatype), (into, datatype), mpi_op) for part, into in pairs), finish, sent, buffer
+        )
 
     # -- one array from or to each rank ----------------------------------------------------------
 
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
         buffer, finish = for_writing(output)
         call = self._comm.Iallgather if async_op else self._comm.Allgather
-        return _done(call(message(apart(array, output)), message(buffer)), finish)
+        sent = apart(array, output)
+        return _done(call(message(sent), message(buffer)), finish, sent, buffer)
 
     def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
         flat, counts, finish = unpacked(outputs)
         call = self._comm.Iallgatherv if async_op else self._comm.Allgatherv
-        return _done(call(message(for_reading(array)), parts(flat, counts)), finish)
+        sent = for_reading(array)
+        return _done(call(message(sent), parts(flat, counts)), finish, sent, flat)
 
     def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
         call = self._comm.Igatherv if async_op else self._comm.Gatherv
-        sent = message(for_reading(array))
+        sent = for_reading(array)
         if outputs is None:
-            return _done(call(sent, None, root), None)
+            return _done(call(message(sent), None, root), None, sent)
         flat, counts, finish = unpacked(outputs)
-        return _done(call(sent, parts(flat, counts), root), finish)
+        return _done(call(message(sent), parts(flat, counts), root), finish, sent, flat)
 
     def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
         buffer, finish = for_writing(output)
         call = self._comm.Iscatterv if async_op else self._comm.Scatterv
-        return _done(call(None if inputs is None else parts(*packed(inputs)), message(buffer), root), finish)
+        sent = None if inputs is None else packed(inputs)
+        return _done(call(sent and parts(*sent), message(buffer), root), finish, sent, buffer)
 
     def reduce_scatter_single(self, output: Any, array: Any, op: Op, async_op: bool) -> Work | None:
         sent = apart(reductions.operand(array, op), output)
         buffer, finish = reductions.receiver(output, op, self.size)
         datatype, mpi_op = reductions.described(buffer, op)
         call = self._comm.Ireduce_scatter_block if async_op else self._comm.Reduce_scatter_block
-        return _done(call((sent, datatype), (buffer, datatype), mpi_op), finish)
+        return _done(call((sent, datatype), (buffer, datatype), mpi_op), finish, sent, buffer)
 
     def reduce_scatter(self, output: Any, inputs: list[Any], op: Op, async_op: bool) -> Work | None:
         flat, counts = packed(inputs)
@@ -137,7 +144,7 @@ class MPIBackend(Backend):
         buffer, finish = reductions.receiver(output, op, self.size)
         datatype, mpi_op = reductions.described(buffer, op)
         call = self._comm.Ireduce_scatter if async_op else self._comm.Reduce_scatter
-        return _done(call((sent, datatype), (buffer, datatype), counts, mpi_op), finish)
+        return _done(call((sent, datatype), (buffer, datatype), counts, mpi_op), finish, sent, buffer)
 
     def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
         sent, input_counts = packed(inputs)
@@ -160,7 +167,7 @@ class MPIBackend(Backend):
         async_op: bool,
     ) -> Work | None:
         call = self._comm.Ialltoallv if async_op else self._comm.Alltoallv
-        return _done(call(parts(sent, sent_counts), parts(received, received_counts)), finish)
+        return _done(call(parts(sent, sent_counts), parts(received, received_counts)), finish, sent, received)
 
     # -- many arrays in one message --------------------------------------------------------------
 
@@ -205,31 +212,33 @@ class MPIBackend(Backend):
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
         call = self._comm.Isend if async_op else self._comm.Send
-        return _done(call(message(for_reading(array)), dst, self._checked("send", "tag", tag)), None)
+        sent = for_reading(array)
+        return _done(call(message(sent), dst, tags.checked("send", "tag", tag)), None, sent)
 
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int:
         buffer, finish = for_writing(array)
         source = MPI.ANY_SOURCE if src is None else src
         if async_op:
-            request = self._comm.Irecv(message(buffer), source, self._checked("irecv", "tag", tag))
-            return ReceiveWork(request, buffer.nbytes, finish)
+            request = self._comm.Irecv(message(buffer), source, tags.checked("irecv", "tag", tag))
+            return ReceiveWork([request], buffer.nbytes, finish, buffer)
         status = MPI.Status()
-        self._comm.Recv(message(buffer), source, self._checked("recv", "tag", tag), status)
+        self._comm.Recv(message(buffer), source, tags.checked("recv", "tag", tag), status)
         return _received("recv", status, buffer, finish)
 
     def sendrecv(
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
     ) -> Work | int:
         buffer, finish = for_writing(output)
-        sent = message(apart(array, output))
+        sent = apart(array, output)
         source = MPI.ANY_SOURCE if src is None else src
-        self._checked("sendrecv", "tag", tag)
-        self._checked("sendrecv", "recv_tag", recv_tag)
+        tags.checked("sendrecv", "tag", tag)
+        tags.checked("sendrecv", "recv_tag", recv_tag)
         if async_op:
             receive = self._comm.Irecv(message(buffer), source, recv_tag)
-            return ReceiveWork(receive, buffer.nbytes, finish, self._comm.Isend(sent, dst, tag))
+            send = self._comm.Isend(message(sent), dst, tag)
+            return ReceiveWork([receive, send], buffer.nbytes, finish, sent, buffer)
         status = MPI.Status()
-        self._comm.Sendrecv(sent, dst, tag, message(buffer), source, recv_tag, status)
+        self._comm.Sendrecv(message(sent), dst, tag, message(buffer), source, recv_tag, status)
         return _received("sendrecv", status, buffer, finish)
 
     # -- the rest --------------------------------------------------------------------------------
@@ -243,26 +252,21 @@ class MPIBackend(Backend):
     def explain(self, operation: str, error: Exception) -> Exception:
         return as_backend_error(operation, error)
 
-    def _checked(self, operation: str, argument: str, tag: int) -> int:
-        if not 0 <= tag <= self._largest_tag:
-            raise ValueError(f"{operation}: {argument} is {tag}; this MPI allows 0 to {self._largest_tag}{here()}")
-        return tag
 
-
-def _done(request: MPI.Request | None, finish: Finish) -> Work | None:
-    """Take what a call of MPI returned: a request makes a Work, None means that it is complete."""
+def _done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | None:
+    """Take what a call of MPI returned: a request makes a Work that keeps `alive`, None means that it is complete."""
     if request is not None:
-        return MPIWork([request], finish)
+        return MPIWork([request], finish, *alive)
     if finish is not None:
         finish()
     return None
 
 
-def _all_done(requests: Iterable[MPI.Request | None], finish: Finish) -> Work | None:
+def _all_done(requests: Iterable[MPI.Request | None], finish: Finish, *alive: Any) -> Work | None:
     """Take what several calls returned, each made as the iterable is consumed."""
     pending = [request for request in requests if request is not None]
     if pending:
-        return MPIWork(pending, finish)
+        return MPIWork(pending, finish, *alive)
     if finish is not None:
         finish()
     return None
@@ -274,7 +278,7 @@ def _joined(works: list[Work | None], finish: Finish) -> Work | None:
     if pending:
         for work in pending:
             finish = both(work._finish, finish)
-        return MPIWork([request for work in pending for request in work._requests], finish)
+        return MPIWork([request for work in pending for request in work._requests], finish, [w.alive for w in pending])
     if finish is not None:
         finish()
     return None

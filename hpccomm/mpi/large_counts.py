@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..work import Work
-from . import datatypes, reductions
+from . import datatypes, reductions, tags
 from .backend import MPIBackend, Op, _all_done
 from .datatypes import message
 from .layout import Finish, apart, both, for_reading, for_writing
@@ -58,14 +58,15 @@ class LargeCountMPIBackend(MPIBackend):
         datatype, mpi_op = reductions.described(buffer, op)
         call = self._comm.Ireduce if async_op else self._comm.Reduce
 
+        operands = [apart(reductions.operand(array, op), buffer) for array in inputs]
+
         def reductions_to_each() -> Any:
-            for root, array in enumerate(inputs):
-                sent = apart(reductions.operand(array, op), buffer)
+            for root, sent in enumerate(operands):
                 into = segments(buffer) if root == self.rank else (None for _ in segments(sent))
                 for part, target in zip(segments(sent), into, strict=True):
                     yield call((part, datatype), None if target is None else (target, datatype), mpi_op, root)
 
-        return _all_done(reductions_to_each(), finish)
+        return _all_done(reductions_to_each(), finish, operands, buffer)
 
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int], input_counts: list[int], async_op: bool
@@ -83,18 +84,21 @@ class LargeCountMPIBackend(MPIBackend):
 
     def _pairwise(self, sends: Sequence[Any], receives: Sequence[Any], finish: Finish, async_op: bool) -> Work | None:
         """Send ``sends[r]`` to each rank r and receive ``receives[r]`` from it, where they are not None."""
-        tag = self._largest_tag + 2
         requests = []
+        alive = []
         for rank, output in enumerate(receives):
             if output is not None:
                 buffer, unpack = for_writing(output)
                 finish = both(unpack, finish)
-                requests.append(self._comm.Irecv(message(buffer), rank, tag))
+                requests.append(self._comm.Irecv(message(buffer), rank, tags.PAIRWISE))
+                alive.append(buffer)
         for rank, array in enumerate(sends):
             if array is not None:
-                requests.append(self._comm.Isend(message(for_reading(array)), rank, tag))
+                sent = for_reading(array)
+                requests.append(self._comm.Isend(message(sent), rank, tags.PAIRWISE))
+                alive.append(sent)
         if async_op:
-            return MPIWork(requests, finish)
+            return MPIWork(requests, finish, alive)
         MPI.Request.Waitall(requests)
         if finish is not None:
             finish()

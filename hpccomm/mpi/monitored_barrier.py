@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import DistTimeoutError, here
+from . import tags
 
 PAUSE = 1e-4  # seconds between two looks
 
@@ -17,13 +18,14 @@ class MonitoredBarrier:
     """Every rank reports to rank 0, which answers all of them: go on, or who is missing.
 
     A report carries the number of the barrier, so that one which comes too late is not taken for the next
-    barrier's; the answer (a number of missing ranks, then their ranks) is waiting for a rank that is late.
+    barrier's. The answer (that number, then the missing ranks) is waiting for a rank that is late. A rank that gives
+    up on rank 0 tells it so by the negative number, so that rank 0, once it comes, knows that it was missing.
     """
 
-    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], tag: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int]) -> None:
         self._comm = comm
         self._ranks = ranks
-        self._tag = tag
+        self._tag = tags.MONITORED_BARRIER
         self._number = 0
 
     def __call__(self, timeout: float, wait_all_ranks: bool) -> None:
@@ -49,6 +51,8 @@ class MonitoredBarrier:
                 missing.append(rank)
                 if not wait_all_ranks:
                     break
+        if not missing and any(self._has_given_up(rank) for rank in range(1, self._comm.Get_size())):
+            missing = [0]
         answer = np.array([self._number, *missing], np.int64)
         sends = [self._comm.Isend([answer, MPI.INT64_T], rank, self._tag) for rank in range(1, self._comm.Get_size())]
         MPI.Request.Waitall(sends)  # small enough to leave without the receiver
@@ -56,13 +60,19 @@ class MonitoredBarrier:
 
     def _heard_from(self, rank: int, deadline: float) -> bool:
         report = np.zeros(1, np.int64)
-        while report[0] < self._number:  # an older number is a rank that came too late to an earlier barrier
+        while report[0] < self._number:  # an older number is of a rank that came too late to an earlier barrier
             request = self._comm.Irecv([report, MPI.INT64_T], rank, self._tag)
             if not _arrived(request, deadline):
                 request.Cancel()
                 status = MPI.Status()
                 request.Wait(status)
                 return not status.Is_cancelled() and report[0] == self._number
+        return True
+
+    def _has_given_up(self, rank: int) -> bool:
+        if not self._comm.Iprobe(rank, self._tag):
+            return False
+        self._comm.Recv([np.zeros(1, np.int64), MPI.INT64_T], rank, self._tag)
         return True
 
     def _report(self, deadline: float, timeout: float) -> list[int]:
@@ -75,6 +85,7 @@ class MonitoredBarrier:
             # rank 0 may be about to say who is missing: give it a moment more than it gives the others
             while not self._comm.Iprobe(0, self._tag, status):
                 if time.monotonic() > deadline + max(1.0, 0.1 * timeout):
+                    self._comm.Send([-report, MPI.INT64_T], 0, self._tag)
                     return [0]
                 time.sleep(PAUSE)
             self._comm.Recv([answer, MPI.INT64_T], 0, self._tag, status)

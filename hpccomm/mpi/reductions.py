@@ -10,16 +10,20 @@ from mpi4py import MPI
 
 from ..reduce_op import ReduceOp
 from .datatypes import ARITHMETIC, arithmetic_type, mpi_op
-from .layout import Finish, for_reading, for_writing, is_plain
+from .layout import Finish, for_reading, for_writing
 
-HALF = ("float16", "bfloat16")
+_wider: dict[Any, Any] = {}
+
+
+def wider(dtype: Any) -> Any:
+    """Return the dtype in which arrays of `dtype` are reduced: float32 for the half precisions, otherwise itself."""
+    if dtype not in _wider:
+        _wider[dtype] = np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
+    return _wider[dtype]
 
 
 def in_place(array: Any, op: ReduceOp | MPI.Op, ranks: int) -> tuple[Any, MPI.Datatype, MPI.Op, Finish]:
     """Return (buffer, datatype, MPI operation, what to do afterwards) to reduce `array` where it is."""
-    datatype = ARITHMETIC.get(array.dtype)
-    if datatype is not None and op is ReduceOp.SUM and array.dtype.kind != "b" and is_plain(array):
-        return array, datatype, MPI.SUM, None  # the common case, in one look
     given = operand(array, op)
     if given is not array:
         return given, *described(given, op), partial(_deliver, array, given, op, ranks)
@@ -28,17 +32,19 @@ def in_place(array: Any, op: ReduceOp | MPI.Op, ranks: int) -> tuple[Any, MPI.Da
 
 def operand(array: Any, op: ReduceOp | MPI.Op) -> Any:
     """Return the contiguous array that a rank contributes: `array` itself where possible, never changed."""
-    if array.dtype.name in HALF and isinstance(op, ReduceOp):
-        array = array.astype(np.float32, order="C")
-    if isinstance(op, ReduceOp) and op.factor is not None:
-        return np.multiply(array, op.factor, out=np.empty(array.shape, array.dtype), casting="same_kind")
+    dtype = array.dtype
+    if type(op) is ReduceOp:
+        if dtype not in ARITHMETIC and wider(dtype) is not dtype:
+            array = array.astype(wider(dtype), order="C")
+        if op.factor is not None:
+            return np.multiply(array, op.factor, out=np.empty(array.shape, array.dtype), casting="same_kind")
     return for_reading(array)
 
 
 def receiver(output: Any, op: ReduceOp | MPI.Op, ranks: int) -> tuple[Any, Finish]:
     """Return the contiguous array that MPI writes the reduced values to, and how they get into `output`."""
-    if output.dtype.name in HALF and isinstance(op, ReduceOp):
-        wide = np.empty(output.shape, np.float32)
+    if type(op) is ReduceOp and wider(output.dtype) is not output.dtype:
+        wide = np.empty(output.shape, wider(output.dtype))
         return wide, partial(_deliver, output, wide, op, ranks)
     buffer, unpack = for_writing(output)
     if op is ReduceOp.AVG:

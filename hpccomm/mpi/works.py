@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mpi4py import MPI
 
@@ -12,10 +13,15 @@ from .layout import Finish
 
 
 class MPIWork(Work):
-    """An operation of one or more MPI requests, which keep its buffers alive."""
+    """An operation of one or more MPI requests.
 
-    def __init__(self, requests: Sequence[MPI.Request], finish: Finish = None) -> None:
+    `alive` are the arrays whose memory MPI works on: mpi4py's requests keep the buffers of some operations alive and
+    not those of others (mpi4py 4.1: not those of reductions, of the root of Iscatterv, ...).
+    """
+
+    def __init__(self, requests: Sequence[MPI.Request], finish: Finish, *alive: Any) -> None:
         super().__init__(finish)
+        self.alive = alive
         self._requests = list(requests)
         self._statuses = [MPI.Status() for _ in self._requests]
 
@@ -36,10 +42,13 @@ class MPIWork(Work):
 
 
 class ReceiveWork(MPIWork):
-    """A receive, maybe with a send beside it: knows the sender, notices short messages, can be taken back."""
+    """A receive (the first request), maybe with a send beside it.
 
-    def __init__(self, receive: MPI.Request, nbytes: int, finish: Finish, *others: MPI.Request) -> None:
-        super().__init__([receive, *others], finish)
+    It knows the sender, notices short messages, and can be taken back.
+    """
+
+    def __init__(self, requests: Sequence[MPI.Request], nbytes: int, finish: Finish, *alive: Any) -> None:
+        super().__init__(requests, finish, *alive)
         self._nbytes = nbytes
 
     def poll(self) -> bool:

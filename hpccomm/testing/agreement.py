@@ -72,26 +72,24 @@ class Agreement:
             )
         worst = int(everybody[:, 0].max())
         if worst > 0:
-            self._adopt(report, worst, self._comm.allgather(_account(report)))
+            data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+            report = self._adopt(report, worst, self._comm.allgather(data))
         return report
 
-    def _adopt(self, report: pytest.TestReport, worst: int, accounts: list[dict[str, Any]]) -> None:
-        """Make `report` that of the ranks with the worst outcome, and name them."""
-        decisive = {rank: account for rank, account in enumerate(accounts) if account["outcome"] == OUTCOMES[worst]}
+    def _adopt(self, report: pytest.TestReport, worst: int, reports: list[Any]) -> pytest.TestReport:
+        """Return the report of the first rank with the worst outcome, and name the other ones that have it."""
+        decisive = [rank for rank, data in enumerate(reports) if data["outcome"] == OUTCOMES[worst]]
         if report.outcome != OUTCOMES[worst]:
-            first = next(iter(decisive.values()))
-            report.outcome = first["outcome"]
-            report.longrepr = first["longrepr"]
-            if first["wasxfail"] is not None:
-                report.wasxfail = first["wasxfail"]
-            elif hasattr(report, "wasxfail"):
-                del report.wasxfail
+            rebuild = self._config.hook.pytest_report_from_serializable
+            report = rebuild(config=self._config, data=reports[decisive[0]])
         if report.failed:
-            ranks = ", ".join(map(str, decisive))
-            report.sections.append((f"failed on rank{'s' * (len(decisive) > 1)} {ranks} of {len(accounts)}", ""))
-            for rank, account in decisive.items():
+            names = ", ".join(map(str, decisive))
+            report.sections.append((f"failed on rank{'s' * (len(decisive) > 1)} {names} of {len(reports)}", ""))
+            for rank in decisive[1:] if self._rank != decisive[0] else decisive:
                 if rank != self._rank:
-                    report.sections.append((f"rank {rank}", account["text"]))
+                    other = self._config.hook.pytest_report_from_serializable(config=self._config, data=reports[rank])
+                    report.sections.append((f"rank {rank}", other.longreprtext))
+        return report
 
     # -- the end: nobody leaves while rank 0 still prints ----------------------------------------
 
@@ -126,16 +124,6 @@ class Agreement:
             capture.suspend(in_=True)
         print(f"\nhpccomm.testing: rank {self._rank}: {message}", file=sys.__stderr__, flush=True)
         self._comm.Abort(1)
-
-
-def _account(report: pytest.TestReport) -> dict[str, Any]:
-    """Return what the other ranks need of a report; a failure's representation travels as text."""
-    return {
-        "outcome": report.outcome,
-        "wasxfail": getattr(report, "wasxfail", None),
-        "longrepr": report.longreprtext if report.failed else report.longrepr,
-        "text": report.longreprtext if report.failed else "",
-    }
 
 
 def _digest(text: str) -> int:

@@ -42,5 +42,6 @@ def test_a_missing_rank_0_is_named(process_group: hc.ProcessGroup) -> None:
             hc.monitored_barrier(timeout=0.1)
     hc.barrier()
     if process_group.rank == 0:
-        hc.monitored_barrier(timeout=10)  # the others' reports are there
+        with pytest.raises(hc.DistTimeoutError, match="rank 0 has not arrived"):
+            hc.monitored_barrier(timeout=10)  # the others' reports are there, and that they have given up
     hc.monitored_barrier(timeout=60)  # rank 0's late answer is not taken for this one's

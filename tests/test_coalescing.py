@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+def messages_of(group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note which operations reach the group's backend."""
+    seen: list[str] = []
+    original = hc.ProcessGroup._run
+
+    def run(self: Any, call: Any, *arguments: Any) -> Any:
+        if call.__self__.name != "coalescing":
+            seen.append(call.__name__)
+        return original(self, call, *arguments)
+
+    monkeypatch.setattr(hc.ProcessGroup, "_run", run)
+    return seen
+
+
+@pytest.mark.parametrize("async_ops", [False, True])
+def test_neighbours_of_a_kind_leave_together(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch, async_ops: bool
+) -> None:
+    n, me = process_group.size, process_group.rank
+    sums, averages = [np.full(i, 1.0) for i in range(5)], [np.full(i, float(me)) for i in range(3)]
+    copies = [np.full(2, me), np.full((2, 2), float(me))[:, ::-1]]
+    gathered, parts = np.empty((n, 2)), np.empty(2)
+    seen = messages_of(process_group, monkeypatch)
+    with hc.coalescing(async_ops=async_ops) as block:
+        for array in sums:
+            assert hc.all_reduce(array) is None
+        for array in averages:
+            hc.all_reduce(array, "avg")
+        for array in copies:
+            hc.broadcast(array, n - 1)
+        hc.all_gather_single(gathered, np.full(2, float(me)))
+        hc.reduce_scatter_single(parts, np.ones(2 * n))
+        assert seen == []
+        assert sums[2].tolist() == [1, 1]
+    block.wait()
+    assert seen == [
+        "all_reduce_coalesced",
+        "all_reduce_coalesced",
+        "broadcast_coalesced",
+        "all_gather_single_coalesced",
+        "reduce_scatter_single_coalesced",
+    ]
+    assert all((array == n).all() for array in sums)
+    assert all((array == (n - 1) / 2).all() for array in averages)
+    assert all((array == n - 1).all() for array in copies)
+    assert np.array_equal(gathered, np.arange(float(n)).repeat(2).reshape(-1, 2))
+    assert parts.tolist() == [n, n]
+
+
+def test_arguments_are_checked_at_the_call(process_group: hc.ProcessGroup) -> None:
+    array = np.ones(2, int)
+    block = hc.coalescing()
+
+    def collect() -> None:
+        with block:
+            hc.all_reduce(array)
+            hc.all_reduce(array, "avg")
+
+    with pytest.raises(TypeError, match="AVG is not defined"):
+        collect()
+    assert array.tolist() == [1, 1]  # an exception drops what was collected
+    hc.all_reduce(array)
+    assert array.tolist() == [process_group.size] * 2
+
+
+def test_what_cannot_be_collected(process_group: hc.ProcessGroup) -> None:
+    with hc.coalescing():
+        with pytest.raises(hc.UnsupportedOperationError, match=r"scan: can't be collected in a coalescing\(\) block"):
+            hc.scan(np.ones(1))
+        with pytest.raises(hc.UnsupportedOperationError, match="barrier: can't be collected"):
+            hc.barrier()
+        with pytest.raises(ValueError, match=r"leave async_op out; use coalescing\(async_ops=True\)"):
+            hc.all_reduce(np.ones(1), async_op=True)
+        with pytest.raises(ValueError, match="blocks don't nest"), hc.coalescing():
+            pass
+        with pytest.raises(hc.DistError, match=r"leave its coalescing\(\) block first"):
+            process_group.destroy()
+    hc.barrier()
+
+
+def test_an_empty_block(process_group: hc.ProcessGroup) -> None:
+    with hc.coalescing(process_group, async_ops=True) as block:
+        pass
+    block.wait()
+
+
+def test_other_groups_are_not_collected(process_group: hc.ProcessGroup) -> None:
+    other = hc.new_group()
+    array = np.ones(1)
+    with hc.coalescing():
+        hc.all_reduce(array, group=other)
+        assert array[0] == process_group.size

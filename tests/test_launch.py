@@ -1,0 +1,188 @@
+"""What whole jobs do: start, end, and end badly."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+from .launch import clean_environment, launch
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts its own jobs")
+
+
+def run(program: str, folder: Path, ranks: int = 4, **options: Any) -> Any:
+    file = folder / "program.py"
+    file.write_text(textwrap.dedent(program))
+    return launch(ranks, sys.executable, file, **options)
+
+
+DIVIDES = """
+    import sys, numpy as np, hpccomm as hc
+    with hc.init_process_group() as world:
+        x = np.ones(3)
+        hc.all_reduce(x)
+        if world.rank == 2:
+            1 / 0
+        hc.all_reduce(x)
+        {after}
+    """
+
+
+def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
+    start = time.monotonic()
+    result = run(DIVIDES.format(after="pass"), tmp_path, timeout=60)
+    # within 5 seconds, says the promise; without it the job would hang until the 60 s are over
+    assert time.monotonic() - start < 30
+    assert result.returncode not in (0, 124)
+    assert "ZeroDivisionError: division by zero" in result.stderr
+    assert "1 / 0" in result.stderr
+    assert "hpccomm: ZeroDivisionError on rank 2 ends the job" in result.stderr
+
+
+def test_a_broken_excepthook_of_the_program_does_not_keep_the_job_alive(tmp_path: Path) -> None:
+    program = """
+        import sys, hpccomm as hc
+        def broken(*_): raise OSError("no log file")
+        sys.excepthook = broken
+        world = hc.init_process_group()
+        if world.rank == 1:
+            raise KeyError("lost")
+        hc.barrier()
+        """
+    result = run(program, tmp_path, timeout=60)
+    assert result.returncode not in (0, 124)
+    assert "KeyError: 'lost'" in result.stderr
+
+
+def test_the_hook_can_be_turned_off_and_is_taken_away_by_destroy(tmp_path: Path) -> None:
+    program = """
+        import sys, hpccomm as hc
+        before = sys.excepthook
+        world = hc.init_process_group()
+        sys.stdout.write(f"hook:{sys.excepthook is not before}\\n")
+        hc.destroy_process_group()
+        assert sys.excepthook is before
+        """
+    assert run(program, tmp_path, 2).stdout.split() == ["hook:True"] * 2
+    off = run(program, tmp_path, 2, env={"HPCCOMM_ABORT_ON_EXCEPTION": "0"})
+    assert off.stdout.split() == ["hook:False"] * 2
+
+
+def test_abort_ends_all_ranks_with_a_status(tmp_path: Path) -> None:
+    program = """
+        import hpccomm as hc
+        world = hc.init_process_group()
+        if world.rank == 1:
+            world.abort(7)
+        hc.barrier()
+        """
+    result = run(program, tmp_path, timeout=60)
+    assert result.returncode not in (0, 124)
+
+
+def test_a_program_that_forgets_to_destroy_ends_well(tmp_path: Path) -> None:
+    program = """
+        import numpy as np, hpccomm as hc
+        hc.init_process_group()
+        work = hc.all_reduce(np.ones(1000), async_op=True)
+        print(work.get_future().wait(30)[0])
+        """
+    result = run(program, tmp_path, 2)
+    assert (result.returncode, result.stdout.split()) == (0, ["2.0", "2.0"]), result.stderr
+
+
+def test_import_initialises_nothing(tmp_path: Path) -> None:
+    program = """
+        import sys, threading
+        import hpccomm
+        loaded = set(sys.modules)
+        assert "mpi4py.MPI" not in loaded, "MPI_Init"
+        assert not {"cupy", "torch", "scipy", "ml_dtypes", "mpi4py"} & loaded
+        assert threading.active_count() == 1
+        import mpi4py
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+        assert not MPI.Is_initialized()
+        with hpccomm.init_process_group() as world:  # initialises MPI itself then
+            assert MPI.Is_initialized()
+        """
+    result = run(program, tmp_path, 1)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_launcher_of_another_mpi_is_refused(tmp_path: Path) -> None:
+    program = """
+        import hpccomm as hc
+        hc.init_process_group()
+        """
+    import subprocess
+
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(program))
+    environment = {**clean_environment(), "SLURM_STEP_NUM_TASKS": "4"}  # as srun --mpi=none does it
+    result = subprocess.run(
+        [sys.executable, file], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 1
+    assert (
+        "DistError: init_process_group: srun started 4 processes, but MPI says that this one is alone" in result.stderr
+    )
+    alone = file.with_name("alone.py")
+    alone.write_text("import hpccomm as hc\nfrom mpi4py import MPI\nhc.init_process_group(comm=MPI.COMM_SELF)\n")
+    assert subprocess.run([sys.executable, alone], env=environment, timeout=60, check=False).returncode == 0
+
+
+def test_without_an_mpi_library_the_error_says_what_to_do(tmp_path: Path) -> None:
+    program = """
+        import hpccomm as hc
+        assert not hc.is_mpi_available() and not hc.is_available() and not hc.is_backend_available("mpi")
+        hc.init_process_group()
+        """
+    import subprocess
+
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(program))
+    environment = {**clean_environment(), "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    result = subprocess.run(
+        [sys.executable, file], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 1
+    assert "DistBackendError: mpi4py can't load an MPI library" in result.stderr
+    assert "pip install 'hpccomm[mpich]'" in result.stderr
+    assert "module load" in result.stderr
+
+
+def test_after_mpi_has_been_finalised(tmp_path: Path) -> None:
+    program = """
+        import hpccomm as hc
+        from mpi4py import MPI
+        MPI.Finalize()
+        try:
+            hc.init_process_group()
+        except hc.DistBackendError as error:
+            print(error)
+        """
+    assert "MPI has been finalised" in run(program, tmp_path, 1).stdout
+
+
+def test_an_asynchronous_operation_that_others_never_join_does_not_hang_the_end_of_an_aborted_job(
+    tmp_path: Path,
+) -> None:
+    program = """
+        import numpy as np, hpccomm as hc
+        world = hc.init_process_group()
+        if world.rank == 0:
+            work = hc.all_reduce(np.ones(4), async_op=True)
+            work.get_future()
+            work.wait(0.2)
+        hc.barrier()
+        """
+    result = run(program, tmp_path, 2, timeout=60)
+    assert result.returncode not in (0, 124)
+    assert "DistTimeoutError: all_reduce #1: not done after 0.2 s" in result.stderr
