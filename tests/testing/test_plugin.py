@@ -1,0 +1,218 @@
+"""The plugin, proved on small failing suites that mpiexec runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+from ..launch import launch
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts its own jobs")
+
+
+def run(suite: str, folder: Path, ranks: int = 3, *options: str, grace: float = 30, **settings: Any) -> Any:
+    """Run pytest on the suite; a run that hangs ends after 60 s with status 124."""
+    file = folder / "test_suite.py"
+    file.write_text("import pytest\nfrom mpi4py import MPI\nRANK = MPI.COMM_WORLD.rank\n" + textwrap.dedent(suite))
+    command = [sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", f"--mpi-grace={grace}", "--color=no"]
+    options = ("-p", "no:cacheprovider", f"--rootdir={folder}", "-c", "/dev/null", *options)
+    return launch(ranks, *command, *options, file, timeout=60, **settings)
+
+
+def outcomes(result: Any) -> dict[str, int]:
+    """The counts of pytest's last line."""
+    lines = [line for line in result.stdout.splitlines() if re.search(r"\d+ \w+.* in [\d.]+s", line)]
+    assert len(lines) == 1, result.stdout + result.stderr  # rank 0 prints, and nobody else
+    return {
+        word.rstrip("s"): int(count)
+        for count, word in re.findall(r"(\d+) (passed|failed|skipped|xfailed|xpassed|errors?)", lines[0])
+    }
+
+
+def test_rank_0_prints_and_the_others_are_silent(tmp_path: Path) -> None:
+    result = run("def test_one(): pass\ndef test_two(): pass\n", tmp_path)
+    assert result.returncode == 0
+    assert outcomes(result) == {"passed": 2}
+    assert result.stdout.count("test session starts") == 1
+
+
+def test_a_failure_on_one_rank_fails_on_all_and_the_ranks_stay_in_step(tmp_path: Path) -> None:
+    suite = """
+        def test_fails_on_rank_1():
+            assert RANK != 1, "not here"
+        def test_communicates():
+            assert MPI.COMM_WORLD.allreduce(1) == 3
+        """
+    result = run(suite, tmp_path)
+    assert result.returncode not in (0, 124)
+    assert outcomes(result) == {"failed": 1, "passed": 1}
+    assert "AssertionError: not here" in result.stdout  # rank 1's traceback, printed by rank 0
+    assert "failed on rank 1 of 3" in result.stdout
+
+
+def test_every_failing_rank_is_named_with_its_own_traceback(tmp_path: Path) -> None:
+    result = run("def test_it(): assert RANK == 5, f'I am {RANK}'", tmp_path)
+    assert outcomes(result) == {"failed": 1}
+    assert "failed on ranks 0, 1, 2 of 3" in result.stdout
+    for rank in range(3):
+        assert f"AssertionError: I am {rank}" in result.stdout
+
+
+@pytest.mark.parametrize("phase", ["setup", "teardown"])
+def test_a_fixture_that_fails_on_one_rank_fails_on_all(tmp_path: Path, phase: str) -> None:
+    suite = f"""
+        @pytest.fixture
+        def thing():
+            if {phase!r} == "setup" and RANK == 2:
+                raise OSError("no disk")
+            yield 1
+            if {phase!r} == "teardown" and RANK == 2:
+                raise OSError("no disk")
+        def test_with_it(thing):
+            MPI.COMM_WORLD.barrier()   # no rank gets here when the set-up fails on one
+        def test_after():
+            MPI.COMM_WORLD.barrier()
+        """
+    result = run(suite, tmp_path)
+    assert result.returncode not in (0, 124)
+    assert outcomes(result) == {"error": 1, "passed": 1 if phase == "setup" else 2}
+    assert "OSError: no disk" in result.stdout
+
+
+def test_a_skip_on_one_rank_skips_on_all(tmp_path: Path) -> None:
+    suite = """
+        @pytest.fixture
+        def only_two():
+            if RANK == 1:
+                pytest.skip("not on rank 1")
+        def test_with_it(only_two):
+            MPI.COMM_WORLD.barrier()
+        def test_inside():
+            if RANK == 0:
+                pytest.skip("not on rank 0")
+        """
+    result = run(suite, tmp_path, 3, "-rs")
+    assert result.returncode == 0
+    assert outcomes(result) == {"skipped": 2}
+    assert "not on rank 1" in result.stdout
+    assert "not on rank 0" in result.stdout
+
+
+def test_expected_failures_are_agreed_on_too(tmp_path: Path) -> None:
+    suite = """
+        @pytest.mark.xfail
+        def test_fails_on_one(): assert RANK
+        @pytest.mark.xfail
+        def test_passes(): pass
+        @pytest.mark.xfail(strict=True)
+        def test_passes_strictly_on_some(): assert RANK != 1
+        """
+    result = run(suite, tmp_path)
+    assert outcomes(result) == {"xfailed": 1, "xpassed": 1, "failed": 1}
+
+
+def test_ranks_that_wait_for_a_failed_one_are_ended_after_the_grace_time(tmp_path: Path) -> None:
+    suite = """
+        def test_deadlock():
+            if RANK == 1:
+                raise RuntimeError("rank 1 is lost")
+            MPI.COMM_WORLD.barrier()
+        """
+    result = run(suite, tmp_path, grace=1)
+    assert result.returncode not in (0, 124)  # 124: it hung
+    assert "rank 1: failed, and the other ranks did not arrive within 1 s" in result.stderr
+    assert "RuntimeError: rank 1 is lost" in result.stderr
+
+
+def test_slow_ranks_are_not_taken_for_lost_ones(tmp_path: Path) -> None:
+    suite = """
+        import time
+        def test_slow():
+            if RANK == 0: time.sleep(2)
+        """
+    result = run(suite, tmp_path, grace=0.2)  # nobody has failed: nobody hurries
+    assert outcomes(result) == {"passed": 1}
+
+
+def test_a_collection_error_on_one_rank_stops_all(tmp_path: Path) -> None:
+    result = run("assert RANK != 2, 'import fails here'\ndef test_one(): MPI.COMM_WORLD.barrier()", tmp_path)
+    assert result.returncode not in (0, 124)
+    assert "passed" not in result.stdout
+
+
+def test_different_tests_on_different_ranks_are_refused(tmp_path: Path) -> None:
+    result = run("def test_one(): pass\nif RANK == 1:\n    def test_two(): pass\n", tmp_path)
+    assert result.returncode not in (0, 124)
+    assert "the ranks collected different tests (1, 2, 1 on ranks 0, 1, ...)" in result.stdout + result.stderr
+    assert "test_suite.py::test_two" in result.stdout + result.stderr
+
+
+def test_another_order_on_another_rank_is_refused(tmp_path: Path) -> None:
+    suite = """
+        @pytest.mark.parametrize("n", [1, 2] if RANK else [2, 1])
+        def test_it(n): pass
+        """
+    result = run(suite, tmp_path)
+    assert "the order differs" in result.stdout + result.stderr
+
+
+def test_maxfail_stops_all_ranks_at_the_same_test(tmp_path: Path) -> None:
+    suite = """
+        def test_one(): assert RANK != 1
+        def test_two(): MPI.COMM_WORLD.barrier()
+        """
+    result = run(suite, tmp_path, 3, "-x")
+    assert outcomes(result) == {"failed": 1}
+
+
+def test_pytest_mpis_marks_and_fixtures_work(tmp_path: Path) -> None:
+    suite = """
+        @pytest.mark.mpi(min_size=4)
+        def test_four(): pass
+        @pytest.mark.mpi_skip
+        def test_serial(): pass
+        def test_shared_folder(mpi_tmp_path):
+            (mpi_tmp_path / str(RANK)).write_text("x")
+            MPI.COMM_WORLD.barrier()
+            assert len(list(mpi_tmp_path.iterdir())) == 3
+        """
+    assert outcomes(run(suite, tmp_path)) == {"skipped": 2, "passed": 1}
+
+
+def test_the_process_group_fixture_lives_as_long_as_the_module(tmp_path: Path) -> None:
+    suite = """
+        import hpccomm as hc, numpy as np
+        def test_sum(process_group):
+            x = np.ones(1)
+            hc.all_reduce(x)
+            assert x[0] == process_group.size == 3
+        def test_still_there(process_group):
+            assert hc.is_initialized()
+        """
+    assert outcomes(run(suite, tmp_path)) == {"passed": 2}
+
+
+def test_without_with_mpi_and_on_one_rank_it_is_plain_pytest(tmp_path: Path) -> None:
+    suite = "def test_one(): pass\ndef test_fails(): assert 0\n"
+    assert outcomes(run(suite, tmp_path, 1)) == {"passed": 1, "failed": 1}
+    file = tmp_path / "test_suite.py"
+    result = launch(1, sys.executable, "-m", "pytest", "-c", "/dev/null", "-p", "no:cacheprovider", file)
+    assert outcomes(result) == {"passed": 1, "failed": 1}
+
+
+def test_mpi_pytest_is_refused(tmp_path: Path) -> None:
+    package = tmp_path / "site" / "pytest_mpi"  # what mpi-pytest would have installed
+    package.mkdir(parents=True)
+    (package / "parallel_assert.py").write_text("")
+    (package / "__init__.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--with-mpi', action='store_true')\n"
+    )
+    result = run("def test_one(): pass", tmp_path, 1, env={"PYTHONPATH": str(tmp_path / "site")})
+    assert result.returncode not in (0, 124)
+    assert "mpi-pytest is installed over pytest-mpi: pip uninstall mpi-pytest pytest-mpi" in result.stderr
