@@ -91,7 +91,7 @@ def test_a_program_that_forgets_to_destroy_ends_well(tmp_path: Path) -> None:
         import numpy as np, hpccomm as hc
         hc.init_process_group()
         work = hc.all_reduce(np.ones(1000), async_op=True)
-        print(work.get_future().wait(30)[0])
+        print(f"{work.get_future().wait(30)[0]}\\n", end="")
         """
     result = run(program, tmp_path, 2)
     assert (result.returncode, result.stdout.split()) == (0, ["2.0", "2.0"]), result.stderr

@@ -36,14 +36,6 @@ def for_writing(array: Any) -> tuple[Any, Finish]:
     return buffer, partial(np.copyto, array, buffer)
 
 
-def for_both(array: Any) -> tuple[Any, Finish]:
-    """Return a contiguous array with the values of `array` that MPI may write, and how they get back."""
-    if is_plain(array):
-        return array, None
-    buffer = array.copy(order="C")
-    return buffer, partial(np.copyto, array, buffer)
-
-
 def apart(array: Any, output: Any) -> Any:
     """Return a contiguous array with the values of `array`, outside the memory of `output` (MPI forbids overlap)."""
     if not is_plain(array):

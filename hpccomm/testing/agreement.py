@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from ..excepthook import let_launcher_read
+
 OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
 
 
@@ -123,6 +125,7 @@ class Agreement:
         if capture is not None:
             capture.suspend(in_=True)
         print(f"\nhpccomm.testing: rank {self._rank}: {message}", file=sys.__stderr__, flush=True)
+        let_launcher_read()
         self._comm.Abort(1)
 
 
