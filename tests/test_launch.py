@@ -74,6 +74,18 @@ def test_the_hook_can_be_turned_off_and_is_taken_away_by_destroy(tmp_path: Path)
     assert off.stdout.split() == ["hook:False"] * 2
 
 
+def test_sizes_that_differ_between_ranks_end_the_job(tmp_path: Path) -> None:
+    # no comparison across ranks in this version: MPI notices, and the job ends instead of hanging or going on
+    program = """
+        import numpy as np, hpccomm as hc
+        world = hc.init_process_group()
+        hc.all_reduce(np.ones(1000 * (1 + world.rank)))
+        hc.barrier()
+        """
+    result = run(program, tmp_path, 2, timeout=60)
+    assert result.returncode not in (0, 124)
+
+
 def test_abort_ends_all_ranks_with_a_status(tmp_path: Path) -> None:
     program = """
         import hpccomm as hc
