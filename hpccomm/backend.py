@@ -8,7 +8,7 @@ import importlib.metadata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .arrays import BUILT_IN_DEVICES, known_devices
 from .errors import DistBackendError, UnsupportedOperationError, here
@@ -21,6 +21,48 @@ if TYPE_CHECKING:
     from .reduce_op import ReduceOp
 
 DEFAULT_DEVICE_MAP = {"cpu": "mpi", "cuda": "nccl"}
+
+
+def _explained(operation: Any) -> Any:
+    """Return `operation` with its errors passed through the backend's `explain`.
+
+    For each number of arguments there is a wrapper of its own: a call with ``*arguments`` would cost as much as all
+    the rest of the dispatch.
+    """
+    name: str = operation.__name__
+
+    def explain(backend: Backend, error: Exception) -> NoReturn:
+        explained = backend.explain(name, error)
+        if explained is error:
+            raise error
+        raise explained from error
+
+    def with_2(self: Any, a: Any, b: Any) -> Any:
+        try:
+            return operation(self, a, b)
+        except Exception as error:
+            explain(self, error)
+
+    def with_3(self: Any, a: Any, b: Any, c: Any) -> Any:
+        try:
+            return operation(self, a, b, c)
+        except Exception as error:
+            explain(self, error)
+
+    def with_4(self: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        try:
+            return operation(self, a, b, c, d)
+        except Exception as error:
+            explain(self, error)
+
+    def with_any(self: Any, *arguments: Any) -> Any:
+        try:
+            return operation(self, *arguments)
+        except Exception as error:
+            explain(self, error)
+
+    wrapper = {3: with_2, 4: with_3, 5: with_4}.get(operation.__code__.co_argcount, with_any)
+    return functools.update_wrapper(wrapper, operation)  # type: ignore[arg-type]
 
 
 class Backend:
@@ -41,6 +83,12 @@ class Backend:
         self.rank = rank
         self.size = size
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.explain is not Backend.explain:
+            for name in OPERATIONS & vars(cls).keys():
+                setattr(cls, name, _explained(vars(cls)[name]))
+
     @property
     def implementation(self) -> str:
         """The class that an error message names."""
@@ -50,19 +98,19 @@ class Backend:
         """Copy `array` of rank `root` into `array` of every rank."""
         raise self._lacks("broadcast")
 
-    def all_reduce(self, array: Any, op: ReduceOp | MPI.Op, async_op: bool) -> Work | None:
+    def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         """Reduce `array` over the ranks, in place."""
         raise self._lacks("all_reduce")
 
-    def reduce(self, array: Any, root: int, op: ReduceOp | MPI.Op, async_op: bool) -> Work | None:
+    def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
         """Reduce `array` over the ranks, in place on rank `root`; the others only read theirs."""
         raise self._lacks("reduce")
 
-    def scan(self, array: Any, op: ReduceOp | MPI.Op, async_op: bool) -> Work | None:
+    def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         """Reduce `array` over ranks 0..this one, in place."""
         raise self._lacks("scan")
 
-    def exscan(self, array: Any, op: ReduceOp | MPI.Op, async_op: bool) -> Work | None:
+    def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         """Reduce `array` over the ranks before this one, in place; rank 0's stays as it is."""
         raise self._lacks("exscan")
 
@@ -82,11 +130,11 @@ class Backend:
         """Copy ``inputs[r]`` of rank `root` into `output` of rank r; `inputs` is None elsewhere."""
         raise self._lacks("scatter")
 
-    def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp | MPI.Op, async_op: bool) -> Work | None:
+    def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         """Reduce ``inputs[r]`` over the ranks into `output` of rank r."""
         raise self._lacks("reduce_scatter")
 
-    def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp | MPI.Op, async_op: bool) -> Work | None:
+    def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         """Reduce the r-th equal part of `array` over the ranks into `output` of rank r."""
         raise self._lacks("reduce_scatter_single")
 
@@ -100,7 +148,7 @@ class Backend:
         """Send ``input_counts[r]`` elements of `array` to each rank r, in order; receive likewise into `output`."""
         raise self._lacks("all_to_all_single")
 
-    def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp | MPI.Op, async_op: bool) -> Work | None:
+    def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         """Reduce each of `arrays` in place, all in one message per dtype."""
         raise self._lacks("all_reduce_coalesced")
 
@@ -117,7 +165,7 @@ class Backend:
         raise self._lacks("all_gather_single_coalesced")
 
     def reduce_scatter_single_coalesced(
-        self, outputs: list[Any], arrays: list[Any], op: ReduceOp | MPI.Op, async_op: bool
+        self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
     ) -> Work | None:
         """Do reduce_scatter_single for each pair of `outputs` and `arrays`, in one message per dtype."""
         raise self._lacks("reduce_scatter_single_coalesced")
@@ -140,7 +188,7 @@ class Backend:
         """Return when every rank has called it."""
         raise self._lacks("barrier")
 
-    def monitored_barrier(self, timeout: float, wait_all_ranks: bool, async_op: bool) -> None:
+    def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
         """Return when every rank has called it, or raise DistTimeoutError naming those that have not."""
         raise self._lacks("monitored_barrier")
 
@@ -156,6 +204,14 @@ class Backend:
             f"{operation}: backend {self.name!r} does not have it ({self.implementation}.{operation} is not "
             f"overridden); map the array's device to another backend, for example 'cpu:mpi'{here()}"
         )
+
+
+OPERATIONS = {name for name in vars(Backend) if not name.startswith("_")} - {
+    "close",
+    "explain",
+    "implementation",
+    "name",
+}
 
 
 class DeviceMap(dict[str, Backend]):

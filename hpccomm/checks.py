@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy import ndarray  # looked up at every call
 
 from .arrays import Array, locate
 from .errors import here
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 _movable: set[np.dtype[Any]] = set()  # dtypes that have passed _check_dtype
 _kinds: dict[Any, str] = {}  # what _kind_of has found
@@ -25,7 +23,7 @@ _kinds: dict[Any, str] = {}  # what _kind_of has found
 
 def readable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     """Return (device, view) of an array that is only read."""
-    device, view = ("cpu", array) if type(array) is np.ndarray else locate(operation, argument, array)
+    device, view = ("cpu", array) if type(array) is ndarray else locate(operation, argument, array)
     if device == "cpu" and view.dtype not in _movable:
         _check_dtype(operation, argument, view.dtype)
     return device, view
@@ -33,7 +31,7 @@ def readable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
 
 def writable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     """Return (device, view) of an array that is written."""
-    device, view = ("cpu", array) if type(array) is np.ndarray else locate(operation, argument, array)
+    device, view = ("cpu", array) if type(array) is ndarray else locate(operation, argument, array)
     if device == "cpu":
         if view.dtype not in _movable:
             _check_dtype(operation, argument, view.dtype)
@@ -88,6 +86,28 @@ def _checked_list(
     return device, views
 
 
+def reducible(
+    operation: str, argument: str, array: Array, op: ReduceOpLike, check: Any = None
+) -> tuple[str, Any, ReduceOp]:
+    """Return (device, view, op) of an array that is reduced in place; `check` is `readable` if it is not written."""
+    if type(array) is ndarray and type(op) is ReduceOp and array.dtype in op.accepted and array.flags.writeable:
+        return "cpu", array, op  # the common case, in one look
+    device, view = (check or writable)(operation, argument, array)
+    op = reduction(operation, argument, view, op)
+    if device == "cpu":
+        op.accepted.add(view.dtype)
+    return device, view, op
+
+
+def pair(operation: str, output: Array, input: Array) -> tuple[str, Any, Any]:
+    """Return (device, output's view, input's view) of two arrays that have to be alike."""
+    device, out = writable(operation, "output", output)
+    device_in, view = readable(operation, "input", input)
+    if device != device_in or out.dtype is not view.dtype:
+        alike(operation, device, out, device_in, view)
+    return device, out, view
+
+
 def alike(
     operation: str, device: str, array: Any, other_device: str, other: Any, names: str = "output and input"
 ) -> None:
@@ -104,11 +124,9 @@ def sizes(operation: str, condition: bool, expected: str) -> None:
         raise ValueError(f"{operation}: {expected}{here()}")
 
 
-def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> ReduceOp | MPI.Op:
-    """Return `op` as a ReduceOp (or the user's own MPI.Op), having checked that it can reduce `array`."""
-    op = op if type(op) is ReduceOp else as_reduce_op(operation, op)
-    if type(op) is not ReduceOp:
-        return op
+def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> ReduceOp:
+    """Return `op` as a ReduceOp, having checked that it can reduce `array`."""
+    op = as_reduce_op(operation, op)
     if (_kinds.get(array.dtype) or _kind_of(array.dtype)) not in op.kinds:
         raise TypeError(
             f"{operation}: {op!r} is not defined for {argument}'s dtype {array.dtype}{_instead(array, op)}{here()}"

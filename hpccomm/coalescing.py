@@ -63,8 +63,8 @@ class coalescing:
         for (device, operation, shared), calls in groupby(self._collectors.calls, key=lambda call: call[:3]):
             backend = self._group._backends[device]
             columns = [list(column) for column in zip(*(arrays for *_, arrays in calls), strict=True)]
-            coalesced = getattr(backend, operation + "_coalesced")
-            work = self._group._run(coalesced, columns[0], self._async_ops, *columns, *shared)
+            outcome = getattr(backend, operation + "_coalesced")(*columns, *shared, self._async_ops)
+            work = self._group._launched(operation + "_coalesced", outcome, columns[0], self._async_ops)
             if work is not None:
                 self._works.append(work)
 

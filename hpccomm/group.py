@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -26,7 +26,7 @@ class ProcessGroup(Operations):
 
     Programs get one from :func:`init_process_group` or :func:`new_group` and pass it to the functions of
     `hpccomm`. Its methods of those names (in :class:`Operations`) count ranks *in the group*; each checks its
-    arguments, picks the backend of the arrays' device, and hands the call to it through `_run`.
+    arguments, picks the backend of the arrays' device, calls it, and hands what it returned to `_launched`.
 
     As a context manager it is destroyed at the end of the block.
 
@@ -170,42 +170,32 @@ class ProcessGroup(Operations):
 
     # -- the one place that every operation passes -----------------------------------------------
 
-    def _run(self, call: Callable[..., Any], result: Any, async_op: bool, *arguments: Any) -> Work | None:
-        """Number the operation, hand it to the backend, and keep its Work and its arrays alive while in flight."""
+    def _launched(self, operation: str, outcome: Any, result: Any, async_op: bool) -> Work | None:
+        """Number the operation that a backend has begun, and keep its Work and its arrays alive while in flight."""
         self._sequence += 1
-        try:
-            outcome: Any = call(*arguments, async_op)
-        except Exception as error:
-            explained = call.__self__.explain(call.__name__, error)  # type: ignore[attr-defined]
-            if explained is error:
-                raise
-            raise explained from error
         if outcome is None and not async_op:
             return None
         if not isinstance(outcome, Work):
             if not async_op:
                 return cast("Work | None", outcome)  # of a receive: the sender's rank
             outcome = CompletedWork()
-        return self._launch(outcome, call.__name__, result, async_op)
-
-    def _launch(self, work: Work, operation: str, result: Any, async_op: bool) -> Work | None:
-        work.op_type = operation
-        work.sequence_number = self._sequence
-        work._result = result
-        work._ranks = self.ranks
-        work.queue = None if operation in MESSAGES else self
+        outcome.op_type = operation
+        outcome.sequence_number = self._sequence
+        outcome._result = result
+        outcome._ranks = self.ranks
         if not async_op:  # a backend that has only asynchronous operations
-            work.wait()
-            return cast("Work | None", work._source)
+            outcome.wait()
+            return cast("Work | None", outcome._source)
+        if operation not in MESSAGES:
+            outcome.queue = self
         if len(self._in_flight) > REAP_ABOVE:
             self._reap()
-        self._in_flight[work] = None
-        work.add_done_callback(self._forget)
-        return work
+        self._in_flight[outcome] = None
+        outcome.forget = self._forget
+        return outcome
 
     def _forget(self, work: Work) -> None:
-        self._in_flight.pop(work, None)
-        if work._status is WorkStatus.FAILED:
+        if self._in_flight.pop(work, work) is None and work._status is WorkStatus.FAILED:  # it was there
             self._failed.append(work)
 
     def _reap(self) -> None:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
-from . import checks
+from . import checks, sparse
 from .arrays import Array, is_sparse
 from .backend import Backend, DeviceMap
 from .errors import here
-from .reduce_op import ReduceOp, ReduceOpLike
+from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 from .work import Work, as_seconds
 
 SUM = ReduceOp.SUM
 
 
 class Operations:
-    """The operations of :class:`ProcessGroup`, which gives them their members, their backends and `_run`."""
+    """The operations of :class:`ProcessGroup`, which gives them their members, their backends and `_launched`."""
 
     rank: int
     size: int
     timeout: timedelta
     _backends: DeviceMap
 
-    def _run(self, call: Callable[..., Any], result: Any, async_op: bool, *arguments: Any) -> Work | None:
+    def _launched(self, operation: str, outcome: Any, result: Any, async_op: bool) -> Work | None:
         raise NotImplementedError
 
     def _any_backend(self) -> Backend:
@@ -38,24 +39,24 @@ class Operations:
         """See :func:`hpccomm.broadcast`."""
         check = checks.readable if root == self.rank else checks.writable
         device, view = check("broadcast", "array", array)
-        return self._run(self._backends[device].broadcast, array, async_op, view, root)
+        return self._launched("broadcast", self._backends[device].broadcast(view, root, async_op), array, async_op)
 
     def all_reduce(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_reduce`."""
-        if type(array) is not np.ndarray and is_sparse(array):
-            from .sparse import all_reduce
-
-            return all_reduce(self, array, op, async_op)
-        device, view = checks.writable("all_reduce", "array", array)
-        op = checks.reduction("all_reduce", "array", view, op)
-        return self._run(self._backends[device].all_reduce, array, async_op, view, op)
+        if type(array) is ndarray and type(op) is ReduceOp and array.dtype in op.accepted and array.flags.writeable:
+            work = self._backends["cpu"].all_reduce(array, op, async_op)  # the common case, in one look
+        elif is_sparse(array):
+            return sparse.all_reduce(self, array, op, async_op)
+        else:
+            device, view, reduce_op = checks.reducible("all_reduce", "array", array, op)
+            work = self._backends[device].all_reduce(view, reduce_op, async_op)
+        return self._launched("all_reduce", work, array, async_op)
 
     def reduce(self, array: Array, root: int = 0, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.reduce`."""
         check = checks.writable if root == self.rank else checks.readable
-        device, view = check("reduce", "array", array)
-        op = checks.reduction("reduce", "array", view, op)
-        return self._run(self._backends[device].reduce, array, async_op, view, root, op)
+        device, view, reduce_op = checks.reducible("reduce", "array", array, op, check)
+        return self._launched("reduce", self._backends[device].reduce(view, root, reduce_op, async_op), array, async_op)
 
     def scan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.scan`."""
@@ -66,28 +67,31 @@ class Operations:
         return self._scan("exscan", array, op, async_op)
 
     def _scan(self, operation: str, array: Array, op: ReduceOpLike, async_op: bool) -> Work | None:
-        device, view = checks.writable(operation, "array", array)
-        op = checks.reduction(operation, "array", view, op)
-        if op is ReduceOp.AVG:
+        device, view, reduce_op = checks.reducible(operation, "array", array, op)
+        if reduce_op is ReduceOp.AVG:
             raise ValueError(
                 f"{operation}: AVG has no meaning for a prefix; use SUM and divide by the rank + 1{here()}"
             )
-        return self._run(getattr(self._backends[device], operation), array, async_op, view, op)
+        return self._launched(
+            operation, getattr(self._backends[device], operation)(view, reduce_op, async_op), array, async_op
+        )
 
     def all_gather(self, output_list: Sequence[Array], array: Array, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather`."""
         device, view = checks.readable("all_gather", "array", array)
         device_out, outputs = checks.writable_list("all_gather", "output_list", output_list, self.size)
         self._check_parts("all_gather", "output_list", device_out, outputs, "array", device, view)
-        return self._run(self._backends[device].all_gather, output_list, async_op, outputs, view)
+        return self._launched(
+            "all_gather", self._backends[device].all_gather(outputs, view, async_op), output_list, async_op
+        )
 
     def all_gather_single(self, output: Array, input: Array, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather_single`."""
-        device_out, out = checks.writable("all_gather_single", "output", output)
-        device, view = checks.readable("all_gather_single", "input", input)
-        checks.alike("all_gather_single", device_out, out, device, view)
+        device, out, view = checks.pair("all_gather_single", output, input)
         self._check_multiple("all_gather_single", "output", out, "input", view)
-        return self._run(self._backends[device].all_gather_single, output, async_op, out, view)
+        return self._launched(
+            "all_gather_single", self._backends[device].all_gather_single(out, view, async_op), output, async_op
+        )
 
     def gather(
         self, array: Array, gather_list: Sequence[Array] | None = None, root: int = 0, async_op: bool = False
@@ -98,7 +102,9 @@ class Operations:
         if self._has_list("gather", "gather_list", gather_list, "destination", root):
             device_out, outputs = checks.writable_list("gather", "gather_list", gather_list or (), self.size)
             self._check_parts("gather", "gather_list", device_out, outputs, "array", device, view)
-        return self._run(self._backends[device].gather, gather_list, async_op, view, outputs, root)
+        return self._launched(
+            "gather", self._backends[device].gather(view, outputs, root, async_op), gather_list, async_op
+        )
 
     def scatter(
         self, output: Array, scatter_list: Sequence[Array] | None = None, root: int = 0, async_op: bool = False
@@ -109,7 +115,7 @@ class Operations:
         if self._has_list("scatter", "scatter_list", scatter_list, "source", root):
             device_in, inputs = checks.readable_list("scatter", "scatter_list", scatter_list or (), self.size)
             self._check_parts("scatter", "scatter_list", device_in, inputs, "output", device, view)
-        return self._run(self._backends[device].scatter, output, async_op, view, inputs, root)
+        return self._launched("scatter", self._backends[device].scatter(view, inputs, root, async_op), output, async_op)
 
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
@@ -118,19 +124,24 @@ class Operations:
         device, view = checks.writable("reduce_scatter", "output", output)
         device_in, inputs = checks.readable_list("reduce_scatter", "input_list", input_list, self.size)
         self._check_parts("reduce_scatter", "input_list", device_in, inputs, "output", device, view)
-        op = checks.reduction("reduce_scatter", "output", view, op)
-        return self._run(self._backends[device].reduce_scatter, output, async_op, view, inputs, op)
+        reduce_op = checks.reduction("reduce_scatter", "output", view, op)
+        return self._launched(
+            "reduce_scatter", self._backends[device].reduce_scatter(view, inputs, reduce_op, async_op), output, async_op
+        )
 
     def reduce_scatter_single(
         self, output: Array, input: Array, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter_single`."""
-        device, out = checks.writable("reduce_scatter_single", "output", output)
-        device_in, view = checks.readable("reduce_scatter_single", "input", input)
-        checks.alike("reduce_scatter_single", device, out, device_in, view)
+        device, out, view = checks.pair("reduce_scatter_single", output, input)
         self._check_multiple("reduce_scatter_single", "input", view, "output", out)
-        op = checks.reduction("reduce_scatter_single", "output", out, op)
-        return self._run(self._backends[device].reduce_scatter_single, output, async_op, out, view, op)
+        reduce_op = checks.reduction("reduce_scatter_single", "output", out, op)
+        return self._launched(
+            "reduce_scatter_single",
+            self._backends[device].reduce_scatter_single(out, view, reduce_op, async_op),
+            output,
+            async_op,
+        )
 
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array], async_op: bool = False
@@ -144,7 +155,9 @@ class Operations:
         checks.sizes(
             "all_to_all", mine.size == sent.size, f"{names} have {mine.size} and {sent.size} elements; expected as many"
         )
-        return self._run(self._backends[device].all_to_all, output_list, async_op, outputs, inputs)
+        return self._launched(
+            "all_to_all", self._backends[device].all_to_all(outputs, inputs, async_op), output_list, async_op
+        )
 
     def all_to_all_single(
         self,
@@ -155,9 +168,7 @@ class Operations:
         async_op: bool = False,
     ) -> Work | None:
         """See :func:`hpccomm.all_to_all_single`."""
-        device, out = checks.writable("all_to_all_single", "output", output)
-        device_in, view = checks.readable("all_to_all_single", "input", input)
-        checks.alike("all_to_all_single", device, out, device_in, view)
+        device, out, view = checks.pair("all_to_all_single", output, input)
         to_receive = checks.splits("all_to_all_single", "output", out, output_split_sizes, self.size)
         to_send = checks.splits("all_to_all_single", "input", view, input_split_sizes, self.size)
         checks.sizes(
@@ -165,18 +176,24 @@ class Operations:
             to_receive[self.rank] == to_send[self.rank],
             f"this rank sends {to_send[self.rank]} elements to itself, but output has room for {to_receive[self.rank]}",
         )
-        return self._run(self._backends[device].all_to_all_single, output, async_op, out, view, to_receive, to_send)
+        return self._launched(
+            "all_to_all_single",
+            self._backends[device].all_to_all_single(out, view, to_receive, to_send, async_op),
+            output,
+            async_op,
+        )
 
     def barrier(self, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.barrier`."""
-        return self._run(self._any_backend().barrier, None, async_op)
+        return self._launched("barrier", self._any_backend().barrier(async_op), None, async_op)
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """See :func:`hpccomm.monitored_barrier`."""
         seconds = as_seconds(self.timeout if timeout is None else timeout)
         if not seconds >= 0:
             raise ValueError(f"monitored_barrier: timeout is {timeout}; expected 0 or more seconds{here()}")
-        self._run(self._any_backend().monitored_barrier, None, False, seconds, wait_all_ranks)
+        self._any_backend().monitored_barrier(seconds, wait_all_ranks)
+        self._launched("monitored_barrier", None, None, False)
 
     # -- coalesced: many arrays in one message ---------------------------------------------------
 
@@ -185,15 +202,23 @@ class Operations:
     ) -> Work | None:
         """See :func:`hpccomm.all_reduce_coalesced`."""
         device, views = checks.array_list("all_reduce_coalesced", "arrays", arrays)
+        reduce_op = as_reduce_op("all_reduce_coalesced", op)
         for i, view in enumerate(views):
-            op = checks.reduction("all_reduce_coalesced", f"arrays[{i}]", view, op)
-        return self._run(self._backends[device].all_reduce_coalesced, arrays, async_op, views, op)
+            checks.reduction("all_reduce_coalesced", f"arrays[{i}]", view, reduce_op)
+        return self._launched(
+            "all_reduce_coalesced",
+            self._backends[device].all_reduce_coalesced(views, reduce_op, async_op),
+            arrays,
+            async_op,
+        )
 
     def broadcast_coalesced(self, arrays: Sequence[Array], root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast_coalesced`."""
         check = checks.readable if root == self.rank else checks.writable
         device, views = checks.array_list("broadcast_coalesced", "arrays", arrays, check)
-        return self._run(self._backends[device].broadcast_coalesced, arrays, async_op, views, root)
+        return self._launched(
+            "broadcast_coalesced", self._backends[device].broadcast_coalesced(views, root, async_op), arrays, async_op
+        )
 
     def all_gather_coalesced(
         self, output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array], async_op: bool = False
@@ -216,23 +241,40 @@ class Operations:
                     "all_gather_coalesced", fits, f"{names} have {out.size} and {view.size} elements; expected as many"
                 )
             outputs.append(gathered)
-        return self._run(self._backends[device].all_gather_coalesced, output_lists, async_op, outputs, views)
+        return self._launched(
+            "all_gather_coalesced",
+            self._backends[device].all_gather_coalesced(outputs, views, async_op),
+            output_lists,
+            async_op,
+        )
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.all_gather_single_coalesced`."""
         device, outs, views = self._pairs("all_gather_single_coalesced", outputs, inputs, larger="outputs")
-        return self._run(self._backends[device].all_gather_single_coalesced, outputs, async_op, outs, views)
+        return self._launched(
+            "all_gather_single_coalesced",
+            self._backends[device].all_gather_single_coalesced(outs, views, async_op),
+            outputs,
+            async_op,
+        )
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Array], inputs: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter_single_coalesced`."""
         device, outs, views = self._pairs("reduce_scatter_single_coalesced", outputs, inputs, larger="inputs")
+        operation = "reduce_scatter_single_coalesced"
+        reduce_op = as_reduce_op(operation, op)
         for i, out in enumerate(outs):
-            op = checks.reduction("reduce_scatter_single_coalesced", f"outputs[{i}]", out, op)
-        return self._run(self._backends[device].reduce_scatter_single_coalesced, outputs, async_op, outs, views, op)
+            checks.reduction(operation, f"outputs[{i}]", out, reduce_op)
+        return self._launched(
+            "reduce_scatter_single_coalesced",
+            self._backends[device].reduce_scatter_single_coalesced(outs, views, reduce_op, async_op),
+            outputs,
+            async_op,
+        )
 
     def _pairs(
         self, operation: str, outputs: Sequence[Array], inputs: Sequence[Array], larger: str
@@ -254,13 +296,13 @@ class Operations:
         """See :func:`hpccomm.send` and :func:`hpccomm.isend`."""
         device, view = checks.readable("send", "array", array)
         self._check_peer("send", "dst", dst, async_op)
-        return self._run(self._backends[device].send, array, async_op, view, dst, tag)
+        return self._launched("send", self._backends[device].send(view, dst, tag, async_op), array, async_op)
 
     def recv(self, array: Array, src: int | None = None, tag: int = 0, async_op: bool = False) -> Any:
         """See :func:`hpccomm.recv` and :func:`hpccomm.irecv`; returns the sender's *group* rank, or a Work."""
         device, view = checks.writable("recv", "array", array)
         self._check_peer("recv", "src", src, async_op)
-        return self._run(self._backends[device].recv, array, async_op, view, src, tag)
+        return self._launched("recv", self._backends[device].recv(view, src, tag, async_op), array, async_op)
 
     def sendrecv(
         self, array: Array, dst: int, output: Array, src: int | None = None, tag: int = 0, recv_tag: int | None = None,
@@ -274,7 +316,9 @@ class Operations:
                 f"sendrecv: array and output are on {device} and {device_out}; one call, one device{here()}"
             )
         recv_tag = tag if recv_tag is None else recv_tag
-        return self._run(self._backends[device].sendrecv, output, async_op, view, dst, out, src, tag, recv_tag)
+        return self._launched(
+            "sendrecv", self._backends[device].sendrecv(view, dst, out, src, tag, recv_tag, async_op), output, async_op
+        )
 
     # -- checks that need the group --------------------------------------------------------------
 

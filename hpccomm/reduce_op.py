@@ -9,6 +9,8 @@ from .errors import here
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+ANY_KIND = "-biufcmMSUV"  # every letter that checks.py may come up with
+
 ReduceOpLike: TypeAlias = "ReduceOp | str | MPI.Op"
 
 
@@ -33,7 +35,7 @@ class ReduceOp:
     On bool the results are those of ``np.add``, ``np.multiply``, ``np.minimum`` ... on bool arrays.
     """
 
-    __slots__ = ("factor", "kinds", "name")
+    __slots__ = ("accepted", "factor", "kinds", "mpi_op", "name")
 
     SUM: ClassVar[ReduceOp]
     AVG: ClassVar[ReduceOp]
@@ -44,10 +46,12 @@ class ReduceOp:
     BOR: ClassVar[ReduceOp]
     BXOR: ClassVar[ReduceOp]
 
-    def __init__(self, name: str, kinds: str, factor: Any = None) -> None:
+    def __init__(self, name: str, kinds: str, factor: Any = None, mpi_op: MPI.Op | None = None) -> None:
         self.name = name
         self.kinds = kinds  # the numpy dtype kinds it accepts: b(ool) i(nt) u(int) f(loat) c(omplex)
         self.factor = factor
+        self.mpi_op = mpi_op  # an operation of the program's own, or one of MPI's that is none of ours
+        self.accepted: set[Any] = set()  # the dtypes that checks.py has found acceptable so far
 
     @staticmethod
     def PREMUL_SUM(factor: complex) -> ReduceOp:
@@ -80,8 +84,8 @@ for _name, _op in _NAMED.items():
     setattr(ReduceOp, _name, _op)
 
 
-def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp | MPI.Op:
-    """Return the ReduceOp that `op` names; an ``MPI.Op`` that is not one of ours is returned as it is."""
+def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
+    """Return the ReduceOp that `op` names; an ``MPI.Op`` that is not one of ours is wrapped."""
     if type(op) is ReduceOp:
         return op
     if isinstance(op, str):
@@ -98,7 +102,7 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp | MPI.Op:
     raise TypeError(f"{operation}: op is {op!r}; expected a ReduceOp, its name, or an MPI.Op{hint}{here()}")
 
 
-def _from_mpi(op: MPI.Op) -> ReduceOp | MPI.Op:
+def _from_mpi(op: MPI.Op) -> ReduceOp:
     """Give MPI's predefined operations our meaning (bool, float16 and bfloat16 included)."""
     from mpi4py import MPI
 
@@ -108,4 +112,4 @@ def _from_mpi(op: MPI.Op) -> ReduceOp | MPI.Op:
     ):  # fmt: skip
         if op == theirs:
             return _NAMED[ours]
-    return op
+    return ReduceOp("MPI.Op", ANY_KIND, mpi_op=op)

@@ -25,6 +25,10 @@ class WorkStatus(enum.Enum):
     ABORTED = "aborted"
 
 
+IN_FLIGHT = WorkStatus.IN_FLIGHT  # a look-up in an Enum is slow
+COMPLETED = WorkStatus.COMPLETED
+
+
 class Work:
     """An operation in flight; every ``async_op=True`` call returns one.
 
@@ -42,20 +46,22 @@ class Work:
         Its number among the operations of its group on this rank, from 1.
     """
 
+    op_type = ""
+    sequence_number = 0
+    alive: Any = None  # what must not be freed while the transport works on it
+    queue: Hashable | None = None  # what it keeps its place in: its group for a collective, None for a message
+    forget: Callable[[Work], None] | None = None  # how its group lets go of it
+    error_was_seen = False  # by the program; the group tells of others when it is destroyed
+    _result: Any = None
+    _status = IN_FLIGHT
+    _exception: BaseException | None = None
+    _source: int | None = None  # the group rank that a message came from
+    _ranks: Sequence[int] = ()  # global ranks of the group
+    _callbacks: list[Callable[[Work], None]] | None = None
+    _future: Future | None = None
+
     def __init__(self, finish: Callable[[], None] | None = None) -> None:
-        self.op_type = ""
-        self.sequence_number = 0
         self._finish = finish  # what is left to do when the transport is done: unpack, divide ...
-        self._result: Any = None
-        self.alive: Any = None  # what must not be freed while the transport works on it
-        self._status = WorkStatus.IN_FLIGHT
-        self._exception: BaseException | None = None
-        self.error_was_seen = False  # by the program; the group tells of others when it is destroyed
-        self._source: int | None = None  # the group rank that a message came from
-        self._ranks: Sequence[int] = ()  # global ranks of the group
-        self._callbacks: list[Callable[[Work], None]] = []
-        self._future: Future | None = None
-        self.queue: Hashable | None = None  # what it keeps its place in: its group for a collective, None for a message
         self._lock = threading.Lock()  # completing happens once, in one thread at a time
 
     # -- what a transport writes ---------------------------------------------------------------
@@ -84,13 +90,13 @@ class Work:
         With a `timeout` (a timedelta, or seconds) that passes, DistTimeoutError is raised and the operation
         stays in flight: a later `wait` can still succeed. What went wrong in the operation is raised here.
         """
-        if timeout is None:
-            with self._lock:
-                if self._status is WorkStatus.IN_FLIGHT:
-                    self._complete(self.block)
-        else:
+        if timeout is not None:
             self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
-        self._announce()
+        elif self._status is IN_FLIGHT:
+            with self._lock:
+                if self._status is IN_FLIGHT:
+                    self._complete(self.block)
+            self._announce()
         if self._exception is not None:
             self.error_was_seen = True
             raise self._exception
@@ -109,18 +115,18 @@ class Work:
 
     def is_completed(self) -> bool:
         """Return whether the operation has ended (well or not), without blocking."""
-        if self._status is WorkStatus.IN_FLIGHT and self._lock.acquire(blocking=False):
+        if self._status is IN_FLIGHT and self._lock.acquire(blocking=False):
             try:
-                if self._status is WorkStatus.IN_FLIGHT:
+                if self._status is IN_FLIGHT:
                     self._complete(self.poll)
             finally:
                 self._lock.release()
             self._announce()
-        return self._status is not WorkStatus.IN_FLIGHT
+        return self._status is not IN_FLIGHT
 
     def is_success(self) -> bool:
         """Return whether the operation has ended well."""
-        return self.is_completed() and self._status is WorkStatus.COMPLETED
+        return self.is_completed() and self._status is COMPLETED
 
     def exception(self) -> BaseException | None:
         """Return what went wrong, or None."""
@@ -150,7 +156,7 @@ class Work:
         Other operations of MPI can't be taken back: UnsupportedOperationError. A Work that has ended is left alone.
         """
         with self._lock:
-            if self._status is WorkStatus.IN_FLIGHT:
+            if self._status is IN_FLIGHT:
                 self.cancel()
                 self._exception = DistError(f"{self.op_type} #{self.sequence_number}: aborted by the program{here()}")
                 self._status = WorkStatus.ABORTED
@@ -172,13 +178,15 @@ class Work:
                 return self._future
             self._future = future = Future()
         self.add_done_callback(lambda work: _settle(future, work))
-        if self._status is WorkStatus.IN_FLIGHT:
+        if self._status is IN_FLIGHT:
             drive(self)  # and not a look here: an earlier operation's Future may still be on its way
         return future
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
         """Call ``callback(self)`` when the operation ends, in the thread that notices; at once if it has ended."""
         with self._lock:
+            if self._callbacks is None:
+                self._callbacks = []
             self._callbacks.append(callback)
         self._announce()
 
@@ -186,10 +194,10 @@ class Work:
         """Make `step` the last part of the operation, and `result` what it gives back (for composed operations)."""
         with self._lock:
             first, self._result = self._finish, result
-            if self._status is WorkStatus.IN_FLIGHT:
+            if self._status is IN_FLIGHT:
                 self._finish = step if first is None else partial(_one_after_the_other, first, step)
                 return
-        if self._status is WorkStatus.COMPLETED:
+        if self._status is COMPLETED:
             step()
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -213,7 +221,7 @@ class Work:
                 self._exception.__cause__ = error
             self._status = WorkStatus.FAILED
         else:
-            self._status = WorkStatus.COMPLETED
+            self._status = COMPLETED
         self._finish = self.alive = None
 
     def explain(self, error: Exception) -> Exception:
@@ -221,8 +229,13 @@ class Work:
         return error
 
     def _announce(self) -> None:
-        """Once the operation has ended, run the callbacks, each once, outside the lock."""
-        while self._callbacks and self._status is not WorkStatus.IN_FLIGHT:
+        """Once the operation has ended, tell the group and run the callbacks, each once, outside the lock."""
+        if self._status is IN_FLIGHT:
+            return
+        if self.forget is not None:
+            self.forget(self)
+            self.forget = None
+        while self._callbacks:
             try:
                 callback = self._callbacks.pop(0)
             except IndexError:  # another thread took the last one

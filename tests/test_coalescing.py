@@ -13,14 +13,14 @@ pytestmark = pytest.mark.usefixtures("process_group")
 def messages_of(group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note which operations reach the group's backend."""
     seen: list[str] = []
-    original = hc.ProcessGroup._run
+    original = hc.ProcessGroup._launched
 
-    def run(self: Any, call: Any, *arguments: Any) -> Any:
-        if call.__self__.name != "coalescing":
-            seen.append(call.__name__)
-        return original(self, call, *arguments)
+    def launched(self: Any, operation: str, *arguments: Any) -> Any:
+        if not self._backends.collecting:
+            seen.append(operation)
+        return original(self, operation, *arguments)
 
-    monkeypatch.setattr(hc.ProcessGroup, "_run", run)
+    monkeypatch.setattr(hc.ProcessGroup, "_launched", launched)
     return seen
 
 

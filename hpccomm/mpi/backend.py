@@ -18,7 +18,7 @@ from ..errors import here
 from ..reduce_op import ReduceOp
 from ..work import Work
 from . import reductions, tags
-from .datatypes import message, parts
+from .datatypes import DIRECT, TYPED, message, parts
 from .layout import (
     Finish,
     apart,
@@ -35,7 +35,7 @@ from .monitored_barrier import MonitoredBarrier
 from .segments import SEGMENT_BYTES, segments
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 
-Op = ReduceOp | MPI.Op
+IN_PLACE = MPI.IN_PLACE
 
 
 def create(options: BackendOptions, _: Any) -> MPIBackend:
@@ -62,36 +62,41 @@ class MPIBackend(Backend):
     # -- one array -------------------------------------------------------------------------------
 
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
+        datatype = TYPED.get(array.dtype)
+        if not async_op and datatype is not None and array.flags.carray and array.nbytes <= SEGMENT_BYTES:
+            return self._comm.Bcast((array, datatype), root)  # type: ignore[func-returns-value]
         buffer, finish = (for_reading(array), None) if root == self.rank else for_writing(array)
         call = self._comm.Ibcast if async_op else self._comm.Bcast
         return _done(call(message(buffer), root), finish, buffer)
 
-    def all_reduce(self, array: Any, op: Op, async_op: bool) -> Work | None:
+    def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
+        direct = DIRECT.get((op, array.dtype))
+        if direct is None or not array.flags.carray or array.nbytes > SEGMENT_BYTES:
+            return self._all_reduce_in_pieces(array, op, async_op)
+        if async_op:
+            return MPIWork([self._comm.Iallreduce(IN_PLACE, (array, direct[0]), direct[1])], None, array)
+        return self._comm.Allreduce(IN_PLACE, (array, direct[0]), direct[1])  # type: ignore[func-returns-value]
+
+    def _all_reduce_in_pieces(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iallreduce if async_op else self._comm.Allreduce
-        if buffer.nbytes > SEGMENT_BYTES:
-            return _all_done(
-                (call(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish, buffer
-            )
-        return _done(call(MPI.IN_PLACE, (buffer, datatype), mpi_op), finish, buffer)
+        return _all_done((call(IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish, buffer)
 
-    def reduce(self, array: Any, root: int, op: Op, async_op: bool) -> Work | None:
+    def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
         call = self._comm.Ireduce if async_op else self._comm.Reduce
         if self.rank != root:
             sent = reductions.operand(array, op)
             datatype, mpi_op = reductions.described(sent, op)
             return _all_done((call((part, datatype), None, mpi_op, root) for part in segments(sent)), None, sent)
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
-        return _all_done(
-            (call(MPI.IN_PLACE, (part, datatype), mpi_op, root) for part in segments(buffer)), finish, buffer
-        )
+        return _all_done((call(IN_PLACE, (part, datatype), mpi_op, root) for part in segments(buffer)), finish, buffer)
 
-    def scan(self, array: Any, op: Op, async_op: bool) -> Work | None:
+    def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iscan if async_op else self._comm.Scan
-        return _all_done((call(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish, buffer)
+        return _all_done((call(IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish, buffer)
 
-    def exscan(self, array: Any, op: Op, async_op: bool) -> Work | None:
+    def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
         output = array if self.rank else np.empty_like(array)
         buffer, finish = reductions.receiver(output, op, self.size)
@@ -106,6 +111,10 @@ class MPIBackend(Backend):
     # -- one array from or to each rank ----------------------------------------------------------
 
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
+        datatype = TYPED.get(array.dtype)
+        plain = datatype is not None and not async_op and output.flags.carray and array.flags.carray
+        if plain and output.base is None and array.base is None and output is not array:  # then they can't overlap
+            return self._comm.Allgather((array, datatype), (output, datatype))  # type: ignore[func-returns-value]
         buffer, finish = for_writing(output)
         call = self._comm.Iallgather if async_op else self._comm.Allgather
         sent = apart(array, output)
@@ -131,14 +140,14 @@ class MPIBackend(Backend):
         sent = None if inputs is None else packed(inputs)
         return _done(call(sent and parts(*sent), message(buffer), root), finish, sent, buffer)
 
-    def reduce_scatter_single(self, output: Any, array: Any, op: Op, async_op: bool) -> Work | None:
+    def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         sent = apart(reductions.operand(array, op), output)
         buffer, finish = reductions.receiver(output, op, self.size)
         datatype, mpi_op = reductions.described(buffer, op)
         call = self._comm.Ireduce_scatter_block if async_op else self._comm.Reduce_scatter_block
         return _done(call((sent, datatype), (buffer, datatype), mpi_op), finish, sent, buffer)
 
-    def reduce_scatter(self, output: Any, inputs: list[Any], op: Op, async_op: bool) -> Work | None:
+    def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         flat, counts = packed(inputs)
         sent = reductions.operand(flat, op)
         buffer, finish = reductions.receiver(output, op, self.size)
@@ -171,7 +180,7 @@ class MPIBackend(Backend):
 
     # -- many arrays in one message --------------------------------------------------------------
 
-    def all_reduce_coalesced(self, arrays: list[Any], op: Op, async_op: bool) -> Work | None:
+    def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         works: list[Work | None] = []
         finish: Finish = None
         for indices in by_dtype(arrays):
@@ -197,7 +206,7 @@ class MPIBackend(Backend):
         return _joined([self.all_gather_single(gathered, mine, async_op)], partial(_deal_columns, gathered, outputs))
 
     def reduce_scatter_single_coalesced(
-        self, outputs: list[Any], arrays: list[Any], op: Op, async_op: bool
+        self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
     ) -> Work | None:
         works: list[Work | None] = []
         finish: Finish = None
@@ -246,7 +255,7 @@ class MPIBackend(Backend):
     def barrier(self, async_op: bool) -> Work | None:
         return _done(self._comm.Ibarrier() if async_op else self._comm.Barrier(), None)  # type: ignore[func-returns-value]
 
-    def monitored_barrier(self, timeout: float, wait_all_ranks: bool, async_op: bool) -> None:
+    def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
         self._monitored_barrier(timeout, wait_all_ranks)
 
     def explain(self, operation: str, error: Exception) -> Exception:

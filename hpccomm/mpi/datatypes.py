@@ -48,6 +48,15 @@ BOOL_OPS = {
 LARGEST_COUNT = 2**63 - 1 if MPI.VERSION >= 4 else 2**31 - 1
 
 
+# What MPI does with the array as it is: one look-up for the common case.
+DIRECT: dict[tuple[Any, np.dtype[Any]], tuple[MPI.Datatype, MPI.Op]] = {
+    (op, dtype): (datatype, BOOL_OPS[op] if dtype.kind == "b" else OPS[op])
+    for op in OPS
+    if op is not ReduceOp.AVG
+    for dtype, datatype in ARITHMETIC.items()
+}
+
+
 def message(array: Any) -> tuple[Any, MPI.Datatype] | tuple[Any, int, MPI.Datatype]:
     """Return the mpi4py buffer of a contiguous array: (memory, datatype), the count follows from the size."""
     datatype = TYPED.get(array.dtype)
@@ -85,10 +94,10 @@ def as_bytes(array: Any) -> Any:
     return array.reshape(-1).view(np.uint8)
 
 
-def mpi_op(op: ReduceOp | MPI.Op, dtype: np.dtype[Any]) -> MPI.Op:
+def mpi_op(op: ReduceOp, dtype: np.dtype[Any]) -> MPI.Op:
     """Return MPI's operation for `op` on arrays of `dtype`."""
-    if not isinstance(op, ReduceOp):
-        return op
+    if op.mpi_op is not None:
+        return op.mpi_op
     if dtype.kind == "b":
         return BOOL_OPS[op]
     return OPS.get(op, MPI.SUM)  # PREMUL_SUM has multiplied already

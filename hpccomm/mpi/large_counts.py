@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..reduce_op import ReduceOp
 from ..work import Work
 from . import datatypes, reductions, tags
-from .backend import MPIBackend, Op, _all_done
+from .backend import MPIBackend, _all_done
 from .datatypes import message
 from .layout import Finish, apart, both, for_reading, for_writing
 from .segments import segments
@@ -46,12 +47,12 @@ class LargeCountMPIBackend(MPIBackend):
         receives = [output if rank == root else None for rank in range(self.size)]
         return self._pairwise(inputs or [None] * self.size, receives, None, async_op)
 
-    def reduce_scatter_single(self, output: Any, array: Any, op: Op, async_op: bool) -> Work | None:
+    def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if _fits(array):
             return super().reduce_scatter_single(output, array, op, async_op)
         return self.reduce_scatter(output, list(for_reading(array).reshape(self.size, -1)), op, async_op)
 
-    def reduce_scatter(self, output: Any, inputs: list[Any], op: Op, async_op: bool) -> Work | None:
+    def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         if _fits(*inputs):
             return super().reduce_scatter(output, inputs, op, async_op)
         buffer, finish = reductions.receiver(output, op, self.size)

@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..reduce_op import ReduceOp
-from .datatypes import ARITHMETIC, arithmetic_type, mpi_op
+from .datatypes import arithmetic_type, mpi_op
 from .layout import Finish, for_reading, for_writing
 
 _wider: dict[Any, Any] = {}
@@ -22,7 +22,7 @@ def wider(dtype: Any) -> Any:
     return _wider[dtype]
 
 
-def in_place(array: Any, op: ReduceOp | MPI.Op, ranks: int) -> tuple[Any, MPI.Datatype, MPI.Op, Finish]:
+def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, MPI.Datatype, MPI.Op, Finish]:
     """Return (buffer, datatype, MPI operation, what to do afterwards) to reduce `array` where it is."""
     given = operand(array, op)
     if given is not array:
@@ -30,20 +30,18 @@ def in_place(array: Any, op: ReduceOp | MPI.Op, ranks: int) -> tuple[Any, MPI.Da
     return array, *described(array, op), partial(_divide, array, ranks) if op is ReduceOp.AVG else None
 
 
-def operand(array: Any, op: ReduceOp | MPI.Op) -> Any:
+def operand(array: Any, op: ReduceOp) -> Any:
     """Return the contiguous array that a rank contributes: `array` itself where possible, never changed."""
-    dtype = array.dtype
-    if type(op) is ReduceOp:
-        if dtype not in ARITHMETIC and wider(dtype) is not dtype:
-            array = array.astype(wider(dtype), order="C")
-        if op.factor is not None:
-            return np.multiply(array, op.factor, out=np.empty(array.shape, array.dtype), casting="same_kind")
+    if op.mpi_op is None and wider(array.dtype) is not array.dtype:
+        array = array.astype(wider(array.dtype), order="C")
+    if op.factor is not None:
+        return np.multiply(array, op.factor, out=np.empty(array.shape, array.dtype), casting="same_kind")
     return for_reading(array)
 
 
-def receiver(output: Any, op: ReduceOp | MPI.Op, ranks: int) -> tuple[Any, Finish]:
+def receiver(output: Any, op: ReduceOp, ranks: int) -> tuple[Any, Finish]:
     """Return the contiguous array that MPI writes the reduced values to, and how they get into `output`."""
-    if type(op) is ReduceOp and wider(output.dtype) is not output.dtype:
+    if op.mpi_op is None and wider(output.dtype) is not output.dtype:
         wide = np.empty(output.shape, wider(output.dtype))
         return wide, partial(_deliver, output, wide, op, ranks)
     buffer, unpack = for_writing(output)
@@ -52,12 +50,12 @@ def receiver(output: Any, op: ReduceOp | MPI.Op, ranks: int) -> tuple[Any, Finis
     return buffer, unpack
 
 
-def described(buffer: Any, op: ReduceOp | MPI.Op) -> tuple[MPI.Datatype, MPI.Op]:
+def described(buffer: Any, op: ReduceOp) -> tuple[MPI.Datatype, MPI.Op]:
     """Return MPI's datatype and operation for a buffer made by `operand` or `receiver`."""
     return arithmetic_type(buffer.dtype, op), mpi_op(op, buffer.dtype)
 
 
-def _deliver(output: Any, buffer: Any, op: ReduceOp | MPI.Op, ranks: int) -> None:
+def _deliver(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> None:
     if op is ReduceOp.AVG:
         _divide(buffer, ranks)
     if buffer is not output:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -19,24 +18,32 @@ class MPIWork(Work):
     not those of others (mpi4py 4.1: not those of reductions, of the root of Iscatterv, ...).
     """
 
-    def __init__(self, requests: Sequence[MPI.Request], finish: Finish, *alive: Any) -> None:
+    def __init__(self, requests: list[MPI.Request], finish: Finish, *alive: Any) -> None:
         super().__init__(finish)
         self.alive = alive
-        self._requests = list(requests)
-        self._statuses = [MPI.Status() for _ in self._requests]
+        self._requests = requests
 
     def poll(self) -> bool:
         """Return whether every request is complete; this also lets MPI make progress."""
-        return MPI.Request.Testall(self._requests, self._statuses)
+        if len(self._requests) == 1:
+            return self._requests[0].Test()
+        return MPI.Request.Testall(self._requests, self._statuses())
 
     def block(self) -> None:
         """Wait for every request; other threads run meanwhile."""
-        MPI.Request.Waitall(self._requests, self._statuses)
+        if len(self._requests) == 1:
+            self._requests[0].Wait()
+        else:
+            MPI.Request.Waitall(self._requests, self._statuses())
+
+    def _statuses(self) -> list[MPI.Status]:
+        self.statuses = [MPI.Status() for _ in self._requests]
+        return self.statuses
 
     def explain(self, error: Exception) -> Exception:
         """Turn MPI's exceptions into DistBackendError."""
         if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_IN_STATUS:
-            codes = [status.Get_error() for status in self._statuses]
+            codes = [status.Get_error() for status in self.statuses]
             error = MPI.Exception(next(code for code in codes if code not in (MPI.SUCCESS, MPI.ERR_PENDING)))
         return as_backend_error(self.op_type, error)
 
@@ -47,25 +54,25 @@ class ReceiveWork(MPIWork):
     It knows the sender, notices short messages, and can be taken back.
     """
 
-    def __init__(self, requests: Sequence[MPI.Request], nbytes: int, finish: Finish, *alive: Any) -> None:
+    def __init__(self, requests: list[MPI.Request], nbytes: int, finish: Finish, *alive: Any) -> None:
         super().__init__(requests, finish, *alive)
         self._nbytes = nbytes
 
     def poll(self) -> bool:
         """As MPIWork; then look at the message."""
-        done = super().poll()
-        if done:
-            self._inspect()
-        return done
+        if not MPI.Request.Testall(self._requests, self._statuses()):
+            return False
+        self._inspect()
+        return True
 
     def block(self) -> None:
         """As MPIWork; then look at the message."""
-        super().block()
+        MPI.Request.Waitall(self._requests, self._statuses())
         self._inspect()
 
     def _inspect(self) -> None:
-        self._source = self._statuses[0].Get_source()
-        check_length(self.op_type, self._statuses[0], self._nbytes)
+        self._source = self.statuses[0].Get_source()
+        check_length(self.op_type, self.statuses[0], self._nbytes)
 
     def cancel(self) -> None:
         """Take the receive back (MPI_Cancel); it may have been matched already, and then completes."""
