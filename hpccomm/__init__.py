@@ -5,6 +5,7 @@
 
 from .arrays import device_of, register_device
 from .backend import Backend, BackendConfig, BackendOptions, is_backend_available, register_backend
+from .buckets import GradientBuckets
 from .coalescing import coalescing
 from .collectives import (
     all_gather,
@@ -47,6 +48,16 @@ from .objects import (
     scatter_object_list,
     send_object_list,
 )
+from .persistent import (
+    all_gather_single_init,
+    all_reduce_init,
+    all_to_all_single_init,
+    broadcast_init,
+    recv_init,
+    reduce_scatter_single_init,
+    send_init,
+)
+from .persistent_work import PersistentWork
 from .point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send, sendrecv
 from .ranks import (
     get_backend,
@@ -94,9 +105,11 @@ __all__ = [
     "DistStoreError",
     "DistTimeoutError",
     "Future",
+    "GradientBuckets",
     "GroupMember",
     "NonMember",
     "P2POp",
+    "PersistentWork",
     "ProcessGroup",
     "ReduceOp",
     "UnsupportedOperationError",
@@ -108,14 +121,18 @@ __all__ = [
     "all_gather_object",
     "all_gather_single",
     "all_gather_single_coalesced",
+    "all_gather_single_init",
     "all_reduce",
     "all_reduce_coalesced",
+    "all_reduce_init",
     "all_to_all",
     "all_to_all_single",
+    "all_to_all_single_init",
     "barrier",
     "batch_isend_irecv",
     "broadcast",
     "broadcast_coalesced",
+    "broadcast_init",
     "broadcast_object_list",
     "coalescing",
     "collect_all",
@@ -148,11 +165,13 @@ __all__ = [
     "new_subgroups",
     "new_subgroups_by_enumeration",
     "recv",
+    "recv_init",
     "recv_object_list",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
+    "reduce_scatter_single_init",
     "reduce_scatter_tensor",
     "register_backend",
     "register_device",
@@ -160,6 +179,7 @@ __all__ = [
     "scatter",
     "scatter_object_list",
     "send",
+    "send_init",
     "send_object_list",
     "sendrecv",
     "split_group",

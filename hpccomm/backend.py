@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .group import ProcessGroup
+    from .persistent_work import PersistentWork
     from .reduce_op import ReduceOp
 
 DEFAULT_DEVICE_MAP = {"cpu": "mpi", "cuda": "nccl"}
@@ -191,6 +192,10 @@ class Backend:
     def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
         """Return when every rank has called it, or raise DistTimeoutError naming those that have not."""
         raise self._lacks("monitored_barrier")
+
+    def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
+        """Set up the operation of that name; `arguments` are those of its method, without `async_op`."""
+        raise self._lacks("persistent")
 
     def close(self) -> None:
         """Free what the backend holds; called once, by every rank, when its group is destroyed."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from .backend import Backend, BackendConfig, BackendOptions, DeviceMap, create_backend
 from .errors import DistError, DistTimeoutError, UnsupportedOperationError, here
 from .operations import Operations
+from .persistent_work import PersistentWork
 from .work import CompletedWork, Work, WorkStatus, as_seconds
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class ProcessGroup(Operations):
         self._sequence = 0
         self._in_flight: dict[Work, None] = {}  # insertion-ordered: the oldest first
         self._failed: list[Work] = []
+        self._persistent: list[PersistentWork] = []
         return self
 
     # -- members ---------------------------------------------------------------------------------
@@ -137,6 +139,9 @@ class ProcessGroup(Operations):
         for work in self._failed:
             if not work.error_was_seen:  # the program dropped this Work, and with it its error
                 warnings.warn(f"{work!r}: {work._exception}", RuntimeWarning, stacklevel=3)
+        for persistent in self._persistent:
+            persistent.wait(max(0.0, deadline - time.monotonic()))
+            persistent.free()
         for backend in self._backends.values():
             backend.close()
         self._backends = _Destroyed(self)
@@ -192,7 +197,7 @@ class ProcessGroup(Operations):
             self._reap()
         self._in_flight[outcome] = None
         outcome.forget = self._forget
-        return outcome
+        return cast("Work | None", outcome)
 
     def _forget(self, work: Work) -> None:
         if self._in_flight.pop(work, work) is None and work._status is WorkStatus.FAILED:  # it was there

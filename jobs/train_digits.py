@@ -2,9 +2,10 @@
 
     mpiexec -n 4 python jobs/train_digits.py
 
-Every rank has all the weights, computes the gradient of its part of each batch, and adds it up with the others' by
-all_reduce. One seed fixes the weights at the start and the order of the images, whatever the number of ranks: the
-final weights are the same on 1, 2 or 4 ranks, up to rounding.
+Every rank has all the weights, computes the gradient of its part of each batch, and adds it up with the others' in
+buckets: the all_reduce of a bucket runs while the gradients of the layers before it are computed. One seed fixes the
+weights at the start and the order of the images, whatever the number of ranks: the final weights are the same on 1, 2
+or 4 ranks, up to rounding.
 
 The job is right if the network reads more than 95 % of the images it has never seen, and all ranks hold bitwise the
 same weights. Exit status: 0 if it is, 1 if not.
@@ -25,21 +26,22 @@ import hpccomm as hc
 
 PIXELS, CLASSES = 64, 10
 TEST_IMAGES = 360  # a fifth
+BUCKET_BYTES = 16 << 10  # small, like the network: the hidden layer has a bucket of its own
 
 
 class Network:
     """A perceptron of 64 pixels, one hidden layer and 10 digits.
 
-    The weights and biases of both layers are views of one flat vector, so that one all_reduce adds up the whole
-    gradient and one line updates everything.
+    The weights and biases of both layers are views of one flat vector; their gradients are views of the buckets that
+    are reduced.
     """
 
     def __init__(self, hidden: int, rng: np.random.Generator) -> None:
         shapes = [(PIXELS, hidden), (hidden,), (hidden, CLASSES), (CLASSES,)]
         self.weights = np.zeros(sum(map(prod, shapes)))
-        self.gradient = np.zeros_like(self.weights)
         self.layers = views(self.weights, shapes)
-        self.layer_gradients = views(self.gradient, shapes)
+        # SUM, to be divided by the whole batch. AVG would weigh the ranks, not the images: wrong for uneven shares.
+        self.gradients = hc.GradientBuckets(self.layers, bucket_bytes=BUCKET_BYTES, op="sum")
         for layer in self.layers[::2]:  # He's initialisation; the biases stay 0
             layer[:] = rng.normal(0, np.sqrt(2 / len(layer)), layer.shape)
 
@@ -50,7 +52,7 @@ class Network:
         return hidden, hidden @ weights_2 + bias_2
 
     def backward(self, images: np.ndarray, labels: np.ndarray) -> float:
-        """Set `gradient` to that of the loss (cross entropy) summed over the images, and return this loss."""
+        """Compute the gradients of the loss (cross entropy) summed over all ranks' images; return this rank's loss."""
         hidden, scores = self.forward(images)
         scores -= scores.max(axis=1, keepdims=True)
         probabilities = np.exp(scores)
@@ -60,13 +62,18 @@ class Network:
 
         error = probabilities
         error[of_label] -= 1
-        hidden_error = error @ self.layers[2].T * (hidden > 0)
-        for into, gradient in zip(
-            self.layer_gradients,
-            [images.T @ hidden_error, hidden_error.sum(axis=0), hidden.T @ error, error.sum(axis=0)],
-        ):
-            into[:] = gradient
+        self.reduce(3, error.sum(axis=0))
+        self.reduce(2, hidden.T @ error)
+        error = error @ self.layers[2].T * (hidden > 0)
+        self.reduce(1, error.sum(axis=0))
+        self.reduce(0, images.T @ error)
+        self.gradients.wait()
         return float(loss)
+
+    def reduce(self, layer: int, gradient: np.ndarray) -> None:
+        """Hand in the gradient of a layer: its bucket leaves when it is full."""
+        self.gradients.arrays[layer][:] = gradient
+        self.gradients.ready(layer)
 
     def count_right(self, images: np.ndarray, labels: np.ndarray) -> int:
         """Return how many images get the highest score for the right digit."""
@@ -95,7 +102,7 @@ def train(
     network: Network, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator, options: argparse.Namespace
 ) -> float:
     """Train by stochastic gradient descent with momentum; return the mean loss of the last epoch."""
-    velocity = np.zeros_like(network.weights)
+    velocities = [np.zeros_like(layer) for layer in network.layers]
     # Rank 0 alone shows progress, on stderr: the answer on stdout stays clean.
     epochs = tqdm(range(options.epochs), "training", unit=" epochs", ncols=80, disable=options.quiet or hc.get_rank())
     for _ in epochs:
@@ -105,11 +112,10 @@ def train(
             batch = order[start : start + options.batch]
             mine = share(batch)
             loss += network.backward(images[mine], labels[mine])
-            # SUM, then divide by the whole batch. AVG would weigh the ranks, not the images: wrong for uneven shares.
-            hc.all_reduce(network.gradient)
-            velocity *= options.momentum
-            velocity -= options.learning_rate / len(batch) * network.gradient
-            network.weights += velocity
+            for layer, velocity, gradient in zip(network.layers, velocities, network.gradients.arrays):
+                velocity *= options.momentum
+                velocity -= options.learning_rate / len(batch) * gradient
+                layer += velocity
         mean_loss = total(loss) / len(images)
         epochs.set_postfix(loss=f"{mean_loss:.4f}", refresh=False)
     return mean_loss

@@ -243,6 +243,7 @@ def test_operations_that_are_not_overridden_name_backend_and_operation() -> None
         "send": lambda: hc.isend(np.ones(1), 0),
         "sendrecv": lambda: hc.sendrecv(np.ones(1), 0, np.ones(1), 0),
         "monitored_barrier": lambda: hc.monitored_barrier(timeout=1),
+        "persistent": lambda: hc.all_reduce_init(np.ones(1)),
     }
     with hc.init_process_group("mine"):
         for name, operation in calls.items():

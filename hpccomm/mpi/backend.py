@@ -15,9 +15,10 @@ from mpi4py import MPI
 
 from ..backend import Backend, BackendOptions
 from ..errors import here
+from ..persistent_work import PersistentWork
 from ..reduce_op import ReduceOp
 from ..work import Work
-from . import reductions, tags
+from . import persistent, reductions, tags
 from .datatypes import DIRECT, TYPED, message, parts
 from .layout import (
     Finish,
@@ -257,6 +258,9 @@ class MPIBackend(Backend):
 
     def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
         self._monitored_barrier(timeout, wait_all_ranks)
+
+    def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
+        return persistent.set_up(self._comm, operation, arguments)
 
     def explain(self, operation: str, error: Exception) -> Exception:
         return as_backend_error(operation, error)

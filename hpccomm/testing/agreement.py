@@ -26,12 +26,14 @@ class Agreement:
         self._rank = self._comm.Get_rank()
         self._grace: float = config.getoption("--mpi-grace")
         self._config = config
-        if self._rank:
+        self._nowhere: Any = None
+        if self._rank:  # is silent
             reporters = config.pluginmanager
             reporter = reporters.getplugin("terminalreporter")
             if reporter is not None:
                 reporters.unregister(reporter)
-                reporters.register(type(reporter)(config, open(os.devnull, "w")), "terminalreporter")  # noqa: SIM115
+                self._nowhere = open(os.devnull, "w")  # noqa: SIM115
+                reporters.register(type(reporter)(config, self._nowhere), "terminalreporter")
 
     # -- collection: the same tests everywhere ---------------------------------------------------
 
@@ -95,10 +97,13 @@ class Agreement:
 
     # -- the end: nobody leaves while rank 0 still prints ----------------------------------------
 
+    @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         """Wait for the other ranks: ``python -m mpi4py`` ends the job as soon as one exits with an error."""
         sys.stdout.flush()
         self._wait(self._comm.Ibarrier(), "leaving")
+        if self._rank:
+            self._nowhere.close()
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -1,0 +1,154 @@
+"""GradientBuckets: many small arrays reduced as a few large ones, while the rest is still being computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .arrays import Array
+from .collectives import Group, all_reduce
+from .errors import DistError, here
+from .reduce_op import ReduceOp, ReduceOpLike
+from .work import Work
+
+BUCKET_BYTES = 4 << 20
+
+
+class GradientBuckets:
+    """Arrays laid out in flat buckets, each of which is reduced as soon as its last array is ready.
+
+    The arrays are packed from the last to the first, the order in which back-propagation produces gradients. Buckets
+    are reduced in that order on every rank, whatever the order in which the arrays become ready, so that the calls
+    match.
+
+    Parameters
+    ----------
+    arrays : list of numpy.ndarray
+        What to make room for; their values are copied. An array larger than `bucket_bytes` has a bucket of its own, and
+        so has each dtype.
+    bucket_bytes : int
+        How large a bucket may become. Default: 4 MiB.
+    op : ReduceOp, str or mpi4py.MPI.Op
+        Default: AVG.
+    group : ProcessGroup, optional
+        Default: the world.
+    compression : dtype, optional
+        Reduce in this dtype (``np.float16``, ``ml_dtypes.bfloat16``) and convert back: half the bytes where the backend
+        sends half precision as it is. MPI's does not (it reduces in float32), so with it only the rounding shows.
+
+    Attributes
+    ----------
+    arrays : list of numpy.ndarray
+        Views into the buckets, of the shapes and dtypes of the arrays given: write gradients here, read results here.
+    buckets : list of numpy.ndarray
+        The flat buckets.
+
+    Raises
+    ------
+    ValueError
+        There is no array, or `bucket_bytes` is not positive.
+
+    Examples
+    --------
+    >>> buckets = hc.GradientBuckets([np.zeros((3, 2)), np.zeros(2)])
+    >>> for i in (1, 0):
+    ...     buckets.arrays[i][...] = 1.0  # back-propagation
+    ...     buckets.ready(i)
+    >>> buckets.wait()
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[Array],
+        bucket_bytes: int = BUCKET_BYTES,
+        op: ReduceOpLike = ReduceOp.AVG,
+        group: Group | None = None,
+        compression: Any = None,
+    ) -> None:
+        if not arrays or bucket_bytes <= 0:
+            raise ValueError(
+                f"GradientBuckets: {len(arrays)} arrays in buckets of {bucket_bytes} bytes; expected more of both{here()}"
+            )
+        self._op = op
+        self._group = group
+        self._compression = None if compression is None else np.dtype(compression)
+        self._members = _partition(
+            [(np.asarray(array).dtype, np.asarray(array).nbytes) for array in arrays], bucket_bytes
+        )
+        self._bucket_of = {i: number for number, members in enumerate(self._members) for i in members}
+        self.buckets: list[np.ndarray] = []
+        views: dict[int, np.ndarray] = {}
+        for members in self._members:
+            given = [np.asarray(arrays[i]) for i in members]
+            flat = np.concatenate([array.reshape(-1) for array in given])
+            starts = np.cumsum([0, *(array.size for array in given)])
+            for i, array, start in zip(members, given, starts, strict=False):
+                views[i] = flat[start : start + array.size].reshape(array.shape)
+            self.buckets.append(flat)
+        self.arrays = [views[i] for i in range(len(arrays))]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._missing = [set(members) for members in self._members]
+        self._works: list[tuple[Work | None, np.ndarray]] = []
+
+    def ready(self, index: int) -> None:
+        """Say that ``arrays[index]`` is complete; its bucket is reduced when all of its arrays are.
+
+        Raises
+        ------
+        IndexError
+            There is no such array.
+        DistError
+            It was ready already in this step.
+        """
+        if index not in self._bucket_of:
+            raise IndexError(
+                f"GradientBuckets.ready: there is no array {index}; expected 0 to {len(self.arrays) - 1}{here()}"
+            )
+        missing = self._missing[self._bucket_of[index]]
+        if index not in missing:
+            raise DistError(
+                f"GradientBuckets.ready: array {index} was ready already; wait() begins the next step{here()}"
+            )
+        missing.remove(index)
+        while len(self._works) < len(self.buckets) and not self._missing[len(self._works)]:
+            flat = self.buckets[len(self._works)]
+            sent = flat if self._compression is None else flat.astype(self._compression)
+            self._works.append((all_reduce(sent, self._op, self._group, async_op=True), sent))
+
+    def wait(self) -> None:
+        """Block until every array holds its reduced values, and begin the next step.
+
+        Raises
+        ------
+        DistError
+            An array is not ready yet.
+        """
+        if len(self._works) < len(self.buckets):
+            missing = sorted(i for members in self._missing for i in members)
+            raise DistError(f"GradientBuckets.wait: arrays {missing} are not ready{here()}")
+        for (work, sent), flat in zip(self._works, self.buckets, strict=True):
+            if work is not None:  # None: this rank is not in the group
+                work.wait()
+            if sent is not flat:
+                flat[...] = sent
+        self._begin()
+
+
+def _partition(arrays: list[tuple[np.dtype[Any], int]], bucket_bytes: int) -> list[list[int]]:
+    """Return the indices of each bucket's arrays, from the last array to the first."""
+    buckets: list[list[int]] = []
+    room: dict[Any, int] = {}  # of the open bucket of each dtype
+    open_bucket: dict[Any, int] = {}
+    for i in range(len(arrays) - 1, -1, -1):
+        dtype, nbytes = arrays[i]
+        if dtype not in open_bucket or nbytes > room[dtype]:
+            open_bucket[dtype] = len(buckets)
+            room[dtype] = bucket_bytes
+            buckets.append([])
+        buckets[open_bucket[dtype]].append(i)
+        room[dtype] -= nbytes
+    return buckets

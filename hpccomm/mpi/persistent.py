@@ -1,0 +1,170 @@
+"""Persistent operations on MPI's persistent requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..persistent_work import PersistentWork
+from ..reduce_op import ReduceOp
+from . import tags
+from .datatypes import message, parts
+from .layout import Finish, for_writing, is_plain
+from .reductions import described, receiver, wider
+from .segments import segments
+from .works import as_backend_error, check_length
+
+
+class MPIPersistentWork(PersistentWork):
+    """`prepare` fills packed inputs before each start, `finish` unpacks outputs after each end; both may be None."""
+
+    def __init__(self, requests: list[MPI.Prequest], prepare: Finish, finish: Finish, *alive: Any) -> None:
+        self._requests = requests
+        self._one = requests[0] if len(requests) == 1 else None
+        self._prepare = prepare
+        self._finish = finish
+        self._alive = alive
+
+    def begin(self) -> None:
+        """Pack, and start every request."""
+        if self._prepare is not None:
+            self._prepare()
+        if self._one is not None:
+            self._one.Start()
+        else:
+            MPI.Prequest.Startall(self._requests)
+
+    def block(self) -> None:
+        """Wait for every request, and unpack."""
+        try:
+            if self._one is not None:
+                self._one.Wait()
+            else:
+                MPI.Request.Waitall(self._requests)
+        except MPI.Exception as error:
+            raise as_backend_error(self.op_type, error) from error
+        if self._finish is not None:
+            self._finish()
+
+    def poll(self) -> bool:
+        """Look at every request; unpack when all are done."""
+        # one by one: MPICH 5.0's Testall reports an error for persistent collectives
+        if not all(request.Test() for request in self._requests):
+            return False
+        if self._finish is not None:
+            self._finish()
+        return True
+
+    def release(self) -> None:
+        """Free the requests."""
+        for request in self._requests:
+            request.Free()
+
+
+class PersistentReceive(MPIPersistentWork):
+    """A receive, which notices messages that are too short."""
+
+    def __init__(self, request: MPI.Prequest, finish: Finish, buffer: Any) -> None:
+        super().__init__([request], None, finish, buffer)
+        self._nbytes: int = buffer.nbytes
+
+    def block(self) -> None:
+        """As MPIPersistentWork; then look at the message."""
+        status = MPI.Status()
+        try:
+            self._requests[0].Wait(status)
+        except MPI.Exception as error:
+            raise as_backend_error(self.op_type, error) from error
+        check_length("recv", status, self._nbytes)
+        if self._finish is not None:
+            self._finish()
+
+
+def set_up(comm: MPI.Intracomm, operation: str, arguments: tuple[Any, ...]) -> PersistentWork:
+    """Return the persistent form of an operation; the arguments are those of MPIBackend's method without async_op."""
+    return _OPERATIONS[operation](comm, *arguments)
+
+
+def _all_reduce(comm: MPI.Intracomm, array: Any, op: ReduceOp) -> PersistentWork:
+    buffer, finish = receiver(array, op, comm.Get_size())
+    prepare = None if buffer is array and op.factor is None else partial(_fill, buffer, array, op)
+    datatype, mpi_op = described(buffer, op)
+    requests = [comm.Allreduce_init(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)]
+    return MPIPersistentWork(requests, prepare, finish, buffer)
+
+
+def _broadcast(comm: MPI.Intracomm, array: Any, root: int) -> PersistentWork:
+    if comm.Get_rank() == root:
+        sent, prepare = _source(array)
+        return MPIPersistentWork([comm.Bcast_init(message(sent), root)], prepare, None, sent)
+    buffer, finish = for_writing(array)
+    return MPIPersistentWork([comm.Bcast_init(message(buffer), root)], None, finish, buffer)
+
+
+def _all_gather_single(comm: MPI.Intracomm, output: Any, array: Any) -> PersistentWork:
+    sent, prepare = _source(array, output)
+    buffer, finish = for_writing(output)
+    return MPIPersistentWork([comm.Allgather_init(message(sent), message(buffer))], prepare, finish, sent, buffer)
+
+
+def _reduce_scatter_single(comm: MPI.Intracomm, output: Any, array: Any, op: ReduceOp) -> PersistentWork:
+    sent, prepare = _source(array, output, op)
+    buffer, finish = receiver(output, op, comm.Get_size())
+    datatype, mpi_op = described(buffer, op)
+    request = comm.Reduce_scatter_block_init((sent, datatype), (buffer, datatype), mpi_op)
+    return MPIPersistentWork([request], prepare, finish, sent, buffer)
+
+
+def _all_to_all_single(
+    comm: MPI.Intracomm, output: Any, array: Any, output_counts: list[int], input_counts: list[int]
+) -> PersistentWork:
+    sent, prepare = _source(array, output)
+    buffer, finish = for_writing(output)
+    request = comm.Alltoallv_init(parts(sent, input_counts), parts(buffer, output_counts))
+    return MPIPersistentWork([request], prepare, finish, sent, buffer)
+
+
+def _send(comm: MPI.Intracomm, array: Any, dst: int, tag: int) -> PersistentWork:
+    sent, prepare = _source(array)
+    return MPIPersistentWork(
+        [comm.Send_init(message(sent), dst, tags.checked("send_init", "tag", tag))], prepare, None, sent
+    )
+
+
+def _recv(comm: MPI.Intracomm, array: Any, src: int | None, tag: int) -> PersistentWork:
+    buffer, finish = for_writing(array)
+    source = MPI.ANY_SOURCE if src is None else src
+    request = comm.Recv_init(message(buffer), source, tags.checked("recv_init", "tag", tag))
+    return PersistentReceive(request, finish, buffer)
+
+
+_OPERATIONS: dict[str, Callable[..., PersistentWork]] = {
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "all_gather_single": _all_gather_single,
+    "reduce_scatter_single": _reduce_scatter_single,
+    "all_to_all_single": _all_to_all_single,
+    "send": _send,
+    "recv": _recv,
+}
+
+
+def _source(array: Any, output: Any = None, op: ReduceOp | None = None) -> tuple[Any, Finish]:
+    """Return the buffer that is sent, and what fills it before each start (None: it is the array itself)."""
+    dtype = array.dtype if op is None or op.mpi_op is not None else wider(array.dtype)
+    overlaps = output is not None and np.may_share_memory(array, output)
+    if is_plain(array) and dtype is array.dtype and (op is None or op.factor is None) and not overlaps:
+        return array, None
+    buffer = np.empty(array.shape, dtype)
+    return buffer, partial(_fill, buffer, array, op)
+
+
+def _fill(buffer: Any, array: Any, op: ReduceOp | None) -> None:
+    if op is None or op.factor is None:
+        np.copyto(buffer, array, casting="unsafe")  # half precision to float32, exactly
+    else:
+        np.multiply(array, op.factor, out=buffer, casting="same_kind")
