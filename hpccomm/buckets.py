@@ -69,7 +69,7 @@ class GradientBuckets:
     ) -> None:
         if not arrays or bucket_bytes <= 0:
             raise ValueError(
-                f"GradientBuckets: {len(arrays)} arrays in buckets of {bucket_bytes} bytes; expected more of both{here()}"
+                f"GradientBuckets: {len(arrays)} arrays in buckets of {bucket_bytes} bytes; expected more{here()}"
             )
         self._op = op
         self._group = group

@@ -60,6 +60,8 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
         raise TypeError(f"{operation}: {argument} is a {type(arrays).__name__}; expected a list of arrays{here()}")
     if not arrays:
         raise ValueError(f"{operation}: {argument} is empty{here()}")
+    if _all_plain(arrays):
+        return "cpu", list(arrays)
     placed = [check(operation, f"{argument}[{i}]", array) for i, array in enumerate(arrays)]
     devices = {device for device, _ in placed}
     if len(devices) > 1:
@@ -67,6 +69,23 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
             f"{operation}: {argument} has arrays on {' and '.join(sorted(devices))}; one call, one device{here()}"
         )
     return placed[0][0], [view for _, view in placed]
+
+
+def _all_plain(arrays: Sequence[Array]) -> bool:
+    """Whether nothing is to be said against any of the arrays: there may be thousands of small ones."""
+    for array in arrays:  # all() of a generator would take twice as long
+        if type(array) is not ndarray or array.dtype not in _movable or not array.flags.writeable:
+            return False
+    return True
+
+
+def reductions(operation: str, argument: str, arrays: list[Any], op: ReduceOpLike) -> ReduceOp:
+    """Return `op` as a ReduceOp, having checked that it can reduce each of `arrays`."""
+    reduce_op = as_reduce_op(operation, op)
+    for dtype in {array.dtype for array in arrays}:
+        i = next(i for i, array in enumerate(arrays) if array.dtype == dtype)
+        reduction(operation, f"{argument}[{i}]", arrays[i], reduce_op)
+    return reduce_op
 
 
 def _checked_list(

@@ -13,7 +13,7 @@ from . import checks, sparse
 from .arrays import Array, is_sparse
 from .backend import Backend, DeviceMap
 from .errors import here
-from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
+from .reduce_op import ReduceOp, ReduceOpLike
 from .work import Work, as_seconds
 
 SUM = ReduceOp.SUM
@@ -202,9 +202,7 @@ class Operations:
     ) -> Work | None:
         """See :func:`hpccomm.all_reduce_coalesced`."""
         device, views = checks.array_list("all_reduce_coalesced", "arrays", arrays)
-        reduce_op = as_reduce_op("all_reduce_coalesced", op)
-        for i, view in enumerate(views):
-            checks.reduction("all_reduce_coalesced", f"arrays[{i}]", view, reduce_op)
+        reduce_op = checks.reductions("all_reduce_coalesced", "arrays", views, op)
         return self._launched(
             "all_reduce_coalesced",
             self._backends[device].all_reduce_coalesced(views, reduce_op, async_op),
@@ -265,10 +263,7 @@ class Operations:
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter_single_coalesced`."""
         device, outs, views = self._pairs("reduce_scatter_single_coalesced", outputs, inputs, larger="inputs")
-        operation = "reduce_scatter_single_coalesced"
-        reduce_op = as_reduce_op(operation, op)
-        for i, out in enumerate(outs):
-            checks.reduction(operation, f"outputs[{i}]", out, reduce_op)
+        reduce_op = checks.reductions("reduce_scatter_single_coalesced", "outputs", outs, op)
         return self._launched(
             "reduce_scatter_single_coalesced",
             self._backends[device].reduce_scatter_single_coalesced(outs, views, reduce_op, async_op),

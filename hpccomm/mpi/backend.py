@@ -25,6 +25,7 @@ from .layout import (
     apart,
     both,
     by_dtype,
+    deal,
     for_reading,
     for_writing,
     packed,
@@ -186,8 +187,8 @@ class MPIBackend(Backend):
         finish: Finish = None
         for indices in by_dtype(arrays):
             same = [arrays[i] for i in indices]
-            flat, _, unpack = unpacked(same)
-            np.concatenate([array.reshape(-1) for array in same], out=flat)
+            flat = np.concatenate(same, axis=None)
+            unpack = partial(deal, flat, same)
             works.append(self.all_reduce(flat, op, async_op))
             finish = both(finish, unpack)
         return _joined(works, finish)

@@ -46,21 +46,26 @@ def apart(array: Any, output: Any) -> Any:
 
 def packed(arrays: list[Any]) -> tuple[Any, list[int]]:
     """Return one flat array with the values of `arrays`, all of one dtype, and the number of elements of each."""
-    return np.concatenate([array.reshape(-1) for array in arrays]), [array.size for array in arrays]
+    return np.concatenate(arrays, axis=None), [array.size for array in arrays]
 
 
 def unpacked(arrays: list[Any]) -> tuple[Any, list[int], Callable[[], None]]:
     """Return a flat array to receive the values of `arrays`, all of one dtype, their sizes, and how they get there."""
     counts = [array.size for array in arrays]
     flat = np.empty(sum(counts), arrays[0].dtype)
+    return flat, counts, partial(deal, flat, arrays)
 
-    def finish() -> None:
-        start = 0
-        for array, count in zip(arrays, counts, strict=True):
-            array[...] = flat[start : start + count].reshape(array.shape)
-            start += count
 
-    return flat, counts, finish
+def deal(flat: Any, arrays: list[Any]) -> None:
+    """Copy consecutive parts of `flat` into the arrays."""
+    start = 0
+    for array in arrays:
+        end = start + array.size
+        if array.ndim == 1:
+            array[:] = flat[start:end]
+        else:
+            array[...] = flat[start:end].reshape(array.shape)
+        start = end
 
 
 def packed_bytes(arrays: list[Any]) -> Any:
@@ -83,6 +88,8 @@ def unpacked_bytes(arrays: list[Any]) -> tuple[Any, Callable[[], None]]:
 
 def by_dtype(arrays: list[Any]) -> list[list[int]]:
     """Return the indices of `arrays` grouped by dtype, in order of first appearance."""
+    if len({array.dtype for array in arrays}) == 1:
+        return [list(range(len(arrays)))]
     groups: dict[Any, list[int]] = {}
     for i, array in enumerate(arrays):
         groups.setdefault(array.dtype, []).append(i)
