@@ -73,6 +73,7 @@ from .ranks import (
     get_world_size,
 )
 from .reduce_op import ReduceOp
+from .shared import empty_shared, fence, peer_view
 from .work import CompletedWork, Work, WorkStatus
 from .world import (
     GroupMember,
@@ -138,7 +139,9 @@ __all__ = [
     "collect_all",
     "destroy_process_group",
     "device_of",
+    "empty_shared",
     "exscan",
+    "fence",
     "gather",
     "gather_object",
     "get_backend",
@@ -164,6 +167,7 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "peer_view",
     "recv",
     "recv_init",
     "recv_object_list",

@@ -35,6 +35,7 @@ from .layout import (
 )
 from .monitored_barrier import MonitoredBarrier
 from .segments import SEGMENT_BYTES, segments
+from .shared_memory import SharedArrays
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 
 IN_PLACE = MPI.IN_PLACE
@@ -59,6 +60,8 @@ class MPIBackend(Backend):
         if options.comm is None:
             raise TypeError(f"the mpi backend needs a group with an MPI communicator{here()}")
         self._comm = options.comm
+        self.shared_arrays = SharedArrays(options.comm)
+        self._windows = self.shared_arrays.windows  # empty until the program makes a node-shared array
         self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks)
 
     # -- one array -------------------------------------------------------------------------------
@@ -72,6 +75,8 @@ class MPIBackend(Backend):
         return _done(call(message(buffer), root), finish, buffer)
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
+        if self._windows and not async_op and self.shared_arrays.all_reduce(array, op):
+            return None
         direct = DIRECT.get((op, array.dtype))
         if direct is None or not array.flags.carray or array.nbytes > SEGMENT_BYTES:
             return self._all_reduce_in_pieces(array, op, async_op)
@@ -85,6 +90,8 @@ class MPIBackend(Backend):
         return _all_done((call(IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish, buffer)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
+        if self._windows and not async_op and self.shared_arrays.reduce(array, root, op):
+            return None
         call = self._comm.Ireduce if async_op else self._comm.Reduce
         if self.rank != root:
             sent = reductions.operand(array, op)
@@ -143,6 +150,8 @@ class MPIBackend(Backend):
         return _done(call(sent and parts(*sent), message(buffer), root), finish, sent, buffer)
 
     def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
+        if self._windows and not async_op and self.shared_arrays.reduce_scatter_single(output, array, op):
+            return None
         sent = apart(reductions.operand(array, op), output)
         buffer, finish = reductions.receiver(output, op, self.size)
         datatype, mpi_op = reductions.described(buffer, op)
@@ -262,6 +271,9 @@ class MPIBackend(Backend):
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
         return persistent.set_up(self._comm, operation, arguments)
+
+    def close(self) -> None:
+        self.shared_arrays.close()
 
     def explain(self, operation: str, error: Exception) -> Exception:
         return as_backend_error(operation, error)

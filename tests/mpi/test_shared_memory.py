@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm.mpi import shared_memory
+from hpccomm.mpi.shared_memory import share
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 448, 449, 10_000])
+def test_the_shares_are_the_whole_and_do_not_meet_in_a_cache_line(ranks: int, count: int) -> None:
+    shares = [share(rank, ranks, count) for rank in range(ranks)]
+    assert shares[0][0] == 0
+    assert shares[-1][1] == count
+    for (_, stop), (start, _) in itertools.pairwise(shares):
+        assert stop == start
+        assert stop % 64 == 0 or stop == count
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce"])
+def test_it_needs_no_more_memory_than_chunks(process_group: hc.ProcessGroup, dtype: Any, operation: str) -> None:
+    array = hc.empty_shared(64 * shared_memory.CHUNK_BYTES, np.uint8).view(dtype)
+    array[...] = 1
+    call = {"all_reduce": lambda: hc.all_reduce(array), "reduce": lambda: hc.reduce(array, 0)}[operation]
+    call()
+    if process_group.size > 1:  # one rank leaves it to MPI
+        tracemalloc.start()
+        call()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2 * shared_memory.CHUNK_BYTES + 100_000
+
+
+def test_ranks_on_several_nodes_leave_collectives_to_mpi(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = hc.empty_shared(1 << 20)
+    array[...] = 1
+    shared: Any = process_group._backends["cpu"].shared_arrays  # type: ignore[attr-defined]
+    monkeypatch.setattr(shared, "_is_on_one_node", False)
+    monkeypatch.setattr(shared, "_meet", None)
+    hc.all_reduce(array)
+    assert (array == process_group.size).all()

@@ -1,0 +1,8 @@
+"""``python -m hpccomm``: the same as the command ``hpccomm``."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,426 @@
+"""The command line of ``hpccomm bench``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ..cli import is_first_process, let_the_first_process_speak
+from ..reduce_op import as_reduce_op
+from . import machine, overhead, plot, registry, report
+from .contenders import CONTENDERS, contender_class
+from .measure import Plan
+from .registry import UFUNCS, Benchmark
+from .rows import Row
+
+if TYPE_CHECKING:
+    from .. import ProcessGroup
+
+T = TypeVar("T")
+
+KINDS = {"collectives": "collective", "coalesced": "coalesced", "messages": "message"}
+SPECIAL = {
+    "overlap": "The share of an asynchronous operation that hides behind equal compute.",
+    "init": "What the start of a program takes.",
+}
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+OK, WRONG, MISUSED = 0, 1, 2
+
+DESCRIPTION = """\
+Measure operations on all ranks of a job: mpirun -n 4 hpccomm bench all_reduce -b 8 -e 64M
+The contenders take turns within each size; a ratio below 1 means that hpccomm is faster.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the options."""
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("operations", nargs="*", metavar="OPERATION", help="default: all_reduce; also collectives, coalesced, "
+        "messages, all; --list shows them")  # fmt: skip
+    add("--list", action="store_true", help="show what can be measured, and end")
+    sizes = parser.add_argument_group("sizes, in bytes; 64K, 4M, 1G are understood")
+    sizes.add_argument("-b", "--begin", type=size, default=8, metavar="SIZE", help="smallest (default: 8)")
+    sizes.add_argument("-e", "--end", type=size, default=64 << 20, metavar="SIZE", help="largest (default: 64M)")
+    sizes.add_argument("-f", "--factor", type=factor, default=4, metavar="N", help="between sizes (default: 4)")
+    how = parser.add_argument_group("how much")
+    how.add_argument(
+        "-n", "--iterations", type=positive, metavar="N", help="default: what the budget allows, 10 to 1000"
+    )
+    how.add_argument("-w", "--warmup", type=count, default=5, metavar="N", help="calls before timing (default: 5)")
+    how.add_argument("--budget", type=seconds, default=0.5, metavar="SECONDS", help="for each size (default: 0.5)")
+    how.add_argument(
+        "--batch", type=positive, metavar="N", help="calls timed together; default: as many as last 100 us"
+    )
+    what = parser.add_argument_group("what")
+    what.add_argument("--dtype", type=dtype, default="float32", metavar="NAME", help="default: float32")
+    what.add_argument("--op", choices=list(UFUNCS), default="sum", help="default: sum")
+    what.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
+    what.add_argument("--check", action="store_true", help="compare each result with NumPy's before it is timed; "
+                      "exit status 1 if one differs")  # fmt: skip
+    what.add_argument("--async", dest="async_op", action="store_true", help="start, and wait")
+    what.add_argument("--against", type=contenders, default="mpi4py", metavar="NAMES",
+                      help=f"{', '.join(CONTENDERS)}, with commas; or none (default: mpi4py)")  # fmt: skip
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", metavar="FILE", help="write everything there as well")
+    out.add_argument("--csv", action="store_true", help="print CSV instead of tables, one line for each contender")
+    out.add_argument("-q", "--quiet", action="store_true", help="no progress bar on stderr")
+    out.add_argument("--plot", metavar="FILE.png", help="draw time and bandwidth against size")
+    more = parser.add_argument_group("other measurements")
+    more.add_argument(
+        "--overhead", action="store_true", help="what the Python layers add to each call, in ns; on 1 rank"
+    )
+    more.add_argument(
+        "--model", action="store_true", help="fit an alpha-beta-gamma model, and predict 8 to 65,536 ranks"
+    )
+    more.add_argument("--ranks-per-node", type=positive, default=64, metavar="N",
+                      help="of the machine to predict, where one node is measured (default: 64)")  # fmt: skip
+    more.add_argument("--network", type=network, default="2,25", metavar="US,GB/S",
+                      help="its latency between nodes and the bandwidth of a node's link (default: 2,25)")  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what the command line asks for, and return the exit status: the same on every rank."""
+    benchmarks = registry.load()
+    if arguments.list:
+        return _say("\n".join(_listed(benchmarks.values())))
+    try:
+        names = chosen(arguments.operations, benchmarks)
+        problem = _problem(arguments)
+    except ValueError as error:
+        problem = str(error)
+    if problem is not None:
+        return _say(f"hpccomm bench: {problem}", MISUSED)
+
+    import hpccomm as hc
+
+    from .startup import startup, table
+
+    steps = []
+    if "init" in names and not arguments.overhead and not arguments.model:  # before there is a world group
+        steps = startup()
+        if is_first_process() and not arguments.csv:
+            print(table(steps), end="\n\n", flush=True)
+    with hc.init_process_group() as world:
+        problem = _problem_of_job(arguments, world)
+        if problem is not None:
+            return _say(f"hpccomm bench: {problem}", MISUSED)
+        if arguments.overhead:
+            return _overhead(arguments, world)
+        if arguments.model:
+            return _model(arguments, world)
+        return _benchmarks(arguments, world, names, startup=[vars(step) for step in steps])
+
+
+# -- what there is to do -------------------------------------------------------------------------------------
+
+
+def chosen(names: Sequence[str], benchmarks: dict[str, Benchmark]) -> list[str]:
+    """Return the benchmarks that the words of the command line stand for, each once, in their order."""
+    found: list[str] = []
+    for name in names or ["all_reduce"]:
+        if name == "all":
+            found += [*benchmarks, *SPECIAL]
+        elif name in KINDS:
+            found += [each.name for each in benchmarks.values() if each.kind == KINDS[name]]
+        elif name in benchmarks or name in SPECIAL:
+            found.append(name)
+        else:
+            raise ValueError(f"there is no operation {name!r}; hpccomm bench --list shows what there is")
+    return list(dict.fromkeys(found))
+
+
+def sizes_of(begin: int, end: int, step: int) -> list[int]:
+    """Return begin, begin * step ... up to end."""
+    if not 0 < begin <= end:
+        raise ValueError(f"the sizes begin with {begin} and end with {end}; expected 0 < begin <= end")
+    found = [begin]
+    while found[-1] * step <= end:
+        found.append(found[-1] * step)
+    return found
+
+
+def _problem(arguments: argparse.Namespace) -> str | None:
+    """Return what is wrong with the options, as far as can be told without MPI."""
+    sizes_of(arguments.begin, arguments.end, arguments.factor)
+    if arguments.device != "cpu":
+        return "--device cuda: needs a GPU; not available here"
+    if "nccl" in arguments.against:
+        return f"--against nccl: {contender_class('nccl').missing()}"
+    kind = "f" if arguments.dtype.name == "bfloat16" else arguments.dtype.kind
+    op = as_reduce_op("bench", arguments.op)
+    if kind not in getattr(op, "kinds", kind):
+        return f"--op {arguments.op} has no meaning for {arguments.dtype}"
+    if arguments.plot and plot.missing():
+        return plot.missing()
+    if arguments.plot and (arguments.overhead or arguments.model):
+        return "--plot draws measured operations, not --overhead or --model"
+    return None
+
+
+def _problem_of_job(arguments: argparse.Namespace, world: ProcessGroup) -> str | None:
+    if arguments.overhead and world.size > 1:
+        return f"--overhead is measured on 1 rank, without a launcher or with mpirun -n 1; this job has {world.size}"
+    if arguments.model and world.size == 1:
+        return "--model needs at least 2 ranks"
+    problem = None
+    if world.rank == 0:  # better now than after the measurements
+        for file in filter(None, (arguments.json, arguments.plot)):
+            try:
+                with open(file, "ab"):
+                    pass
+            except OSError as error:
+                problem = f"{file}: {error.strerror}"
+    assert world.comm is not None
+    agreed: str | None = world.comm.bcast(problem)
+    return agreed
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    return Plan(arguments.iterations, arguments.warmup, arguments.budget, arguments.batch)
+
+
+# -- doing it ----------------------------------------------------------------------------------------------------
+
+
+def _benchmarks(arguments: argparse.Namespace, world: ProcessGroup, names: Sequence[str], **more: Any) -> int:
+    from .session import Session
+
+    benchmarks = [registry.BENCHMARKS[name] for name in names if name in registry.BENCHMARKS]
+    sizes = sizes_of(arguments.begin, arguments.end, arguments.factor)
+    rows: list[Row] = []
+    with Session(world, arguments.against, _plan(arguments)) as session:
+        printer = Printer(world.rank == 0, arguments.csv, arguments.quiet)
+        facts = machine.machine(world, tuple(session.contenders))
+        how = f"{arguments.dtype}, {'async' if arguments.async_op else 'blocking'}"
+        if benchmarks or "overlap" in names:
+            printer.remark(f"# {machine.one_line(facts)}")
+            printer.remark(
+                f"# {how}; time: median of the iterations, each on the slowest rank; ratio: hpccomm / the other"
+            )
+        if arguments.csv:
+            printer.line(report.csv_head())
+        runnable = [each for each in benchmarks if each.least_ranks <= world.size]
+        for number, benchmark in enumerate(runnable, 1):
+            table = report.Table(benchmark, [*session.contenders, *session.missing], arguments.check)
+            printer.remark("\n" + table.head())
+            points = session.cases(benchmark, sizes, arguments.dtype, arguments.op)
+            for case in printer.progress(points, f"{benchmark.name} ({number}/{len(runnable)})"):
+                of_size = session.measure(benchmark, case, arguments.check, arguments.async_op)
+                rows += of_size
+                printer.rows(table, of_size)
+            printer.remark(table.summary())
+        for benchmark in benchmarks:
+            if benchmark not in runnable:
+                printer.remark(f"# {benchmark.name}: needs at least {benchmark.least_ranks} ranks")
+        hidden = _overlap(printer, session, sizes, arguments.dtype) if "overlap" in names else []
+    if world.rank == 0:
+        if arguments.json:
+            _write(arguments.json, report.as_json(facts, _options(arguments), rows, overlap=hidden, **more))
+        if arguments.plot:
+            plot.plot(rows, arguments.plot, machine.one_line(facts))
+    return WRONG if any(each.wrong for each in rows) else OK
+
+
+def _overlap(printer: Printer, session: Any, sizes: Sequence[int], dtype: np.dtype[Any]) -> list[dict[str, Any]]:
+    from . import overlap
+
+    found = []
+    for operation in overlap.OPERATIONS:
+        printer.remark("\n" + overlap.head(operation))
+        for of_size in overlap.overlaps(session, operation, sizes, dtype):
+            for each in of_size:
+                printer.remark(overlap.line(each))
+                found.append({**vars(each), "hidden": each.hidden, "hidden_polled": each.hidden_polled})
+    return found
+
+
+def _overhead(arguments: argparse.Namespace, world: ProcessGroup) -> int:
+    found = overhead.overheads(world)
+    facts = machine.machine(world)
+    print(f"# {machine.one_line(facts)}\n\n{overhead.table(found)}")
+    if arguments.json:
+        documents = [{**vars(each), "added_ns": each.added_ns} for each in found]
+        _write(arguments.json, report.as_json(facts, _options(arguments), [], overhead=documents))
+    return OK
+
+
+def _model(arguments: argparse.Namespace, world: ProcessGroup) -> int:
+    from . import predict
+
+    alpha, beta = arguments.network
+    assumed = predict.Network(arguments.ranks_per_node, alpha, beta)
+    sizes = sizes_of(arguments.begin, arguments.end, arguments.factor)
+    text, document = predict.run(world, sizes, _plan(arguments), assumed)
+    facts = machine.machine(world)
+    if world.rank == 0:
+        print(f"# {machine.one_line(facts)}\n\n{text}")
+        if arguments.json:
+            _write(arguments.json, report.as_json(facts, _options(arguments), [], model=document))
+    return OK
+
+
+# -- what is shown ---------------------------------------------------------------------------------------------
+
+
+class Printer:
+    """What rank 0 prints: tables or CSV on stdout, a progress bar on stderr. The other ranks are silent.
+
+    A rank can't tell whether a terminal shows what it prints: mpiexec gives it pipes either way, and forwards them one
+    independently of the other. So lines are held back while a bar is shown; without one (``--quiet``, or tqdm is
+    not installed) they come as they are made.
+    """
+
+    def __init__(self, active: bool, csv: bool, quiet: bool) -> None:
+        self._active = active
+        self._csv = csv
+        self._tqdm: Any = None
+        if active and not quiet:
+            with contextlib.suppress(ImportError):
+                self._tqdm = importlib.import_module("tqdm").tqdm
+        self._held: list[str] | None = None
+
+    def remark(self, text: str) -> None:
+        """Print what does not belong in CSV."""
+        if not self._csv and text:
+            self.line(text)
+
+    def line(self, text: str) -> None:
+        """Print, or hold back."""
+        if not self._active:
+            return
+        if self._held is not None:
+            self._held.append(text)
+        else:
+            print(text, flush=True)
+
+    def rows(self, table: report.Table, rows: Sequence[Row]) -> None:
+        """Print the rows of one size."""
+        text = table.line(rows)  # the table keeps them for its summary
+        for each in map(report.csv_line, rows) if self._csv else [text]:
+            self.line(each)
+
+    def progress(self, points: Sequence[T], what: str) -> Iterator[T]:
+        """Yield `points`, with a bar that says how many are done."""
+        if self._tqdm is None or len(points) < 2:
+            yield from points
+            return
+        self._held = []
+        yield from self._tqdm(points, what, file=sys.stderr, leave=False, ncols=80, unit=" sizes", mininterval=0.3)
+        held, self._held = self._held, None
+        time.sleep(0.05)  # mpiexec has to forward the end of the bar before the table
+        for text in held:
+            self.line(text)
+
+
+def _listed(benchmarks: Any) -> list[str]:
+    lines = []
+    for word, kind in KINDS.items():
+        lines += [f"{word}:", *(f"  {each.name:<32} {each.summary}" for each in benchmarks if each.kind == kind)]
+    return [*lines, "others:", *(f"  {name:<32} {summary}" for name, summary in SPECIAL.items())]
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options for the JSON: no file names in it."""
+    kept = ("operations", "begin", "end", "factor", "iterations", "warmup", "budget", "batch", "op", "device", "check",
+            "async_op", "against")  # fmt: skip
+    return {**{name: getattr(arguments, name) for name in kept}, "dtype": arguments.dtype.name}
+
+
+def _write(file: str, text: str) -> None:
+    with open(file, "w", encoding="utf-8") as stream:
+        stream.write(text)
+
+
+def _say(text: str, status: int = OK) -> int:
+    """Print on one rank, mistakes on stderr, and return the status."""
+    if is_first_process():
+        print(text, file=sys.stderr if status else sys.stdout, flush=True)
+    elif status:
+        let_the_first_process_speak()
+    return status
+
+
+# -- the options' types: argparse reports what they raise --------------------------------------------------------
+
+
+def size(text: str) -> int:
+    """Read a number of bytes: 8, 64K, 4M, 1G, with or without a B."""
+    number = text.strip().lower().removesuffix("b").removesuffix("i")
+    unit = number[-1:] if number[-1:] in ("k", "m", "g") else ""
+    return int(float(number[: len(number) - len(unit)]) * UNITS[unit])
+
+
+def dtype(text: str) -> np.dtype[Any]:
+    """Read the name of a numeric dtype."""
+    if text == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise argparse.ArgumentTypeError("bfloat16 needs ml_dtypes: pip install ml_dtypes") from None
+        half: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return half
+    try:
+        found = np.dtype(text)
+    except TypeError:
+        raise argparse.ArgumentTypeError(f"NumPy knows no dtype {text!r}") from None
+    if found.kind not in "iufc":
+        raise argparse.ArgumentTypeError(f"{text} is not a numeric dtype")
+    return found
+
+
+def contenders(text: str) -> list[str]:
+    """Read a list of contenders."""
+    names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none", "hpccomm")]
+    for name in names:
+        if name not in CONTENDERS:
+            raise argparse.ArgumentTypeError(f"no contender is called {name!r}; there are {', '.join(CONTENDERS)}")
+    return names
+
+
+def network(text: str) -> tuple[float, float]:
+    """Read a latency in us and a bandwidth in GB/s, as seconds and seconds per byte."""
+    latency, rate = map(float, text.split(","))
+    if latency < 0 or rate <= 0:
+        raise ValueError(text)
+    return latency * 1e-6, 1e-9 / rate
+
+
+def positive(text: str) -> int:
+    """Read a whole number above 0."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def count(text: str) -> int:
+    """Read a whole number, 0 or more."""
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
+def factor(text: str) -> int:
+    """Read a whole number above 1."""
+    number = int(text)
+    if number < 2:
+        raise ValueError(text)
+    return number
+
+
+def seconds(text: str) -> float:
+    """Read a positive time."""
+    number = float(text)
+    if not number > 0:
+        raise ValueError(text)
+    return number

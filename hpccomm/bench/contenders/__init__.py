@@ -1,0 +1,31 @@
+"""The same work, done by different libraries.
+
+A contender has a method for each benchmark it can run, of the benchmark's name: it takes the case, the arrays and
+whether the operation is to be asynchronous, and returns a call: a function without arguments that does the work once.
+Everything that a program would prepare outside its loop is prepared outside the call.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from .contender import Call, Contender, Unsupported
+
+CONTENDERS = {
+    "hpccomm": "hpccomm_calls:HPCComm",
+    "mpi4py": "mpi4py_calls:RawMPI4py",
+    "gloo": "gloo_calls:Gloo",
+    "shared": "shared_calls:Shared",
+    "persistent": "persistent_calls:Persistent",
+    "nccl": "nccl_calls:NCCL",
+}
+
+
+def contender_class(name: str) -> type[Contender]:
+    """Return the class of a contender, by the name that ``--against`` takes."""
+    module, _, attribute = CONTENDERS[name].partition(":")
+    found: type[Contender] = getattr(importlib.import_module(f".{module}", __package__), attribute)
+    return found
+
+
+__all__ = ["CONTENDERS", "Call", "Contender", "Unsupported", "contender_class"]

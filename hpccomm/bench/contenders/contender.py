@@ -1,0 +1,150 @@
+"""Contender: what the four have in common, and the benchmarks of messages between two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from ..registry import Arrays, Benchmark, Case
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ... import ProcessGroup
+
+Call: TypeAlias = Callable[[], Any]
+
+
+class Unsupported(Exception):
+    """The contender can't do this operation, or not with this dtype or reduction."""
+
+
+class Contender:
+    """A way to do the work of the benchmarks; see the package's text.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        The ranks that take part.
+    comm : mpi4py.MPI.Intracomm
+        A communicator of the same ranks, of the contender's own.
+    """
+
+    name: ClassVar[str]
+    own_arrays: ClassVar[bool] = False  # whether it needs arrays of another kind than the other contenders
+    # What it raises for an operation, dtype or reduction that it does not have, before it communicates.
+    refusals: ClassVar[tuple[type[Exception], ...]] = (Unsupported, NotImplementedError, TypeError, ValueError)
+
+    def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
+        self.group = group
+        self.comm = comm
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Return what keeps the contender from running here, or None."""
+        return None
+
+    def arrays(self, benchmark: Benchmark, case: Case) -> Arrays:
+        """Return the arrays that the contender works on, if it does not share those of the others."""
+        return benchmark.arrays(case)
+
+    def release(self) -> None:
+        """Give up the arrays of `arrays`; every rank calls it."""
+
+    def close(self) -> None:
+        """Give up what the contender holds; every rank calls it."""
+
+    def start(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> Call:
+        """Return a call that starts the operation and returns a handle for `wait` and `poll`."""
+        return self._call(benchmark, case, arrays, True)
+
+    def call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        """Return a call that does the whole operation: blocking, or started and waited for."""
+        call = self._call(benchmark, case, arrays, async_op)
+        if not async_op or benchmark.kind == "message":  # those wait themselves
+            return call
+        wait = self.wait
+        return lambda: wait(call())
+
+    def _call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        method = getattr(self, benchmark.name, None)
+        if method is None:
+            raise Unsupported(f"{self.name} has no {benchmark.name}")
+        made: Call = method(case, arrays, async_op)
+        return made
+
+    # -- what the benchmarks of messages are made of ---------------------------------------------------
+
+    def wait(self, handle: Any) -> Any:
+        """Wait for what a call has started."""
+        raise NotImplementedError
+
+    def poll(self, handle: Any) -> bool:
+        """Whether it is done; gives the library a chance to make progress."""
+        raise NotImplementedError
+
+    def wait_all(self, handles: Iterable[Any]) -> None:
+        """Wait for several."""
+        for handle in handles:
+            self.wait(handle)
+
+    def sender(self, array: Any, peer: int, async_op: bool) -> Call:
+        """Return a call that sends, or starts to send, `array`."""
+        raise NotImplementedError
+
+    def receiver(self, array: Any, peer: int, async_op: bool) -> Call:
+        """Return a call that receives, or starts to receive, into `array`."""
+        raise NotImplementedError
+
+    def ping_pong(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        """Send and receive, or receive and send."""
+        if case.peer is None:
+            return idle
+        send = self.sender(arrays.send, case.peer, async_op)
+        receive = self.receiver(arrays.receive[0], case.peer, async_op)
+        first, second = (send, receive) if case.rank < case.peer else (receive, send)
+        if not async_op:
+
+            def exchange() -> None:
+                first()
+                second()
+
+            return exchange
+        wait = self.wait
+
+        def started_and_waited_for() -> None:
+            wait(first())
+            wait(second())
+
+        return started_and_waited_for
+
+    def bidirectional(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        """Start all receives, then all sends, and wait for all."""
+        if case.peer is None:
+            return idle
+        starts = [self.receiver(array, case.peer, True) for array in arrays.receive]
+        starts += [self.sender(arrays.send, case.peer, True)] * case.window
+        wait_all = self.wait_all
+        return lambda: wait_all([start() for start in starts])
+
+    def message_rate(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        """Start all sends, or all receives, wait for all, and let the receiver answer with one element."""
+        if case.peer is None:
+            return idle
+        wait_all = self.wait_all
+        if case.rank < case.peer:
+            starts = [self.sender(arrays.send, case.peer, True)] * case.window
+            answer = self.receiver(arrays.receive[0][:1], case.peer, False)
+        else:
+            starts = [self.receiver(array, case.peer, True) for array in arrays.receive]
+            answer = self.sender(arrays.send[:1], case.peer, False)
+
+        def window() -> None:
+            wait_all([start() for start in starts])
+            answer()
+
+        return window
+
+
+def idle() -> None:
+    """Do nothing: the call of a rank without a partner."""

@@ -1,0 +1,41 @@
+"""hpccomm's persistent operations (``all_reduce_init`` and so on): made once, started and waited for many times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hpccomm as hc
+
+from ..registry import Arrays, Benchmark, Case
+from .contender import Call, Unsupported
+from .hpccomm_calls import HPCComm
+
+
+class Persistent(HPCComm):
+    """The functions of hpccomm whose names end with _init."""
+
+    name = "persistent"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Older versions have no persistent operations."""
+        return None if hasattr(hc, "all_reduce_init") else "this hpccomm has no all_reduce_init"
+
+    def call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        """Start, and wait: blocking or not is the same here."""
+        start, wait = self.start(benchmark, case, arrays), self.wait
+        return lambda: wait(start())
+
+    def start(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> Call:
+        """Make the operation with the arguments that the plain function is called with, except async_op."""
+        init = getattr(hc, f"{benchmark.name}_init", None)
+        if init is None:
+            raise Unsupported(f"hpccomm has no {benchmark.name}_init")
+        plain: Any = super()._call(benchmark, case, arrays, False)
+        operation = init(*plain.args[:-1])
+
+        def start() -> Any:
+            operation.start()
+            return operation
+
+        return start

@@ -1,0 +1,52 @@
+"""hpccomm, on node-shared arrays (`hpccomm.empty_shared`), which have faster operations where they lie on one node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import hpccomm as hc
+
+from ..registry import Arrays, Benchmark, Case
+from .contender import Unsupported
+from .hpccomm_calls import HPCComm
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+FASTER = ("all_reduce", "reduce", "broadcast", "all_gather_single", "reduce_scatter_single")
+
+
+class Shared(HPCComm):
+    """The functions of hpccomm, on arrays of another kind."""
+
+    name = "shared"
+    own_arrays = True
+
+    def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
+        super().__init__(group, comm)
+        self._parent = group
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Older versions have no node-shared arrays."""
+        return None if hasattr(hc, "empty_shared") else "this hpccomm has no empty_shared"
+
+    def arrays(self, benchmark: Benchmark, case: Case) -> Arrays:
+        """Make the arrays in a group of their own, because their memory is given back with their group."""
+        if benchmark.name not in FASTER:
+            raise Unsupported(f"{benchmark.name} is the same on node-shared arrays")
+        group: Any = hc.split_group(self._parent, 0)
+        self.group = group
+        return benchmark.arrays(replace(case, allocate=partial(_empty, group)))
+
+    def release(self) -> None:
+        """Give the memory back."""
+        if self.group is not self._parent:
+            hc.destroy_process_group(self.group)
+            self.group = self._parent
+
+
+def _empty(group: hc.ProcessGroup, shape: tuple[int, ...], dtype: Any) -> Any:
+    return getattr(hc, "empty_shared")(shape, dtype, group)  # noqa: B009 (mypy has to accept its absence)

@@ -1,0 +1,65 @@
+"""What the results were measured on: enough to compare them, nothing that says where."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+from datetime import datetime, timezone
+from typing import Any
+
+from .. import ProcessGroup, __version__, ranks
+
+
+def machine(group: ProcessGroup, contenders: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Describe the machine, the libraries and the job; every rank calls it. No host names, no paths."""
+    from mpi4py import MPI
+
+    packages = ["mpi4py", "numpy", *(["torch"] if "gloo" in contenders else [])]
+    return {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "hpccomm": __version__,
+        **{package: importlib.metadata.version(package) for package in packages},
+        "mpi": mpi_library(MPI.Get_library_version()),
+        "mpi_standard": ".".join(map(str, MPI.Get_version())),
+        "ranks": group.size,
+        "nodes": ranks.get_node_count(group),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def mpi_library(version: str) -> str:
+    """Return the name and version in what MPI_Get_library_version says, which may go on to name the build host."""
+    first = re.split(r"[\n,\0]", version.strip())[0]
+    return re.sub(r"\s+", " ", first.replace(" Version:", "")).strip()
+
+
+def cpu_model() -> str:
+    """Return the processor's name."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith(("model name", "Model", "cpu\t")):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Return the cores of this node that this job may use."""
+    return os.cpu_count() or 1
+
+
+def one_line(facts: dict[str, Any]) -> str:
+    """Return the description as one line, for the head of a table."""
+    nodes, count = facts["nodes"], facts["ranks"]
+    job = f"{count} rank{'s' * (count != 1)} on {nodes} node{'s' * (nodes != 1)}"
+    parts = [f"hpccomm {facts['hpccomm']}", job, facts["mpi"], f"mpi4py {facts['mpi4py']}", f"numpy {facts['numpy']}"]
+    if "torch" in facts:
+        parts.append(f"torch {facts['torch']}")
+    return ", ".join([*parts, f"{facts['cpu']} ({facts['cores']} cores)"])

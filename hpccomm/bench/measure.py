@@ -1,0 +1,120 @@
+"""Timing: contenders take turns, every rank times itself, and the slowest rank counts.
+
+On a noisy machine two numbers measured one after the other differ for many reasons. So the contenders of one size are
+interleaved, iteration by iteration, in an order that rotates: what slows the machine down hits all of them, and the
+ratio of their medians stands. Each timed batch starts at a barrier; its time is the maximum over the ranks. A batch is
+as many calls as last `Plan.batch_seconds`, so that neither the clock nor the ranks' leaving the barrier one after the
+other matters for the fast ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+LARGEST_BATCH = 1 << 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure."""
+
+    iterations: int | None = None  # timed batches of each contender; None: what the budget allows
+    warmup: int = 5  # calls of each contender before anything is timed
+    budget: float = 0.5  # seconds for all contenders of one size
+    batch: int | None = None  # calls in a batch; None: as many as last batch_seconds
+    batch_seconds: float = 100e-6
+    fewest: int = 10
+    most: int = 1000
+
+    def iterations_of(self, seconds: float) -> int:
+        """Return how many iterations to do, if one of all contenders takes `seconds`."""
+        if self.iterations is not None:
+            return self.iterations
+        return max(self.fewest, min(self.most, int(self.budget / max(seconds, 1e-9))))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The times of one contender, in seconds per call, one for each iteration: each the maximum over the ranks."""
+
+    samples: np.ndarray
+    batch: int
+
+    @property
+    def median(self) -> float:
+        """The middle one."""
+        return float(np.median(self.samples))
+
+    @property
+    def minimum(self) -> float:
+        """The best one."""
+        return float(np.min(self.samples))
+
+    @property
+    def p99(self) -> float:
+        """The one that 99 of 100 stay below."""
+        return float(np.percentile(self.samples, 99))
+
+    def scaled(self, transfers: int) -> Timing:
+        """Return the times of one transfer, where a call makes several."""
+        return Timing(self.samples / transfers, self.batch)
+
+
+def measure(calls: Mapping[str, Callable[[], Any]], comm: MPI.Intracomm, plan: Plan) -> dict[str, Timing]:
+    """Time each of `calls` on all ranks of `comm`, which make the same calls under the same names."""
+    if not calls:
+        return {}
+    batches = {}
+    expected = 0.0
+    for name, call in calls.items():
+        timed(call, plan.warmup)
+        batches[name], seconds = _batch(call, comm, plan)
+        expected += seconds
+    iterations = plan.iterations_of(expected)
+    names = list(calls)
+    samples = np.empty((len(names), iterations))
+    for i in range(iterations):
+        turn = i % len(names)
+        for k in itertools.chain(range(turn, len(names)), range(turn)):
+            batch = batches[names[k]]
+            comm.Barrier()
+            samples[k, i] = timed(calls[names[k]], batch) / batch
+    slowest = np.empty_like(samples)
+    comm.Allreduce(samples, slowest, _max())
+    return {name: Timing(slowest[k], batches[name]) for k, name in enumerate(names)}
+
+
+def timed(call: Callable[[], Any], times: int) -> float:
+    """Make a call some times, and return how many seconds they took on this rank."""
+    repeat = itertools.repeat(None, times)
+    start = time.perf_counter()
+    for _ in repeat:
+        call()
+    return time.perf_counter() - start
+
+
+def _batch(call: Callable[[], Any], comm: MPI.Intracomm, plan: Plan) -> tuple[int, float]:
+    """Return the calls in one batch, the same on all ranks, and the seconds that the batch takes."""
+    batch = plan.batch or 1
+    while True:
+        comm.Barrier()
+        seconds = comm.allreduce(timed(call, batch), _max())
+        if plan.batch or seconds >= plan.batch_seconds or batch >= LARGEST_BATCH:
+            return batch, seconds
+        wanted = batch * plan.batch_seconds / max(seconds, 1e-9)
+        batch = min(LARGEST_BATCH, max(2 * batch, int(wanted * 1.1)))
+
+
+def _max() -> MPI.Op:
+    from mpi4py import MPI
+
+    return MPI.MAX

@@ -1,0 +1,298 @@
+"""The benchmarks: which arrays each operation works on, and what NumPy expects in them.
+
+`size` means what it means in nccl-tests: the bytes of the larger array of the call, so of the whole that is gathered,
+scattered or exchanged on one rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from .registry import Arrays, Case, benchmark
+
+PIECES = 16  # arrays in one coalesced call
+
+
+def _one(ranks: int) -> float:
+    return 1.0
+
+
+def _share(ranks: int) -> float:
+    """The share of the array that has to cross each rank's link: all but what the rank keeps."""
+    return (ranks - 1) / ranks
+
+
+def _twice_the_share(ranks: int) -> float:
+    return 2 * (ranks - 1) / ranks
+
+
+# -- collectives -------------------------------------------------------------------------------------
+
+
+@benchmark("all_reduce", busbw=_twice_the_share, reduces=True)
+def all_reduce(case: Case) -> Arrays:
+    """Reduce an array over all ranks, in place."""
+    return Arrays(
+        receive=case.array(case.count),
+        given=lambda: case.values(case.rank, case.count),
+        expected=lambda: case.reduced(case.count),
+    )
+
+
+@benchmark("reduce", busbw=_one, reduces=True)
+def reduce(case: Case) -> Arrays:
+    """Reduce an array over all ranks, in place on one."""
+    return Arrays(
+        receive=case.array(case.count),
+        given=lambda: case.values(case.rank, case.count),
+        expected=(lambda: case.reduced(case.count)) if case.rank == case.root else None,
+    )
+
+
+@benchmark("broadcast", busbw=_one)
+def broadcast(case: Case) -> Arrays:
+    """Copy an array of one rank to all."""
+    return Arrays(
+        receive=case.array(case.count),
+        given=(lambda: case.values(case.root, case.count)) if case.rank == case.root else None,
+        expected=lambda: case.values(case.root, case.count),
+    )
+
+
+@benchmark("all_gather_single", busbw=_share, shared=True)
+def all_gather_single(case: Case) -> Arrays:
+    """Collect everyone's array in one array, everywhere."""
+    return Arrays(
+        send=case.array(case.part),
+        receive=case.array(case.ranks, case.part),
+        given=lambda: case.values(case.rank, case.part),
+        expected=lambda: np.concatenate([case.values(rank, case.part) for rank in range(case.ranks)]),
+    )
+
+
+@benchmark("all_gather", busbw=_share, shared=True)
+def all_gather(case: Case) -> Arrays:
+    """Collect everyone's array in a list of arrays, everywhere."""
+    return all_gather_single(case)
+
+
+@benchmark("reduce_scatter_single", busbw=_share, shared=True, reduces=True)
+def reduce_scatter_single(case: Case) -> Arrays:
+    """Reduce an array and hand out the result in equal parts."""
+    return Arrays(
+        send=case.array(case.ranks, case.part),
+        receive=case.array(case.part),
+        given=lambda: case.values(case.rank, case.count),
+        expected=lambda: case.mine(case.reduced(case.count)),
+    )
+
+
+@benchmark("reduce_scatter", busbw=_share, shared=True, reduces=True)
+def reduce_scatter(case: Case) -> Arrays:
+    """Reduce a list of arrays; each rank gets one of the results."""
+    return reduce_scatter_single(case)
+
+
+@benchmark("all_to_all_single", busbw=_share, shared=True)
+def all_to_all_single(case: Case) -> Arrays:
+    """Send a part of an array to each rank and receive one from each."""
+    return Arrays(
+        send=case.array(case.ranks, case.part),
+        receive=case.array(case.ranks, case.part),
+        given=lambda: case.values(case.rank, case.count),
+        expected=lambda: np.concatenate([case.mine(case.values(rank, case.count)) for rank in range(case.ranks)]),
+    )
+
+
+@benchmark("all_to_all", busbw=_share, shared=True)
+def all_to_all(case: Case) -> Arrays:
+    """Send one array of a list to each rank and receive one from each."""
+    return all_to_all_single(case)
+
+
+@benchmark("gather", busbw=_share, shared=True)
+def gather(case: Case) -> Arrays:
+    """Collect everyone's array in a list of arrays, on one rank."""
+    is_root = case.rank == case.root
+    return Arrays(
+        send=case.array(case.part),
+        receive=case.array(case.ranks, case.part) if is_root else None,
+        given=lambda: case.values(case.rank, case.part),
+        expected=(lambda: np.concatenate([case.values(rank, case.part) for rank in range(case.ranks)]))
+        if is_root
+        else None,
+    )
+
+
+@benchmark("scatter", busbw=_share, shared=True)
+def scatter(case: Case) -> Arrays:
+    """Hand out the arrays of a list on one rank, one to each."""
+    is_root = case.rank == case.root
+    return Arrays(
+        send=case.array(case.ranks, case.part) if is_root else case.array(0),
+        receive=case.array(case.part),
+        given=(lambda: case.values(case.root, case.count)) if is_root else None,
+        expected=lambda: case.mine(case.values(case.root, case.count)),
+    )
+
+
+@benchmark("scan", reduces=True)
+def scan(case: Case) -> Arrays:
+    """Reduce the arrays of ranks 0 to r, on rank r, in place."""
+    return Arrays(
+        receive=case.array(case.count),
+        given=lambda: case.values(case.rank, case.count),
+        expected=lambda: case.reduced(case.count, range(case.rank + 1)),
+    )
+
+
+@benchmark("exscan", reduces=True)
+def exscan(case: Case) -> Arrays:
+    """Reduce the arrays of ranks 0 to r-1, on rank r, in place."""
+    return Arrays(
+        receive=case.array(case.count),
+        given=lambda: case.values(case.rank, case.count),
+        expected=(lambda: case.reduced(case.count, range(case.rank))) if case.rank else None,
+    )
+
+
+@benchmark("barrier", sized=False)
+def barrier(case: Case) -> Arrays:
+    """Wait for every rank."""
+    return Arrays(receive=None)
+
+
+# -- coalesced: many arrays in one call ----------------------------------------------------------------
+
+
+def _pieces(case: Case, ranks: int = 1) -> list[int]:
+    """Cut a count into PIECES of slightly different lengths, each a multiple of `ranks`."""
+    whole = case.count // ranks
+    ends = [whole * i // PIECES for i in range(PIECES + 1)]
+    return [(end - start) * ranks for start, end in itertools.pairwise(ends)]
+
+
+def _starts(pieces: list[int]) -> list[int]:
+    return [sum(pieces[:i]) for i in range(len(pieces))]
+
+
+@benchmark("all_reduce_coalesced", busbw=_twice_the_share, kind="coalesced", reduces=True)
+def all_reduce_coalesced(case: Case) -> Arrays:
+    """All-reduce 16 arrays in one call."""
+    return Arrays(
+        receive=[case.array(count) for count in _pieces(case)],
+        given=lambda: case.values(case.rank, case.count),
+        expected=lambda: case.reduced(case.count),
+    )
+
+
+@benchmark("broadcast_coalesced", kind="coalesced")
+def broadcast_coalesced(case: Case) -> Arrays:
+    """Broadcast 16 arrays in one call."""
+    return Arrays(
+        receive=[case.array(count) for count in _pieces(case)],
+        given=(lambda: case.values(case.root, case.count)) if case.rank == case.root else None,
+        expected=lambda: case.values(case.root, case.count),
+    )
+
+
+@benchmark("all_gather_single_coalesced", busbw=_share, kind="coalesced", shared=True)
+def all_gather_single_coalesced(case: Case) -> Arrays:
+    """Gather 16 arrays in 16 arrays, everywhere, in one call."""
+    pieces = _pieces(case, case.ranks)
+    parts = [count // case.ranks for count in pieces]
+
+    def expected() -> np.ndarray:
+        values = [case.values(rank, case.part) for rank in range(case.ranks)]
+        return np.concatenate(
+            [each[start : start + part] for start, part in zip(_starts(parts), parts, strict=True) for each in values]
+        )
+
+    return Arrays(
+        send=[case.array(part) for part in parts],
+        receive=[case.array(case.ranks, part) for part in parts],
+        given=lambda: case.values(case.rank, case.part),
+        expected=expected,
+    )
+
+
+@benchmark("all_gather_coalesced", busbw=_share, kind="coalesced", shared=True)
+def all_gather_coalesced(case: Case) -> Arrays:
+    """Gather 16 arrays in 16 arrays for each rank, everywhere, in one call."""
+    parts = [count // case.ranks for count in _pieces(case, case.ranks)]
+    return Arrays(
+        send=[case.array(part) for part in parts],
+        receive=[case.array(part) for _ in range(case.ranks) for part in parts],
+        given=lambda: case.values(case.rank, case.part),
+        expected=lambda: np.concatenate([case.values(rank, case.part) for rank in range(case.ranks)]),
+    )
+
+
+@benchmark("reduce_scatter_single_coalesced", busbw=_share, kind="coalesced", shared=True, reduces=True)
+def reduce_scatter_single_coalesced(case: Case) -> Arrays:
+    """Reduce 16 arrays and hand each out in equal parts, in one call."""
+    pieces = _pieces(case, case.ranks)
+
+    def expected() -> np.ndarray:
+        values = case.reduced(case.count)
+        parts = [count // case.ranks for count in pieces]
+        begins = [start + case.rank * part for start, part in zip(_starts(pieces), parts, strict=True)]
+        return np.concatenate([values[begin : begin + part] for begin, part in zip(begins, parts, strict=True)])
+
+    return Arrays(
+        send=[case.array(count) for count in pieces],
+        receive=[case.array(count // case.ranks) for count in pieces],
+        given=lambda: case.values(case.rank, case.count),
+        expected=expected,
+    )
+
+
+# -- messages --------------------------------------------------------------------------------------------
+
+
+def _to_peer(case: Case, window: int = 1) -> Arrays:
+    """Return the arrays of ranks that send to each other, in pairs: one to send, `window` to receive."""
+    peer = case.peer
+    if peer is None:
+        return Arrays(receive=None)
+    return Arrays(
+        send=case.array(case.count),
+        receive=case.array(window, case.count),
+        given=lambda: case.values(case.rank, case.count),
+        expected=lambda: np.tile(case.values(peer, case.count), window),
+    )
+
+
+@benchmark("ping_pong", kind="message", least_ranks=2, transfers=lambda case: 2)
+def ping_pong(case: Case) -> Arrays:
+    """Send an array and get one back; the time is of one way (osu_multi_lat)."""
+    return _to_peer(case)
+
+
+@benchmark("sendrecv", kind="message")
+def sendrecv(case: Case) -> Arrays:
+    """Send to the right neighbour and receive from the left one, all ranks at once."""
+    left = (case.rank - 1) % case.ranks
+    return Arrays(
+        send=case.array(case.count),
+        receive=case.array(case.count),
+        given=lambda: case.values(case.rank, case.count),
+        expected=lambda: case.values(left, case.count),
+    )
+
+
+@benchmark("bidirectional", kind="message", busbw=lambda n: 2.0, least_ranks=2, transfers=lambda case: case.window)
+def bidirectional(case: Case) -> Arrays:
+    """Send many arrays each way at once; busbw counts both directions (osu_bibw)."""
+    return _to_peer(case, case.window)
+
+
+@benchmark("message_rate", kind="message", least_ranks=2, transfers=lambda case: case.window, rate=True)
+def message_rate(case: Case) -> Arrays:
+    """Send many messages one way; messages per second of all pairs (osu_mbw_mr)."""
+    arrays = _to_peer(case, case.window)
+    if case.rank < case.ranks // 2:  # the senders
+        arrays.expected = None
+    return arrays

@@ -1,0 +1,228 @@
+"""What a benchmark is, and the decorator that adds one.
+
+A benchmark says which arrays one call of an operation works on, and what NumPy expects in them afterwards. How the
+call is made is a contender's business: a method with the name of the benchmark.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+PERIOD = 251  # of the test values: a prime, so that parts that land in the wrong place are noticed
+WINDOW = 64  # messages in flight at once, as in the OSU benchmarks
+WINDOW_BYTES = 64 << 20  # what they may take together
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of a benchmark, as one rank sees it."""
+
+    rank: int
+    ranks: int
+    count: int  # elements of the array whose size the table shows
+    dtype: np.dtype[Any]
+    op: str = "sum"
+    root: int = 0
+    allocate: Callable[..., Any] = field(default=np.empty, compare=False)  # of a shape and a dtype
+
+    @property
+    def part(self) -> int:
+        """The elements that each rank has or gets, where `count` is shared among the ranks."""
+        return self.count // self.ranks
+
+    @property
+    def nbytes(self) -> int:
+        """The size in the table."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def window(self) -> int:
+        """How many messages of this size are in flight at once, in the benchmarks that have many."""
+        return max(1, min(WINDOW, WINDOW_BYTES // max(1, self.nbytes)))
+
+    @property
+    def peer(self) -> int | None:
+        """The rank this one exchanges messages with: the first half with the second, as osu_mbw_mr; None if odd."""
+        half = self.ranks // 2
+        return None if self.rank >= 2 * half else self.rank + half if self.rank < half else self.rank - half
+
+    def array(self, *shape: int) -> Any:
+        """Return an array whose memory has been touched."""
+        made = self.allocate(shape, self.dtype)
+        made.fill(0)
+        return made
+
+    def values(self, rank: int, count: int, salt: int = 0) -> Any:
+        """Return what `rank` contributes: 1, 2 or 3, so that sums are exact in every dtype."""
+        period = np.random.default_rng([rank, salt]).integers(1, 4, PERIOD).astype(self.dtype)
+        return np.resize(period, count)
+
+    def mine(self, values: Any) -> Any:
+        """Return this rank's part of `values`."""
+        return values[self.rank * self.part : (self.rank + 1) * self.part]
+
+    def reduced(self, count: int, ranks: Iterable[int] | None = None) -> Any:
+        """Return the reduction of the values of `ranks` (default: all), by NumPy, half precisions in float64."""
+        wide = np.float64 if self.dtype.itemsize == 2 and self.dtype.kind in "fV" else self.dtype
+        every = range(self.ranks) if ranks is None else ranks
+        total = reduce(UFUNCS[self.op], (self.values(rank, count).astype(wide) for rank in every))
+        return (total / self.ranks if self.op == "avg" else total).astype(self.dtype)
+
+
+UFUNCS: dict[str, Callable[..., Any]] = {
+    "sum": np.add,
+    "avg": np.add,
+    "product": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+
+
+@dataclass
+class Arrays:
+    """What one call works on, on this rank. All contenders work on the same arrays.
+
+    `given` and `expected` are functions, so that nothing is computed where nothing is checked.
+    """
+
+    receive: Any  # written by the operation; read as well if there is no `send`. An array, or a list of arrays
+    send: Any = None
+    given: Callable[[], Any] | None = None  # what belongs in `send` (or `receive`) before the call; flat
+    expected: Callable[[], Any] | None = None  # what NumPy expects in `receive` after it; None: nothing is received
+
+    def fill(self) -> None:
+        """Put the given values in place, and spoil what is to be received."""
+        if self.receive is not None:
+            assign(self.receive, None)
+        if self.given is not None:
+            assign(self.receive if self.send is None else self.send, self.given())
+
+    def clear(self) -> None:
+        """Zero everything: the same operation repeated many times must not overflow."""
+        for each in (self.send, self.receive):
+            if each is not None:
+                assign(each, None)
+
+    def wrong(self) -> int:
+        """Return how many received elements differ from what NumPy expects."""
+        if self.expected is None:
+            return 0
+        received = flat(self.receive)
+        expected = np.asarray(self.expected()).reshape(-1)
+        if received.dtype.kind in "fcV":
+            # The order of a floating-point reduction is the library's: two roundings may differ.
+            tolerance = 1e-2 if received.dtype.itemsize == 2 else 1e-5
+            wide = np.complex128 if received.dtype.kind == "c" else np.float64
+            same = np.isclose(received.astype(wide), expected.astype(wide), rtol=tolerance, atol=0, equal_nan=True)
+        else:
+            same = received == expected
+        return int(received.size - np.count_nonzero(same))
+
+
+def flat(arrays: Any) -> Any:
+    """Return the elements of an array, or of a list of arrays one after the other."""
+    return np.concatenate([each.reshape(-1) for each in arrays]) if isinstance(arrays, list) else arrays.reshape(-1)
+
+
+def assign(arrays: Any, values: Any) -> None:
+    """Write flat `values` (None: zeros) into an array, or into a list of arrays one after the other."""
+    start = 0
+    for each in arrays if isinstance(arrays, list) else [arrays]:
+        each.reshape(-1)[...] = 0 if values is None else values[start : start + each.size]
+        start += each.size
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A row of the registry; :func:`benchmark` says what its fields mean."""
+
+    name: str
+    kind: str
+    summary: str
+    arrays: Callable[[Case], Arrays]
+    busbw: Callable[[int], float]
+    shared: bool
+    sized: bool
+    reduces: bool
+    least_ranks: int
+    transfers: Callable[[Case], int]
+    rate: bool
+
+    def case(self, rank: int, ranks: int, nbytes: int, dtype: np.dtype[Any], op: str = "sum") -> Case:
+        """Return the point of about `nbytes`: at least one element, and one for each rank where they share it."""
+        count = max(1, nbytes // dtype.itemsize) if self.sized else 0
+        if self.shared:
+            count = max(1, count // ranks) * ranks
+        return Case(rank, ranks, count, dtype, op)
+
+    def cases(self, template: Case, sizes: Iterable[int]) -> list[Case]:
+        """Return one case for each of `sizes`, without those that rounding makes equal."""
+        made = (self.case(template.rank, template.ranks, size, template.dtype, template.op) for size in sizes)
+        return list(dict.fromkeys(made))
+
+
+BENCHMARKS: dict[str, Benchmark] = {}
+
+
+def benchmark(
+    name: str,
+    *,
+    busbw: Callable[[int], float] = lambda n: 1.0,
+    kind: str = "collective",
+    shared: bool = False,
+    sized: bool = True,
+    reduces: bool = False,
+    least_ranks: int = 1,
+    transfers: Callable[[Case], int] = lambda case: 1,
+    rate: bool = False,
+) -> Callable[[Callable[[Case], Arrays]], Callable[[Case], Arrays]]:
+    """Add a benchmark: the decorated function makes the arrays of one case.
+
+    Parameters
+    ----------
+    name : str
+        What the command line calls it, and which method of a contender runs it.
+    busbw : callable
+        What the algorithm bandwidth (size / time) is multiplied by for the bus bandwidth, from the number of ranks:
+        nccl-tests' factors (its doc/PERFORMANCE.md).
+    kind : str
+        "collective", "coalesced" or "message"; also the command line's names for all of a kind.
+    shared : bool
+        Whether the ranks share the array whose size is shown, so that its count is a multiple of theirs.
+    sized : bool
+        False: there is nothing to measure against size.
+    reduces : bool
+        Whether `op` matters.
+    least_ranks : int
+        With fewer, the benchmark is left out.
+    transfers : callable
+        How many transfers of that size one call makes, from the case; times are per transfer.
+    rate : bool
+        Whether messages per second are shown.
+    """
+
+    def add(function: Callable[[Case], Arrays]) -> Callable[[Case], Arrays]:
+        if name in BENCHMARKS:
+            raise ValueError(f"benchmark: {name!r} exists already")
+        summary = (function.__doc__ or "").strip().split("\n")[0]
+        BENCHMARKS[name] = Benchmark(
+            name, kind, summary, function, busbw, shared, sized, reduces, least_ranks, transfers, rate
+        )
+        return function
+
+    return add
+
+
+def load() -> dict[str, Benchmark]:
+    """Return the registry, with hpccomm's own benchmarks in it."""
+    importlib.import_module(".operations", __package__)
+    return BENCHMARKS

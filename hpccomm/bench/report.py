@@ -1,0 +1,139 @@
+"""The results as a table, as CSV, and as JSON.
+
+The table grows line by line, so its widths are fixed before the first one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from .registry import Benchmark
+from .rows import Row
+
+SCHEMA = 1  # of the JSON: raised when a key changes its meaning
+
+
+class Table:
+    """The table of one benchmark: a head, one line for each size, and a summary.
+
+    The columns of the first contender (hpccomm) come first; of each other one its median and the ratio.
+    """
+
+    def __init__(self, benchmark: Benchmark, contenders: Sequence[str], check: bool = False) -> None:
+        self._benchmark = benchmark
+        self._first, *self._others = contenders
+        self._check = check
+        self._rows: list[Row] = []
+        columns = [("size", "bytes", 11), ("count", "elements", 11)] if benchmark.sized else []
+        columns += [("time", "us", 9), ("min", "us", 9), ("p99", "us", 9)]
+        if benchmark.sized:
+            columns += [("algbw", "GB/s", 7), ("busbw", "GB/s", 7)]
+        if benchmark.rate:
+            columns.append(("rate", "Mmsg/s", 7))
+        for name in self._others:
+            columns += [(name, "us", max(10, len(name) + 1)), ("ratio", "", 6)]
+        if check:
+            columns.append(("check", "", 6))
+        self._columns = columns
+
+    def head(self) -> str:
+        """Return the title and two lines of column heads."""
+        names = " ".join(name.rjust(width) for name, _, width in self._columns)
+        units = " ".join((f"({unit})" if unit else "").rjust(width) for _, unit, width in self._columns)
+        return f"{self._benchmark.name}: {self._benchmark.summary}\n{names.rstrip()}\n{units.rstrip()}"
+
+    def line(self, rows: Sequence[Row]) -> str:
+        """Return the line of one size."""
+        self._rows += rows
+        by_name = {each.contender: each for each in rows}
+        first = by_name[self._first]
+        cells = [str(first.size_bytes), str(first.count)] if self._benchmark.sized else []
+        cells += [microseconds(each) for each in (first.median_us, first.min_us, first.p99_us)]
+        if self._benchmark.sized:
+            cells += [bandwidth(first.algbw_gbs), bandwidth(first.busbw_gbs)]
+        if self._benchmark.rate:
+            cells.append("-" if first.messages_per_s is None else f"{first.messages_per_s / 1e6:.3f}")
+        for name in self._others:
+            cells += [microseconds(by_name[name].median_us), ratio(by_name[name].ratio)]
+        if self._check:
+            cells.append(verdict(rows))
+        widths = (width for _, _, width in self._columns)
+        return " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+
+    def summary(self) -> str:
+        """Return the lines below the table: mean ratios, why columns are empty, what was wrong."""
+        lines = []
+        for name in self._others:
+            rows = [each for each in self._rows if each.contender == name]
+            ratios = [each.ratio for each in rows if each.ratio is not None]
+            if ratios:
+                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+                sizes = "" if len(ratios) == 1 else f", geometric mean of {len(ratios)} sizes"
+                lines.append(f"# {self._first} takes {ratio(mean)} of the time of {name}{sizes}")
+        notes = dict.fromkeys((each.contender, each.note) for each in self._rows if each.note)
+        lines += [f"# {name}: {note}" for name, note in notes]
+        lines += [
+            f"# WRONG: {each.contender}, {each.size_bytes} bytes: {each.wrong} elements differ from NumPy's"
+            for each in self._rows
+            if each.wrong
+        ]
+        return "\n".join(lines)
+
+
+def microseconds(time: float | None) -> str:
+    """Return a time with as many digits as mean something."""
+    if time is None:
+        return "-"
+    return f"{time:.2f}" if time < 1000 else f"{time:.1f}" if time < 100_000 else f"{time:.0f}"
+
+
+def bandwidth(rate: float | None) -> str:
+    """Return GB/s."""
+    return "-" if rate is None else f"{rate:.2f}" if rate >= 1 or rate == 0 else f"{rate:.3f}"
+
+
+def ratio(value: float | None) -> str:
+    """Return a ratio with at least two digits."""
+    return "-" if value is None else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """Return what the check found, for all contenders of a size together."""
+    if any(each.wrong for each in rows):
+        return "WRONG"
+    return "ok" if any(each.wrong is not None for each in rows) else "-"
+
+
+def csv_head() -> str:
+    """Return the first line of the CSV."""
+    return _csv_line(field.name for field in fields(Row))
+
+
+def csv_line(row: Row) -> str:
+    """Return one row as CSV; what does not exist is empty."""
+    return _csv_line("" if value is None else value for value in asdict(row).values())
+
+
+def _csv_line(cells: Iterable[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(list(cells))
+    return text.getvalue()
+
+
+def as_json(machine: dict[str, Any], options: dict[str, Any], rows: Sequence[Row], **more: Any) -> str:
+    """Return the whole result as a JSON document."""
+    document = {
+        "schema": SCHEMA,
+        "tool": "hpccomm bench",
+        "machine": machine,
+        "options": options,
+        "rows": [asdict(each) for each in rows],
+        **more,
+    }
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"

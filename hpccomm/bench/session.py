@@ -1,0 +1,124 @@
+"""The benchmarks of one command: for each size the arrays, the contenders' calls, the check, the timing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .contenders import Call, Contender, contender_class
+from .measure import Plan, measure
+from .registry import Arrays, Benchmark, Case
+from .rows import Row, row
+
+if TYPE_CHECKING:
+    from .. import ProcessGroup
+
+
+class Session:
+    """The contenders on one group; a context manager that starts and closes them. Every rank makes the same calls.
+
+    Attributes
+    ----------
+    contenders : dict
+        The ones that run here, hpccomm first.
+    missing : dict
+        Why the others do not.
+    """
+
+    def __init__(self, group: ProcessGroup, against: Sequence[str] = ("mpi4py",), plan: Plan | None = None) -> None:
+        if group.comm is None:
+            raise ValueError(f"{group!r} has no MPI communicator to measure with")
+        self.group = group
+        self.comm = group.comm.Dup()
+        self.plan = plan or Plan()
+        self.contenders: dict[str, Contender] = {}
+        self.missing: dict[str, str] = {}
+        for name in dict.fromkeys(["hpccomm", *against]):
+            chosen = contender_class(name)
+            # One rank without it, on another node perhaps, is enough.
+            why = next(filter(None, self.comm.allgather(chosen.missing())), None)
+            if why is None:
+                self.contenders[name] = chosen(group, self.comm)
+            else:
+                self.missing[name] = why
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            for contender in self.contenders.values():
+                contender.close()
+            self.comm.Free()
+
+    def run(
+        self,
+        benchmark: Benchmark,
+        sizes: Sequence[int],
+        dtype: Any = np.float32,
+        op: str = "sum",
+        *,
+        check: bool = False,
+        async_op: bool = False,
+    ) -> Iterator[list[Row]]:
+        """Measure `benchmark`, and yield the rows of one size after the other: one row for each contender."""
+        for case in self.cases(benchmark, sizes, dtype, op):
+            yield self.measure(benchmark, case, check, async_op)
+
+    def cases(self, benchmark: Benchmark, sizes: Sequence[int], dtype: Any = np.float32, op: str = "sum") -> list[Case]:
+        """Return the points of a benchmark."""
+        template = Case(self.group.rank, self.group.size, 0, np.dtype(dtype), op)
+        return benchmark.cases(template, sizes if benchmark.sized else [0])
+
+    def measure(self, benchmark: Benchmark, case: Case, check: bool = False, async_op: bool = False) -> list[Row]:
+        """Measure one point; every rank gets the rows."""
+        shared = benchmark.arrays(case)
+        calls, arrays, notes = self.calls(benchmark, case, shared, async_op)
+        wrong: dict[str, int] = {}
+        if check:
+            for name, call in calls.items():
+                wrong[name] = self.count_wrong(arrays[name], call)
+        for each in arrays.values():
+            each.clear()
+        transfers = benchmark.transfers(case)
+        timings = {name: each.scaled(transfers) for name, each in measure(calls, self.comm, self.plan).items()}
+        for contender in self.contenders.values():
+            contender.release()
+        names = [*self.contenders, *self.missing]
+        reference = timings.get(names[0])
+        return [
+            row(benchmark, case, name, timings.get(name), reference, wrong.get(name), notes.get(name, ""))
+            for name in names
+        ]
+
+    def calls(
+        self, benchmark: Benchmark, case: Case, shared: Arrays, async_op: bool = False
+    ) -> tuple[dict[str, Call], dict[str, Arrays], dict[str, str]]:
+        """Return the calls of the contenders that can do it, tried once, their arrays, and why the others can not."""
+        calls: dict[str, Call] = {}
+        used: dict[str, Arrays] = {}
+        notes = dict(self.missing)
+        for name, contender in self.contenders.items():
+            refusal = None
+            try:
+                arrays = contender.arrays(benchmark, case) if contender.own_arrays else shared
+                call = contender.call(benchmark, case, arrays, async_op)
+                call()
+            except contender.refusals as error:
+                refusal = str(error) or type(error).__name__
+            refusal = next(filter(None, self.comm.allgather(refusal)), None)
+            if refusal is None:
+                calls[name], used[name] = call, arrays
+            else:
+                notes[name] = refusal.strip().split("\n")[0]
+        return calls, used, notes
+
+    def count_wrong(self, arrays: Arrays, call: Call) -> int:
+        """Return how many elements on all ranks together are not what NumPy says."""
+        arrays.fill()
+        self.comm.Barrier()  # nobody writes into a rank that is still filling its arrays
+        call()
+        total: int = self.comm.allreduce(arrays.wrong())
+        return total

@@ -1,0 +1,76 @@
+"""How long the start of a program takes: Python and its imports, MPI, the world group, another group."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import hpccomm as hc
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of starting; the slowest rank's median, in ms."""
+
+    step: str
+    milliseconds: float
+
+
+def startup(repetitions: int = 5) -> list[Step]:
+    """Measure; called before init_process_group, and best before mpi4py.MPI is imported. Every rank calls it."""
+    import sys
+
+    steps = []
+    age = process_age()
+    if age is not None:
+        steps.append(("process start to here: Python, imports (10 ms steps)", [age]))
+    if "mpi4py.MPI" not in sys.modules:
+        steps.append(("import mpi4py.MPI: MPI_Init", [_seconds(lambda: __import__("mpi4py.MPI"))]))
+    from mpi4py import MPI
+
+    inits, barriers, groups, ends = [], [], [], []
+    for _ in range(repetitions):
+        MPI.COMM_WORLD.Barrier()
+        inits.append(_seconds(hc.init_process_group))
+        barriers.append(_seconds(hc.barrier))
+        hc.barrier()
+        groups.append(_seconds(hc.new_group))
+        hc.barrier()
+        ends.append(_seconds(hc.destroy_process_group))
+    steps += [
+        ("init_process_group, the first time", inits[:1]),
+        ("init_process_group, again", inits[1:] or inits),
+        ("the first operation of a group: barrier", barriers),
+        ("new_group of all ranks", groups),
+        ("destroy_process_group, with that group", ends),
+    ]
+    slowest = np.array([np.median(times) for _, times in steps])
+    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
+    return [Step(name, float(seconds) * 1e3) for (name, _), seconds in zip(steps, slowest, strict=True)]
+
+
+def process_age() -> float | None:
+    """Return how many seconds ago this process was started, where /proc knows."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            started = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def table(steps: list[Step]) -> str:
+    """Return the steps as text."""
+    lines = ["init: what the start of a program takes, slowest rank", f"{'time':>10}  step", f"{'(ms)':>10}"]
+    return "\n".join([*lines, *(f"{each.milliseconds:>10.3f}  {each.step}" for each in steps)])

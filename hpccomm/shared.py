@@ -1,0 +1,161 @@
+"""Node-shared arrays: NumPy arrays that the other ranks of the node can read and write directly."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from . import checks
+from .errors import here
+from .group import ProcessGroup
+from .world import Group, member_of
+
+
+def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group | None = None) -> np.ndarray:
+    """Make a NumPy array on each rank, in memory that all ranks of its node share.
+
+    Every rank of the group calls it. Each gets an array of its own; :func:`peer_view` gives it those of its
+    neighbours on the node, and :func:`fence` is what has to be between one rank's writing and another's reading.
+
+    `all_reduce`, `reduce`, `broadcast`, `all_gather_single` and `reduce_scatter_single` of such arrays are several
+    times faster than of others, where all ranks of the group are on one node. Every other operation takes them too:
+    they are ordinary arrays.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        The same on every rank.
+    dtype : dtype
+        The same on every rank; any but object and foreign byte order. Default: float64.
+    group : ProcessGroup, optional
+        Default: the world. The array belongs to this group.
+
+    Returns
+    -------
+    numpy.ndarray
+        Contiguous, its values arbitrary.
+
+    Raises
+    ------
+    ValueError
+        Shape or dtype differ between ranks (on every rank; the message names both), `shape` is negative, or this
+        process is not in the group.
+    MemoryError
+        The node has no room for it (on every rank).
+    TypeError
+        `dtype` holds Python objects or has a foreign byte order.
+    UnsupportedOperationError
+        The group's backend for host arrays is not MPI.
+
+    Notes
+    -----
+    The memory is a window of MPI_Win_allocate_shared (MPI-4.1 §12.2.3). It is given back when the group is destroyed;
+    if a rank still has the array or a view of it by then, it stays valid memory, and is given back when the
+    process ends. For arrays that are needed for a part of the program only, make a group for them, and destroy it.
+
+    Examples
+    --------
+    >>> x = hc.empty_shared((2, 3), np.float32)
+    >>> x[...] = hc.get_rank()
+    >>> hc.all_reduce(x)
+    """
+    found = member_of(group)
+    lengths = tuple(index(length) for length in (shape if isinstance(shape, tuple | list) else (shape,)))
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"empty_shared: shape is {shape}; a length can't be negative{here()}")
+    kind = np.dtype(dtype)
+    checks.writable("empty_shared", "the array", np.empty(0, kind))
+    array: np.ndarray = _shared_arrays("empty_shared", found).empty_shared(lengths, kind)
+    return array
+
+
+def peer_view(array: np.ndarray, rank: int, group: Group | None = None) -> np.ndarray:
+    """Return another rank's node-shared array as a NumPy array on this rank: its memory itself, no copy.
+
+    A local operation. Values that the other rank writes are there after both have called :func:`fence`; likewise
+    those that this rank writes to the view.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        What :func:`empty_shared` returned, or a view of it: of ``x[1:-1]`` the result is the neighbour's ``x[1:-1]``.
+    rank : int
+        The *global* rank of the neighbour, on the same node. This rank itself is allowed.
+    group : ProcessGroup, optional
+        The group that `array` was made with. Default: the world.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the shape, dtype and strides of `array`.
+
+    Raises
+    ------
+    ValueError
+        `rank` is on another node or not in the group, or `array` is not a node-shared array of the group (a
+        `peer_view` is not: it is another rank's).
+    UnsupportedOperationError
+        The group's backend for host arrays is not MPI.
+
+    Notes
+    -----
+    Semantics: MPI_Win_shared_query (MPI-4.1 §12.2.3).
+
+    Examples
+    --------
+    >>> x = hc.empty_shared(4)
+    >>> neighbour = hc.peer_view(x, (hc.get_rank() + 1) % hc.get_world_size())
+    >>> neighbour[0] = 7
+    >>> hc.fence(x)
+    >>> x[0].item()
+    7.0
+    """
+    found = member_of(group)
+    group_rank = found.peer("peer_view", "rank", rank, None)
+    view: np.ndarray = _shared_arrays("peer_view", found).peer_view(array, group_rank)
+    return view
+
+
+def fence(array: np.ndarray, group: Group | None = None) -> None:
+    """Wait for all ranks of the node; then what each has written to the shared array is visible to all.
+
+    Every rank of the group calls it. It is needed twice around an exchange: after the writing and before others read,
+    and after the reading and before it is overwritten. The collectives need none.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        What :func:`empty_shared` returned, or a view of it. The fence is for the whole array.
+    group : ProcessGroup, optional
+        The group that `array` was made with. Default: the world.
+
+    Raises
+    ------
+    ValueError
+        `array` is not a node-shared array of the group.
+    UnsupportedOperationError
+        The group's backend for host arrays is not MPI.
+
+    Notes
+    -----
+    MPI_Win_sync, a barrier of the node, MPI_Win_sync (MPI-4.1 §12.8). Ranks of other nodes are not waited for.
+
+    Examples
+    --------
+    >>> x = hc.empty_shared(4)
+    >>> x[...] = 1
+    >>> hc.fence(x)
+    """
+    found = member_of(group)
+    _shared_arrays("fence", found).fence(array)
+
+
+def _shared_arrays(operation: str, group: ProcessGroup) -> Any:
+    """Return what makes and finds the node-shared arrays of a group: an attribute of the backends that have them."""
+    backend = group._backends["cpu"]
+    shared = getattr(backend, "shared_arrays", None)
+    if shared is None:
+        raise backend._lacks(operation)
+    return shared

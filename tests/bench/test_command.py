@@ -1,0 +1,190 @@
+"""The command line: what it understands, what it refuses, and whole runs."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpccomm import cli
+from hpccomm.bench import command, registry
+
+from ..launch import clean_environment, launch
+
+alone = pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts its own jobs")
+BENCHMARKS = registry.load()
+
+
+def bench(ranks: int, *arguments: str | Path, **options: Any) -> Any:
+    return launch(ranks, sys.executable, "-m", "hpccomm", "bench", *arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("8", 8), ("64K", 65536), ("4m", 4 << 20), ("1G", 1 << 30), ("2MiB", 2 << 20), ("1.5k", 1536)]
+)
+def test_sizes_are_understood(text: str, nbytes: int) -> None:
+    assert command.size(text) == nbytes
+
+
+def test_sizes_go_from_the_smallest_to_the_largest() -> None:
+    assert command.sizes_of(8, 100, 2) == [8, 16, 32, 64]
+    assert command.sizes_of(8, 8, 10) == [8]
+    with pytest.raises(ValueError, match="0 < begin <= end"):
+        command.sizes_of(16, 8, 2)
+
+
+def test_contenders_are_understood() -> None:
+    assert command.contenders("mpi4py, gloo") == ["mpi4py", "gloo"]
+    assert command.contenders("none") == []
+    with pytest.raises(argparse.ArgumentTypeError, match="'mvapich'; there are hpccomm, mpi4py, gloo"):
+        command.contenders("mpi4py,mvapich")
+
+
+def test_dtypes_are_understood() -> None:
+    assert command.dtype("float64") == np.float64
+    assert command.dtype("bfloat16").itemsize == 2
+    for text in ("float63", "object", "S3"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            command.dtype(text)
+
+
+def test_words_for_many_operations() -> None:
+    assert command.chosen([], BENCHMARKS) == ["all_reduce"]
+    assert command.chosen(["messages", "ping_pong"], BENCHMARKS) == [
+        "ping_pong",
+        "sendrecv",
+        "bidirectional",
+        "message_rate",
+    ]
+    assert set(command.chosen(["all"], BENCHMARKS)) == {*BENCHMARKS, "overlap", "init"}
+    with pytest.raises(ValueError, match="no operation 'allreduce'; hpccomm bench --list"):
+        command.chosen(["allreduce"], BENCHMARKS)
+
+
+def test_a_subcommand_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "greeting.py").write_text(
+        "def add_arguments(parser): parser.add_argument('--name')\ndef run(arguments): return len(arguments.name)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.COMMANDS, "greet", cli.Command("greeting", "say hello"))
+    assert cli.main(["greet", "--name", "four"]) == 4
+
+
+def test_one_process_of_a_job_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.is_first_process({})
+    assert cli.is_first_process({"PMI_SIZE": "2", "PMI_RANK": "0"})
+    assert not cli.is_first_process({"PMI_SIZE": "2", "PMI_RANK": "1"})
+
+
+# -- whole runs ----------------------------------------------------------------------------------------------
+
+
+@alone
+def test_a_run_with_check_json_and_csv(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    ended = bench(2, "all_reduce", "barrier", "-b", "8", "-e", "1K", "-f", "8", "-n", "3", "--check", "--csv",
+                  "--quiet", "--json", file)  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    rows = list(csv.DictReader(io.StringIO(ended.stdout)))
+    sizes = [8, 64, 512, 0]
+    assert [(int(row["size_bytes"]), row["contender"]) for row in rows] == [
+        (size, contender) for size in sizes for contender in ("hpccomm", "mpi4py")
+    ]
+    assert {row["wrong"] for row in rows} == {"0"}
+    document = json.loads(file.read_text())
+    assert document["machine"]["ranks"] == 2
+    assert [row["size_bytes"] for row in document["rows"]] == [size for size in sizes for _ in range(2)]
+    assert str(tmp_path) not in file.read_text()
+
+
+@alone
+def test_a_table_a_picture_and_the_special_measurements(tmp_path: Path) -> None:
+    picture = tmp_path / "bench.png"
+    ended = bench(2, "init", "overlap", "ping_pong", "-b", "64", "-e", "64", "-n", "2", "--plot", picture)
+    assert ended.returncode == 0, ended.stderr
+    for words in ("init_process_group, the first time", "overlap of all_reduce", "ping_pong: Send", "mpi4py  ratio"):
+        assert words in ended.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@alone
+def test_a_progress_bar_unless_it_is_quiet() -> None:
+    arguments = ["all_reduce", "-e", "128", "-n", "2"]
+    loud, quiet = bench(2, *arguments), bench(2, *arguments, "-q")
+    assert "all_reduce (1/1)" in loud.stderr
+    assert quiet.stderr == ""
+    assert len(loud.stdout.splitlines()) == len(quiet.stdout.splitlines()) == 3 + 3 + 3 + 1
+
+
+@alone
+def test_overhead_without_a_launcher(tmp_path: Path) -> None:
+    import subprocess
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "hpccomm", "bench", "--overhead", "--json", tmp_path / "overhead.json"],
+        env=clean_environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "(ns)" in ended.stdout
+    found = json.loads((tmp_path / "overhead.json").read_text())["overhead"]
+    assert found[0]["operation"] == "all_reduce"
+
+
+@alone
+def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "from hpccomm.bench.contenders import hpccomm_calls\n"
+        "from hpccomm.cli import main\n"
+        "hpccomm_calls.HPCComm.broadcast = lambda *_: lambda: None\n"
+        "sys.exit(main(['bench', 'broadcast', '-e', '8', '-n', '2', '--check', '-q']))\n"
+    )
+    ended = launch(2, sys.executable, program)
+    assert ended.returncode == 1
+    assert "WRONG: hpccomm, 8 bytes: 2 elements differ from NumPy's" in ended.stdout
+
+
+@alone
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "cuda"], "--device cuda: needs a GPU; not available here"),
+        (["--against", "mpi4py,nccl"], "--against nccl: needs a GPU; not available here"),
+        (["--overhead"], "--overhead is measured on 1 rank"),
+        (["nothing"], "there is no operation 'nothing'"),
+        (["--op", "max", "--dtype", "complex64"], "--op max has no meaning for complex64"),
+        (["-b", "16", "-e", "8"], "0 < begin <= end"),
+        (["-f", "1"], "argument -f/--factor: invalid factor value: '1'"),
+        (["--json", "/nowhere/result.json"], "No such file or directory"),
+    ],
+)
+def test_what_can_not_be_done_is_exit_status_2_and_said_once(arguments: list[str], message: str) -> None:
+    ended = bench(2, *arguments)
+    assert ended.returncode == 2
+    assert (ended.stdout + ended.stderr).count(message) == 1
+
+
+@alone
+def test_help_and_list_are_printed_once_and_start_no_mpi() -> None:
+    for option in ("--help", "--list"):
+        ended = bench(2, option)
+        assert ended.returncode == 0
+        assert ended.stdout.count("collectives") == 1
+    import subprocess
+
+    program = (
+        "import sys; from hpccomm.cli import main; main(['bench', '--list']); assert 'mpi4py.MPI' not in sys.modules"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", program], env=clean_environment(), check=False, timeout=60).returncode
+        == 0
+    )

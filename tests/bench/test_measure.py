@@ -1,0 +1,60 @@
+"""Timing: who is called when, and whose time counts."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccomm as hc
+from hpccomm.bench.measure import LARGEST_BATCH, Plan, Timing, measure
+
+
+def test_contenders_take_turns_in_an_order_that_rotates() -> None:
+    calls: list[str] = []
+    contenders = {name: partial(calls.append, name) for name in "abc"}
+    measure(contenders, MPI.COMM_SELF, Plan(iterations=4, warmup=0, batch=1))
+    assert "".join(calls[:3]) == "abc"  # one batch of each to see how long it takes
+    assert "".join(calls[3:]) == "abc" + "bca" + "cab" + "abc"
+
+
+def test_warm_up_iterations_and_batches_are_what_the_plan_says() -> None:
+    calls: list[None] = []
+    timing = measure({"a": lambda: calls.append(None)}, MPI.COMM_SELF, Plan(iterations=7, warmup=3, batch=5))["a"]
+    assert len(calls) == 3 + 5 + 7 * 5
+    assert len(timing.samples) == 7
+    assert timing.batch == 5
+
+
+def test_a_batch_of_quick_calls_grows_until_the_clock_can_see_it() -> None:
+    quick = measure({"a": lambda: None}, MPI.COMM_SELF, Plan(iterations=1, batch_seconds=1e-3))["a"]
+    assert 100 < quick.batch <= LARGEST_BATCH
+    slow = measure({"a": lambda: time.sleep(0.002)}, MPI.COMM_SELF, Plan(iterations=1, batch_seconds=1e-3))["a"]
+    assert slow.batch == 1
+
+
+def test_the_slowest_rank_counts(process_group: hc.ProcessGroup) -> None:
+    last = process_group.rank == process_group.size - 1
+    comm = process_group.comm
+    assert comm is not None
+    timing = measure({"a": lambda: time.sleep(0.02 if last else 0)}, comm, Plan(iterations=3, warmup=0))["a"]
+    assert timing.minimum >= 0.02
+    assert comm.allgather(timing.samples.tolist()) == [timing.samples.tolist()] * process_group.size
+
+
+def test_the_budget_decides_how_many_iterations() -> None:
+    plan = Plan(budget=1.0, fewest=10, most=1000)
+    assert plan.iterations_of(0.01) == 100
+    assert plan.iterations_of(60.0) == 10
+    assert plan.iterations_of(1e-6) == 1000
+    assert Plan(iterations=3).iterations_of(1e-6) == 3
+
+
+def test_statistics() -> None:
+    timing = Timing(np.array([3.0, 1.0, 2.0, 100.0]), 1)
+    assert (timing.median, timing.minimum) == (2.5, 1.0)
+    assert timing.p99 == pytest.approx(97.09)
+    assert timing.scaled(2).samples.tolist() == [1.5, 0.5, 1.0, 50.0]

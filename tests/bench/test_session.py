@@ -1,0 +1,175 @@
+"""Tiny measurements on the ranks that run the tests: every benchmark, every contender, and what a check finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm.bench import overhead, overlap, predict, registry
+from hpccomm.bench.contenders import contender_class
+from hpccomm.bench.measure import Plan
+from hpccomm.bench.registry import Arrays, Benchmark, Case
+from hpccomm.bench.session import Session
+
+BENCHMARKS = registry.load()
+TINY = Plan(iterations=2, warmup=1, batch=2)
+SIZES = [8, 1000]
+
+
+@pytest.fixture
+def session(process_group: hc.ProcessGroup) -> Iterator[Session]:
+    with Session(process_group, ["mpi4py"], TINY) as session:
+        yield session
+
+
+def runnable(benchmark: Benchmark, session: Session) -> bool:
+    return session.group.size >= benchmark.least_ranks
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_gives_what_numpy_computes(session: Session, name: str, async_op: bool) -> None:
+    benchmark = BENCHMARKS[name]
+    if not runnable(benchmark, session):
+        return
+    for ours, raw in session.run(benchmark, SIZES, check=True, async_op=async_op):
+        assert (ours.contender, raw.contender) == ("hpccomm", "mpi4py")
+        assert ours.wrong == 0
+        assert ours.median_us is not None
+        assert 0 < (ours.min_us or 0) <= ours.median_us <= (ours.p99_us or 0)
+        assert (ours.iterations, ours.batch, ours.ratio) == (2, 2, 1.0)
+        if raw.median_us is None:  # packing and unpacking has no asynchronous form in raw mpi4py
+            assert async_op
+            assert benchmark.kind == "coalesced"
+            assert raw.note
+        else:
+            assert raw.wrong == 0
+            assert raw.ratio == pytest.approx(ours.median_us / raw.median_us)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "uint8", "complex64", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("op", ["sum", "avg", "max", "bxor"])
+def test_dtypes_and_reductions(session: Session, dtype: Any, op: str) -> None:
+    kind = "f" if dtype is ml_dtypes.bfloat16 else np.dtype(dtype).kind
+    if kind not in getattr(hc.ReduceOp, op.upper()).kinds:
+        return
+    for name in ("all_reduce", "reduce", "reduce_scatter_single", "all_reduce_coalesced", "all_gather_single"):
+        for rows in session.run(BENCHMARKS[name], [64], dtype, op, check=True):
+            assert rows[0].wrong == 0, name
+            half = np.dtype(dtype).itemsize == 2
+            assert rows[1].wrong == (None if half and name != "all_gather_single" else 0), name
+
+
+def test_sizes_bandwidths_and_counts_follow_from_each_other(session: Session) -> None:
+    n = session.group.size
+    for name in ("all_reduce", "all_gather_single"):
+        for rows in session.run(BENCHMARKS[name], [4096]):
+            for row in rows:
+                assert row.size_bytes == row.count * 4
+                assert row.median_us is not None
+                assert row.algbw_gbs == pytest.approx(row.size_bytes / row.median_us / 1e3)
+                assert row.busbw_gbs == pytest.approx((row.algbw_gbs or 0) * BENCHMARKS[name].busbw(n))
+                assert row.ranks == n
+
+
+def test_a_wrong_result_is_noticed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets_one(self: Any, case: Case, arrays: Arrays, async_op: bool) -> Any:
+        return lambda: arrays.receive.__setitem__(slice(1, None), case.reduced(case.count)[1:])
+
+    monkeypatch.setattr(contender_class("mpi4py"), "all_reduce", forgets_one)
+    (rows,) = session.run(BENCHMARKS["all_reduce"], [40], check=True)
+    assert rows[0].wrong == 0
+    # on one rank the sum of all is what was there before
+    assert rows[1].wrong == (session.group.size if session.group.size > 1 else 0)
+
+
+def test_what_a_contender_can_not_do_is_a_row_that_says_why(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as if torch were not there, whether it is or not
+    monkeypatch.setattr(contender_class("gloo"), "missing", classmethod(lambda cls: "not installed"))
+    with Session(process_group, ["gloo", "mpi4py"], TINY) as session:
+        assert list(session.contenders) == ["hpccomm", "mpi4py"]
+        (rows,) = session.run(BENCHMARKS["scan"], [8], op="avg")
+    assert [(row.contender, row.median_us is None) for row in rows] == [
+        ("hpccomm", True),
+        ("mpi4py", True),
+        ("gloo", True),
+    ]
+    assert "AVG" in rows[0].note
+    assert rows[2].note == "not installed"
+
+
+@pytest.mark.parametrize("name", ["shared", "persistent"])
+def test_hpccomms_other_ways_where_there_are_any(process_group: hc.ProcessGroup, name: str) -> None:
+    with Session(process_group, [name], TINY) as session:
+        if name in session.missing:
+            assert session.missing[name].startswith("this hpccomm has no")
+            return
+        for benchmark in ("all_reduce", "broadcast", "all_gather_single", "all_to_all"):
+            for rows in session.run(BENCHMARKS[benchmark], SIZES, check=True):
+                assert rows[1].wrong == (0 if rows[1].median_us is not None else None)
+                if benchmark == "all_reduce":
+                    assert rows[1].median_us is not None, rows[1].note
+
+
+def test_a_session_on_a_part_of_the_world(process_group: hc.ProcessGroup) -> None:
+    group = hc.new_group([process_group.size - 1])
+    if isinstance(group, hc.ProcessGroup):
+        with Session(group, ["mpi4py"], TINY) as session:
+            for name in ("all_reduce", "broadcast", "gather", "scatter", "sendrecv"):
+                for rows in session.run(BENCHMARKS[name], [8], check=True):
+                    assert [row.wrong for row in rows] == [0, 0]
+        hc.destroy_process_group(group)
+
+
+def test_overlap_of_every_contender(session: Session) -> None:
+    for operation in overlap.OPERATIONS:
+        (found,) = overlap.overlaps(session, operation, [64], np.float32)
+        assert [each.contender for each in found] == ["hpccomm", "mpi4py"]
+        for each in found:
+            assert 0 <= each.hidden <= 1
+            assert 0 <= each.hidden_polled <= 1
+            assert str(each.size_bytes) in overlap.line(each)
+
+
+@pytest.mark.parametrize(
+    ("communication", "compute", "both", "hidden"),
+    [(10, 10, 20, 0), (10, 10, 10, 1), (10, 10, 15, 0.5), (10, 10, 30, 0), (10, 5, 10, 1), (5, 10, 9, 1)],
+)
+def test_the_hidden_share(communication: float, compute: float, both: float, hidden: float) -> None:
+    assert overlap.Overlap("x", "y", 8, communication, compute, both, both).hidden == pytest.approx(hidden)
+
+
+def test_overhead_is_measured_on_one_rank(process_group: hc.ProcessGroup) -> None:
+    alone = hc.split_group(color=process_group.rank)
+    assert isinstance(alone, hc.ProcessGroup)
+    found = overhead.overheads(alone, repetitions=1, batch_seconds=1e-5)
+    names = [each.operation for each in found]
+    assert {*overhead.OPERATIONS, "isend + irecv + 2 waits", "all_reduce, async + wait"} <= set(names)
+    assert all(each.mpi4py_ns > 0 for each in found)
+    assert all(each.added_ns == each.hpccomm_ns - each.mpi4py_ns for each in found)
+    lines = overhead.table(found).splitlines()
+    assert len(lines) == 3 + len(found)
+    assert len({len(line) for line in lines[1:]}) == 1
+    hc.destroy_process_group(alone)
+    if process_group.size > 1:
+        with pytest.raises(ValueError, match=f"on one rank; this group has {process_group.size}"):
+            overhead.overheads(process_group)
+
+
+def test_a_model_of_the_ranks_that_run_the_tests(process_group: hc.ProcessGroup) -> None:
+    if process_group.size == 1:
+        return
+    text, document = predict.run(process_group, [8, 4096], TINY, predict.Network())
+    assert "all_reduce, predicted:" in text
+    assert "65536" in text
+    assert {point["operation"] for point in document["points"]} == set(predict.MEASURED)
+    assert {point["ranks"] for point in document["points"]} == {2, process_group.size}
+    assert len(document["predictions"]) == len(predict.PREDICTED) * len(predict.RANKS)
+    assert all(value >= 0 for value in document["machine"].values())
