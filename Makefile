@@ -27,6 +27,10 @@ lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict hpccomm
 
+bench: $(VENV)/.cli ## measure the overhead of Python, and all_reduce on two ranks
+	$(RUN) 1 $(BIN)/hpccomm bench --overhead
+	$(RUN) 2 $(BIN)/hpccomm bench all_reduce -b 8 -e 256M -f 8 --against mpi4py,shared,persistent $(ARGS)
+
 docs: $(VENV)/.docs ## build the documentation in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
@@ -39,5 +43,5 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: setup.cfg pyp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),$*]'
 	touch $@
 
-.PHONY: help demo test coverage lint docs clean
+.PHONY: help demo test coverage lint bench docs clean
 .DEFAULT_GOAL := help
