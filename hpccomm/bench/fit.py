@@ -2,8 +2,10 @@
 
 The costs are linear in the parameters once it is known which algorithm made each point, and which of its messages
 decide. Neither is, so two steps alternate: give each point the algorithm that is the fastest under the present
-parameters (a library chooses well), and fit the parameters by least squares. Errors are relative, (model - measured) /
-measured: otherwise the largest messages would be the only ones that count. No parameter may be negative.
+parameters (a library chooses well), and fit the parameters by least squares. Errors are relative: otherwise the largest
+messages would be the only ones that count. Relative to the measured time alone, half of it would be a small error and
+twice it a large one, and noise would pull the model down; so they are relative to the geometric mean of the measured
+time and the one modelled before. No parameter may be negative.
 """
 
 from __future__ import annotations
@@ -94,11 +96,12 @@ def fit(points: Sequence[Point]) -> Fit:
             machine = _machine(parameters, ranks_per_node)
             chosen = [_fastest(point, machine) for point in points]
             matrix = np.array([row for _, row in chosen])
-            residual = float(np.sum((matrix @ parameters / net - 1) ** 2))
+            modelled = np.clip(matrix @ parameters, net / 100, net * 100)
+            residual = float(np.sum(np.log(modelled / net) ** 2))
             if best is None or residual < best[0]:
                 best = residual, parameters, [name for name, _ in chosen], matrix
             previous, names = names, [name for name, _ in chosen]
-            following = relative_least_squares(matrix, net)
+            following = relative_least_squares(matrix, net, np.sqrt(net * modelled))
             if names == previous and np.allclose(following, parameters, rtol=1e-9, atol=0):
                 break
             parameters = following
@@ -125,20 +128,20 @@ def _fastest(point: Point, machine: Machine) -> tuple[str, list[float]]:
     return name, coefficients(cost, point.ranks, point.nbytes, machine)
 
 
-def relative_least_squares(matrix: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """Return the non-negative x with the smallest ``sum(((matrix @ x - measured) / measured) ** 2)``.
+def relative_least_squares(matrix: np.ndarray, measured: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Return the non-negative x with the smallest ``sum(((matrix @ x - measured) / scale) ** 2)``.
 
     There are five unknowns at most, so every choice of which of them are zero is tried.
     """
-    scaled = matrix / measured[:, None]
+    scaled, goal = matrix / scale[:, None], measured / scale
     widths = np.linalg.norm(scaled, axis=0)
     used = np.flatnonzero(widths)
-    best, best_residual = np.zeros(matrix.shape[1]), float(len(measured))
+    best, best_residual = np.zeros(matrix.shape[1]), float(np.sum(goal**2))
     for count in range(1, len(used) + 1):
         for subset in map(list, itertools.combinations(used, count)):
             columns = scaled[:, subset] / widths[subset]  # seconds and seconds per byte differ by a factor of 10^6
-            solution = np.linalg.lstsq(columns, np.ones(len(measured)), rcond=None)[0]
-            residual = float(np.sum((columns @ solution - 1) ** 2))
+            solution = np.linalg.lstsq(columns, goal, rcond=None)[0]
+            residual = float(np.sum((columns @ solution - goal) ** 2))
             if (solution >= 0).all() and residual < best_residual * (1 - 1e-12):
                 best, best_residual = np.zeros(matrix.shape[1]), residual
                 best[subset] = solution / widths[subset]

@@ -194,6 +194,17 @@ def test_noise_moves_them_a_little() -> None:
     assert 0.02 < np.median(np.abs(found.errors)) < 0.2
 
 
+def test_strong_noise_does_not_pull_the_model_down() -> None:
+    random = np.random.default_rng(2)
+    points = [
+        replace(point, seconds=point.seconds * 2.0 ** random.choice([-2, 2]))
+        for point in made_up(FLAT, [2, 4, 8, 16, 32])
+    ]
+    found = fit(points)
+    assert 0.7 < found.machine.alpha / A < 1.4
+    assert abs(np.mean(found.errors < 0) - 0.5) < 0.1
+
+
 def test_what_a_call_costs_is_not_taken_for_latency() -> None:
     found = fit(made_up(FLAT, [2, 4, 8], call=5e-6))
     assert found.machine.alpha == pytest.approx(A, rel=1e-6)
@@ -209,7 +220,7 @@ def test_on_one_node_only_its_own_parameters_are_found() -> None:
 def test_small_and_large_points_count_alike() -> None:
     # two points of the same kind that contradict each other: the answer halves the relative error, not the absolute
     matrix = np.array([[1.0, 0.0], [1e6, 0.0]])
-    solution = relative_least_squares(matrix, np.array([1.0, 2e6]))
+    solution = relative_least_squares(matrix, np.array([1.0, 2e6]), np.array([1.0, 2e6]))
     a, b = solution[0] - 1, solution[0] / 2 - 1
     assert a > 0 > b
     assert solution[0] == pytest.approx((1 + 0.5) / (1 + 0.25))
@@ -218,8 +229,8 @@ def test_small_and_large_points_count_alike() -> None:
 
 def test_no_parameter_is_negative() -> None:
     matrix = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
-    assert relative_least_squares(matrix, np.array([3.0, 2.0, 1.0]))[1] == 0
-    assert (relative_least_squares(matrix, np.array([1.0, 2.0, 3.5])) >= 0).all()
+    assert relative_least_squares(matrix, np.array([3.0, 2.0, 1.0]), np.ones(3))[1] == 0
+    assert (relative_least_squares(matrix, np.array([1.0, 2.0, 3.5]), np.ones(3)) >= 0).all()
 
 
 def test_coefficients_are_those_of_the_formula() -> None:
