@@ -301,7 +301,7 @@ def gather(
     >>> hc.gather(np.ones(2), parts, dst=0)
     """
     found = member(group)
-    return found.gather(array, gather_list, found.peer("gather", "dst", *_or_first(dst, group_dst)), async_op)
+    return found.gather(array, gather_list, found.root("gather", "dst", dst, group_dst), async_op)
 
 
 def scatter(
@@ -345,7 +345,7 @@ def scatter(
     >>> hc.scatter(part, parts if hc.get_rank() == 0 else None, src=0)
     """
     found = member(group)
-    return found.scatter(output, scatter_list, found.peer("scatter", "src", *_or_first(src, group_src)), async_op)
+    return found.scatter(output, scatter_list, found.root("scatter", "src", src, group_src), async_op)
 
 
 def reduce_scatter(
@@ -674,8 +674,3 @@ def reduce_scatter_single_coalesced(
     >>> hc.reduce_scatter_single_coalesced([np.empty(2), np.empty(3)], [np.ones(2 * n), np.ones((n, 3))])
     """
     return member(group).reduce_scatter_single_coalesced(outputs, inputs, op, async_op)
-
-
-def _or_first(rank: int | None, group_rank: int | None) -> tuple[int | None, int | None]:
-    """Default to the group's first rank where neither its global nor its group rank is given."""
-    return (None, 0) if rank is None and group_rank is None else (rank, group_rank)

@@ -110,6 +110,12 @@ class ProcessGroup(Operations):
             f"its (global) ranks are {_some(self.ranks)}{here()}"
         )
 
+    def root(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
+        """As `peer`, with the group's first rank where neither is given."""
+        if global_rank is None and group_rank is None:
+            return 0
+        return self.peer(operation, argument, global_rank, group_rank)
+
     def _in_range(self, what: str, group_rank: int) -> int:
         if not 0 <= group_rank < self.size:
             raise ValueError(f"{what} is {group_rank}; expected 0 to {self.size - 1}{here()}")
@@ -139,7 +145,7 @@ class ProcessGroup(Operations):
         for work in self._failed:
             if not work.error_was_seen:  # the program dropped this Work, and with it its error
                 warnings.warn(f"{work!r}: {work._exception}", RuntimeWarning, stacklevel=3)
-        for persistent in self._persistent:
+        for persistent in list(self._persistent):
             persistent.wait(max(0.0, deadline - time.monotonic()))
             persistent.free()
         for backend in self._backends.values():

@@ -37,6 +37,8 @@ class NonMember:
         """Return a rank that nothing is sent to."""
         return -1
 
+    root = peer
+
     def destroy(self) -> None:
         """Do nothing: there is nothing to destroy on this rank."""
 

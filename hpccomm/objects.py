@@ -85,7 +85,7 @@ def gather_object(
     found = member(group)
     if isinstance(found, NonMember):
         return found.barrier()
-    root = found.peer("gather_object", "dst", *_or_first(dst, group_dst))
+    root = found.root("gather_object", "dst", dst, group_dst)
     if found._has_list("gather_object", "object_gather_list", object_gather_list, "destination", root):
         _check_slots("gather_object", "object_gather_list", object_gather_list or [], found)
     wrapped = _wrap(obj, found.rank)
@@ -125,7 +125,7 @@ def broadcast_object_list(
     found = member(group)
     if isinstance(found, NonMember):
         return found.barrier()
-    root = found.peer("broadcast_object_list", "src", *_or_first(src, group_src))
+    root = found.root("broadcast_object_list", "src", src, group_src)
     wrapped = _wrap(list(object_list), found.rank) if found.rank == root else None
     (received,) = _unwrapped("broadcast_object_list", [_channel(found).bcast(wrapped, root)])
     _fill("broadcast_object_list", object_list, received)
@@ -165,7 +165,7 @@ def scatter_object_list(
     found = member(group)
     if isinstance(found, NonMember):
         return found.barrier()
-    root = found.peer("scatter_object_list", "src", *_or_first(src, group_src))
+    root = found.root("scatter_object_list", "src", src, group_src)
     if not scatter_object_output_list:
         raise ValueError(f"scatter_object_list: scatter_object_output_list is empty; expected one slot{here()}")
     wrapped = None
@@ -319,7 +319,3 @@ def _fill(operation: str, slots: list[Any], objects: list[Any]) -> None:
             f"{operation}: object_list has {len(slots)} slots, but {len(objects)} objects were sent{here()}"
         )
     slots[:] = objects
-
-
-def _or_first(rank: int | None, group_rank: int | None) -> tuple[int | None, int | None]:
-    return (None, 0) if rank is None and group_rank is None else (rank, group_rank)

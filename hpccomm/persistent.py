@@ -115,4 +115,5 @@ def _set_up(group: Group | None, device: str, operation: str, result: Any, *argu
     work.op_type = operation
     work.output = result
     found._persistent.append(work)
+    work.forget = found._persistent.remove
     return work

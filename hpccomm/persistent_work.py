@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +29,7 @@ class PersistentWork:
 
     op_type = ""
     output: Any = None
+    forget: Callable[[PersistentWork], None] | None = None  # how its group lets go of it
     _active = False
     _freed = False
 
@@ -93,6 +95,8 @@ class PersistentWork:
             self.wait()
             self._freed = True
             self.release()
+            if self.forget is not None:
+                self.forget(self)
 
     def __enter__(self) -> PersistentWork:
         return self
