@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .arrays import BUILT_IN_DEVICES, known_devices
 from .errors import DistBackendError, UnsupportedOperationError, here
+from .short_path import ShortPath
 from .work import Work
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Backend:
     """
 
     name = "custom"
+    short_path = ShortPath()  # of a backend of host arrays
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -144,9 +146,12 @@ class Backend:
         raise self._lacks("all_to_all")
 
     def all_to_all_single(
-        self, output: Any, array: Any, output_counts: list[int], input_counts: list[int], async_op: bool
+        self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work | None:
-        """Send ``input_counts[r]`` elements of `array` to each rank r, in order; receive likewise into `output`."""
+        """Send ``input_counts[r]`` elements of `array` to each rank r, in order; receive likewise into `output`.
+
+        Both counts are None where the program gave no split sizes: then the parts are equal.
+        """
         raise self._lacks("all_to_all_single")
 
     def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
@@ -216,6 +221,7 @@ OPERATIONS = {name for name in vars(Backend) if not name.startswith("_")} - {
     "explain",
     "implementation",
     "name",
+    "short_path",
 }
 
 
@@ -223,6 +229,7 @@ class DeviceMap(dict[str, Backend]):
     """Maps the name of a device to the backend that serves its arrays."""
 
     collecting = False  # whether it is that of a coalescing() block
+    short = ShortPath()  # the short path of the host's backend, once there is that backend
 
 
 @dataclass(frozen=True)

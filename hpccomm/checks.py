@@ -109,13 +109,8 @@ def reducible(
     operation: str, argument: str, array: Array, op: ReduceOpLike, check: Any = None
 ) -> tuple[str, Any, ReduceOp]:
     """Return (device, view, op) of an array that is reduced in place; `check` is `readable` if it is not written."""
-    if type(array) is ndarray and type(op) is ReduceOp and array.dtype in op.accepted and array.flags.writeable:
-        return "cpu", array, op  # the common case, in one look
     device, view = (check or writable)(operation, argument, array)
-    op = reduction(operation, argument, view, op)
-    if device == "cpu":
-        op.accepted.add(view.dtype)
-    return device, view, op
+    return device, view, reduction(operation, argument, view, op)
 
 
 def pair(operation: str, output: Array, input: Array) -> tuple[str, Any, Any]:

@@ -465,7 +465,8 @@ def all_to_all_single(
     input : array
         The parts to send, in rank order, along axis 0; the same dtype and row shape as `output`.
     output_split_sizes, input_split_sizes : list or array of int, optional
-        Rows of `output` that come from, and of `input` that go to, each rank. Default: equal parts.
+        Rows of `output` that come from, and of `input` that go to, each rank. Default (then on every
+        rank): equal parts.
     group, async_op
         See :mod:`hpccomm.collectives`.
 

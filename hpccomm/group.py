@@ -97,14 +97,14 @@ class ProcessGroup(Operations):
 
     def peer(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
         """Return the group rank that ``src=`` (a global rank) or ``group_src=`` (a group rank) names."""
+        if group_rank is None and global_rank in self._group_ranks:
+            return self._group_ranks[global_rank]
         if global_rank is not None and group_rank is not None:
             raise ValueError(f"{operation}: both {argument} and group_{argument} are given; choose one{here()}")
         if group_rank is not None:
             return self._in_range(f"{operation}: group_{argument}", group_rank)
         if global_rank is None:
             raise ValueError(f"{operation}: neither {argument} nor group_{argument} is given{here()}")
-        if global_rank in self._group_ranks:
-            return self._group_ranks[global_rank]
         raise ValueError(
             f"{operation}: {argument} is {global_rank}, which is not in the group; "
             f"its (global) ranks are {_some(self.ranks)}{here()}"
@@ -193,16 +193,15 @@ class ProcessGroup(Operations):
         outcome.op_type = operation
         outcome.sequence_number = self._sequence
         outcome._result = result
-        outcome._ranks = self.ranks
+        outcome.group = self
         if not async_op:  # a backend that has only asynchronous operations
             outcome.wait()
             return cast("Work | None", outcome._source)
-        if operation not in MESSAGES:
-            outcome.queue = self
+        if operation in MESSAGES:
+            outcome.keeps_its_place = False
         if len(self._in_flight) > REAP_ABOVE:
             self._reap()
         self._in_flight[outcome] = None
-        outcome.forget = self._forget
         return cast("Work | None", outcome)
 
     def _forget(self, work: Work) -> None:
@@ -251,6 +250,8 @@ class _LazyBackends(DeviceMap):
 
     def __missing__(self, device: str) -> Backend:
         self[device] = backend = self._group._make_backend(device)
+        if device == "cpu":
+            self.short = backend.short_path
         return backend
 
 

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-from numpy import ndarray
 
 from . import checks, sparse
 from .arrays import Array, is_sparse
@@ -26,6 +25,7 @@ class Operations:
     size: int
     timeout: timedelta
     _backends: DeviceMap
+    _sequence: int
 
     def _launched(self, operation: str, outcome: Any, result: Any, async_op: bool) -> Work | None:
         raise NotImplementedError
@@ -37,23 +37,29 @@ class Operations:
 
     def broadcast(self, array: Array, root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast`."""
+        if not async_op and self._backends.short.broadcast(array, root):
+            self._sequence += 1
+            return None
         check = checks.readable if root == self.rank else checks.writable
         device, view = check("broadcast", "array", array)
         return self._launched("broadcast", self._backends[device].broadcast(view, root, async_op), array, async_op)
 
     def all_reduce(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_reduce`."""
-        if type(array) is ndarray and type(op) is ReduceOp and array.dtype in op.accepted and array.flags.writeable:
-            work = self._backends["cpu"].all_reduce(array, op, async_op)  # the common case, in one look
-        elif is_sparse(array):
+        if not async_op and self._backends.short.all_reduce(array, op):
+            self._sequence += 1
+            return None
+        if is_sparse(array):
             return sparse.all_reduce(self, array, op, async_op)
-        else:
-            device, view, reduce_op = checks.reducible("all_reduce", "array", array, op)
-            work = self._backends[device].all_reduce(view, reduce_op, async_op)
+        device, view, reduce_op = checks.reducible("all_reduce", "array", array, op)
+        work = self._backends[device].all_reduce(view, reduce_op, async_op)
         return self._launched("all_reduce", work, array, async_op)
 
     def reduce(self, array: Array, root: int = 0, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.reduce`."""
+        if not async_op and self._backends.short.reduce(array, root, op):
+            self._sequence += 1
+            return None
         check = checks.writable if root == self.rank else checks.readable
         device, view, reduce_op = checks.reducible("reduce", "array", array, op, check)
         return self._launched("reduce", self._backends[device].reduce(view, root, reduce_op, async_op), array, async_op)
@@ -87,6 +93,9 @@ class Operations:
 
     def all_gather_single(self, output: Array, input: Array, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather_single`."""
+        if not async_op and self._backends.short.all_gather_single(output, input):
+            self._sequence += 1
+            return None
         device, out, view = checks.pair("all_gather_single", output, input)
         self._check_multiple("all_gather_single", "output", out, "input", view)
         return self._launched(
@@ -133,6 +142,9 @@ class Operations:
         self, output: Array, input: Array, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter_single`."""
+        if not async_op and self._backends.short.reduce_scatter_single(output, input, op):
+            self._sequence += 1
+            return None
         device, out, view = checks.pair("reduce_scatter_single", output, input)
         self._check_multiple("reduce_scatter_single", "input", view, "output", out)
         reduce_op = checks.reduction("reduce_scatter_single", "output", out, op)
@@ -168,6 +180,10 @@ class Operations:
         async_op: bool = False,
     ) -> Work | None:
         """See :func:`hpccomm.all_to_all_single`."""
+        equal_parts = output_split_sizes is None and input_split_sizes is None
+        if equal_parts and not async_op and self._backends.short.all_to_all_single(output, input):
+            self._sequence += 1
+            return None
         device, out, view = checks.pair("all_to_all_single", output, input)
         to_receive = checks.splits("all_to_all_single", "output", out, output_split_sizes, self.size)
         to_send = checks.splits("all_to_all_single", "input", view, input_split_sizes, self.size)
@@ -176,12 +192,12 @@ class Operations:
             to_receive[self.rank] == to_send[self.rank],
             f"this rank sends {to_send[self.rank]} elements to itself, but output has room for {to_receive[self.rank]}",
         )
-        return self._launched(
-            "all_to_all_single",
-            self._backends[device].all_to_all_single(out, view, to_receive, to_send, async_op),
-            output,
-            async_op,
-        )
+        backend = self._backends[device]
+        if equal_parts:
+            outcome = backend.all_to_all_single(out, view, None, None, async_op)
+        else:
+            outcome = backend.all_to_all_single(out, view, to_receive, to_send, async_op)
+        return self._launched("all_to_all_single", outcome, output, async_op)
 
     def barrier(self, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.barrier`."""
@@ -289,12 +305,18 @@ class Operations:
 
     def send(self, array: Array, dst: int, tag: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.send` and :func:`hpccomm.isend`."""
+        if not async_op and self._backends.short.send(array, dst, tag):
+            self._sequence += 1
+            return None
         device, view = checks.readable("send", "array", array)
         self._check_peer("send", "dst", dst, async_op)
         return self._launched("send", self._backends[device].send(view, dst, tag, async_op), array, async_op)
 
     def recv(self, array: Array, src: int | None = None, tag: int = 0, async_op: bool = False) -> Any:
         """See :func:`hpccomm.recv` and :func:`hpccomm.irecv`; returns the sender's *group* rank, or a Work."""
+        if not async_op and (sender := self._backends.short.recv(array, src, tag)) is not None:
+            self._sequence += 1
+            return sender
         device, view = checks.writable("recv", "array", array)
         self._check_peer("recv", "src", src, async_op)
         return self._launched("recv", self._backends[device].recv(view, src, tag, async_op), array, async_op)
@@ -304,6 +326,10 @@ class Operations:
         async_op: bool = False,
     ) -> Any:  # fmt: skip
         """See :func:`hpccomm.sendrecv`; returns the sender's *group* rank, or a Work."""
+        short = self._backends.short
+        if not async_op and (sender := short.sendrecv(array, dst, output, src, tag, recv_tag)) is not None:
+            self._sequence += 1
+            return sender
         device, view = checks.readable("sendrecv", "array", array)
         device_out, out = checks.writable("sendrecv", "output", output)
         if device != device_out:

@@ -30,7 +30,8 @@ def drive(work: Work) -> None:
     """Complete `work` in the background."""
     global _thread
     with _wake:
-        _queues.setdefault(work.queue or work, deque()).append(work)
+        queue = work.group if work.keeps_its_place and work.group is not None else work
+        _queues.setdefault(queue, deque()).append(work)
         if _thread is None:
             _thread = threading.Thread(target=_run, name="hpccomm-progress", daemon=True)
             _thread.start()

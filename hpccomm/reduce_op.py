@@ -35,7 +35,7 @@ class ReduceOp:
     On bool the results are those of ``np.add``, ``np.multiply``, ``np.minimum`` ... on bool arrays.
     """
 
-    __slots__ = ("accepted", "factor", "kinds", "mpi_op", "name")
+    __slots__ = ("factor", "kinds", "mpi_op", "name")
 
     SUM: ClassVar[ReduceOp]
     AVG: ClassVar[ReduceOp]
@@ -51,7 +51,6 @@ class ReduceOp:
         self.kinds = kinds  # the numpy dtype kinds it accepts: b(ool) i(nt) u(int) f(loat) c(omplex)
         self.factor = factor
         self.mpi_op = mpi_op  # an operation of the program's own, or one of MPI's that is none of ours
-        self.accepted: set[Any] = set()  # the dtypes that checks.py has found acceptable so far
 
     @staticmethod
     def PREMUL_SUM(factor: complex) -> ReduceOp:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from .errors import DistError, DistTimeoutError, UnsupportedOperationError, here
 
 if TYPE_CHECKING:
     from .future import Future
+    from .group import ProcessGroup
 
 
 class WorkStatus(enum.Enum):
@@ -49,14 +50,13 @@ class Work:
     op_type = ""
     sequence_number = 0
     alive: Any = None  # what must not be freed while the transport works on it
-    queue: Hashable | None = None  # what it keeps its place in: its group for a collective, None for a message
-    forget: Callable[[Work], None] | None = None  # how its group lets go of it
+    group: ProcessGroup | None = None  # which keeps it while it is in flight
+    keeps_its_place = True  # a collective; a message may be overtaken
     error_was_seen = False  # by the program; the group tells of others when it is destroyed
     _result: Any = None
     _status = IN_FLIGHT
     _exception: BaseException | None = None
     _source: int | None = None  # the group rank that a message came from
-    _ranks: Sequence[int] = ()  # global ranks of the group
     _callbacks: list[Callable[[Work], None]] | None = None
     _future: Future | None = None
 
@@ -142,9 +142,9 @@ class Work:
     def source_rank(self) -> int:
         """Return the global rank that the received message came from."""
         self.wait()
-        if self._source is None:
+        if self._source is None or self.group is None:
             raise DistError(f"{self.op_type}: only a receive has a source rank{here()}")
-        return self._ranks[self._source]
+        return self.group.ranks[self._source]
 
     def synchronize(self) -> None:
         """Block the host until the result is in the output arrays."""
@@ -232,9 +232,8 @@ class Work:
         """Once the operation has ended, tell the group and run the callbacks, each once, outside the lock."""
         if self._status is IN_FLIGHT:
             return
-        if self.forget is not None:
-            self.forget(self)
-            self.forget = None
+        if self.group is not None:
+            self.group._forget(self)
         while self._callbacks:
             try:
                 callback = self._callbacks.pop(0)

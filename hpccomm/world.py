@@ -347,7 +347,7 @@ def member(group: Group | None) -> ProcessGroup:
     """Return the group to call: the world for None. (A NonMember is returned as it is: it answers every operation.)"""
     if group is None:
         return _world.group if _world is not None else current_world().group
-    if not isinstance(group, (ProcessGroup, NonMember)):
+    if type(group) is not ProcessGroup and not isinstance(group, (ProcessGroup, NonMember)):
         raise TypeError(f"group is {group!r}; expected what new_group returns, or None for the world{here()}")
     return group  # type: ignore[return-value]
 

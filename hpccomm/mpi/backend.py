@@ -6,9 +6,8 @@ returns a request; `_done` takes what either returned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -19,7 +18,7 @@ from ..persistent_work import PersistentWork
 from ..reduce_op import ReduceOp
 from ..work import Work
 from . import persistent, reductions, tags
-from .datatypes import DIRECT, TYPED, message, parts
+from .datatypes import message, parts
 from .layout import (
     Finish,
     apart,
@@ -34,8 +33,9 @@ from .layout import (
     unpacked_bytes,
 )
 from .monitored_barrier import MonitoredBarrier
-from .segments import SEGMENT_BYTES, segments
+from .segments import segments
 from .shared_memory import SharedArrays
+from .short_path import MPIShortPath
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 
 IN_PLACE = MPI.IN_PLACE
@@ -62,14 +62,12 @@ class MPIBackend(Backend):
         self._comm = options.comm
         self.shared_arrays = SharedArrays(options.comm)
         self._windows = self.shared_arrays.windows  # empty until the program makes a node-shared array
+        self.short_path = MPIShortPath(options.comm, self._windows)
         self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks)
 
     # -- one array -------------------------------------------------------------------------------
 
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
-        datatype = TYPED.get(array.dtype)
-        if not async_op and datatype is not None and array.flags.carray and array.nbytes <= SEGMENT_BYTES:
-            return self._comm.Bcast((array, datatype), root)  # type: ignore[func-returns-value]
         buffer, finish = (for_reading(array), None) if root == self.rank else for_writing(array)
         call = self._comm.Ibcast if async_op else self._comm.Bcast
         return _done(call(message(buffer), root), finish, buffer)
@@ -77,17 +75,9 @@ class MPIBackend(Backend):
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if self._windows and not async_op and self.shared_arrays.all_reduce(array, op):
             return None
-        direct = DIRECT.get((op, array.dtype))
-        if direct is None or not array.flags.carray or array.nbytes > SEGMENT_BYTES:
-            return self._all_reduce_in_pieces(array, op, async_op)
-        if async_op:
-            return MPIWork([self._comm.Iallreduce(IN_PLACE, (array, direct[0]), direct[1])], None, array)
-        return self._comm.Allreduce(IN_PLACE, (array, direct[0]), direct[1])  # type: ignore[func-returns-value]
-
-    def _all_reduce_in_pieces(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iallreduce if async_op else self._comm.Allreduce
-        return _all_done((call(IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish, buffer)
+        return _all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)], finish, buffer)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
         if self._windows and not async_op and self.shared_arrays.reduce(array, root, op):
@@ -96,14 +86,14 @@ class MPIBackend(Backend):
         if self.rank != root:
             sent = reductions.operand(array, op)
             datatype, mpi_op = reductions.described(sent, op)
-            return _all_done((call((part, datatype), None, mpi_op, root) for part in segments(sent)), None, sent)
+            return _all_done([call((part, datatype), None, mpi_op, root) for part in segments(sent)], None, sent)
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
-        return _all_done((call(IN_PLACE, (part, datatype), mpi_op, root) for part in segments(buffer)), finish, buffer)
+        return _all_done([call(IN_PLACE, (part, datatype), mpi_op, root) for part in segments(buffer)], finish, buffer)
 
     def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iscan if async_op else self._comm.Scan
-        return _all_done((call(IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)), finish, buffer)
+        return _all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)], finish, buffer)
 
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
@@ -114,16 +104,12 @@ class MPIBackend(Backend):
         call = self._comm.Iexscan if async_op else self._comm.Exscan
         pairs = zip(segments(sent), segments(buffer), strict=True)
         return _all_done(
-            (call((part, datatype), (into, datatype), mpi_op) for part, into in pairs), finish, sent, buffer
+            [call((part, datatype), (into, datatype), mpi_op) for part, into in pairs], finish, sent, buffer
         )
 
     # -- one array from or to each rank ----------------------------------------------------------
 
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
-        datatype = TYPED.get(array.dtype)
-        plain = datatype is not None and not async_op and output.flags.carray and array.flags.carray
-        if plain and output.base is None and array.base is None and output is not array:  # then they can't overlap
-            return self._comm.Allgather((array, datatype), (output, datatype))  # type: ignore[func-returns-value]
         buffer, finish = for_writing(output)
         call = self._comm.Iallgather if async_op else self._comm.Allgather
         sent = apart(array, output)
@@ -172,10 +158,12 @@ class MPIBackend(Backend):
         return self._exchange(sent, input_counts, flat, output_counts, finish, async_op)
 
     def all_to_all_single(
-        self, output: Any, array: Any, output_counts: list[int], input_counts: list[int], async_op: bool
+        self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work | None:
         buffer, finish = for_writing(output)
-        return self._exchange(apart(array, output), input_counts, buffer, output_counts, finish, async_op)
+        sent = apart(array, output)
+        equal = [array.size // self.size] * self.size
+        return self._exchange(sent, input_counts or equal, buffer, output_counts or equal, finish, async_op)
 
     def _exchange(
         self,
@@ -288,11 +276,10 @@ def _done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | No
     return None
 
 
-def _all_done(requests: Iterable[MPI.Request | None], finish: Finish, *alive: Any) -> Work | None:
-    """Take what several calls returned, each made as the iterable is consumed."""
-    pending = [request for request in requests if request is not None]
-    if pending:
-        return MPIWork(pending, finish, *alive)
+def _all_done(requests: list[MPI.Request | None], finish: Finish, *alive: Any) -> Work | None:
+    """Take what several calls returned: all of them requests, or all of them None."""
+    if requests[0] is not None:
+        return MPIWork(cast("list[MPI.Request]", requests), finish, *alive)
     if finish is not None:
         finish()
     return None

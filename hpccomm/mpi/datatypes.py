@@ -48,12 +48,13 @@ BOOL_OPS = {
 LARGEST_COUNT = 2**63 - 1 if MPI.VERSION >= 4 else 2**31 - 1
 
 
-# What MPI does with the array as it is: one look-up for the common case.
+# What MPI does with the array as it is: one look-up for the common case, by the ReduceOp or by its name.
 DIRECT: dict[tuple[Any, np.dtype[Any]], tuple[MPI.Datatype, MPI.Op]] = {
-    (op, dtype): (datatype, BOOL_OPS[op] if dtype.kind == "b" else OPS[op])
+    (key, dtype): (datatype, BOOL_OPS[op] if dtype.kind == "b" else OPS[op])
     for op in OPS
-    if op is not ReduceOp.AVG
     for dtype, datatype in ARITHMETIC.items()
+    if op is not ReduceOp.AVG and dtype.kind in op.kinds
+    for key in (op, op.name.lower())
 }
 
 

@@ -67,14 +67,15 @@ class LargeCountMPIBackend(MPIBackend):
                 for part, target in zip(segments(sent), into, strict=True):
                     yield call((part, datatype), None if target is None else (target, datatype), mpi_op, root)
 
-        return _all_done(reductions_to_each(), finish, operands, buffer)
+        return _all_done(list(reductions_to_each()), finish, operands, buffer)
 
     def all_to_all_single(
-        self, output: Any, array: Any, output_counts: list[int], input_counts: list[int], async_op: bool
+        self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work | None:
-        even = len(set(output_counts + input_counts)) == 1
-        if even and _fits(array):
-            return super().all_to_all_single(output, array, output_counts, input_counts, async_op)
+        if output_counts is None and input_counts is None and _fits(array):
+            return super().all_to_all_single(output, array, None, None, async_op)
+        equal = [array.size // self.size] * self.size
+        output_counts, input_counts = output_counts or equal, input_counts or equal
         buffer, finish = for_writing(output)
         sends = np.split(apart(array, output).reshape(-1), np.cumsum(input_counts)[:-1])
         receives = np.split(buffer.reshape(-1), np.cumsum(output_counts)[:-1])

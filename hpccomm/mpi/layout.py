@@ -20,7 +20,7 @@ Finish: TypeAlias = Callable[[], None] | None
 def is_plain(array: Any) -> bool:
     """Whether MPI can work on the array's own memory: in C order, without gaps, aligned."""
     flags = array.flags
-    return bool(flags.c_contiguous and flags.aligned)
+    return bool(flags.carray or (flags.c_contiguous and flags.aligned))  # carray: and writeable, in one look
 
 
 def for_reading(array: Any) -> Any:

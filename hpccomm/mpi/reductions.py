@@ -9,8 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from ..reduce_op import ReduceOp
-from .datatypes import arithmetic_type, mpi_op
-from .layout import Finish, for_reading, for_writing
+from .datatypes import DIRECT, arithmetic_type, mpi_op
+from .layout import Finish, for_reading, for_writing, is_plain
 
 _wider: dict[Any, Any] = {}
 
@@ -24,6 +24,9 @@ def wider(dtype: Any) -> Any:
 
 def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, MPI.Datatype, MPI.Op, Finish]:
     """Return (buffer, datatype, MPI operation, what to do afterwards) to reduce `array` where it is."""
+    direct = DIRECT.get((op, array.dtype))
+    if direct is not None and is_plain(array):
+        return array, *direct, None
     given = operand(array, op)
     if given is not array:
         return given, *described(given, op), partial(_deliver, array, given, op, ranks)

@@ -7,18 +7,16 @@ all_reduce -b 256M -e 256M`` compares the two on your machine. Segments also kee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 SEGMENT_BYTES = 4 << 20
 
 
-def segments(buffer: Any) -> Iterator[Any]:
-    """Yield a contiguous array in flat pieces of at most SEGMENT_BYTES; the array itself if it is no larger."""
+def segments(buffer: Any) -> Sequence[Any]:
+    """Return a contiguous array in flat pieces of at most SEGMENT_BYTES; the array itself if it is no larger."""
     if buffer.nbytes <= SEGMENT_BYTES:
-        yield buffer
-        return
+        return (buffer,)
     flat = buffer.reshape(-1)
     step = max(1, SEGMENT_BYTES // buffer.itemsize)
-    for start in range(0, flat.size, step):
-        yield flat[start : start + step]
+    return [flat[start : start + step] for start in range(0, flat.size, step)]

@@ -67,7 +67,11 @@ class ReceiveWork(MPIWork):
 
     def block(self) -> None:
         """As MPIWork; then look at the message."""
-        MPI.Request.Waitall(self._requests, self._statuses())
+        statuses = self._statuses()
+        if len(statuses) == 1:
+            self._requests[0].Wait(statuses[0])
+        else:
+            MPI.Request.Waitall(self._requests, statuses)
         self._inspect()
 
     def _inspect(self) -> None:
