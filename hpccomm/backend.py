@@ -6,13 +6,14 @@ import functools
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .arrays import BUILT_IN_DEVICES, known_devices
 from .errors import DistBackendError, UnsupportedOperationError, here
 from .short_path import ShortPath
+from .tuning import Tuning
 from .work import Work
 
 if TYPE_CHECKING:
@@ -236,7 +237,8 @@ class DeviceMap(dict[str, Backend]):
 class BackendOptions:
     """What the creator of a backend is told (``register_backend(..., extended_api=True)``).
 
-    `comm` is the group's own communicator. Rank r of the group is rank ``ranks[r]`` of the world.
+    `comm` is the group's own communicator. Rank r of the group is rank ``ranks[r]`` of the world. `tuning` says from
+    which sizes on an operation is done in which way; it is the same on all ranks.
     """
 
     store: Any
@@ -247,6 +249,7 @@ class BackendOptions:
     group_name: str
     device: str
     comm: MPI.Intracomm | None
+    tuning: Tuning = field(default_factory=Tuning)
 
 
 Creator = Callable[..., "Backend | ProcessGroup"]

@@ -12,6 +12,7 @@ from .backend import Backend, BackendConfig, BackendOptions, DeviceMap, create_b
 from .errors import DistError, DistTimeoutError, UnsupportedOperationError, here
 from .operations import Operations
 from .persistent_work import PersistentWork
+from .tuning import Tuning
 from .work import CompletedWork, Work, WorkStatus, as_seconds
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class ProcessGroup(Operations):
         ranks: Sequence[int] | None = None,
         comm: MPI.Intracomm | None = None,
         config: BackendConfig | None = None,
+        tuning: Tuning | None = None,
         timeout: timedelta = DEFAULT_TIMEOUT,
         name: str = "",
         description: str = "",
@@ -70,6 +72,7 @@ class ProcessGroup(Operations):
         self._group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
         self.comm = comm
         self.config = config or BackendConfig()
+        self.tuning = tuning or Tuning()
         self.timeout = timeout
         self.name = name
         self.description = description
@@ -232,7 +235,9 @@ class ProcessGroup(Operations):
                 f"{self!r} has no backend for {device} arrays; start with "
                 f"init_process_group('{self.config},{device}:...') or backend=None{here()}"
             )
-        options = BackendOptions(None, self.rank, self.size, self.timeout, self.ranks, self.name, device, self.comm)
+        options = BackendOptions(
+            None, self.rank, self.size, self.timeout, self.ranks, self.name, device, self.comm, self.tuning
+        )
         backend = create_backend(name, options)
         if not isinstance(backend, Backend):
             raise UnsupportedOperationError(

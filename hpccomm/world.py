@@ -16,6 +16,8 @@ from .errors import DistBackendError, DistError, here
 from .excepthook import AbortOnException
 from .group import DEFAULT_TIMEOUT, ProcessGroup
 from .non_member import NonMember
+from .tuning import Tuning
+from .tuning import tuning as tuning_of_environment
 from .work import as_seconds
 
 if TYPE_CHECKING:
@@ -135,7 +137,12 @@ def init_process_group(
 
     comm = comm.Dup()
     comm.Set_errhandler(mpi.ERRORS_RETURN)  # so that failures are exceptions, whatever the user's communicator does
-    group = _make_group(comm, range(comm.Get_size()), config, duration, group_name or "world", "")
+    try:
+        tuning = _agree_on_tuning(comm)
+    except ValueError:
+        comm.Free()
+        raise
+    group = _make_group(comm, range(comm.Get_size()), config, tuning, duration, group_name or "world", "")
     _world = _World(group, _number_nodes(mpi, comm))
     errors.set_rank(group.rank)
     _abort_on_exception.install(group.size)
@@ -228,7 +235,8 @@ def new_group(
     everyone.Free()
     comm.Set_errhandler(mpi.ERRORS_RETURN)
     duration = world.group.timeout if timeout is None else _as_timedelta(timeout)
-    return _adopt(world, _make_group(comm, members, config, duration, name, group_desc or ""))
+    tuning = world.group.tuning
+    return _adopt(world, _make_group(comm, members, config, tuning, duration, name, group_desc or ""))
 
 
 def new_subgroups(
@@ -321,7 +329,8 @@ def split_group(
     members = comm.allgather(world.group.rank)
     config = group.config if backend is None else BackendConfig(backend)
     duration = group.timeout if timeout is None else _as_timedelta(timeout)
-    return _adopt(world, _make_group(comm, members, config, duration, name, group_desc or ""))
+    tuning = world.group.tuning
+    return _adopt(world, _make_group(comm, members, config, tuning, duration, name, group_desc or ""))
 
 
 # -- c10d's names -------------------------------------------------------------------------------------
@@ -367,8 +376,28 @@ def current_world() -> _World:
     return _world
 
 
+def _agree_on_tuning(comm: MPI.Intracomm) -> Tuning:
+    """Return rank 0's table on every rank, or raise rank 0's error on every rank."""
+    found: Tuning | ValueError | None = None
+    if comm.Get_rank() == 0:
+        try:
+            found = tuning_of_environment()
+        except ValueError as error:
+            found = error
+    agreed: Tuning | ValueError = comm.bcast(found)
+    if isinstance(agreed, ValueError):
+        raise agreed
+    return agreed
+
+
 def _make_group(
-    comm: MPI.Intracomm, ranks: Sequence[int], config: BackendConfig, timeout: timedelta, name: str, description: str
+    comm: MPI.Intracomm,
+    ranks: Sequence[int],
+    config: BackendConfig,
+    tuning: Tuning,
+    timeout: timedelta,
+    name: str,
+    description: str,
 ) -> ProcessGroup:
     """Make the group over `comm`; a custom backend that is alone in `config` may bring a group of its own class."""
     comm.Set_name(f"hpccomm {name}")
@@ -378,12 +407,22 @@ def _make_group(
     names = set(config.device_map.values())
     if len(names) == 1 and is_custom(*names):
         device, only = next(iter(config.device_map.items()))
-        made = create_backend(only, BackendOptions(None, rank, size, timeout, tuple(ranks), name, device, comm))
+        made = create_backend(only, BackendOptions(None, rank, size, timeout, tuple(ranks), name, device, comm, tuning))
         if isinstance(made, ProcessGroup):
             group = made
         else:
             backends = {device: made}
-    group.attach(rank, size, ranks=ranks, comm=comm, config=config, timeout=timeout, name=name, description=description)
+    group.attach(
+        rank,
+        size,
+        ranks=ranks,
+        comm=comm,
+        config=config,
+        tuning=tuning,
+        timeout=timeout,
+        name=name,
+        description=description,
+    )
     if type(group) is not ProcessGroup:
         backends = {device: _NotOverridden(group, *names) for device in config.device_map}
     group._backends.update(backends)

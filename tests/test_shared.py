@@ -14,6 +14,7 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.mpi import shared_memory
+from hpccomm.tuning import Tuning
 
 from .arrays import (
     ALL_DTYPES,
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 several = pytest.mark.mpi(min_size=2)
 Group = hc.ProcessGroup
+FINE = Tuning(shared_bytes=0, shared_chunk_bytes=64)
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +46,10 @@ def _the_group_goes_on(process_group: Group) -> Iterator[None]:
 
 
 @pytest.fixture
-def two_shots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def two_shots(process_group: Group, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let the two-shot take arrays of every size, in chunks of 64 bytes, and note each that it takes."""
-    monkeypatch.setattr(shared_memory, "SMALLEST_BYTES", 0)
-    monkeypatch.setattr(shared_memory, "CHUNK_BYTES", 64)
+    backend: Any = process_group._backends["cpu"]
+    monkeypatch.setattr(backend.shared_arrays, "_tuning", FINE)
     taken = []
     meet = shared_memory.SharedArrays._meet
 
@@ -144,8 +146,10 @@ def test_halo_exchange_without_messages(process_group: Group) -> None:
     assert np.array_equal(padded[1:-1], rod[1:-1][me * cells : (me + 1) * cells])
 
 
-def test_arrays_of_groups(groups: list[Group], two_shots: list[str]) -> None:
+def test_arrays_of_groups(groups: list[Group], two_shots: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for group in groups:
+        backend: Any = group._backends["cpu"]
+        monkeypatch.setattr(backend.shared_arrays, "_tuning", FINE)
         array = shared(values(np.dtype("f8"), (50,), hc.get_rank()), group)
         hc.fence(array, group)
         for rank in group.ranks:
@@ -209,7 +213,7 @@ def test_reduce_scatter_single(process_group: Group, dtype: Any, two_shots: list
 
 @pytest.mark.parametrize("dtype", [np.dtype("f4"), *HALVES], ids=dtype_name)
 def test_real_sizes_give_the_same_bits_on_all_ranks(process_group: Group, dtype: Any) -> None:
-    size = 3 * shared_memory.CHUNK_BYTES + 17
+    size = 3 * Tuning.shared_chunk_bytes + 17
     given = [np.random.default_rng(rank).normal(size=size).astype(dtype) for rank in range(process_group.size)]
     array = shared(given[process_group.rank])
     hc.all_reduce(array)
@@ -285,7 +289,7 @@ def test_output_inside_the_input(process_group: Group, two_shots: list[str]) -> 
 
 def test_asynchronous_calls_and_other_operations_take_them(process_group: Group) -> None:
     n, me = process_group.size, process_group.rank
-    size = shared_memory.CHUNK_BYTES
+    size = Tuning.shared_chunk_bytes
     array = shared(np.full(size, me, np.float32))
     work = hc.all_reduce(array, async_op=True)
     assert isinstance(work, hc.Work)

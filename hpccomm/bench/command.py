@@ -14,6 +14,7 @@ import numpy as np
 
 from ..cli import is_first_process, let_the_first_process_speak
 from ..reduce_op import as_reduce_op
+from ..tuning import as_json
 from . import machine, overhead, plot, registry, report
 from .contenders import CONTENDERS, contender_class
 from .measure import Plan
@@ -81,6 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     more.add_argument(
         "--model", action="store_true", help="fit an alpha-beta-gamma model, and predict 8 to 65,536 ranks"
     )
+    more.add_argument("--tune", metavar="FILE", help="measure from which sizes on an operation is done in which way, "
+                      "and write what HPCCOMM_TUNING=FILE reads")  # fmt: skip
     more.add_argument("--ranks-per-node", type=positive, default=64, metavar="N",
                       help="of the machine to predict, where one node is measured (default: 64)")  # fmt: skip
     more.add_argument("--network", type=network, default="2,25", metavar="US,GB/S",
@@ -105,7 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
     from .startup import startup, table
 
     steps = []
-    if "init" in names and not arguments.overhead and not arguments.model:  # before there is a world group
+    if "init" in names and not (
+        arguments.overhead or arguments.model or arguments.tune
+    ):  # before there is a world group
         steps = startup()
         if is_first_process() and not arguments.csv:
             print(table(steps), end="\n\n", flush=True)
@@ -117,6 +122,8 @@ def run(arguments: argparse.Namespace) -> int:
             return _overhead(arguments, world)
         if arguments.model:
             return _model(arguments, world)
+        if arguments.tune:
+            return _tune(arguments, world)
         return _benchmarks(arguments, world, names, startup=[vars(step) for step in steps])
 
 
@@ -161,19 +168,20 @@ def _problem(arguments: argparse.Namespace) -> str | None:
         return f"--op {arguments.op} has no meaning for {arguments.dtype}"
     if arguments.plot and plot.missing():
         return plot.missing()
-    if arguments.plot and (arguments.overhead or arguments.model):
-        return "--plot draws measured operations, not --overhead or --model"
+    if arguments.plot and (arguments.overhead or arguments.model or arguments.tune):
+        return "--plot draws measured operations, not --overhead, --model or --tune"
     return None
 
 
 def _problem_of_job(arguments: argparse.Namespace, world: ProcessGroup) -> str | None:
     if arguments.overhead and world.size > 1:
         return f"--overhead is measured on 1 rank, without a launcher or with mpirun -n 1; this job has {world.size}"
-    if arguments.model and world.size == 1:
-        return "--model needs at least 2 ranks"
+    for option in ("model", "tune"):
+        if getattr(arguments, option) and world.size == 1:
+            return f"--{option} needs at least 2 ranks"
     problem = None
     if world.rank == 0:  # better now than after the measurements
-        for file in filter(None, (arguments.json, arguments.plot)):
+        for file in filter(None, (arguments.json, arguments.plot, arguments.tune)):
             try:
                 with open(file, "ab"):
                     pass
@@ -265,6 +273,20 @@ def _model(arguments: argparse.Namespace, world: ProcessGroup) -> int:
         print(f"# {machine.one_line(facts)}\n\n{text}")
         if arguments.json:
             _write(arguments.json, report.as_json(facts, _options(arguments), [], model=document))
+    return OK
+
+
+def _tune(arguments: argparse.Namespace, world: ProcessGroup) -> int:
+    from . import tune
+
+    table, text = tune.tune(world, _plan(arguments))
+    facts = machine.machine(world)
+    if world.rank == 0:
+        print(f"# {machine.one_line(facts)}\n\n{text}\n")
+        for name, value in vars(table).items():
+            print(f"{name:<22} {value}")
+        print(f"\nTo use this table: export HPCCOMM_TUNING={arguments.tune}")
+        _write(arguments.tune, as_json(table, facts))
     return OK
 
 

@@ -6,6 +6,7 @@ returns a request; `_done` takes what either returned.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ from .layout import (
     unpacked_bytes,
 )
 from .monitored_barrier import MonitoredBarrier
-from .segments import segments
+from .segments import columns, segments
 from .shared_memory import SharedArrays
 from .short_path import MPIShortPath
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
@@ -60,9 +61,10 @@ class MPIBackend(Backend):
         if options.comm is None:
             raise TypeError(f"the mpi backend needs a group with an MPI communicator{here()}")
         self._comm = options.comm
-        self.shared_arrays = SharedArrays(options.comm)
+        self._tuning = options.tuning
+        self.shared_arrays = SharedArrays(options.comm, options.tuning)
         self._windows = self.shared_arrays.windows  # empty until the program makes a node-shared array
-        self.short_path = MPIShortPath(options.comm, self._windows)
+        self.short_path = MPIShortPath(options.comm, self._windows, options.tuning.segment_bytes)
         self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks)
 
     # -- one array -------------------------------------------------------------------------------
@@ -77,7 +79,7 @@ class MPIBackend(Backend):
             return None
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iallreduce if async_op else self._comm.Allreduce
-        return _all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)], finish, buffer)
+        return _all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in self._segments(buffer)], finish, buffer)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
         if self._windows and not async_op and self.shared_arrays.reduce(array, root, op):
@@ -86,14 +88,16 @@ class MPIBackend(Backend):
         if self.rank != root:
             sent = reductions.operand(array, op)
             datatype, mpi_op = reductions.described(sent, op)
-            return _all_done([call((part, datatype), None, mpi_op, root) for part in segments(sent)], None, sent)
+            return _all_done([call((part, datatype), None, mpi_op, root) for part in self._segments(sent)], None, sent)
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
-        return _all_done([call(IN_PLACE, (part, datatype), mpi_op, root) for part in segments(buffer)], finish, buffer)
+        return _all_done(
+            [call(IN_PLACE, (part, datatype), mpi_op, root) for part in self._segments(buffer)], finish, buffer
+        )
 
     def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iscan if async_op else self._comm.Scan
-        return _all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)], finish, buffer)
+        return _all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in self._segments(buffer)], finish, buffer)
 
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
@@ -102,10 +106,13 @@ class MPIBackend(Backend):
         sent = apart(reductions.operand(array, op), buffer)
         datatype, mpi_op = reductions.described(buffer, op)
         call = self._comm.Iexscan if async_op else self._comm.Exscan
-        pairs = zip(segments(sent), segments(buffer), strict=True)
+        pairs = zip(self._segments(sent), self._segments(buffer), strict=True)
         return _all_done(
             [call((part, datatype), (into, datatype), mpi_op) for part, into in pairs], finish, sent, buffer
         )
+
+    def _segments(self, buffer: Any) -> Sequence[Any]:
+        return segments(buffer, self._tuning.segment_bytes)
 
     # -- one array from or to each rank ----------------------------------------------------------
 
@@ -141,8 +148,12 @@ class MPIBackend(Backend):
         sent = apart(reductions.operand(array, op), output)
         buffer, finish = reductions.receiver(output, op, self.size)
         datatype, mpi_op = reductions.described(buffer, op)
-        call = self._comm.Ireduce_scatter_block if async_op else self._comm.Reduce_scatter_block
-        return _done(call((sent, datatype), (buffer, datatype), mpi_op), finish, sent, buffer)
+        if async_op or sent.nbytes <= self._tuning.reduce_scatter_bytes:
+            call = self._comm.Ireduce_scatter_block if async_op else self._comm.Reduce_scatter_block
+            return _done(call((sent, datatype), (buffer, datatype), mpi_op), finish, sent, buffer)
+        for piece, target in columns(sent, buffer, self.size, self._tuning.segment_bytes):
+            self._comm.Reduce_scatter_block((piece, datatype), (target, datatype), mpi_op)
+        return _done(None, finish)
 
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         flat, counts = packed(inputs)
@@ -258,7 +269,7 @@ class MPIBackend(Backend):
         self._monitored_barrier(timeout, wait_all_ranks)
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
-        return persistent.set_up(self._comm, operation, arguments)
+        return persistent.set_up(self._comm, self._tuning, operation, arguments)
 
     def close(self) -> None:
         self.shared_arrays.close()

@@ -20,7 +20,6 @@ from . import datatypes, reductions, tags
 from .backend import MPIBackend, _all_done
 from .datatypes import message
 from .layout import Finish, apart, both, for_reading, for_writing
-from .segments import segments
 from .works import MPIWork
 
 
@@ -63,8 +62,8 @@ class LargeCountMPIBackend(MPIBackend):
 
         def reductions_to_each() -> Any:
             for root, sent in enumerate(operands):
-                into = segments(buffer) if root == self.rank else (None for _ in segments(sent))
-                for part, target in zip(segments(sent), into, strict=True):
+                into = self._segments(buffer) if root == self.rank else (None for _ in self._segments(sent))
+                for part, target in zip(self._segments(sent), into, strict=True):
                     yield call((part, datatype), None if target is None else (target, datatype), mpi_op, root)
 
         return _all_done(list(reductions_to_each()), finish, operands, buffer)

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from ..persistent_work import PersistentWork
 from ..reduce_op import ReduceOp
+from ..tuning import Tuning
 from . import tags
 from .datatypes import message, parts
 from .layout import Finish, for_writing, is_plain
@@ -84,16 +85,18 @@ class PersistentReceive(MPIPersistentWork):
             self._finish()
 
 
-def set_up(comm: MPI.Intracomm, operation: str, arguments: tuple[Any, ...]) -> PersistentWork:
+def set_up(comm: MPI.Intracomm, tuning: Tuning, operation: str, arguments: tuple[Any, ...]) -> PersistentWork:
     """Return the persistent form of an operation; the arguments are those of MPIBackend's method without async_op."""
+    if operation == "all_reduce":
+        return _all_reduce(comm, tuning.segment_bytes, *arguments)
     return _OPERATIONS[operation](comm, *arguments)
 
 
-def _all_reduce(comm: MPI.Intracomm, array: Any, op: ReduceOp) -> PersistentWork:
+def _all_reduce(comm: MPI.Intracomm, segment_bytes: int, array: Any, op: ReduceOp) -> PersistentWork:
     buffer, finish = receiver(array, op, comm.Get_size())
     prepare = None if buffer is array and op.factor is None else partial(_fill, buffer, array, op)
     datatype, mpi_op = described(buffer, op)
-    requests = [comm.Allreduce_init(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer)]
+    requests = [comm.Allreduce_init(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer, segment_bytes)]
     return MPIPersistentWork(requests, prepare, finish, buffer)
 
 
@@ -143,7 +146,6 @@ def _recv(comm: MPI.Intracomm, array: Any, src: int | None, tag: int) -> Persist
 
 
 _OPERATIONS: dict[str, Callable[..., PersistentWork]] = {
-    "all_reduce": _all_reduce,
     "broadcast": _broadcast,
     "all_gather_single": _all_gather_single,
     "reduce_scatter_single": _reduce_scatter_single,

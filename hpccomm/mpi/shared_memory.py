@@ -25,14 +25,11 @@ from mpi4py import MPI
 
 from ..errors import here
 from ..reduce_op import ReduceOp
+from ..tuning import Tuning
 from .datatypes import ARITHMETIC
 from .layout import is_plain
 from .reductions import wider
 from .works import as_backend_error
-
-# Measured on 2 ranks of one node, MPICH 5.0 and Open MPI 5.0 (docs/guide/shared-arrays.md).
-CHUNK_BYTES = 256 << 10  # what is reduced at a time: with 128 to 512 KiB it stays in a cache of 1 MiB per core
-SMALLEST_BYTES = 128 << 10  # smaller arrays are left to MPI: a few messages cost less than two barriers
 
 SHM_DIRECTORY = "/dev/shm"  # where MPICH and Open MPI keep the windows
 PAGE_BYTES = 4096
@@ -114,8 +111,9 @@ class SharedArrays:
     no agreement: `empty_shared` is collective, so it is empty on all ranks or on none.)
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, tuning: Tuning) -> None:
         self._comm = comm
+        self._tuning = tuning
         self._node: Any = None
         self._made: list[Window] = []
         self.windows: dict[int, Window] = {}  # by the id of this rank's part, which they keep alive
@@ -221,7 +219,7 @@ class SharedArrays:
             if op.factor is not None:  # each rank has its own factor
                 np.multiply(array, op.factor, out=array, casting="same_kind")
                 window.fence()
-            scratch = _scratch(array.dtype) if wider(array.dtype) is not array.dtype else None
+            scratch = self._scratch(array.dtype) if wider(array.dtype) is not array.dtype else None
             for part in self._own_parts(array.size, array.itemsize):
                 chunks = [each[part] for each in arrays]
                 total = _reduced(chunks, op, chunks[0] if scratch is None else scratch)
@@ -238,7 +236,7 @@ class SharedArrays:
         if met is None:
             return False
         window, arrays = met
-        scratch = _scratch(array.dtype)
+        scratch = self._scratch(array.dtype)
         with np.errstate(all="ignore"):
             for part in self._own_parts(array.size, array.itemsize):
                 total = _reduced([each[part] for each in arrays], op, scratch)
@@ -256,9 +254,9 @@ class SharedArrays:
             return False
         window, arrays = met
         flat, mine = output.reshape(-1), self._comm.rank * output.size
-        scratch = _scratch(output.dtype) if wider(output.dtype) is not output.dtype else None
+        scratch = self._scratch(output.dtype) if wider(output.dtype) is not output.dtype else None
         with np.errstate(all="ignore"):
-            for part in _parts(0, output.size, CHUNK_BYTES // output.itemsize):
+            for part in _parts(0, output.size, self._tuning.shared_chunk_bytes // output.itemsize):
                 chunks = [each[mine + part.start : mine + part.stop] for each in arrays]
                 total = _reduced(chunks, op, flat[part] if scratch is None else scratch)
                 if scratch is not None:
@@ -268,7 +266,7 @@ class SharedArrays:
 
     def _takes(self, array: Any, op: ReduceOp) -> bool:
         """Whether a reduction may be done here, by what is the same on all ranks."""
-        if array.nbytes < SMALLEST_BYTES or not self._is_on_one_node or op.mpi_op is not None:
+        if array.nbytes < self._tuning.shared_bytes or not self._is_on_one_node or op.mpi_op is not None:
             return False
         return array.dtype in ARITHMETIC or (wider(array.dtype) is not array.dtype and op.factor is None)
 
@@ -312,7 +310,10 @@ class SharedArrays:
 
     def _own_parts(self, count: int, itemsize: int) -> Iterator[slice]:
         """Yield the chunks of the share of `count` elements that this rank works on."""
-        return _parts(*share(self._comm.rank, self._comm.size, count), CHUNK_BYTES // itemsize)
+        return _parts(*share(self._comm.rank, self._comm.size, count), self._tuning.shared_chunk_bytes // itemsize)
+
+    def _scratch(self, dtype: np.dtype[Any]) -> Any:
+        return np.empty(self._tuning.shared_chunk_bytes // dtype.itemsize, wider(dtype))
 
 
 def share(rank: int, ranks: int, count: int) -> tuple[int, int]:
@@ -338,10 +339,6 @@ def _reduced(chunks: list[Any], op: ReduceOp, into: Any) -> Any:
     if op is ReduceOp.AVG:
         np.divide(total, len(chunks), out=total)
     return total
-
-
-def _scratch(dtype: np.dtype[Any]) -> Any:
-    return np.empty(CHUNK_BYTES // dtype.itemsize, wider(dtype))
 
 
 def _address(array: Any) -> int:

@@ -19,7 +19,6 @@ from numpy import ndarray
 
 from ..short_path import ShortPath
 from .datatypes import DIRECT, TYPED
-from .segments import SEGMENT_BYTES
 from .tags import LARGEST
 from .works import as_backend_error, check_length
 
@@ -28,16 +27,20 @@ Status = MPI.Status
 
 
 class MPIShortPath(ShortPath):
-    """The short path of one group. `windows` is empty until the program makes a node-shared array."""
+    """The short path of one group, for arrays of up to `largest` bytes.
 
-    def __init__(self, comm: MPI.Intracomm, windows: Container[int]) -> None:
+    `windows` is empty until the program makes a node-shared array.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, windows: Container[int], largest: int) -> None:
         self._comm = comm
         self._windows = windows
+        self._largest = largest
         self._rank: int = comm.Get_rank()
         self._size: int = comm.Get_size()
 
     def broadcast(self, array: Any, root: int) -> bool:
-        if type(array) is not ndarray or array.nbytes > SEGMENT_BYTES or not array.flags.carray:
+        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
             return False
         try:
             self._comm.Bcast((array, TYPED[array.dtype]), root)
@@ -48,7 +51,7 @@ class MPIShortPath(ShortPath):
         return True
 
     def all_reduce(self, array: Any, op: Any) -> bool:
-        if type(array) is not ndarray or array.nbytes > SEGMENT_BYTES or not array.flags.carray or self._windows:
+        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray or self._windows:
             return False
         try:
             datatype, mpi_op = DIRECT[op, array.dtype]
@@ -60,7 +63,7 @@ class MPIShortPath(ShortPath):
         return True
 
     def reduce(self, array: Any, root: int, op: Any) -> bool:
-        if type(array) is not ndarray or array.nbytes > SEGMENT_BYTES or not array.flags.carray or self._windows:
+        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray or self._windows:
             return False
         try:
             datatype, mpi_op = DIRECT[op, array.dtype]
@@ -75,7 +78,7 @@ class MPIShortPath(ShortPath):
         return True
 
     def all_gather_single(self, output: Any, array: Any) -> bool:
-        if not _ordinary(output, array) or not SEGMENT_BYTES >= output.nbytes == array.nbytes * self._size:
+        if not _ordinary(output, array) or not self._largest >= output.nbytes == array.nbytes * self._size:
             return False
         try:
             datatype = TYPED[array.dtype]
@@ -87,7 +90,7 @@ class MPIShortPath(ShortPath):
         return True
 
     def reduce_scatter_single(self, output: Any, array: Any, op: Any) -> bool:
-        if not _ordinary(output, array) or not SEGMENT_BYTES >= array.nbytes == output.nbytes * self._size:
+        if not _ordinary(output, array) or not self._largest >= array.nbytes == output.nbytes * self._size:
             return False
         if self._windows:
             return False
@@ -101,7 +104,7 @@ class MPIShortPath(ShortPath):
         return True
 
     def all_to_all_single(self, output: Any, array: Any) -> bool:
-        if not _ordinary(output, array) or not SEGMENT_BYTES >= output.nbytes == array.nbytes:
+        if not _ordinary(output, array) or not self._largest >= output.nbytes == array.nbytes:
             return False
         if not (array.ndim and output.ndim) or array.shape[0] % self._size or output.shape[0] % self._size:
             return False
@@ -116,7 +119,7 @@ class MPIShortPath(ShortPath):
         return True
 
     def send(self, array: Any, dst: int, tag: int) -> bool:
-        if type(array) is not ndarray or array.nbytes > SEGMENT_BYTES or not array.flags.carray:
+        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
             return False
         if dst == self._rank or not 0 <= tag <= LARGEST:
             return False
@@ -129,7 +132,7 @@ class MPIShortPath(ShortPath):
         return True
 
     def recv(self, array: Any, src: int | None, tag: int) -> int | None:
-        if type(array) is not ndarray or array.nbytes > SEGMENT_BYTES or not array.flags.carray:
+        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
             return None
         if src is None or src == self._rank or not 0 <= tag <= LARGEST:
             return None
@@ -146,7 +149,7 @@ class MPIShortPath(ShortPath):
     def sendrecv(
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None
     ) -> int | None:
-        if not _ordinary(output, array) or output.nbytes > SEGMENT_BYTES or array.nbytes > SEGMENT_BYTES:
+        if not _ordinary(output, array) or output.nbytes > self._largest or array.nbytes > self._largest:
             return None
         if src is None or recv_tag is not None or not 0 <= tag <= LARGEST:
             return None

@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from hpccomm import cli
 from hpccomm.bench import command, registry
+from hpccomm.tuning import tuning
 
 from ..launch import clean_environment, launch
 
@@ -188,3 +189,15 @@ def test_help_and_list_are_printed_once_and_start_no_mpi() -> None:
         subprocess.run([sys.executable, "-c", program], env=clean_environment(), check=False, timeout=60).returncode
         == 0
     )
+
+
+@alone
+def test_tune_writes_what_programs_read(tmp_path: Path) -> None:
+    file = tmp_path / "tuning.json"
+    done = bench(2, "--tune", file, "-n", "1", "-w", "0", "--batch", "1")
+    assert done.returncode == 0, done.stderr
+    assert "all_reduce in segments of (64 MiB):" in done.stdout
+    assert f"export HPCCOMM_TUNING={file}" in done.stdout
+    table = tuning({"HPCCOMM_TUNING": str(file)})
+    assert f"segment_bytes          {table.segment_bytes}\n" in done.stdout
+    assert json.loads(file.read_text(encoding="utf-8"))["measured"]["ranks"] == 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.bench import overhead, overlap, predict, registry
+from hpccomm.bench import overhead, overlap, predict, registry, tune
 from hpccomm.bench.contenders import contender_class
 from hpccomm.bench.measure import Plan
 from hpccomm.bench.registry import Arrays, Benchmark, Case
@@ -173,3 +173,25 @@ def test_a_model_of_the_ranks_that_run_the_tests(process_group: hc.ProcessGroup)
     assert {point["ranks"] for point in document["points"]} == {2, process_group.size}
     assert len(document["predictions"]) == len(predict.PREDICTED) * len(predict.RANKS)
     assert all(value >= 0 for value in document["machine"].values())
+
+
+def test_tune_gives_every_rank_one_table_of_what_was_tried(process_group: hc.ProcessGroup) -> None:
+    assert process_group.comm is not None
+    tried = tune.Sizes((64, 128), (1000, 2000), (64, 128), (64, 128), (64, 128), 256)
+    table, text = tune.tune(process_group, TINY, tried)
+    assert process_group.comm.allgather((table, text)) == [(table, text)] * process_group.size
+    assert table.segment_bytes in tried.segments
+    assert table.reduce_scatter_bytes in (63, 127, tune.NEVER - 1)
+    if process_group.size > 1:
+        assert table.shared_chunk_bytes in tried.chunks
+        assert table.shared_bytes in (*tried.shared, tune.NEVER)
+        assert "shared all_reduce by (128 B):  MPI: " in text
+    else:
+        assert "node-shared arrays: not measured" in text
+
+
+def test_a_threshold_is_where_one_way_begins_to_win_and_goes_on() -> None:
+    assert tune.threshold([(1, False), (2, True), (4, True)]) == 2
+    assert tune.threshold([(1, True), (2, True)]) == 1
+    assert tune.threshold([(1, True), (2, False), (4, True)]) == 4
+    assert tune.threshold([(1, True), (2, False)]) == tune.NEVER

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.mpi import datatypes, large_counts, segments
+from hpccomm.mpi import datatypes, large_counts
+from hpccomm.tuning import Tuning
 
 from ..arrays import LAYOUTS, REDUCTIONS, assert_same, reduced, values
 
@@ -23,12 +24,11 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.fixture(params=[6, 2**31 - 1], ids=["limit 6", "limit 2^31"])
 def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[hc.ProcessGroup]:
     monkeypatch.setattr(datatypes, "LARGEST_COUNT", request.param)
-    if request.param == 6:
-        monkeypatch.setattr(segments, "SEGMENT_BYTES", 32)
+    tuning = Tuning(segment_bytes=32) if request.param == 6 else Tuning()
     datatypes._block.cache_clear()
     with hc.init_process_group() as group:
         group._backends["cpu"] = large_counts.LargeCountMPIBackend(
-            hc.BackendOptions(None, group.rank, group.size, group.timeout, group.ranks, "", "cpu", group.comm)
+            hc.BackendOptions(None, group.rank, group.size, group.timeout, group.ranks, "", "cpu", group.comm, tuning)
         )
         yield group
     datatypes._block.cache_clear()
