@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import DistError, DistTimeoutError, here
 from .work import as_seconds
@@ -57,9 +57,13 @@ class PersistentWork:
             It is in flight already, or has been freed.
         """
         if self._active or self._freed:
-            raise DistError(f"{self.op_type}: {'freed' if self._freed else 'started already; wait() first'}{here()}")
+            self.refuse_to_start()
         self.begin()
         self._active = True
+
+    def refuse_to_start(self) -> NoReturn:
+        """Raise what `start` raises while the operation is in flight or freed."""
+        raise DistError(f"{self.op_type}: {'freed' if self._freed else 'started already; wait() first'}{here()}")
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Block until the operation is done, then return True.

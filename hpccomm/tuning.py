@@ -28,12 +28,15 @@ class Tuning:
         Reductions of node-shared arrays of at least this size are done in place, without messages.
     shared_chunk_bytes : int
         How much is reduced at a time there: it should stay in the cache of a core.
+    persistent_bytes : int
+        A persistent all_reduce within a node needs no messages if the arrays of its ranks together are no larger.
     """
 
     segment_bytes: int = 2 << 20
     reduce_scatter_bytes: int = 32 << 20
     shared_bytes: int = 32 << 10
     shared_chunk_bytes: int = 512 << 10
+    persistent_bytes: int = 64 << 10
 
 
 def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:

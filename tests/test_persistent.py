@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.mpi.small_all_reduce import SmallAllReduces
 
 from .arrays import HALVES, LAYOUTS, REDUCTIONS, SHAPES, assert_same, reduced, reductions_of, values
 
@@ -28,7 +29,10 @@ def again(work: hc.PersistentWork, *filling: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_all_reduce(groups: Groups, dtype: Any) -> None:
+@pytest.mark.parametrize("messages", [False, True], ids=["memory", "messages"])
+def test_all_reduce(groups: Groups, dtype: Any, messages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if messages:  # no array is small enough for the ranks' shared memory
+        monkeypatch.setattr(SmallAllReduces, "set_up", lambda self, array, op: None)
     for group, layout, shape, name in itertools.product(groups, LAYOUTS, SHAPES, reductions_of(dtype)):
         array = layout(values(dtype, shape, 0))
         with hc.all_reduce_init(array, REDUCTIONS[name][0], group) as work:

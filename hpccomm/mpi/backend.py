@@ -37,6 +37,7 @@ from .monitored_barrier import MonitoredBarrier
 from .segments import columns, segments
 from .shared_memory import SharedArrays
 from .short_path import MPIShortPath
+from .small_all_reduce import SmallAllReduces
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 
 IN_PLACE = MPI.IN_PLACE
@@ -65,6 +66,7 @@ class MPIBackend(Backend):
         self.shared_arrays = SharedArrays(options.comm, options.tuning)
         self._windows = self.shared_arrays.windows  # empty until the program makes a node-shared array
         self.short_path = MPIShortPath(options.comm, self._windows, options.tuning.segment_bytes)
+        self._small_all_reduces = SmallAllReduces(options.comm, options.tuning)
         self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks)
 
     # -- one array -------------------------------------------------------------------------------
@@ -269,10 +271,12 @@ class MPIBackend(Backend):
         self._monitored_barrier(timeout, wait_all_ranks)
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
-        return persistent.set_up(self._comm, self._tuning, operation, arguments)
+        work = self._small_all_reduces.set_up(*arguments) if operation == "all_reduce" else None
+        return work or persistent.set_up(self._comm, self._tuning, operation, arguments)
 
     def close(self) -> None:
         self.shared_arrays.close()
+        self._small_all_reduces.close()
 
     def explain(self, operation: str, error: Exception) -> Exception:
         return as_backend_error(operation, error)

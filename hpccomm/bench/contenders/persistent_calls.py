@@ -23,19 +23,29 @@ class Persistent(HPCComm):
 
     def call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """Start, and wait: blocking or not is the same here."""
-        start, wait = self.start(benchmark, case, arrays), self.wait
-        return lambda: wait(start())
+        operation = self._operation(benchmark, case, arrays)
+
+        def call() -> None:
+            operation.start()
+            operation.wait()
+
+        return call
 
     def start(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> Call:
-        """Make the operation with the arguments that the plain function is called with, except async_op."""
-        init = getattr(hc, f"{benchmark.name}_init", None)
-        if init is None:
-            raise Unsupported(f"hpccomm has no {benchmark.name}_init")
-        plain: Any = super()._call(benchmark, case, arrays, False)
-        operation = init(*plain.args[:-1])
+        """Start, for a measurement that waits later."""
+        operation = self._operation(benchmark, case, arrays)
 
         def start() -> Any:
             operation.start()
             return operation
 
         return start
+
+    def _operation(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> hc.PersistentWork:
+        """Make the operation with the arguments that the plain function is called with, except async_op."""
+        init = getattr(hc, f"{benchmark.name}_init", None)
+        if init is None:
+            raise Unsupported(f"hpccomm has no {benchmark.name}_init")
+        plain: Any = super()._call(benchmark, case, arrays, False)
+        made: hc.PersistentWork = init(*plain.args[:-1])
+        return made

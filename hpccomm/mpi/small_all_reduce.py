@@ -1,0 +1,177 @@
+"""Persistent all_reduce of small arrays among the ranks of one node: no messages, only memory that all of them see.
+
+Each operation has, in a window that MPI shares among the ranks, one slot for each rank's values and one byte for each
+rank's flag, and both twice::
+
+    start    copy the array into my slot, then write the number of this turn to my flag
+    wait     look until all flags have the number; then reduce all slots, in rank order, into the array
+
+Turns alternate between the two sets. That is enough: a rank that begins turn 3, in the slots of turn 1, has ended turn
+2, which every rank has begun, so every rank has ended turn 1. The numbers are one byte: what a flag had before is two
+turns old.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..persistent_work import PersistentWork
+from ..reduce_op import ReduceOp
+from ..tuning import Tuning
+from .datatypes import ARITHMETIC
+from .shared_memory import UFUNCS, Window
+
+LINE_BYTES = 64  # what slots and flags are aligned to: a cache line
+FIRST_WINDOW_BYTES = 64 << 10  # each further window is twice as large
+LOOKS = 1000  # at the flags, before other processes are let on the core, and MPI makes progress
+
+# x86 keeps the stores of a core in their order, and its loads too (Intel SDM, vol. 3A, 9.2.2); elsewhere it takes a
+# fence between the values and the flag, which MPI_Win_sync is.
+sched_yield = getattr(os, "sched_yield", partial(time.sleep, 1e-6))
+
+KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
+
+
+class SmallAllReduce(PersistentWork):
+    """One operation. `memory` is what the ranks share; it begins with the two rows of flags."""
+
+    def __init__(self, comm: MPI.Intracomm, window: Window, memory: Any, array: Any, op: ReduceOp) -> None:
+        self._comm = comm
+        self._rank, ranks = comm.Get_rank(), comm.Get_size()
+        self._turn = 0
+        self._all = _flags_of_all(ranks)
+        flags, values = np.split(memory, [2 * _padded(ranks)])
+        self._sets = [
+            self._set(window, row[:ranks].data, _slots(half.reshape(ranks, -1), array), array, op)
+            for row, half in zip(np.split(flags, 2), np.split(values, 2), strict=True)
+        ]
+
+    def _set(self, window: Window, flags: Any, slots: Any, array: Any, op: ReduceOp) -> tuple[Any, ...]:
+        """Return what is done in one of the two sets: fill my slot, the flags, look at all of them, finish."""
+        ranks, mine, ufunc = len(slots), slots[self._rank, ...], UFUNCS[op.name]  # the dots keep a 0-d array an array
+        if op.factor is None:
+            fill = partial(mine.__setitem__, ..., array)
+        else:
+            fill = partial(np.multiply, array, op.factor, out=mine, casting="same_kind")
+        if ranks == 2:  # a quarter of the time of the other
+            finish = partial(ufunc, slots[0, ...], slots[1, ...], out=array)
+        else:
+            finish = partial(ufunc.reduce, slots, 0, array.dtype, array)
+        if op is ReduceOp.AVG:
+            finish = partial(_one_after_the_other, finish, partial(np.divide, array, ranks, out=array))
+        if not KEEPS_ORDER:
+            fill = partial(_one_after_the_other, fill, window.sync)
+            finish = partial(_one_after_the_other, window.sync, finish)
+        return fill, flags, flags.tobytes, finish
+
+    # Of a microsecond, one call from `start` to `begin`, or from `wait` to `block`, takes a twentieth.
+
+    def start(self) -> None:
+        """As PersistentWork; show the other ranks what this rank contributes."""
+        if self._active or self._freed:
+            self.refuse_to_start()
+        self._active = True
+        self._turn = turn = (self._turn + 1) & 255
+        fill, flags, self._look, self._finish = self._sets[turn & 1]
+        self._expected = self._all[turn]
+        fill()
+        flags[self._rank] = turn
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """As PersistentWork; look until all ranks have begun, and reduce."""
+        if timeout is not None or not self._active:
+            return super().wait(timeout)
+        look, expected, looks = self._look, self._expected, 0
+        while look() != expected:
+            looks += 1
+            if looks > LOOKS:
+                self._comm.Iprobe()  # MPI makes progress
+                sched_yield()
+        self._active = False
+        self._finish()
+        return True
+
+    def poll(self) -> bool:
+        """Look whether all ranks have begun; if so, reduce."""
+        if self._look() != self._expected:
+            self._comm.Iprobe()
+            return False
+        self._finish()
+        return True
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self._sets = []
+        self._look = self._finish = None
+
+
+class SmallAllReduces:
+    """The operations of one group, and the windows that they are in."""
+
+    def __init__(self, comm: MPI.Intracomm, tuning: Tuning) -> None:
+        self._comm = comm
+        self._tuning = tuning
+        self._node: Any = None
+        self._windows: list[Window] = []
+        self._free = 0  # bytes left in the last window
+
+    def set_up(self, array: Any, op: ReduceOp) -> PersistentWork | None:
+        """Return the operation; None if it has to be MPI's: the array is large or half precision, several nodes ..."""
+        ranks = self._comm.Get_size()
+        if not 0 < array.nbytes * ranks <= self._tuning.persistent_bytes or array.dtype not in ARITHMETIC or ranks == 1:
+            return None
+        if op.name not in UFUNCS or not self._is_on_one_node():
+            return None
+        needed = 2 * _padded(ranks) + 2 * ranks * _padded(array.nbytes)
+        if needed > self._free:
+            size = max(needed, FIRST_WINDOW_BYTES << len(self._windows))
+            self._windows.append(Window(self._node, size if self._node.rank == 0 else 0))
+            if self._node.rank == 0:
+                self._windows[-1].parts[0][:] = 0
+            self._node.Barrier()
+            self._free = size
+        memory = self._windows[-1].parts[0][-self._free :][:needed]
+        self._free -= needed
+        return SmallAllReduce(self._comm, self._windows[-1], memory, array, op)
+
+    def _is_on_one_node(self) -> bool:
+        if self._node is None:
+            self._node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        return bool(self._node.size == self._comm.size)
+
+    def close(self) -> None:
+        """Free the windows; called once, by every rank, when the group is destroyed."""
+        for window in self._windows:
+            window.free()
+        if self._node is not None:
+            self._node.Free()
+
+
+@functools.cache
+def _flags_of_all(ranks: int) -> list[bytes]:
+    """Return what the flags are when all ranks have begun a turn, for each number that a turn can have."""
+    return [bytes([turn]) * ranks for turn in range(256)]
+
+
+def _one_after_the_other(first: Callable[[], Any], second: Callable[[], Any]) -> None:
+    first()
+    second()
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // LINE_BYTES) * LINE_BYTES
+
+
+def _slots(rows: Any, array: Any) -> Any:
+    """Return the memory of `rows`, of which each rank has one, as an array like `array` for each rank."""
+    return rows[:, : array.nbytes].view(array.dtype).reshape(len(rows), *array.shape)
