@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from .arrays import Array, locate
 from .errors import here
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 
+_dtype, _writeable = attrgetter("dtype"), attrgetter("flags.writeable")
 _movable: set[np.dtype[Any]] = set()  # dtypes that have passed _check_dtype
 _kinds: dict[Any, str] = {}  # what _kind_of has found
 
@@ -73,16 +75,13 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
 
 def _all_plain(arrays: Sequence[Array]) -> bool:
     """Whether nothing is to be said against any of the arrays: there may be thousands of small ones."""
-    for array in arrays:  # all() of a generator would take twice as long
-        if type(array) is not ndarray or array.dtype not in _movable or not array.flags.writeable:
-            return False
-    return True
+    return set(map(type, arrays)) == {ndarray} and set(map(_dtype, arrays)) <= _movable and all(map(_writeable, arrays))
 
 
 def reductions(operation: str, argument: str, arrays: list[Any], op: ReduceOpLike) -> ReduceOp:
     """Return `op` as a ReduceOp, having checked that it can reduce each of `arrays`."""
     reduce_op = as_reduce_op(operation, op)
-    for dtype in {array.dtype for array in arrays}:
+    for dtype in set(map(_dtype, arrays)):
         i = next(i for i, array in enumerate(arrays) if array.dtype == dtype)
         reduction(operation, f"{argument}[{i}]", arrays[i], reduce_op)
     return reduce_op

@@ -30,6 +30,7 @@ from .layout import (
     for_writing,
     packed,
     packed_bytes,
+    size_of,
     unpacked,
     unpacked_bytes,
 )
@@ -66,6 +67,7 @@ class MPIBackend(Backend):
         self.shared_arrays = SharedArrays(options.comm, options.tuning)
         self._windows = self.shared_arrays.windows  # empty until the program makes a node-shared array
         self.short_path = MPIShortPath(options.comm, self._windows, options.tuning.segment_bytes)
+        self._scratch = np.empty(0)  # at most one segment
         self._small_all_reduces = SmallAllReduces(options.comm, options.tuning)
         self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks)
 
@@ -196,12 +198,24 @@ class MPIBackend(Backend):
         works: list[Work | None] = []
         finish: Finish = None
         for indices in by_dtype(arrays):
-            same = [arrays[i] for i in indices]
-            flat = np.concatenate(same, axis=None)
-            unpack = partial(deal, flat, same)
+            same = arrays if len(indices) == len(arrays) else [arrays[i] for i in indices]
+            flat = np.concatenate(same, axis=None) if async_op else self._packed(same)
             works.append(self.all_reduce(flat, op, async_op))
-            finish = both(finish, unpack)
+            if async_op:
+                finish = both(finish, partial(deal, flat, same))
+            else:
+                deal(flat, same)
         return _joined(works, finish)
+
+    def _packed(self, arrays: list[Any]) -> Any:
+        """Pack arrays of one dtype, for a blocking operation, into memory that the next one uses again."""
+        size = sum(map(size_of, arrays))
+        kept = self._scratch
+        if kept.dtype != arrays[0].dtype or kept.size < size:
+            kept = np.empty(size, arrays[0].dtype)
+            if kept.nbytes <= self._tuning.segment_bytes:
+                self._scratch = kept
+        return np.concatenate(arrays, axis=None, out=kept[:size])
 
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
         flat, finish = (packed_bytes(arrays), None) if root == self.rank else unpacked_bytes(arrays)

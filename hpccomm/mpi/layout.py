@@ -6,8 +6,11 @@ it, unpacked after: the functions for outputs return (buffer, what to do afterwa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import repeat
+from operator import attrgetter, setitem
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +18,8 @@ import numpy as np
 from .datatypes import as_bytes
 
 Finish: TypeAlias = Callable[[], None] | None
+
+shape_of, dtype_of, size_of = attrgetter("shape"), attrgetter("dtype"), attrgetter("size")
 
 
 def is_plain(array: Any) -> bool:
@@ -46,25 +51,26 @@ def apart(array: Any, output: Any) -> Any:
 
 def packed(arrays: list[Any]) -> tuple[Any, list[int]]:
     """Return one flat array with the values of `arrays`, all of one dtype, and the number of elements of each."""
-    return np.concatenate(arrays, axis=None), [array.size for array in arrays]
+    return np.concatenate(arrays, axis=None), list(map(size_of, arrays))
 
 
 def unpacked(arrays: list[Any]) -> tuple[Any, list[int], Callable[[], None]]:
     """Return a flat array to receive the values of `arrays`, all of one dtype, their sizes, and how they get there."""
-    counts = [array.size for array in arrays]
+    counts = list(map(size_of, arrays))
     flat = np.empty(sum(counts), arrays[0].dtype)
     return flat, counts, partial(deal, flat, arrays)
 
 
 def deal(flat: Any, arrays: list[Any]) -> None:
     """Copy consecutive parts of `flat` into the arrays."""
+    shapes = set(map(shape_of, arrays))
+    if len(shapes) == 1 and flat.size:  # NumPy cuts twice as fast
+        deque(map(setitem, arrays, repeat(...), flat.reshape(-1, *shapes.pop())), 0)
+        return
     start = 0
     for array in arrays:
         end = start + array.size
-        if array.ndim == 1:
-            array[:] = flat[start:end]
-        else:
-            array[...] = flat[start:end].reshape(array.shape)
+        array[...] = flat[start:end].reshape(array.shape)
         start = end
 
 
@@ -88,7 +94,7 @@ def unpacked_bytes(arrays: list[Any]) -> tuple[Any, Callable[[], None]]:
 
 def by_dtype(arrays: list[Any]) -> list[list[int]]:
     """Return the indices of `arrays` grouped by dtype, in order of first appearance."""
-    if len({array.dtype for array in arrays}) == 1:
+    if len(set(map(dtype_of, arrays))) == 1:
         return [list(range(len(arrays)))]
     groups: dict[Any, list[int]] = {}
     for i, array in enumerate(arrays):
