@@ -479,7 +479,7 @@ def all_to_all_single(
 
     Notes
     -----
-    Semantics: MPI_Alltoallv (MPI-4.1 §6.8).
+    Semantics: MPI_Alltoall, and with split sizes MPI_Alltoallv (MPI-4.1 §6.8).
 
     Examples
     --------

@@ -24,6 +24,8 @@ class Tuning:
         Reductions of larger arrays go in pieces of this size (``mpi/segments.py``).
     reduce_scatter_bytes : int
         A blocking reduce_scatter_single of a larger input goes in pieces that are packed.
+    thread_bytes : int
+        Asynchronous collectives of arrays of at least this size are blocking calls in a thread.
     shared_bytes : int
         Reductions of node-shared arrays of at least this size are done in place, without messages.
     shared_chunk_bytes : int
@@ -34,6 +36,7 @@ class Tuning:
 
     segment_bytes: int = 2 << 20
     reduce_scatter_bytes: int = 32 << 20
+    thread_bytes: int = 1 << 20
     shared_bytes: int = 32 << 10
     shared_chunk_bytes: int = 512 << 10
     persistent_bytes: int = 64 << 10

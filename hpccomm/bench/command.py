@@ -247,7 +247,14 @@ def _overlap(printer: Printer, session: Any, sizes: Sequence[int], dtype: np.dty
         for of_size in overlap.overlaps(session, operation, sizes, dtype):
             for each in of_size:
                 printer.remark(overlap.line(each))
-                found.append({**vars(each), "hidden": each.hidden, "hidden_polled": each.hidden_polled})
+                found.append(
+                    {
+                        **vars(each),
+                        "hidden": each.hidden,
+                        "hidden_polled": each.hidden_polled,
+                        "hidden_idle": each.hidden_idle,
+                    }
+                )
     return found
 
 

@@ -3,11 +3,14 @@
 Three things are timed, interleaved: the operation started and waited for at once (t), computing that takes as long (c),
 and the computing between the start and the wait (b). What could be saved is the smaller of t and c; what is saved is
 t + c - b. A fourth one asks the library now and then, between pieces of the computing, whether the operation is done:
-many MPI libraries move data only while the program is inside a call of theirs.
+many MPI libraries move data only while the program is inside a call of theirs. The last sleeps instead of computing, as
+a program does while a GPU computes: that leaves the core to whatever makes the operation progress, which on a machine
+without spare cores nothing else does.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +26,7 @@ from .session import Session
 
 OPERATIONS = ("all_reduce", "all_gather_single", "all_to_all_single")
 KERNEL_ELEMENTS = 512  # float64: stays in the first cache, so that computing and communicating do not share memory
+TIMED = ("communication", "compute", "both", "polled", "idle", "both idle")
 PIECES = 16  # of the computing, when the library is asked in between
 
 
@@ -37,6 +41,8 @@ class Overlap:
     compute_us: float
     both_us: float
     polled_us: float
+    idle_us: float
+    both_idle_us: float
 
     @property
     def hidden(self) -> float:
@@ -47,6 +53,11 @@ class Overlap:
     def hidden_polled(self) -> float:
         """The share that hides behind computing with calls in between."""
         return _share(self.communication_us, self.compute_us, self.polled_us)
+
+    @property
+    def hidden_idle(self) -> float:
+        """The share that hides behind sleeping."""
+        return _share(self.communication_us, self.idle_us, self.both_idle_us)
 
 
 def _share(communication: float, compute: float, both: float) -> float:
@@ -100,12 +111,19 @@ def _calls(session: Session, contender: Contender, benchmark: Benchmark, case: C
             poll(handle)
         wait(handle)
 
-    calls: dict[str, Call] = {"communication": communicate, "compute": compute, "both": both, "polled": polled}
+    idle = partial(time.sleep, session.comm.bcast(seconds))
+
+    def both_idle() -> None:
+        handle = start()
+        idle()
+        wait(handle)
+
+    calls: dict[str, Call] = dict(zip(TIMED, (communicate, compute, both, polled, idle, both_idle), strict=True))
     return {f"{contender.name} {what}": call for what, call in calls.items()}
 
 
 def _result(operation: str, name: str, nbytes: int, timings: dict[str, Timing]) -> Overlap:
-    medians = (timings[f"{name} {what}"].median * 1e6 for what in ("communication", "compute", "both", "polled"))
+    medians = (timings[f"{name} {what}"].median * 1e6 for what in TIMED)
     return Overlap(operation, name, nbytes, *medians)
 
 
@@ -129,8 +147,12 @@ def head(operation: str) -> str:
     """Return the head of the table."""
     columns = f"{'size':>11} {'contender':>10} {'alone':>10} {'compute':>10} {'both':>10} {'hidden':>8}"
     units = f"{'(bytes)':>11} {'':>10} {'(us)':>10} {'(us)':>10} {'(us)':>10} {'':>8}"
-    title = f"overlap of {operation}: the share that hides behind equal compute; polled: asking 16 times if it is done"
-    return f"{title}\n{columns} {'polled':>10} {'hidden':>8}\n{units} {'(us)':>10}"
+    title = (
+        f"overlap of {operation}: the share that hides behind equal compute; polled: asking 16 times if it is done; "
+        "idle: sleeping instead"
+    )
+    columns += f" {'polled':>10} {'hidden':>8} {'idle':>10} {'hidden':>8}"
+    return f"{title}\n{columns}\n{units} {'(us)':>10} {'':>8} {'(us)':>10}"
 
 
 def line(found: Overlap) -> str:
@@ -138,5 +160,6 @@ def line(found: Overlap) -> str:
     return (
         f"{found.size_bytes:>11} {found.contender:>10} {microseconds(found.communication_us):>10} "
         f"{microseconds(found.compute_us):>10} {microseconds(found.both_us):>10} {found.hidden:>8.0%} "
-        f"{microseconds(found.polled_us):>10} {found.hidden_polled:>8.0%}"
+        f"{microseconds(found.polled_us):>10} {found.hidden_polled:>8.0%} "
+        f"{microseconds(found.both_idle_us):>10} {found.hidden_idle:>8.0%}"
     )

@@ -2,7 +2,8 @@
 
 Each way is a group with a table of its own; the groups take turns (`measure`). A choice between pieces of several sizes
 falls on the one with the smallest geometric mean of its medians; a threshold lies where the other way begins to win,
-and goes on to win.
+and goes on to win. `thread_bytes` is not measured: what the thread is for shows in ``hpccomm bench overlap``, and
+`persistent_bytes` in ``hpccomm bench all_reduce --against persistent``.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ returns a request; `_done` takes what either returned.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from ..persistent_work import PersistentWork
 from ..reduce_op import ReduceOp
 from ..work import Work
 from . import persistent, reductions, tags
+from .communication_thread import CommunicationThread, in_thread_if_large
 from .datatypes import message, parts
 from .layout import (
     Finish,
@@ -42,6 +44,7 @@ from .small_all_reduce import SmallAllReduces
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 
 IN_PLACE = MPI.IN_PLACE
+THREAD_MULTIPLE = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 def create(options: BackendOptions, _: Any) -> MPIBackend:
@@ -67,17 +70,21 @@ class MPIBackend(Backend):
         self.shared_arrays = SharedArrays(options.comm, options.tuning)
         self._windows = self.shared_arrays.windows  # empty until the program makes a node-shared array
         self.short_path = MPIShortPath(options.comm, self._windows, options.tuning.segment_bytes)
+        self.thread = CommunicationThread(options.comm, lambda comm: type(self)(replace(options, comm=comm)))
+        self.thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
         self._scratch = np.empty(0)  # at most one segment
         self._small_all_reduces = SmallAllReduces(options.comm, options.tuning)
         self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks)
 
     # -- one array -------------------------------------------------------------------------------
 
+    @in_thread_if_large(argument=0)
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
         buffer, finish = (for_reading(array), None) if root == self.rank else for_writing(array)
         call = self._comm.Ibcast if async_op else self._comm.Bcast
         return _done(call(message(buffer), root), finish, buffer)
 
+    @in_thread_if_large(argument=0)
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if self._windows and not async_op and self.shared_arrays.all_reduce(array, op):
             return None
@@ -85,6 +92,7 @@ class MPIBackend(Backend):
         call = self._comm.Iallreduce if async_op else self._comm.Allreduce
         return _all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in self._segments(buffer)], finish, buffer)
 
+    @in_thread_if_large(argument=0)
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
         if self._windows and not async_op and self.shared_arrays.reduce(array, root, op):
             return None
@@ -98,11 +106,13 @@ class MPIBackend(Backend):
             [call(IN_PLACE, (part, datatype), mpi_op, root) for part in self._segments(buffer)], finish, buffer
         )
 
+    @in_thread_if_large(argument=0)
     def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iscan if async_op else self._comm.Scan
         return _all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in self._segments(buffer)], finish, buffer)
 
+    @in_thread_if_large(argument=0)
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
         output = array if self.rank else np.empty_like(array)
@@ -120,6 +130,7 @@ class MPIBackend(Backend):
 
     # -- one array from or to each rank ----------------------------------------------------------
 
+    @in_thread_if_large(argument=0)
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
         buffer, finish = for_writing(output)
         call = self._comm.Iallgather if async_op else self._comm.Allgather
@@ -146,6 +157,7 @@ class MPIBackend(Backend):
         sent = None if inputs is None else packed(inputs)
         return _done(call(sent and parts(*sent), message(buffer), root), finish, sent, buffer)
 
+    @in_thread_if_large(argument=1)
     def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if self._windows and not async_op and self.shared_arrays.reduce_scatter_single(output, array, op):
             return None
@@ -175,10 +187,17 @@ class MPIBackend(Backend):
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work | None:
+        if output_counts is None or input_counts is None:
+            return self._all_to_all_equal_parts(output, array, async_op)
+        buffer, finish = for_writing(output)
+        return self._exchange(apart(array, output), input_counts, buffer, output_counts, finish, async_op)
+
+    @in_thread_if_large(argument=0)
+    def _all_to_all_equal_parts(self, output: Any, array: Any, async_op: bool) -> Work | None:
+        call = self._comm.Ialltoall if async_op else self._comm.Alltoall
         buffer, finish = for_writing(output)
         sent = apart(array, output)
-        equal = [array.size // self.size] * self.size
-        return self._exchange(sent, input_counts or equal, buffer, output_counts or equal, finish, async_op)
+        return _done(call(message(sent), message(buffer)), finish, sent, buffer)
 
     def _exchange(
         self,
@@ -194,6 +213,7 @@ class MPIBackend(Backend):
 
     # -- many arrays in one message --------------------------------------------------------------
 
+    @in_thread_if_large(argument=0)
     def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         works: list[Work | None] = []
         finish: Finish = None
@@ -217,6 +237,7 @@ class MPIBackend(Backend):
                 self._scratch = kept
         return np.concatenate(arrays, axis=None, out=kept[:size])
 
+    @in_thread_if_large(argument=0)
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
         flat, finish = (packed_bytes(arrays), None) if root == self.rank else unpacked_bytes(arrays)
         return _joined([self.broadcast(flat, root, async_op)], finish)
@@ -226,11 +247,13 @@ class MPIBackend(Backend):
         ends = np.cumsum([sum(output.nbytes for output in outputs) for outputs in output_lists])
         return _joined([self.all_gather(np.split(flat, ends[:-1]), packed_bytes(arrays), async_op)], finish)
 
+    @in_thread_if_large(argument=0)
     def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
         mine = packed_bytes(arrays)
         gathered = np.empty((self.size, mine.size), np.uint8)
         return _joined([self.all_gather_single(gathered, mine, async_op)], partial(_deal_columns, gathered, outputs))
 
+    @in_thread_if_large(argument=1)
     def reduce_scatter_single_coalesced(
         self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
     ) -> Work | None:
@@ -289,6 +312,7 @@ class MPIBackend(Backend):
         return work or persistent.set_up(self._comm, self._tuning, operation, arguments)
 
     def close(self) -> None:
+        self.thread.close()
         self.shared_arrays.close()
         self._small_all_reduces.close()
 

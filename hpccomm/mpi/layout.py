@@ -19,7 +19,7 @@ from .datatypes import as_bytes
 
 Finish: TypeAlias = Callable[[], None] | None
 
-shape_of, dtype_of, size_of = attrgetter("shape"), attrgetter("dtype"), attrgetter("size")
+shape_of, dtype_of, size_of, nbytes_of = map(attrgetter, ("shape", "dtype", "size", "nbytes"))
 
 
 def is_plain(array: Any) -> bool:

@@ -110,8 +110,7 @@ class MPIShortPath(ShortPath):
             return False
         try:
             datatype = TYPED[array.dtype]
-            counts = [array.size // self._size] * self._size
-            self._comm.Alltoallv((array, counts, datatype), (output, counts, datatype))
+            self._comm.Alltoall((array, datatype), (output, datatype))
         except KeyError:
             return False
         except MPI.Exception as error:

@@ -7,7 +7,8 @@ Built on pytest-mpi, whose ``--with-mpi`` switches it on and whose markers and f
   skips) on one rank does so on all, with that rank's traceback in the report, and the ranks stay in step;
 * where a rank has failed and the others do not arrive within ``--mpi-grace`` seconds, because they wait for a message
   that will never come, its traceback is printed and the job ended;
-* all ranks must collect the same tests.
+* all ranks must collect the same tests;
+* each rank has temporary directories (`tmp_path`) of its own.
 
 pytest imports this module wherever hpccomm is installed, so it imports no more than pytest until it is switched on.
 """
@@ -15,7 +16,10 @@ pytest imports this module wherever hpccomm is installed, so it imports no more 
 from __future__ import annotations
 
 import importlib.util
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,6 +57,15 @@ def pytest_configure(config: pytest.Config) -> None:
         from .agreement import Agreement
 
         config.pluginmanager.register(Agreement(config, MPI.COMM_WORLD), "hpccomm-agreement")
+        _own_temporary_directories(MPI.COMM_WORLD.Get_rank())
+
+
+def _own_temporary_directories(rank: int) -> None:
+    """Keep the ranks from racing for `tmp_path`: pytest numbers the directories of its runs, and removes old ones."""
+    root = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir())
+    own = root / f"pytest-{os.getuid()}-rank-{rank}"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(own)
 
 
 @pytest.fixture(scope="module")

@@ -143,7 +143,9 @@ def test_overlap_of_every_contender(session: Session) -> None:
     [(10, 10, 20, 0), (10, 10, 10, 1), (10, 10, 15, 0.5), (10, 10, 30, 0), (10, 5, 10, 1), (5, 10, 9, 1)],
 )
 def test_the_hidden_share(communication: float, compute: float, both: float, hidden: float) -> None:
-    assert overlap.Overlap("x", "y", 8, communication, compute, both, both).hidden == pytest.approx(hidden)
+    assert overlap.Overlap("x", "y", 8, communication, compute, both, both, compute, both).hidden == pytest.approx(
+        hidden
+    )
 
 
 def test_overhead_is_measured_on_one_rank(process_group: hc.ProcessGroup) -> None:

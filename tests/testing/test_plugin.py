@@ -216,3 +216,14 @@ def test_mpi_pytest_is_refused(tmp_path: Path) -> None:
     result = run("def test_one(): pass", tmp_path, 1, env={"PYTHONPATH": str(tmp_path / "site")})
     assert result.returncode not in (0, 124)
     assert "mpi-pytest is installed over pytest-mpi: pip uninstall mpi-pytest pytest-mpi" in result.stderr
+
+
+def test_each_rank_has_temporary_directories_of_its_own(tmp_path: Path) -> None:
+    suite = """
+        def test_it(tmp_path):
+            places = MPI.COMM_WORLD.allgather(str(tmp_path))
+            assert len(set(places)) == 3
+            assert [f"-rank-{rank}/" in place for rank, place in enumerate(places)] == [True] * 3
+        """
+    result = run(suite, tmp_path)
+    assert outcomes(result) == {"passed": 1}, result.stdout

@@ -1,0 +1,182 @@
+"""Large asynchronous operations run in a thread: with the same results, in order, beside whatever the program does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccomm as hc
+from hpccomm.mpi.communication_thread import ThreadWork
+from hpccomm.tuning import Tuning
+
+from ..arrays import LAYOUTS, REDUCTIONS, assert_same, reduced, reductions_of, values
+from ..launch import launch
+
+alone = pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts its own jobs")
+
+
+@pytest.fixture(scope="module")
+def group(process_group: hc.ProcessGroup) -> Iterator[hc.ProcessGroup]:
+    """A group in which every asynchronous operation of some bytes runs in the thread, and large is 200 bytes."""
+    group = hc.new_group()
+    assert isinstance(group, hc.ProcessGroup)
+    group.tuning = Tuning(thread_bytes=8, segment_bytes=200)
+    yield group
+    hc.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype("f8"), np.dtype("f2"), np.dtype("i4")], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_operation(group: hc.ProcessGroup, layout: Any, dtype: Any) -> None:
+    n, me = group.size, group.rank
+    given = [values(dtype, (20, 3), rank) for rank in range(n)]
+    rows = [values(dtype, (n, 20), rank) for rank in range(n)]
+
+    def mine() -> Any:
+        return layout(given[me])
+
+    def check(work: hc.Work | None, *pairs: tuple[Any, Any]) -> None:
+        assert isinstance(work, ThreadWork)
+        assert work.wait() is True
+        for array, expected in pairs:
+            assert_same(array, expected, work.op_type)
+
+    check(hc.broadcast(array := mine(), n - 1, group, True), (array, given[-1]))
+    for name in reductions_of(dtype):
+        op = REDUCTIONS[name][0]
+        check(hc.all_reduce(array := mine(), op, group, True), (array, reduced(name, given)))
+        check(hc.reduce(array := mine(), 0, op, group, True), (array, given[me] if me else reduced(name, given)))
+        output = layout(np.zeros(20, dtype))
+        check(hc.reduce_scatter_single(output, layout(rows[me]), op, group, True), (output, reduced(name, rows)[me]))
+    check(hc.scan(array := mine(), "sum", group, True), (array, reduced("SUM", given[: me + 1])))
+    expected = reduced("SUM", given[:me]) if me else given[0]
+    check(hc.exscan(array := mine(), "sum", group, True), (array, expected))
+    output = layout(np.zeros((n, 20, 3), dtype))
+    check(hc.all_gather_single(output, mine(), group, True), (output, np.stack(given)))
+    output = layout(np.zeros((n, 20), dtype))
+    check(hc.all_to_all_single(output, layout(rows[me]), group=group, async_op=True),
+          (output, np.stack([row[me * 20 // 20] for row in rows])))  # fmt: skip
+
+    many = [mine(), layout(rows[me])]
+    check(hc.all_reduce_coalesced(many, "sum", group, True),
+          (many[0], reduced("SUM", given)), (many[1], reduced("SUM", rows)))  # fmt: skip
+    many = [mine(), layout(rows[me])]
+    check(hc.broadcast_coalesced(many, 0, group, True), (many[0], given[0]), (many[1], rows[0]))
+    output = layout(np.zeros((n, 20, 3), dtype))
+    check(hc.all_gather_single_coalesced([output], [mine()], group, True), (output, np.stack(given)))
+    output = layout(np.zeros(20, dtype))
+    check(hc.reduce_scatter_single_coalesced([output], [layout(rows[me])], "sum", group, True),
+          (output, reduced("SUM", rows)[me]))  # fmt: skip
+
+
+def test_operations_whose_size_may_differ_between_ranks_do_not(group: hc.ProcessGroup) -> None:
+    n, me = group.size, group.rank
+    outputs = [np.zeros(100 * rank) for rank in range(n)]
+    work = hc.all_gather(outputs, np.full(100 * me, float(me)), group=group, async_op=True)
+    assert not isinstance(work, ThreadWork)
+    work.wait()  # type: ignore[union-attr]
+    assert all((output == rank).all() for rank, output in enumerate(outputs))
+
+
+def test_they_run_in_the_order_of_their_launch_beside_blocking_ones(group: hc.ProcessGroup) -> None:
+    n = group.size
+    large = [np.full(5000, i + 1.0) for i in range(5)]
+    works = [hc.all_reduce(array, group=group, async_op=True) for array in large]
+    small = np.ones(1)
+    for _ in range(50):
+        hc.all_reduce(small, "max", group)  # not a number that the thread's messages could be mistaken for
+        assert small[0] == 1
+    futures = [work.get_future() for work in works]  # type: ignore[union-attr]
+    ended: list[int] = []
+    for i, future in enumerate(futures):
+        future.add_done_callback(lambda _, i=i: ended.append(i))  # type: ignore[misc]
+    for i, future in enumerate(futures):
+        assert (future.result() == n * (i + 1)).all()
+    assert ended == sorted(ended)
+
+
+def test_a_work_that_is_dropped_goes_on_and_lets_go_of_its_arrays(group: hc.ProcessGroup) -> None:
+    class Memory(bytearray):
+        """Can be referenced weakly."""
+
+    memory = Memory(80_000)
+    array = np.frombuffer(memory)
+    array[...] = 1
+    alive = weakref.ref(memory)
+    hc.all_reduce(array, group=group, async_op=True)
+    del memory
+    gc.collect()
+    assert alive() is not None
+    array_again = np.frombuffer(alive())  # type: ignore[arg-type]
+    del array
+    group.barrier()
+    for work in list(group._in_flight):
+        work.wait()
+    assert (array_again == group.size).all()
+    del array_again, work
+    group._reap()
+    gc.collect()
+    assert alive() is None
+
+
+def test_what_goes_wrong_is_raised_by_wait(group: hc.ProcessGroup) -> None:
+    backend: Any = group._backends["cpu"]
+    work = backend.thread.launch("all_reduce", np.ones(10), "no operation")  # the checks would not let it through
+    with pytest.raises(AttributeError):
+        work.wait()
+    assert work.status is hc.WorkStatus.FAILED
+
+
+def test_await(group: hc.ProcessGroup) -> None:
+    async def main() -> Any:
+        array = np.ones(100)
+        return await hc.all_reduce(array, group=group, async_op=True)  # type: ignore[misc]
+
+    assert (asyncio.run(main()) == group.size).all()
+
+
+def test_destroying_the_group_ends_its_thread(process_group: hc.ProcessGroup) -> None:
+    def threads() -> int:
+        return sum(thread.name == "hpccomm-communication" for thread in threading.enumerate())
+
+    before = threads()
+    group = hc.new_group()
+    array = np.ones(Tuning.thread_bytes // 8)
+    hc.all_reduce(array, group=group, async_op=True)
+    assert threads() == before + 1
+    hc.destroy_process_group(group)  # waits for the operation
+    assert threads() == before
+    assert (array == process_group.size).all()
+
+
+def test_without_thread_multiple_there_is_no_thread(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpccomm.mpi.backend.THREAD_MULTIPLE", False)
+    with hc.new_group() as group:
+        array = np.ones(Tuning.thread_bytes // 8)
+        work = hc.all_reduce(array, group=group, async_op=True)
+        assert work is not None
+        assert not isinstance(work, ThreadWork)
+        work.wait()
+        assert (array == process_group.size).all()
+
+
+@alone
+def test_a_program_that_does_not_wait_for_it_ends_well(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np, hpccomm as hc\nhc.init_process_group()\nhc.all_reduce(np.ones(1 << 20), async_op=True)\n"
+    )
+    done = launch(2, sys.executable, program)
+    assert done.returncode == 0, done.stderr
