@@ -27,9 +27,8 @@ lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict hpccomm
 
-bench: $(VENV)/.cli ## measure the overhead of Python, and all_reduce on two ranks
-	$(RUN) 1 $(BIN)/hpccomm bench --overhead
-	$(RUN) 2 $(BIN)/hpccomm bench all_reduce -b 8 -e 256M -f 8 --against mpi4py,shared,persistent $(ARGS)
+bench: $(VENV)/.cli $(if $(GLOO),$(VENV)/.gloo) ## measure what docs/benchmarks.md shows (GLOO=1: torch's gloo as well)
+	tools/run-bench $(BIN) $(MPI)
 
 docs: $(VENV)/.docs ## build the documentation in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
@@ -38,7 +37,7 @@ clean: ## remove the virtual environments and everything built
 	rm -rf .venv .venv-* build dist *.egg-info docs/_build .pytest_cache .mypy_cache .ruff_cache .coverage*
 
 # One stamp per set of extras: what is installed is installed again only when setup.cfg changes.
-$(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: setup.cfg pyproject.toml
+$(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%: setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),$*]'
 	touch $@

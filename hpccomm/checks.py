@@ -7,8 +7,9 @@ name the operation, the argument, what was given, what was expected, and the ran
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from math import prod
-from operator import attrgetter
+from operator import attrgetter, eq, mul
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from .arrays import Array, locate
 from .errors import here
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 
-_dtype, _writeable = attrgetter("dtype"), attrgetter("flags.writeable")
+_dtype, _size, _writeable = map(attrgetter, ("dtype", "size", "flags.writeable"))
 _movable: set[np.dtype[Any]] = set()  # dtypes that have passed _check_dtype
 _kinds: dict[Any, str] = {}  # what _kind_of has found
 
@@ -129,6 +130,13 @@ def alike(
         raise ValueError(f"{operation}: {names} are on {device} and {other_device}; one call, one device{here()}")
     if array.dtype != other.dtype:
         raise TypeError(f"{operation}: {names} are {array.dtype} and {other.dtype}; expected the same dtype{here()}")
+
+
+def pairs_fit(large: list[Any], small: list[Any], ranks: int) -> bool:
+    """Whether each of `large` has the dtype of its partner and `ranks` times its size: there may be thousands."""
+    return list(map(_dtype, large)) == list(map(_dtype, small)) and all(
+        map(eq, map(_size, large), map(mul, map(_size, small), repeat(ranks)))
+    )
 
 
 def sizes(operation: str, condition: bool, expected: str) -> None:

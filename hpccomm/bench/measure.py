@@ -1,10 +1,10 @@
 """Timing: contenders take turns, every rank times itself, and the slowest rank counts.
 
 On a noisy machine two numbers measured one after the other differ for many reasons. So the contenders of one size are
-interleaved, iteration by iteration, in an order that rotates: what slows the machine down hits all of them, and the
-ratio of their medians stands. Each timed batch starts at a barrier; its time is the maximum over the ranks. A batch is
-as many calls as last `Plan.batch_seconds`, so that neither the clock nor the ranks' leaving the barrier one after the
-other matters for the fast ones.
+interleaved, iteration by iteration, in a random order: what slows the machine down hits all of them, and none always
+comes after the one that leaves the caches empty. The ratio of their medians stands. Each timed batch starts at a
+barrier; its time is the maximum over the ranks. A batch is as many calls as last `Plan.batch_seconds`, so that neither
+the clock nor the ranks' leaving the barrier one after the other matters for the fast ones.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def measure(calls: Mapping[str, Callable[[], Any]], comm: MPI.Intracomm, plan: P
     iterations = plan.iterations_of(expected)
     names = list(calls)
     samples = np.empty((len(names), iterations))
+    shuffled = np.random.default_rng(0)  # the same on every rank
     for i in range(iterations):
-        turn = i % len(names)
-        for k in itertools.chain(range(turn, len(names)), range(turn)):
+        for k in shuffled.permutation(len(names)):
             batch = batches[names[k]]
             comm.Barrier()
             samples[k, i] = timed(calls[names[k]], batch) / batch

@@ -12,7 +12,7 @@ import numpy as np
 
 from .registry import Arrays, Case, benchmark
 
-PIECES = 16  # arrays in one coalesced call
+FEWEST_PIECES, MOST_PIECES, PIECE_BYTES = 16, 1000, 1000  # arrays in one coalesced call
 
 
 def _one(ranks: int) -> float:
@@ -168,9 +168,10 @@ def barrier(case: Case) -> Arrays:
 
 
 def _pieces(case: Case, ranks: int = 1) -> list[int]:
-    """Cut a count into PIECES of slightly different lengths, each a multiple of `ranks`."""
+    """Cut a count into 16 to 1000 arrays, of 1000 bytes if there are between, each a multiple of `ranks`."""
+    pieces = max(FEWEST_PIECES, min(MOST_PIECES, case.nbytes // PIECE_BYTES))
     whole = case.count // ranks
-    ends = [whole * i // PIECES for i in range(PIECES + 1)]
+    ends = [whole * i // pieces for i in range(pieces + 1)]
     return [(end - start) * ranks for start, end in itertools.pairwise(ends)]
 
 
@@ -180,7 +181,7 @@ def _starts(pieces: list[int]) -> list[int]:
 
 @benchmark("all_reduce_coalesced", busbw=_twice_the_share, kind="coalesced", reduces=True)
 def all_reduce_coalesced(case: Case) -> Arrays:
-    """All-reduce 16 arrays in one call."""
+    """All-reduce many arrays in one call."""
     return Arrays(
         receive=[case.array(count) for count in _pieces(case)],
         given=lambda: case.values(case.rank, case.count),
@@ -190,7 +191,7 @@ def all_reduce_coalesced(case: Case) -> Arrays:
 
 @benchmark("broadcast_coalesced", kind="coalesced")
 def broadcast_coalesced(case: Case) -> Arrays:
-    """Broadcast 16 arrays in one call."""
+    """Broadcast many arrays in one call."""
     return Arrays(
         receive=[case.array(count) for count in _pieces(case)],
         given=(lambda: case.values(case.root, case.count)) if case.rank == case.root else None,
@@ -200,7 +201,7 @@ def broadcast_coalesced(case: Case) -> Arrays:
 
 @benchmark("all_gather_single_coalesced", busbw=_share, kind="coalesced", shared=True)
 def all_gather_single_coalesced(case: Case) -> Arrays:
-    """Gather 16 arrays in 16 arrays, everywhere, in one call."""
+    """Gather many arrays in as many, everywhere, in one call."""
     pieces = _pieces(case, case.ranks)
     parts = [count // case.ranks for count in pieces]
 
@@ -220,7 +221,7 @@ def all_gather_single_coalesced(case: Case) -> Arrays:
 
 @benchmark("all_gather_coalesced", busbw=_share, kind="coalesced", shared=True)
 def all_gather_coalesced(case: Case) -> Arrays:
-    """Gather 16 arrays in 16 arrays for each rank, everywhere, in one call."""
+    """Gather many arrays in as many for each rank, everywhere, in one call."""
     parts = [count // case.ranks for count in _pieces(case, case.ranks)]
     return Arrays(
         send=[case.array(part) for part in parts],
@@ -232,7 +233,7 @@ def all_gather_coalesced(case: Case) -> Arrays:
 
 @benchmark("reduce_scatter_single_coalesced", busbw=_share, kind="coalesced", shared=True, reduces=True)
 def reduce_scatter_single_coalesced(case: Case) -> Arrays:
-    """Reduce 16 arrays and hand each out in equal parts, in one call."""
+    """Reduce many arrays and hand each out in equal parts, in one call."""
     pieces = _pieces(case, case.ranks)
 
     def expected() -> np.ndarray:

@@ -31,10 +31,10 @@ from .layout import (
     for_reading,
     for_writing,
     packed,
-    packed_bytes,
+    packed_any,
     size_of,
     unpacked,
-    unpacked_bytes,
+    unpacked_any,
 )
 from .monitored_barrier import MonitoredBarrier
 from .segments import columns, segments
@@ -239,18 +239,18 @@ class MPIBackend(Backend):
 
     @in_thread_if_large(argument=0)
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
-        flat, finish = (packed_bytes(arrays), None) if root == self.rank else unpacked_bytes(arrays)
+        flat, finish = (packed_any(arrays), None) if root == self.rank else unpacked_any(arrays)
         return _joined([self.broadcast(flat, root, async_op)], finish)
 
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
-        flat, finish = unpacked_bytes([output for outputs in output_lists for output in outputs])
-        ends = np.cumsum([sum(output.nbytes for output in outputs) for outputs in output_lists])
-        return _joined([self.all_gather(np.split(flat, ends[:-1]), packed_bytes(arrays), async_op)], finish)
+        flat, finish = unpacked_any([output for outputs in output_lists for output in outputs])
+        ends = np.cumsum([sum(output.nbytes for output in outputs) // flat.itemsize for outputs in output_lists])
+        return _joined([self.all_gather(np.split(flat, ends[:-1]), packed_any(arrays), async_op)], finish)
 
     @in_thread_if_large(argument=0)
     def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
-        mine = packed_bytes(arrays)
-        gathered = np.empty((self.size, mine.size), np.uint8)
+        mine = packed_any(arrays)
+        gathered = np.empty((self.size, mine.size), mine.dtype)
         return _joined([self.all_gather_single(gathered, mine, async_op)], partial(_deal_columns, gathered, outputs))
 
     @in_thread_if_large(argument=1)
@@ -358,10 +358,12 @@ def _received(operation: str, status: MPI.Status, buffer: Any, finish: Finish) -
 
 
 def _deal_columns(gathered: Any, outputs: list[Any]) -> None:
-    """Cut the rows (one per rank) of bytes into the outputs, each of which has a part of every row."""
+    """Cut the rows (one per rank) into the outputs, each of which has a part of every row."""
     start = 0
     for output in outputs:
-        width = output.nbytes // len(gathered)
-        column = np.ascontiguousarray(gathered[:, start : start + width])
-        output[...] = column.reshape(-1).view(output.dtype).reshape(output.shape)
+        width = output.nbytes // gathered.itemsize // len(gathered)
+        column = gathered[:, start : start + width]
+        if output.dtype != gathered.dtype:  # bytes of arrays of different dtypes
+            column = np.ascontiguousarray(column).reshape(-1).view(output.dtype)
+        output[...] = column.reshape(output.shape)
         start += width

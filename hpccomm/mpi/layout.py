@@ -74,13 +74,18 @@ def deal(flat: Any, arrays: list[Any]) -> None:
         start = end
 
 
-def packed_bytes(arrays: list[Any]) -> Any:
-    """Return one flat array with the bytes of `arrays`, of any dtypes."""
+def packed_any(arrays: list[Any]) -> Any:
+    """Return one flat array with the values of `arrays`; of different dtypes, with their bytes."""
+    if len(set(map(dtype_of, arrays))) == 1:
+        return np.concatenate(arrays, axis=None)
     return np.concatenate([as_bytes(np.ascontiguousarray(array)) for array in arrays])
 
 
-def unpacked_bytes(arrays: list[Any]) -> tuple[Any, Callable[[], None]]:
-    """Return a flat array to receive the bytes of `arrays`, of any dtypes, and how they get there."""
+def unpacked_any(arrays: list[Any]) -> tuple[Any, Callable[[], None]]:
+    """Return a flat array to receive what `packed_any` makes of arrays like these, and how it gets there."""
+    if len(set(map(dtype_of, arrays))) == 1:
+        flat, _, unpack = unpacked(arrays)
+        return flat, unpack
     flat = np.empty(sum(array.nbytes for array in arrays), np.uint8)
 
     def finish() -> None:

@@ -17,6 +17,8 @@ CONTENDERS = {
     "gloo": "gloo_calls:Gloo",
     "shared": "shared_calls:Shared",
     "persistent": "persistent_calls:Persistent",
+    "one_by_one": "one_by_one_calls:OneByOne",
+    "copy": "copy_calls:Copy",
     "nccl": "nccl_calls:NCCL",
 }
 

@@ -40,10 +40,10 @@ class Gloo(Contender):
         self.torch, self.dist = torch, dist
         host = "127.0.0.1" if one_node else comm.bcast(socket.gethostname())
         if group.rank == 0:
-            store = dist.TCPStore(host, 0, group.size, is_master=True, wait_for_workers=False)
+            store = dist.TCPStore(host, 0, group.size, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined, unused-ignore]
             comm.bcast(store.port)
         else:
-            store = dist.TCPStore(host, comm.bcast(None), group.size, is_master=False)
+            store = dist.TCPStore(host, comm.bcast(None), group.size, is_master=False)  # type: ignore[attr-defined, unused-ignore]
         dist.init_process_group("gloo", store=store, rank=group.rank, world_size=group.size)
 
     @classmethod

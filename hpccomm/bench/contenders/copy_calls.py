@@ -1,0 +1,30 @@
+"""A plain copy of the array, on all ranks at once: what the memory of the machine allows at best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from ..registry import Arrays, Benchmark, Case
+from .contender import Call, Contender, Unsupported
+
+
+class Copy(Contender):
+    """`numpy.copyto`, beside all_reduce."""
+
+    name = "copy"
+    own_arrays = True
+
+    def arrays(self, benchmark: Benchmark, case: Case) -> Arrays:
+        """Make the array and its copy, of which nothing is expected."""
+        if benchmark.name != "all_reduce":
+            raise Unsupported("a copy is compared with all_reduce only")
+        return replace(benchmark.arrays(case), send=case.array(case.count), given=None, expected=None)
+
+    def all_reduce(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        """Copy."""
+        if async_op:
+            raise Unsupported("a copy is not asynchronous")
+        return partial(np.copyto, arrays.send, arrays.receive)

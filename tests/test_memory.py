@@ -1,0 +1,132 @@
+"""What operations hold beside the program's arrays: at most what docs/guide/arrays.md says, and nothing afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm.tuning import Tuning
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+LARGE = 48 << 20  # bytes: larger than every threshold
+SLACK = 100_000
+
+
+def large(dtype: Any = np.float32) -> Any:
+    return np.ones(LARGE // np.dtype(dtype).itemsize, dtype)
+
+
+def extra(call: Callable[[], Any]) -> int:
+    """Return the bytes that NumPy and Python hold at the peak of a call more than before it."""
+    hc.barrier()  # the first operation imports the backend
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        call()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def finished(work: Any) -> None:
+    work.wait()
+
+
+CONTIGUOUS: dict[str, Callable[[Any, Any, int], Any]] = {
+    "broadcast": lambda whole, part, n: hc.broadcast(whole, 0),
+    "all_reduce": lambda whole, part, n: hc.all_reduce(whole),
+    "all_reduce, asynchronous": lambda whole, part, n: finished(hc.all_reduce(whole, async_op=True)),
+    "reduce": lambda whole, part, n: hc.reduce(whole, 0),
+    "scan": lambda whole, part, n: hc.scan(whole),
+    "all_gather_single": lambda whole, part, n: hc.all_gather_single(whole, part),
+    "all_to_all_single": lambda whole, part, n: hc.all_to_all_single(whole, np.empty_like(whole)),
+    "sendrecv": lambda whole, part, n: hc.sendrecv(whole, hc.get_rank(), np.empty_like(whole), hc.get_rank()),
+}
+
+
+@pytest.mark.parametrize("name", CONTIGUOUS)
+def test_contiguous_arrays_are_not_copied(process_group: hc.ProcessGroup, name: str) -> None:
+    n = process_group.size
+    whole = np.ones(LARGE // 4 // n * n, np.float32)
+    part = np.ones(whole.size // n, np.float32)
+    own = whole.nbytes if "empty_like" in CONTIGUOUS[name].__code__.co_names else 0
+    assert extra(lambda: CONTIGUOUS[name](whole, part, n)) - own < SLACK
+
+
+def test_reduce_scatter_single_holds_one_segment(process_group: hc.ProcessGroup) -> None:
+    n = process_group.size
+    whole = np.ones(LARGE // 4 // n * n, np.float32)
+    part = np.ones(whole.size // n, np.float32)
+    assert whole.nbytes > Tuning.reduce_scatter_bytes
+    assert extra(lambda: hc.reduce_scatter_single(part, whole)) < Tuning.segment_bytes + SLACK
+
+
+def test_what_is_not_contiguous_is_packed_once() -> None:
+    strided = large()[::2]
+    assert extra(lambda: hc.all_reduce(strided)) < strided.nbytes + SLACK
+
+
+def test_half_precision_is_reduced_in_a_copy_of_twice_the_size() -> None:
+    half = large(np.float16)
+    assert extra(lambda: hc.all_reduce(half)) < 2 * half.nbytes + SLACK
+
+
+def test_node_shared_arrays_take_a_chunk_at_most(process_group: hc.ProcessGroup) -> None:
+    group = hc.new_group()
+    array = hc.empty_shared(8 << 20, np.float32, group)
+    array[...] = 1
+    hc.all_reduce(array, group=group)
+    if process_group.size > 1:
+        assert extra(partial(hc.reduce, array, 0, group=group)) < Tuning.shared_chunk_bytes + SLACK
+    del array
+    hc.destroy_process_group(group)
+
+
+def test_coalesced_operations_keep_one_segment_at_most(process_group: hc.ProcessGroup) -> None:
+    group = hc.new_group()
+    for count in (100, 20_000, 100):
+        hc.all_reduce_coalesced([np.ones(100) for _ in range(count)], group=group)
+        backend: Any = group._backends["cpu"]  # type: ignore[union-attr]
+        assert backend._scratch.nbytes <= Tuning.segment_bytes
+    hc.destroy_process_group(group)
+
+
+def test_a_million_small_operations_leave_nothing_behind(process_group: hc.ProcessGroup) -> None:
+    if process_group.size > 2:
+        pytest.skip("on 1 and 2 ranks: with more, a small machine takes minutes")
+    n, me = process_group.size, process_group.rank
+    array, all_of_them, other = np.ones(1), np.ones(n), np.ones(1)
+
+    def some(times: int) -> None:
+        for _ in range(times):
+            hc.all_reduce(array, "max")
+            hc.broadcast(array, 0)
+            hc.all_gather_single(all_of_them, array)
+            hc.sendrecv(array, (me + 1) % n, other, (me - 1) % n)
+            hc.all_reduce(array[:], "avg")
+            hc.all_reduce(array, "max", async_op=True).wait()  # type: ignore[union-attr]
+            hc.isend(array, (me + 1) % n)  # dropped
+            hc.irecv(other, (me - 1) % n).wait()  # type: ignore[union-attr]
+        gc.collect()
+        process_group.barrier()
+
+    some(5000)
+    before = resident()
+    some(125_000)
+    assert resident() - before <= 1 << 20
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process has."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
