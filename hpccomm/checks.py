@@ -202,13 +202,18 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
     _movable.add(dtype)
 
 
+def has_splits(split_sizes: Sequence[int] | np.ndarray | None) -> bool:
+    """Whether the program gave split sizes; an empty list says as little as None."""
+    return split_sizes is not None and len(split_sizes) > 0
+
+
 def splits(
     operation: str, argument: str, array: Any, given: Sequence[int] | np.ndarray | None, ranks: int
 ) -> list[int]:
     """Return how many elements of `array` go to (or come from) each rank, from split sizes along axis 0."""
     shape = array.shape or (1,)
     row = prod(shape[1:])
-    if given is None or len(given) == 0:
+    if given is None or not has_splits(given):
         if shape[0] % ranks:
             raise ValueError(
                 f"{operation}: {argument} has {shape[0]} rows, which {ranks} ranks can't share equally; "

@@ -202,9 +202,9 @@ class ProcessGroup(Operations):
             return cast("Work | None", outcome._source)
         if operation in MESSAGES:
             outcome.keeps_its_place = False
+        self._in_flight[outcome] = None
         if len(self._in_flight) > REAP_ABOVE:
             self._reap()
-        self._in_flight[outcome] = None
         return cast("Work | None", outcome)
 
     def _forget(self, work: Work) -> None:

@@ -180,7 +180,7 @@ class Operations:
         async_op: bool = False,
     ) -> Work | None:
         """See :func:`hpccomm.all_to_all_single`."""
-        equal_parts = output_split_sizes is None and input_split_sizes is None
+        equal_parts = not checks.has_splits(output_split_sizes) and not checks.has_splits(input_split_sizes)
         if equal_parts and not async_op and self._backends.short.all_to_all_single(output, input):
             self._sequence += 1
             return None

@@ -156,7 +156,7 @@ def sendrecv(
     found = member(group)
     to, source = found.peer("sendrecv", "dst", dst, group_dst), _source(found, "sendrecv", src, group_src)
     outcome = found.sendrecv(array, to, output, source, tag, recv_tag, async_op)
-    return found.ranks[outcome] if isinstance(outcome, int) else outcome
+    return outcome if outcome is None or isinstance(outcome, Work) else found.ranks[outcome]
 
 
 @dataclass

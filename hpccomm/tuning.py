@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+SMALLEST_CHUNK_BYTES = 64
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -78,13 +80,16 @@ def _read(file: str) -> dict[str, int]:
     document.pop("measured", None)
     for name in document.keys() - set(names):
         raise ValueError(f"HPCCOMM_TUNING={file}: nothing is called {name!r}; there are {', '.join(names)}")
-    return {name: _positive(f"HPCCOMM_TUNING={file}: {name}", value) for name, value in document.items()}
+    numbers = {name: _positive(f"HPCCOMM_TUNING={file}: {name}", value) for name, value in document.items()}
+    if numbers.get("shared_chunk_bytes", SMALLEST_CHUNK_BYTES) < SMALLEST_CHUNK_BYTES:
+        raise ValueError(f"HPCCOMM_TUNING={file}: shared_chunk_bytes is below {SMALLEST_CHUNK_BYTES}, a cache line")
+    return numbers
 
 
 def _positive(what: str, value: Any) -> int:
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = 0
     if number < 1 or isinstance(value, float):
         raise ValueError(f"{what} is {value!r}; expected a number of bytes, 1 or more")

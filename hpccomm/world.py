@@ -139,7 +139,7 @@ def init_process_group(
     comm.Set_errhandler(mpi.ERRORS_RETURN)  # so that failures are exceptions, whatever the user's communicator does
     try:
         tuning = _agree_on_tuning(comm)
-    except ValueError:
+    except Exception:
         comm.Free()
         raise
     group = _make_group(comm, range(comm.Get_size()), config, tuning, duration, group_name or "world", "")
@@ -378,14 +378,14 @@ def current_world() -> _World:
 
 def _agree_on_tuning(comm: MPI.Intracomm) -> Tuning:
     """Return rank 0's table on every rank, or raise rank 0's error on every rank."""
-    found: Tuning | ValueError | None = None
+    found: Tuning | Exception | None = None
     if comm.Get_rank() == 0:
         try:
             found = tuning_of_environment()
-        except ValueError as error:
+        except Exception as error:  # whatever it is, the others are waiting
             found = error
-    agreed: Tuning | ValueError = comm.bcast(found)
-    if isinstance(agreed, ValueError):
+    agreed: Tuning | Exception = comm.bcast(found)
+    if isinstance(agreed, Exception):
         raise agreed
     return agreed
 

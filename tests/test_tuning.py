@@ -39,6 +39,8 @@ def test_a_file_and_a_variable(tmp_path: Path) -> None:
         ('{"segment_bytes": 0}', "segment_bytes is 0; expected a number of bytes"),
         ('{"segment_bytes": 1.5}', "segment_bytes is 1.5"),
         ('{"shared_bytes": "many"}', "shared_bytes is 'many'"),
+        ('{"thread_bytes": Infinity}', "thread_bytes is inf"),
+        ('{"shared_chunk_bytes": 8}', "shared_chunk_bytes is below 64"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:

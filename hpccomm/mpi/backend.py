@@ -21,7 +21,7 @@ from ..reduce_op import ReduceOp
 from ..work import Work
 from . import persistent, reductions, tags
 from .communication_thread import CommunicationThread, in_thread_if_large
-from .datatypes import message, parts
+from .datatypes import LARGEST_COUNT, message, parts
 from .layout import (
     Finish,
     apart,
@@ -66,10 +66,10 @@ class MPIBackend(Backend):
         if options.comm is None:
             raise TypeError(f"the mpi backend needs a group with an MPI communicator{here()}")
         self._comm = options.comm
-        self._tuning = options.tuning
+        self._tuning = replace(options.tuning, segment_bytes=min(options.tuning.segment_bytes, LARGEST_COUNT))
         self.shared_arrays = SharedArrays(options.comm, options.tuning)
         self._windows = self.shared_arrays.windows  # empty until the program makes a node-shared array
-        self.short_path = MPIShortPath(options.comm, self._windows, options.tuning.segment_bytes)
+        self.short_path = MPIShortPath(options.comm, self._windows, self._tuning.segment_bytes)
         self.thread = CommunicationThread(options.comm, lambda comm: type(self)(replace(options, comm=comm)))
         self.thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
         self._scratch = np.empty(0)  # at most one segment

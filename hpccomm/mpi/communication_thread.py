@@ -21,6 +21,7 @@ from mpi4py import MPI
 
 from ..backend import Backend
 from ..work import Work
+from .works import as_backend_error
 
 LONGEST_GOODBYE = 5.0  # seconds, at the end of a program that has not waited for its operations
 
@@ -74,10 +75,14 @@ class CommunicationThread:
         return work
 
     def _run(self, comm: MPI.Intracomm, request: MPI.Request) -> None:
-        request.Wait()
-        self._backend = self._make(comm)
+        failure: Exception | None = None
+        try:
+            request.Wait()
+            self._backend = self._make(comm)
+        except Exception as error:  # MPI has no communicator left, for example: every operation tells
+            failure = error
         while (work := self._launched.get()) is not None:
-            work.run(self._backend)
+            work.run(self._backend, failure)
             del work  # and its arrays, while there is no other
 
     def _stop(self, timeout: float | None = None) -> None:
@@ -91,9 +96,9 @@ class CommunicationThread:
             return
         atexit.unregister(self._stop)
         self._stop()
-        assert self._backend is not None
-        self._backend.close()
-        self._backend._comm.Free()  # type: ignore[attr-defined]
+        if self._backend is not None:
+            self._backend.close()
+            self._backend._comm.Free()  # type: ignore[attr-defined]
 
 
 class ThreadWork(Work):
@@ -106,13 +111,19 @@ class ThreadWork(Work):
         self._done = threading.Event()
         self._error: Exception | None = None
 
-    def run(self, backend: Backend) -> None:
-        """Do it; called by the thread."""
+    def run(self, backend: Backend | None, failure: Exception | None) -> None:
+        """Do it, or fail with `failure`; called by the thread."""
         try:
+            if failure is not None:
+                raise failure
             getattr(backend, self._operation)(*self.alive, False)
         except Exception as error:
             self._error = error
         self._done.set()
+
+    def explain(self, error: Exception) -> Exception:
+        """Turn MPI's exceptions into DistBackendError."""
+        return as_backend_error(self.op_type, error)
 
     def poll(self) -> bool:
         """Return whether the thread has done it; raise what it raised."""

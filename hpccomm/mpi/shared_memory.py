@@ -148,7 +148,7 @@ class SharedArrays:
 
     def _agree(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> None:
         """Raise on every rank if the ranks want different arrays, or more memory than there is on a node."""
-        needed, free = self._node.size * nbytes, _free_bytes() if self._node.size > 1 else None
+        needed, free = self._node.size * nbytes, free_bytes() if self._node.size > 1 else None
         wishes = self._comm.allgather((shape, dtype, needed, free))
         for rank, wish in enumerate(wishes):
             if wish[:2] != wishes[0][:2]:
@@ -345,7 +345,7 @@ def _address(array: Any) -> int:
     return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 
-def _free_bytes() -> int | None:
+def free_bytes() -> int | None:
     """Return how much room there is for windows on this node; None where they are kept elsewhere."""
     try:
         status = os.statvfs(SHM_DIRECTORY)

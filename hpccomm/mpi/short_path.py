@@ -143,7 +143,7 @@ class MPIShortPath(ShortPath):
         except MPI.Exception as error:
             raise as_backend_error("recv", error) from error
         check_length("recv", status, array.nbytes)
-        return src
+        return status.Get_source()
 
     def sendrecv(
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None
@@ -161,7 +161,7 @@ class MPIShortPath(ShortPath):
         except MPI.Exception as error:
             raise as_backend_error("sendrecv", error) from error
         check_length("sendrecv", status, output.nbytes)
-        return src
+        return status.Get_source()
 
 
 def _ordinary(output: Any, array: Any) -> bool:

@@ -29,10 +29,11 @@ from ..persistent_work import PersistentWork
 from ..reduce_op import ReduceOp
 from ..tuning import Tuning
 from .datatypes import ARITHMETIC
-from .shared_memory import UFUNCS, Window
+from .shared_memory import UFUNCS, Window, free_bytes
 
 LINE_BYTES = 64  # what slots and flags are aligned to: a cache line
 FIRST_WINDOW_BYTES = 64 << 10  # each further window is twice as large
+LARGEST_WINDOW_BYTES = 4 << 20  # a group has 64 KiB + 128 KiB ... + 4 MiB at most; then MPI takes over
 LOOKS = 1000  # at the flags, before other processes are let on the core, and MPI makes progress
 
 # x86 keeps the stores of a core in their order, and its loads too (Intel SDM, vol. 3A, 9.2.2); elsewhere it takes a
@@ -62,7 +63,7 @@ class SmallAllReduce(PersistentWork):
         if op.factor is None:
             fill = partial(mine.__setitem__, ..., array)
         else:
-            fill = partial(np.multiply, array, op.factor, out=mine, casting="same_kind")
+            fill = partial(_silently, np.multiply, array, op.factor, out=mine, casting="same_kind")
         if ranks == 2:  # a quarter of the time of the other
             finish = partial(ufunc, slots[0, ...], slots[1, ...], out=array)
         else:
@@ -80,12 +81,12 @@ class SmallAllReduce(PersistentWork):
         """As PersistentWork; show the other ranks what this rank contributes."""
         if self._active or self._freed:
             self.refuse_to_start()
-        self._active = True
-        self._turn = turn = (self._turn + 1) & 255
+        turn = (self._turn + 1) & 255
         fill, flags, self._look, self._finish = self._sets[turn & 1]
         self._expected = self._all[turn]
         fill()
-        flags[self._rank] = turn
+        flags[self._rank] = self._turn = turn
+        self._active = True
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """As PersistentWork; look until all ranks have begun, and reduce."""
@@ -133,16 +134,24 @@ class SmallAllReduces:
         if op.name not in UFUNCS or not self._is_on_one_node():
             return None
         needed = 2 * _padded(ranks) + 2 * ranks * _padded(array.nbytes)
-        if needed > self._free:
-            size = max(needed, FIRST_WINDOW_BYTES << len(self._windows))
-            self._windows.append(Window(self._node, size if self._node.rank == 0 else 0))
-            if self._node.rank == 0:
-                self._windows[-1].parts[0][:] = 0
-            self._node.Barrier()
-            self._free = size
+        if needed > self._free and not self._has_another_window(needed):
+            return None
         memory = self._windows[-1].parts[0][-self._free :][:needed]
         self._free -= needed
         return SmallAllReduce(self._comm, self._windows[-1], memory, array, op)
+
+    def _has_another_window(self, needed: int) -> bool:
+        """Make one, if there is memory for it; the answer is the same on all ranks."""
+        size = max(needed, FIRST_WINDOW_BYTES << len(self._windows))
+        free = free_bytes()  # the first store beyond what there is would end the process with SIGBUS
+        if not self._node.bcast(size <= LARGEST_WINDOW_BYTES and (free is None or 2 * size <= free)):
+            return False
+        self._windows.append(Window(self._node, size if self._node.rank == 0 else 0))
+        if self._node.rank == 0:
+            self._windows[-1].parts[0][:] = 0
+        self._node.Barrier()
+        self._free = size
+        return True
 
     def _is_on_one_node(self) -> bool:
         if self._node is None:
@@ -155,6 +164,11 @@ class SmallAllReduces:
             window.free()
         if self._node is not None:
             self._node.Free()
+
+
+def _silently(step: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    with np.errstate(all="ignore"):  # as MPI, which does not warn of overflow
+        step(*arguments, **options)
 
 
 @functools.cache

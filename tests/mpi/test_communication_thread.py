@@ -16,6 +16,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.backend import Backend
 from hpccomm.mpi.communication_thread import ThreadWork
 from hpccomm.tuning import Tuning
 
@@ -135,6 +136,33 @@ def test_what_goes_wrong_is_raised_by_wait(group: hc.ProcessGroup) -> None:
     with pytest.raises(AttributeError):
         work.wait()
     assert work.status is hc.WorkStatus.FAILED
+
+
+def test_errors_of_mpi_are_explained() -> None:
+    class Broken(Backend):
+        def all_reduce(self, array: Any, op: Any, async_op: bool) -> None:
+            raise MPI.Exception(MPI.ERR_TRUNCATE)
+
+    work = ThreadWork("all_reduce", (np.ones(1), "sum"))
+    work.run(Broken(0, 1), None)
+    with pytest.raises(hc.DistBackendError, match=r"MPI reports: .*[Tt]runc"):
+        work.wait()
+
+
+def test_a_thread_that_can_not_be_set_up_fails_its_operations(process_group: hc.ProcessGroup) -> None:
+    group = hc.new_group()
+    backend: Any = group._backends["cpu"]  # type: ignore[union-attr]
+
+    def make(comm: Any) -> Any:
+        comm.Free()
+        raise hc.DistBackendError("no communicator is left")
+
+    backend.thread._make = make
+    for _ in range(2):
+        work = hc.all_reduce(np.ones(Tuning.thread_bytes // 8), group=group, async_op=True)
+        with pytest.raises(hc.DistBackendError, match="no communicator is left"):
+            work.wait()  # type: ignore[union-attr]
+    hc.destroy_process_group(group)
 
 
 def test_await(group: hc.ProcessGroup) -> None:

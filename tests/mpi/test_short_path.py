@@ -144,6 +144,25 @@ def test_split_sizes_may_be_equal_on_one_rank_and_not_on_another(process_group: 
     np.testing.assert_array_equal(output, expected)
 
 
+def test_the_sender_is_a_global_rank_whatever_kind_of_number_names_it(process_group: hc.ProcessGroup) -> None:
+    n = process_group.size
+    group = hc.new_group(list(reversed(range(n))), sort_ranks=False)
+    assert isinstance(group, hc.ProcessGroup)
+    right, left = np.int64((group.rank + 1) % n), np.int64((group.rank - 1) % n)
+    array, output = np.full(2, group.rank), np.zeros(2, int)
+    sender = hc.sendrecv(array, None, output, group=group, group_dst=right, group_src=left)
+    assert sender == group.ranks[left]
+    assert (output == left).all()
+
+
+def test_no_split_sizes_may_be_said_in_two_ways(process_group: hc.ProcessGroup) -> None:
+    n, me = process_group.size, process_group.rank
+    output = np.zeros(n, int)
+    given: Any = [] if me % 2 else None
+    hc.all_to_all_single(output, np.full(n, me), given, given)
+    assert output.tolist() == list(range(n))
+
+
 # -- a guard against growth that does not time anything --------------------------------------------------------------
 
 

@@ -100,6 +100,36 @@ def test_there_is_always_another_window(process_group: hc.ProcessGroup, monkeypa
     hc.destroy_process_group(group)
 
 
+@pytest.mark.parametrize("limit", ["what a group may have", "what is free"])
+def test_where_there_is_no_more_shared_memory_mpi_takes_over(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    if limit == "what is free":
+        monkeypatch.setattr(small_all_reduce, "free_bytes", lambda: 150_000 if process_group.rank == 0 else 1 << 40)
+    else:
+        monkeypatch.setattr(small_all_reduce, "LARGEST_WINDOW_BYTES", 64 << 10)
+    group = hc.new_group()
+    array, small = np.zeros(500), []
+    for turn in range(40):  # set up and freed again and again
+        with hc.all_reduce_init(array, group=group) as work:
+            small.append(isinstance(work, SmallAllReduce))
+            array[...] = turn
+            work.start()
+            work.wait()
+            assert (array == turn * process_group.size).all()
+    assert small[0]
+    assert not small[-1]
+    hc.destroy_process_group(group)
+
+
+def test_a_factor_that_overflows_is_silent_as_in_mpi(process_group: hc.ProcessGroup) -> None:
+    array = np.full(2, 3e38, np.float32)
+    with hc.all_reduce_init(array, hc.ReduceOp.PREMUL_SUM(100)) as work:
+        work.start()
+        work.wait()
+    assert np.isinf(array).all()
+
+
 def test_destroying_the_group_gives_the_memory_back(process_group: hc.ProcessGroup) -> None:
     group = hc.new_group()
     work = hc.all_reduce_init(np.ones(5), "avg", group)
