@@ -27,6 +27,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "info": Command("hpccomm.info", "what there is on this machine, and for what there is not, why"),
     "bench": Command("hpccomm.bench.command", "measure operations, beside raw mpi4py and torch's gloo"),
 }
 
