@@ -332,7 +332,7 @@ def test_other_shapes_and_dtypes_on_other_ranks(process_group: Group) -> None:
 @several
 def test_more_memory_than_a_node_has(process_group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     if process_group.rank == 1:
-        monkeypatch.setattr(shared_memory, "_free_bytes", lambda: 1000)
+        monkeypatch.setattr(shared_memory, "free_bytes", lambda: 1000)
     with pytest.raises(MemoryError, match=r"ranks of a node need \d+ bytes in /dev/shm, where 1000 are free"):
         hc.empty_shared(1000)
 
