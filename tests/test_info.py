@@ -65,7 +65,8 @@ def test_without_cupy_it_says_what_to_install(no_cupy: None) -> None:
 @pytest.mark.usefixtures("fake_cupy")
 def test_cupy_nccl_and_gpus() -> None:
     found = facts()
-    assert (found["CuPy"], found["NCCL"]) == ("14.0.0", "2.27.3")
+    assert found["CuPy"] == "14.0.0"
+    assert found["NCCL"].split(",")[0] == "2.27.3"  # and its file, if another test has loaded one
     assert found["GPUs"] == "not looked at; hpccomm info --gpu does"
     assert facts(gpu=True)["GPUs"] == "H200 0, H200 1"
 
