@@ -197,3 +197,16 @@ def test_a_threshold_is_where_one_way_begins_to_win_and_goes_on() -> None:
     assert tune.threshold([(1, True), (2, True)]) == 1
     assert tune.threshold([(1, True), (2, False), (4, True)]) == 4
     assert tune.threshold([(1, True), (2, False)]) == tune.NEVER
+
+
+def test_one_by_one_makes_an_operation_for_each_array(process_group: hc.ProcessGroup) -> None:
+    with Session(process_group, ["one_by_one"], TINY) as session:
+        for benchmark in (each for each in BENCHMARKS.values() if each.kind == "coalesced"):
+            (case,) = session.cases(benchmark, [4096])
+            arrays = benchmark.arrays(case)
+            call = session.contenders["one_by_one"].call(benchmark, case, arrays, False)
+            before = process_group._sequence
+            call()
+            assert process_group._sequence - before == len(arrays.send or arrays.receive) > 1, benchmark.name
+            (_, one_by_one) = session.measure(benchmark, case, check=True)
+            assert one_by_one.wrong == 0
