@@ -68,11 +68,12 @@ def _mpi() -> Iterator[Fact]:
     except DistBackendError as error:
         yield Fact("MPI", f"no: {error}")
         return
+    from .bench.machine import mpi_library
     from .mpi.cuda_aware import cuda_awareness
     from .mpi.library import path_of_library
 
     levels = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled", mpi.THREAD_SERIALIZED: "serialized"}
-    yield Fact("MPI", " ".join(mpi.Get_library_version().split("\n")[0].split("\0")[0].split()))
+    yield Fact("MPI", mpi_library(mpi.Get_library_version()))
     yield Fact("MPI standard", ".".join(map(str, mpi.Get_version())))
     yield Fact("MPI library", path_of_library("libmpi") or "not known: only Linux tells")
     yield Fact("ranks", str(mpi.COMM_WORLD.Get_size()))

@@ -29,6 +29,7 @@ from ..persistent_work import PersistentWork
 from ..reduce_op import ReduceOp
 from ..tuning import Tuning
 from .datatypes import ARITHMETIC
+from .layout import both
 from .shared_memory import UFUNCS, Window, free_bytes
 
 LINE_BYTES = 64  # what slots and flags are aligned to: a cache line
@@ -36,10 +37,10 @@ FIRST_WINDOW_BYTES = 64 << 10  # each further window is twice as large
 LARGEST_WINDOW_BYTES = 4 << 20  # a group has 64 KiB + 128 KiB ... + 4 MiB at most; then MPI takes over
 LOOKS = 1000  # at the flags, before other processes are let on the core, and MPI makes progress
 
-# x86 keeps the stores of a core in their order, and its loads too (Intel SDM, vol. 3A, 9.2.2); elsewhere it takes a
-# fence between the values and the flag, which MPI_Win_sync is.
 sched_yield = getattr(os, "sched_yield", partial(time.sleep, 1e-6))
 
+# x86 keeps the stores of a core in their order, and its loads too (Intel SDM, vol. 3A, 9.2.2); elsewhere it takes a
+# fence between the values and the flag, which MPI_Win_sync is.
 KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 
@@ -59,6 +60,8 @@ class SmallAllReduce(PersistentWork):
 
     def _set(self, window: Window, flags: Any, slots: Any, array: Any, op: ReduceOp) -> tuple[Any, ...]:
         """Return what is done in one of the two sets: fill my slot, the flags, look at all of them, finish."""
+        fill: Any
+        finish: Any
         ranks, mine, ufunc = len(slots), slots[self._rank, ...], UFUNCS[op.name]  # the dots keep a 0-d array an array
         if op.factor is None:
             fill = partial(mine.__setitem__, ..., array)
@@ -69,10 +72,9 @@ class SmallAllReduce(PersistentWork):
         else:
             finish = partial(ufunc.reduce, slots, 0, array.dtype, array)
         if op is ReduceOp.AVG:
-            finish = partial(_one_after_the_other, finish, partial(np.divide, array, ranks, out=array))
+            finish = both(finish, partial(np.divide, array, ranks, out=array))
         if not KEEPS_ORDER:
-            fill = partial(_one_after_the_other, fill, window.sync)
-            finish = partial(_one_after_the_other, window.sync, finish)
+            fill, finish = both(fill, window.sync), both(window.sync, finish)
         return fill, flags, flags.tobytes, finish
 
     # Of a microsecond, one call from `start` to `begin`, or from `wait` to `block`, takes a twentieth.
@@ -175,11 +177,6 @@ def _silently(step: Callable[..., Any], *arguments: Any, **options: Any) -> None
 def _flags_of_all(ranks: int) -> list[bytes]:
     """Return what the flags are when all ranks have begun a turn, for each number that a turn can have."""
     return [bytes([turn]) * ranks for turn in range(256)]
-
-
-def _one_after_the_other(first: Callable[[], Any], second: Callable[[], Any]) -> None:
-    first()
-    second()
 
 
 def _padded(nbytes: int) -> int:
