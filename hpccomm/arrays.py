@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -68,6 +69,9 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     for name, predicate in _predicates.items():
         if predicate(array):
             return name, array
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())):
+        return _device_of_cupy(cupy), array
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
             f"{operation}: {argument} is a masked array, and the mask would be lost; "
@@ -80,9 +84,9 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
         if hasattr(array, "__dlpack_device__"):
             device = _DLPACK_DEVICES.get(int(array.__dlpack_device__()[0]))
             if device is not None:
-                return device, _host_view(array) if device == "cpu" else array
+                return device, _host_view(array) if device == "cpu" else _gpu_view(array)
         if hasattr(array, "__cuda_array_interface__"):
-            return "cuda", array
+            return "cuda", _gpu_view(array)
         try:
             return "cpu", np.asarray(memoryview(array))
         except (TypeError, ValueError):
@@ -95,9 +99,36 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
 
 
 def is_sparse(array: object) -> bool:
-    """Whether `array` is a scipy.sparse matrix or array, found out without importing scipy."""
-    scipy_sparse = sys.modules.get("scipy.sparse")
-    return scipy_sparse is not None and bool(scipy_sparse.issparse(array))
+    """Whether `array` is a sparse matrix or array of scipy or cupyx, found out without importing them."""
+    for name in ("scipy.sparse", "cupyx.scipy.sparse"):
+        module = sys.modules.get(name)
+        if module is not None and module.issparse(array):
+            return True
+    return False
+
+
+def is_read_only(array: Any) -> bool:
+    """Whether a GPU array says that its memory may not be written (JAX's do)."""
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return bool(interface and interface.get("data", (0, False))[1])
+
+
+@functools.cache
+def _device_of_cupy(cupy: Any) -> str:
+    return "rocm" if cupy.cuda.runtime.is_hip else "cuda"
+
+
+def _gpu_view(array: Any) -> Any:
+    """View a GPU array of another library as CuPy, without a copy; as it is where CuPy can't (or is not installed).
+
+    Backends of the program's own may work on arrays that CuPy does not know; hpccomm's say what is missing.
+    """
+    from .cuda import seam
+
+    try:
+        return seam.runtime().as_array(array)
+    except Exception:
+        return array
 
 
 def _host_view(array: Any) -> Any:

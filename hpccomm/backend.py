@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -203,8 +204,26 @@ class Backend:
         """Set up the operation of that name; `arguments` are those of its method, without `async_op`."""
         raise self._lacks("persistent")
 
+    def connect(self) -> Any:
+        """Do now what the first operation would do before it starts; called by every rank (``device_id=``)."""
+
+    def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
+        """Return a context in which the asynchronous sends and receives of these arrays are launched together."""
+        return nullcontext()
+
+    def split(self, options: BackendOptions | None, color: int) -> Backend | None:
+        """Return the backend of a group that is made of ranks of this one, or None to have it made when needed.
+
+        Every rank of this group calls it; those that are in no new group with None. The ranks with the same `color`
+        are in the same new group.
+        """
+        return None
+
     def close(self) -> None:
         """Free what the backend holds; called once, by every rank, when its group is destroyed."""
+
+    def abort(self) -> None:
+        """End what is in flight, without the other ranks, and within seconds: the job is about to end."""
 
     def explain(self, operation: str, error: Exception) -> Exception:
         """Return the error that the program should see for `error`, raised in `operation`."""
@@ -218,11 +237,15 @@ class Backend:
 
 
 OPERATIONS = {name for name in vars(Backend) if not name.startswith("_")} - {
+    "abort",
+    "batch",
     "close",
+    "connect",
     "explain",
     "implementation",
     "name",
     "short_path",
+    "split",
 }
 
 
@@ -238,7 +261,8 @@ class BackendOptions:
     """What the creator of a backend is told (``register_backend(..., extended_api=True)``).
 
     `comm` is the group's own communicator. Rank r of the group is rank ``ranks[r]`` of the world. `tuning` says from
-    which sizes on an operation is done in which way; it is the same on all ranks.
+    which sizes on an operation is done in which way; it is the same on all ranks. `device_id` is the number of this
+    rank's GPU, where init_process_group was told.
     """
 
     store: Any
@@ -250,6 +274,7 @@ class BackendOptions:
     device: str
     comm: MPI.Intracomm | None
     tuning: Tuning = field(default_factory=Tuning)
+    device_id: int | None = None
 
 
 Creator = Callable[..., "Backend | ProcessGroup"]
@@ -262,17 +287,24 @@ class _Registered:
     creator: Creator | str
     devices: tuple[str, ...]
     extended_api: bool
+    needs: str | None = None  # a "module:function" that raises ImportError where what it needs is not installed
 
     def load(self) -> Creator:
+        if self.needs is not None:
+            _imported(self.needs)()
         if isinstance(self.creator, str):
-            module, _, attribute = self.creator.partition(":")
-            self.creator = getattr(importlib.import_module(module), attribute)
+            self.creator = _imported(self.creator)
         return self.creator  # type: ignore[return-value]
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 _registry: dict[str, _Registered] = {
     "mpi": _Registered("hpccomm.mpi.backend:create", ("cpu",), extended_api=True),
-    "nccl": _Registered("hpccomm.nccl.backend:create", ("cuda",), extended_api=True),
+    "nccl": _Registered("hpccomm.nccl.backend:create", ("cuda",), extended_api=True, needs="hpccomm.cuda.seam:nccl"),
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray  # looked up at every call
 
-from .arrays import Array, locate
+from .arrays import Array, is_read_only, locate
 from .errors import here
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 
@@ -39,8 +39,14 @@ def writable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
         if view.dtype not in _movable:
             _check_dtype(operation, argument, view.dtype)
         if not view.flags.writeable:
-            raise ValueError(f"{operation}: {argument} is read-only, and the result would be written to it{here()}")
+            raise _read_only(operation, argument)
+    elif view is not array and is_read_only(array):
+        raise _read_only(operation, argument)
     return device, view
+
+
+def _read_only(operation: str, argument: str) -> ValueError:
+    return ValueError(f"{operation}: {argument} is read-only, and the result would be written to it{here()}")
 
 
 def readable_list(

@@ -47,6 +47,8 @@ class ProcessGroup(Operations):
         What monitored_barrier and destroy allow, and what creators of backends are told.
     name : str
     description : str
+    device_id : int or None
+        The number of this rank's GPU, where init_process_group was told.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -64,6 +66,7 @@ class ProcessGroup(Operations):
         timeout: timedelta = DEFAULT_TIMEOUT,
         name: str = "",
         description: str = "",
+        device_id: int | None = None,
     ) -> ProcessGroup:
         """Give the group its members and its communicator; called by `world`, and returns the group."""
         self.rank = rank
@@ -76,6 +79,7 @@ class ProcessGroup(Operations):
         self.timeout = timeout
         self.name = name
         self.description = description
+        self.device_id = device_id
         self._backends: DeviceMap = _LazyBackends(self)
         self._sequence = 0
         self._in_flight: dict[Work, None] = {}  # insertion-ordered: the oldest first
@@ -166,6 +170,8 @@ class ProcessGroup(Operations):
         """End the whole MPI job at once, every rank of it, with exit status `status` (MPI_Abort)."""
         from mpi4py import MPI
 
+        for backend in list(self._backends.values()):
+            backend.abort()
         MPI.COMM_WORLD.Abort(status)
         raise SystemExit(status)
 
@@ -235,16 +241,27 @@ class ProcessGroup(Operations):
                 f"{self!r} has no backend for {device} arrays; start with "
                 f"init_process_group('{self.config},{device}:...') or backend=None{here()}"
             )
-        options = BackendOptions(
-            None, self.rank, self.size, self.timeout, self.ranks, self.name, device, self.comm, self.tuning
-        )
-        backend = create_backend(name, options)
+        backend = create_backend(name, self._options_for(device))
         if not isinstance(backend, Backend):
             raise UnsupportedOperationError(
                 f"backend {name!r} makes whole process groups, which can't serve {device} arrays beside "
                 f"other backends; use it alone: init_process_group({name!r}){here()}"
             )
         return backend
+
+    def _options_for(self, device: str) -> BackendOptions:
+        return BackendOptions(
+            store=None,
+            rank=self.rank,
+            size=self.size,
+            timeout=self.timeout,
+            ranks=self.ranks,
+            group_name=self.name,
+            device=device,
+            comm=self.comm,
+            tuning=self.tuning,
+            device_id=self.device_id,
+        )
 
 
 class _LazyBackends(DeviceMap):

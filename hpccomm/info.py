@@ -69,8 +69,8 @@ def _mpi() -> Iterator[Fact]:
         yield Fact("MPI", f"no: {error}")
         return
     from .bench.machine import mpi_library
+    from .loaded_library import path_of_library
     from .mpi.cuda_aware import cuda_awareness
-    from .mpi.library import path_of_library
 
     levels = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled", mpi.THREAD_SERIALIZED: "serialized"}
     yield Fact("MPI", mpi_library(mpi.Get_library_version()))
@@ -102,7 +102,7 @@ def _cupy(gpu: bool) -> Iterator[Fact]:
 
 
 def _nccl() -> str:
-    from .mpi.library import path_of_library
+    from .loaded_library import path_of_library
 
     try:
         nccl = importlib.import_module("cupy.cuda.nccl")

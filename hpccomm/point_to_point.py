@@ -7,11 +7,15 @@ receive arrive in the order they were sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from .arrays import Array
+import numpy as np
+
+from .arrays import Array, locate
+from .backend import Backend
 from .errors import here
 from .group import ProcessGroup
 from .non_member import NonMember
@@ -211,11 +215,27 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         if not isinstance(operation, P2POp):
             raise TypeError(f"batch_isend_irecv: the list holds {operation!r}; expected P2POp objects{here()}")
     works: dict[int, Work] = {}
-    for receives in (True, False):
-        for i, each in enumerate(operations):
-            if (each.op is irecv) == receives:
-                works[i] = each.op(each.array, each.peer, each.group, each.tag, each.group_peer)
+    with ExitStack() as batches:
+        for backend, arrays in _on_gpus(operations):
+            batches.enter_context(backend.batch(arrays))
+        for receives in (True, False):
+            for i, each in enumerate(operations):
+                if (each.op is irecv) == receives:
+                    works[i] = each.op(each.array, each.peer, each.group, each.tag, each.group_peer)
     return [works[i] for i in range(len(operations))]
+
+
+def _on_gpus(operations: list[P2POp]) -> Iterator[tuple[Backend, list[Any]]]:
+    """Yield each backend of arrays that are not the host's, and these arrays."""
+    if all(type(each.array) is np.ndarray for each in operations):
+        return
+    arrays: dict[Backend, list[Any]] = {}
+    for i, each in enumerate(operations):
+        found = member(each.group)
+        device, view = locate("batch_isend_irecv", f"p2p_op_list[{i}].array", each.array)
+        if device != "cpu" and isinstance(found, ProcessGroup):
+            arrays.setdefault(found._backends[device], []).append(view)
+    yield from arrays.items()
 
 
 def _source(group: ProcessGroup, operation: str, src: int | None, group_src: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""all_reduce of scipy.sparse matrices, whose patterns may differ between ranks."""
+"""all_reduce of the sparse matrices of scipy and cupyx, whose patterns may differ between ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .arrays import locate
 from .errors import here
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 from .work import Work
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 def all_reduce(group: Operations, matrix: Any, op: ReduceOpLike, async_op: bool) -> Work | None:
     """Sum `matrix` over the ranks, in place: everybody's entries are gathered and added in rank order.
 
-    Every rank adds the same numbers in the same order, so all end with bitwise the same matrix. With `async_op`
-    the exchange of the entry counts still waits for the other ranks.
+    On the host every rank adds the same numbers in the same order, so all end with bitwise the same matrix; the order
+    on GPUs is CuPy's. With `async_op` the exchange of the entry counts still waits for the other ranks.
     """
     if as_reduce_op("all_reduce", op) is not ReduceOp.SUM:
         raise ValueError(f"all_reduce: sparse matrices can only be summed, not reduced with {op!r}{here()}")
@@ -31,6 +32,9 @@ def all_reduce(group: Operations, matrix: Any, op: ReduceOpLike, async_op: bool)
         raise ValueError(f"all_reduce: the sparse array has {matrix.ndim} dimension(s); expected 2{here()}")
     if matrix.dtype.kind not in "biufc":
         raise TypeError(f"all_reduce: SUM is not defined for a sparse matrix of dtype {matrix.dtype}{here()}")
+
+    if _is_cupyx(matrix):
+        return _all_reduce_on_gpu(group, matrix, async_op)
 
     entry = np.dtype([("row", np.int64), ("column", np.int64), ("value", matrix.dtype)])
     coordinates = matrix.tocoo()
@@ -46,6 +50,40 @@ def all_reduce(group: Operations, matrix: Any, op: ReduceOpLike, async_op: bool)
         _assign(matrix, everybody)
         return None
     work.finish_with(lambda: _assign(matrix, everybody), matrix)
+    return work
+
+
+def _is_cupyx(matrix: Any) -> bool:
+    """Whether the entries are on a GPU: their dtype has no room for rows and columns beside the values."""
+    return locate("all_reduce", "array.data", matrix.data)[0] == "cuda"
+
+
+def _all_reduce_on_gpu(group: Operations, matrix: Any, async_op: bool) -> Work | None:
+    """Gather everybody's rows, columns and values as three arrays, and add up the entries on each GPU."""
+    from .cuda import seam
+
+    runtime = seam.runtime()
+    coordinates = matrix.tocoo()
+    mine = [coordinates.row, coordinates.col, coordinates.data]
+    device, stream = matrix.data.data.device_id, runtime.current_stream()
+    counts = np.empty(group.size, np.int64)
+    group.all_gather_single(counts, np.array([matrix.nnz], np.int64), False)
+    everybody = [runtime.empty((int(counts.sum()),), each.dtype, device, stream) for each in mine]
+    ends = np.cumsum(counts)
+    outputs = [
+        [each[end - count : end] for each in everybody]
+        for count, end in zip(counts.tolist(), ends.tolist(), strict=True)
+    ]
+
+    def assign() -> None:
+        rows, columns, values = everybody
+        runtime.sum_entries(matrix, rows, columns, values, device, runtime.current_stream())
+
+    work = group.all_gather_coalesced(outputs, mine, async_op)
+    if work is None:
+        assign()
+        return None
+    work.finish_with(assign, matrix)
     return work
 
 

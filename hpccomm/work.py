@@ -37,6 +37,10 @@ class Work:
     inputs nor outputs may be touched before. A Work may be dropped: its group keeps it and its arrays alive
     until it is done.
 
+    On GPU arrays, `wait` makes the *current CUDA stream* wait and returns at once: what the program puts on that
+    stream next sees the result. The host waits in `synchronize`, in `wait` with a timeout, and with
+    ``HPCCOMM_BLOCKING_WAIT=1``; `is_completed` tells whether the GPU is done.
+
     A transport subclasses it and writes `poll` and `block`, and `cancel` where it can.
 
     Attributes

@@ -78,6 +78,7 @@ def init_process_group(
     rank: int = -1,
     world_size: int = -1,
     group_name: str = "",
+    device_id: int | None = None,
 ) -> ProcessGroup:
     """Make the world group, of all ranks that mpirun or srun started. Every rank calls it, once.
 
@@ -95,6 +96,10 @@ def init_process_group(
         For scripts written for torch.distributed: checked against what MPI says.
     group_name : str, optional
         A name for messages.
+    device_id : int, optional
+        The number of this rank's GPU, also as a ``cupy.cuda.Device``. It becomes the current device, and the ranks are
+        connected by NCCL now instead of at the first operation on a GPU array. Every rank gives one, or none does.
+        Default: the GPU of the first array.
 
     Returns
     -------
@@ -123,6 +128,7 @@ def init_process_group(
         )
     config = BackendConfig(backend)
     duration = _as_timedelta(timeout)
+    device = None if device_id is None else _device_number(device_id, config)
     mpi = _load_mpi()
     if comm is None:
         alone = silent_singleton(mpi.COMM_WORLD.Get_size())
@@ -142,10 +148,11 @@ def init_process_group(
     except Exception:
         comm.Free()
         raise
-    group = _make_group(comm, range(comm.Get_size()), config, tuning, duration, group_name or "world", "")
+    group = _make_group(comm, range(comm.Get_size()), config, tuning, duration, group_name or "world", "", device)
     _world = _World(group, _number_nodes(mpi, comm))
     errors.set_rank(group.rank)
     _abort_on_exception.install(group.size)
+    _connect(group)
     return group
 
 
@@ -225,6 +232,8 @@ def new_group(
     name = _next_name(world, group_desc)
     config = world.group.config if backend is None else BackendConfig(backend)
     if world.group.rank not in members:
+        if not use_local_synchronization:
+            _split_backends(world.group, config, None)
         return NonMember(members, name)
     # MPI_Comm_create_group is collective over the members only (MPI-4.1 §7.4.2): the others go on at once.
     mpi = _load_mpi()
@@ -235,8 +244,13 @@ def new_group(
     everyone.Free()
     comm.Set_errhandler(mpi.ERRORS_RETURN)
     duration = world.group.timeout if timeout is None else _as_timedelta(timeout)
-    tuning = world.group.tuning
-    return _adopt(world, _make_group(comm, members, config, tuning, duration, name, group_desc or ""))
+    group = _make_group(
+        comm, members, config, world.group.tuning, duration, name, group_desc or "", world.group.device_id
+    )
+    if not use_local_synchronization:
+        _split_backends(world.group, config, group)
+    _connect(group)
+    return _adopt(world, group)
 
 
 def new_subgroups(
@@ -323,14 +337,17 @@ def split_group(
         raise DistError(f"split_group: {group!r} has no MPI communicator to split{here()}")
     comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)
     name = _next_name(world, group_desc)
+    config = group.config if backend is None else BackendConfig(backend)
     if comm == mpi.COMM_NULL:
+        _split_backends(group, config, None)
         return NonMember((), name)
     comm.Set_errhandler(mpi.ERRORS_RETURN)
     members = comm.allgather(world.group.rank)
-    config = group.config if backend is None else BackendConfig(backend)
     duration = group.timeout if timeout is None else _as_timedelta(timeout)
-    tuning = world.group.tuning
-    return _adopt(world, _make_group(comm, members, config, tuning, duration, name, group_desc or ""))
+    subgroup = _make_group(comm, members, config, world.group.tuning, duration, name, group_desc or "", group.device_id)
+    _split_backends(group, config, subgroup, color or 0)
+    _connect(subgroup)
+    return _adopt(world, subgroup)
 
 
 # -- c10d's names -------------------------------------------------------------------------------------
@@ -398,6 +415,7 @@ def _make_group(
     timeout: timedelta,
     name: str,
     description: str,
+    device_id: int | None,
 ) -> ProcessGroup:
     """Make the group over `comm`; a custom backend that is alone in `config` may bring a group of its own class."""
     comm.Set_name(f"hpccomm {name}")
@@ -407,7 +425,9 @@ def _make_group(
     names = set(config.device_map.values())
     if len(names) == 1 and is_custom(*names):
         device, only = next(iter(config.device_map.items()))
-        made = create_backend(only, BackendOptions(None, rank, size, timeout, tuple(ranks), name, device, comm, tuning))
+        made = create_backend(
+            only, BackendOptions(None, rank, size, timeout, tuple(ranks), name, device, comm, tuning, device_id)
+        )
         if isinstance(made, ProcessGroup):
             group = made
         else:
@@ -422,6 +442,7 @@ def _make_group(
         timeout=timeout,
         name=name,
         description=description,
+        device_id=device_id,
     )
     if type(group) is not ProcessGroup:
         backends = {device: _NotOverridden(group, *names) for device in config.device_map}
@@ -440,6 +461,31 @@ class _NotOverridden(Backend):
     @property
     def implementation(self) -> str:
         return type(self._group).__name__
+
+
+def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: ProcessGroup | None, color: int = 0) -> None:
+    """Give a new group the connections that its parent has already; every rank of the parent calls it."""
+    for device, backend in list(parent._backends.items()):
+        if config.device_map.get(device) == parent.config.device_map.get(device):
+            options = None if subgroup is None else subgroup._options_for(device)
+            split = backend.split(options, color)
+            if subgroup is not None and split is not None:
+                subgroup._backends[device] = split
+
+
+def _connect(group: ProcessGroup) -> None:
+    """Connect the GPUs of a new group now, if the program has said at init which they are."""
+    if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group._backends:
+        group._backends["cuda"].connect()
+
+
+def _device_number(device_id: Any, config: BackendConfig) -> int:
+    if "cuda" not in config.device_map:
+        raise ValueError(f"init_process_group: device_id is {device_id}, but backend {str(config)!r} has no 'cuda'")
+    number = int(device_id)
+    if number < 0:
+        raise ValueError(f"init_process_group: device_id is {number}; expected 0 or more")
+    return number
 
 
 def _adopt(world: _World, group: ProcessGroup) -> ProcessGroup:

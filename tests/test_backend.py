@@ -254,7 +254,7 @@ def test_operations_that_are_not_overridden_name_backend_and_operation() -> None
     assert issubclass(hc.UnsupportedOperationError, NotImplementedError)
     assert {*calls, "all_reduce", "barrier", "recv"} == {
         name for name in vars(hc.Backend) if not name.startswith("_")
-    } - {"name", "close", "explain", "implementation", "short_path"}
+    } - {"abort", "batch", "close", "connect", "explain", "implementation", "name", "short_path", "split"}
 
 
 def test_what_a_backend_may_return() -> None:

@@ -10,8 +10,8 @@ import pytest
 from mpi4py import MPI
 
 from hpccomm import cli, info
+from hpccomm.loaded_library import path_of_library
 from hpccomm.mpi import cuda_aware
-from hpccomm.mpi.library import path_of_library
 
 from .launch import launch
 

@@ -1,0 +1,1 @@
+"""GPU arrays: the private seam to CUDA, and what every transport of GPU arrays shares."""

@@ -1,0 +1,138 @@
+"""CUDA by CuPy: behind the seam of ``cuda/seam.py``, whose docstrings say what each function is for."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import sys
+from typing import Any
+
+import numpy as np
+
+INSTALL = "pip install 'hpccomm[cuda13]' (or [cuda12], for an older driver)"
+
+try:
+    import cupy
+    from cupy.cuda import runtime as cuda
+except ImportError as error:
+    raise ImportError(f"CuPy, which hpccomm needs for GPU arrays, can't be imported ({error}): {INSTALL}") from error
+
+if int(cupy.__version__.split(".")[0]) < 14:
+    raise ImportError(f"hpccomm needs CuPy 14 for GPU arrays, and this is {cupy.__version__}: {INSTALL}")
+
+
+class Runtime:
+    """CuPy's functions on raw pointers."""
+
+    def device_count(self) -> int:
+        return int(cuda.getDeviceCount())
+
+    def current_device(self) -> int:
+        return int(cuda.getDevice())
+
+    def use_device(self, device: int) -> None:
+        cupy.cuda.Device(device).use()
+
+    def identity(self, device: int) -> str:
+        uuid: bytes = cuda.getDeviceProperties(device)["uuid"]
+        return uuid.hex() if any(uuid) else f"{platform.node()} {cuda.deviceGetPCIBusId(device)}"
+
+    def create_stream(self, device: int) -> int:
+        with cupy.cuda.Device(device):
+            return int(cuda.streamCreateWithFlags(cuda.streamNonBlocking))
+
+    def destroy_stream(self, stream: int) -> None:
+        cuda.streamDestroy(stream)
+
+    def current_stream(self) -> int:
+        return cupy.cuda.get_current_stream().ptr  # type: ignore[no-any-return]
+
+    def synchronize_stream(self, stream: int) -> None:
+        cuda.streamSynchronize(stream)
+
+    def create_event(self, device: int) -> int:
+        with cupy.cuda.Device(device):
+            return int(cuda.eventCreateWithFlags(cuda.eventDisableTiming))
+
+    def destroy_event(self, event: int) -> None:
+        cuda.eventDestroy(event)
+
+    def record(self, event: int, stream: int) -> None:
+        cuda.eventRecord(event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        cuda.streamWaitEvent(stream, event)
+
+    def is_done(self, event: int) -> bool:
+        return cuda.eventQuery(event) == 0  # type: ignore[no-any-return]
+
+    def synchronize_event(self, event: int) -> None:
+        cuda.eventSynchronize(event)
+
+    def as_array(self, array: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(array, torch.Tensor):
+            array = array.detach()  # communication is not differentiated, as in torch.distributed
+            if array.dtype == torch.bfloat16:
+                import ml_dtypes
+
+                return cupy.from_dlpack(array.view(torch.int16)).view(ml_dtypes.bfloat16)
+        if hasattr(array, "__cuda_array_interface__"):
+            return cupy.asarray(array)
+        return cupy.from_dlpack(array)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
+        with cupy.cuda.Device(device), _stream(stream, device):  # CuPy's memory pool belongs to the stream
+            return cupy.empty(shape, dtype)
+
+    def copy(self, target: Any, source: Any, stream: int) -> None:
+        if target.nbytes and target.flags.c_contiguous and source.flags.c_contiguous:
+            cuda.memcpyAsync(target.data.ptr, source.data.ptr, target.nbytes, cuda.memcpyDefault, stream)
+        elif target.nbytes:
+            device = target.data.device_id
+            with cupy.cuda.Device(device), _stream(stream, device):
+                _as_numbers(target)[...] = _as_numbers(source).reshape(target.shape)
+
+    def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
+        device = target.data.device_id
+        with cupy.cuda.Device(device), _stream(stream, device):
+            cupy.multiply(source, target.dtype.type(factor), out=target)
+
+    def sum_entries(self, matrix: Any, rows: Any, columns: Any, values: Any, device: int, stream: int) -> None:
+        from cupyx.scipy import sparse
+
+        with cupy.cuda.Device(device), _stream(stream, device) as used:
+            summed = sparse.coo_matrix((values, (rows, columns)), shape=matrix.shape)
+            summed.sum_duplicates()
+            result = summed.asformat(matrix.format)
+            matrix.data = result.data.astype(matrix.dtype, copy=False)
+            if matrix.format == "coo":
+                matrix.row, matrix.col = result.row, result.col
+                matrix.has_canonical_format = True
+            else:
+                matrix.indices, matrix.indptr = result.indices, result.indptr
+            used.synchronize()
+
+    def pinned(self, nbytes: int) -> Any:
+        return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+
+    def to_host(self, host: Any, array: Any, stream: int) -> None:
+        cuda.memcpyAsync(host.ctypes.data, array.data.ptr, array.nbytes, cuda.memcpyDeviceToHost, stream)
+
+    def to_device(self, array: Any, host: Any, stream: int) -> None:
+        cuda.memcpyAsync(array.data.ptr, host.ctypes.data, array.nbytes, cuda.memcpyHostToDevice, stream)
+
+    def explain(self, error: Exception) -> str | None:
+        return str(error) if isinstance(error, cuda.CUDARuntimeError) else None
+
+
+@functools.lru_cache(maxsize=64)
+def _stream(stream: int, device: int) -> Any:
+    return cupy.cuda.ExternalStream(stream, device)
+
+
+def _as_numbers(array: Any) -> Any:
+    """View an array of a dtype for which CuPy has no kernels (float8, ...) as unsigned integers."""
+    if array.dtype.kind in "biufc":
+        return array
+    return array.view(f"u{array.itemsize}") if array.itemsize in (1, 2, 4, 8) else array

@@ -1,0 +1,183 @@
+"""The private seam: every function of CUDA and NCCL that hpccomm calls, on raw pointers, and nothing else.
+
+Streams, events and memory are integers, as CUDA's C functions take them; arrays are ``cupy.ndarray``. Behind the seam
+is a *provider*: CuPy (``cuda/cupy_runtime.py``, ``nccl/cupy_nccl.py``), or the stand-in of the tests, which needs no
+GPU (``tests/gpu/stand_in.py``). ``HPCCOMM_GPU_PROVIDER=package.module`` names another module that has a class `Runtime`
+and a class `NCCL`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from typing import Any, Protocol
+
+PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.cupy_nccl"}
+
+
+class Runtime(Protocol):
+    """CUDA: devices, streams, events, and the few things that are done to arrays."""
+
+    # -- devices
+
+    def device_count(self) -> int:
+        """Return how many GPUs this process sees."""
+
+    def current_device(self) -> int:
+        """Return the number of this thread's current GPU."""
+
+    def use_device(self, device: int) -> None:
+        """Make a GPU this thread's current one."""
+
+    def identity(self, device: int) -> str:
+        """Return what tells a GPU from every other one in the machine, and is the same in every process."""
+
+    # -- streams and events
+
+    def create_stream(self, device: int) -> int:
+        """Create a stream that does not wait for the legacy default stream (cudaStreamNonBlocking)."""
+
+    def destroy_stream(self, stream: int) -> None:
+        """Destroy it."""
+
+    def current_stream(self) -> int:
+        """Return the stream on which this thread's CuPy calls run."""
+
+    def synchronize_stream(self, stream: int) -> None:
+        """Block the host until the stream has done all that was put on it."""
+
+    def create_event(self, device: int) -> int:
+        """Create an event without timing."""
+
+    def destroy_event(self, event: int) -> None:
+        """Destroy it."""
+
+    def record(self, event: int, stream: int) -> None:
+        """Let the event stand for all that the stream has been given so far."""
+
+    def wait(self, stream: int, event: int) -> None:
+        """Let what the stream is given from now on wait for the event; the host does not wait."""
+
+    def is_done(self, event: int) -> bool:
+        """Return whether all that the event stands for is done."""
+
+    def synchronize_event(self, event: int) -> None:
+        """Block the host until it is."""
+
+    # -- arrays
+
+    def as_array(self, array: Any) -> Any:
+        """View a GPU array of another library (DLPack, CUDA array interface) as a ``cupy.ndarray``, without a copy."""
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
+        """Make a contiguous array; when it is dropped, its memory may be used again by what follows on `stream`."""
+
+    def copy(self, target: Any, source: Any, stream: int) -> None:
+        """Copy the values of `source`, of any layout, to `target`, of any layout and the same dtype and size."""
+
+    def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
+        """Put ``factor * source`` in `target`, in their dtype."""
+
+    def sum_entries(self, matrix: Any, rows: Any, columns: Any, values: Any, device: int, stream: int) -> None:
+        """Make a sparse matrix the sum of the entries given, and block the host until it is."""
+
+    # -- the host's memory
+
+    def pinned(self, nbytes: int) -> Any:
+        """Return page-locked host memory, as a NumPy array of bytes."""
+
+    def to_host(self, host: Any, array: Any, stream: int) -> None:
+        """Copy a contiguous GPU array to a NumPy array of as many bytes."""
+
+    def to_device(self, array: Any, host: Any, stream: int) -> None:
+        """Copy a NumPy array to a contiguous GPU array of as many bytes."""
+
+    def explain(self, error: Exception) -> str | None:
+        """Return what CUDA says, if `error` came from it."""
+
+
+class Communicator(Protocol):
+    """NCCL's communicator (ncclComm_t). Counts are elements, types and operations nccl.h's numbers.
+
+    All but `async_error` and `abort` are called by one thread at a time.
+    """
+
+    def all_reduce(self, send: int, recv: int, count: int, datatype: int, op: int, stream: int) -> None:
+        """ncclAllReduce."""
+
+    def reduce(self, send: int, recv: int, count: int, datatype: int, op: int, root: int, stream: int) -> None:
+        """ncclReduce."""
+
+    def broadcast(self, send: int, recv: int, count: int, datatype: int, root: int, stream: int) -> None:
+        """ncclBroadcast."""
+
+    def reduce_scatter(self, send: int, recv: int, count: int, datatype: int, op: int, stream: int) -> None:
+        """ncclReduceScatter; `count` is that of `recv`."""
+
+    def all_gather(self, send: int, recv: int, count: int, datatype: int, stream: int) -> None:
+        """ncclAllGather; `count` is that of `send`."""
+
+    def send(self, send: int, count: int, datatype: int, peer: int, stream: int) -> None:
+        """ncclSend."""
+
+    def recv(self, recv: int, count: int, datatype: int, peer: int, stream: int) -> None:
+        """ncclRecv."""
+
+    def all_to_all(self, send: int, recv: int, count: int, datatype: int, stream: int) -> None:
+        """ncclAlltoAll, where `NCCL.has_all_to_all`; `count` is that of one part."""
+
+    def split(self, color: int, key: int) -> Communicator | None:
+        """ncclCommSplit; None for ``color=-1``. Nothing may be in flight on this communicator."""
+
+    def async_error(self) -> str | None:
+        """Return what has gone wrong on the communicator since it was made (ncclCommGetAsyncError)."""
+
+    def abort(self) -> None:
+        """ncclCommAbort: end what is in flight, and free the communicator. Not collective."""
+
+    def destroy(self) -> None:
+        """ncclCommFinalize and ncclCommDestroy: wait for what is in flight on every rank, and free the communicator."""
+
+
+class NCCL(Protocol):
+    """NCCL: what does not belong to one communicator."""
+
+    has_all_to_all: bool  # since NCCL 2.28
+
+    def version(self) -> int:
+        """Return the version of the library, 22703 for 2.27.3."""
+
+    def unique_id(self) -> Any:
+        """Return a new id for `connect`; it can be pickled."""
+
+    def connect(self, size: int, unique_id: Any, rank: int) -> Communicator:
+        """Make the communicator of this thread's current GPU (ncclCommInitRank); every rank calls it."""
+
+    def group_start(self) -> None:
+        """ncclGroupStart."""
+
+    def group_end(self) -> None:
+        """ncclGroupEnd: launch what was called since `group_start`, as one."""
+
+    def explain(self, error: Exception) -> str | None:
+        """Return what NCCL says, with the text of its last error, if `error` came from it."""
+
+
+@functools.cache
+def runtime() -> Runtime:
+    """Return the CUDA half of the provider; ImportError says what to install."""
+    made: Runtime = _provided("Runtime")()
+    return made
+
+
+@functools.cache
+def nccl() -> NCCL:
+    """Return the NCCL half of the provider; ImportError says what to install."""
+    made: NCCL = _provided("NCCL")()
+    return made
+
+
+def _provided(name: str) -> Any:
+    module = os.environ.get("HPCCOMM_GPU_PROVIDER") or PROVIDERS[name]
+    return getattr(importlib.import_module(module), name)

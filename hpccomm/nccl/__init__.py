@@ -1,0 +1,1 @@
+"""The transport of GPU arrays: NCCL, by CuPy."""

@@ -1,0 +1,318 @@
+"""NCCLBackend: every operation on GPU arrays that NCCL has, each a few lines around one call or one group of calls."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, cast
+
+import numpy as np
+
+from ..backend import Backend, BackendOptions
+from ..cuda import seam
+from ..errors import DistBackendError, DistError, UnsupportedOperationError, here
+from ..ranks import get_local_rank
+from ..reduce_op import ReduceOp
+from ..work import Work, as_seconds
+from .bootstrap import connect, device_of_rank
+from .connection import Connection
+from .launch import Launch
+from .types import reduced
+
+LONGEST_DESTROY = 60.0  # seconds; a group's timeout is meant for the program's own pauses
+
+
+def create(options: BackendOptions, _: Any) -> NCCLBackend:
+    """Make the backend of one group; the creator that hpccomm registers as "nccl"."""
+    return NCCLBackend(options)
+
+
+class NCCLBackend(Backend):
+    """GPU arrays over NCCL."""
+
+    name = "nccl"
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options.rank, options.size)
+        if options.comm is None:
+            raise TypeError(f"the nccl backend needs a group with an MPI communicator, to find together{here()}")
+        self._options = options
+        self._mpi = options.comm
+        self._runtime = seam.runtime()
+        self._nccl = seam.nccl()
+        self._connection: Connection | None = None
+
+    # -- the connection --------------------------------------------------------------------------
+
+    def connect(self, device: int | None = None) -> Connection:
+        """Make the group's communicator on a GPU, by default this rank's own; every rank of the group calls it."""
+        if device is None:
+            device = self._options.device_id
+        if device is None:
+            device = device_of_rank(self._runtime, get_local_rank())
+        comm = connect(self._nccl, self._runtime, self._mpi, self._options.ranks, device)
+        return self._connected(comm, device)
+
+    def _connected(self, comm: seam.Communicator, device: int) -> Connection:
+        wait_blocks = os.environ.get("HPCCOMM_BLOCKING_WAIT") == "1"
+        self._connection = Connection(self._nccl, self._runtime, comm, device, wait_blocks)
+        return self._connection
+
+    def split(self, options: BackendOptions | None, color: int) -> Backend | None:
+        connection = self._connection
+        if connection is None:
+            return None
+        connection.synchronize()  # ncclCommSplit wants nothing in flight
+        self._runtime.use_device(connection.device)
+        comm = connection.comm.split(-1 if options is None else color, 0 if options is None else options.rank)
+        if comm is None or options is None:
+            return None
+        backend = type(self)(replace(options, device_id=connection.device))
+        backend._connected(comm, connection.device)
+        return backend
+
+    # -- one array -------------------------------------------------------------------------------
+
+    def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
+        launch = self._launch(array)
+        buffer = launch.reading(array) if root == self.rank else launch.writing(array)
+        launch.broadcast(buffer, buffer, root)
+        return self._end(launch, async_op, array)
+
+    def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
+        how = reduced("all_reduce", array.dtype, op)
+        launch = self._launch(array)
+        buffer = launch.in_place(array)
+        launch.all_reduce(launch.multiplied(buffer, op.factor, buffer), buffer, how)
+        return self._end(launch, async_op, array)
+
+    def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
+        how = reduced("reduce", array.dtype, op)
+        launch = self._launch(array)
+        buffer = launch.in_place(array) if root == self.rank else launch.reading(array)
+        launch.reduce(launch.multiplied(buffer, op.factor), buffer, root, how)
+        return self._end(launch, async_op, array)
+
+    # -- one array from or to each rank ----------------------------------------------------------
+
+    def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
+        return self.all_gather_single_coalesced([output], [array], async_op)
+
+    def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
+        return self.all_gather_coalesced([[output] for output in outputs], [array], async_op)
+
+    def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
+        launch = self._launch(array, *(outputs or ()))
+        (sent,) = launch.apart([array], outputs or ())
+        if outputs is None:
+            launch.send(sent, root)
+        for rank, output in enumerate(outputs or ()):
+            if rank == root:
+                launch.copy(output, sent)
+            else:
+                launch.recv(launch.writing(output), rank)
+        return self._end(launch, async_op, (outputs, array))
+
+    def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
+        launch = self._launch(output, *(inputs or ()))
+        if inputs is None:
+            launch.recv(launch.writing(output), root)
+        for rank, part in enumerate(launch.apart(inputs or (), [output])):
+            if rank == root:
+                launch.copy(output, part)
+            else:
+                launch.send(part, rank)
+        return self._end(launch, async_op, (output, inputs))
+
+    def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
+        return self.reduce_scatter_single_coalesced([output], [array], op, async_op)
+
+    def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
+        how = reduced("reduce_scatter", output.dtype, op)
+        launch = self._launch(output, *inputs)
+        buffer = launch.writing(output)
+        for root, part in enumerate(launch.apart(inputs, [output])):  # their sizes may differ
+            sent = launch.multiplied(part, op.factor)
+            launch.reduce(sent, buffer if root == self.rank else sent, root, how)
+        return self._end(launch, async_op, (output, inputs))
+
+    def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
+        launch = self._launch(*outputs, *inputs)
+        self._exchange(launch, outputs, launch.apart(inputs, outputs))
+        return self._end(launch, async_op, (outputs, inputs))
+
+    def all_to_all_single(
+        self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
+    ) -> Work | None:
+        launch = self._launch(output, array)
+        (sent,) = launch.apart([array], [output])
+        buffer = launch.writing(output)
+        if output_counts is not None and input_counts is not None:
+            self._exchange(launch, _cut(buffer, output_counts), _cut(sent, input_counts))
+        elif self._nccl.has_all_to_all:
+            launch.all_to_all(sent, buffer, self.size)
+        else:
+            equal = [output.size // self.size] * self.size
+            self._exchange(launch, _cut(buffer, equal), _cut(sent, equal))
+        return self._end(launch, async_op, (output, array))
+
+    def _exchange(self, launch: Launch, outputs: list[Any], inputs: list[Any]) -> None:
+        """Send each rank its part of `inputs`, which is apart from `outputs`."""
+        launch.copy(outputs[self.rank], inputs[self.rank])
+        # In each step everybody sends to the k-th rank after itself: so both ends of a message are in the same group
+        # of calls, also where there are several groups.
+        for step in range(1, self.size):
+            to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
+            launch.send(inputs[to], to)
+            launch.recv(launch.writing(outputs[source]), source)
+
+    # -- many arrays in one group of calls -------------------------------------------------------
+
+    def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
+        hows = [reduced("all_reduce_coalesced", array.dtype, op) for array in arrays]
+        launch = self._launch(*arrays)
+        for array, how in zip(arrays, hows, strict=True):
+            buffer = launch.in_place(array)
+            launch.all_reduce(launch.multiplied(buffer, op.factor, buffer), buffer, how)
+        return self._end(launch, async_op, arrays)
+
+    def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
+        launch = self._launch(*arrays)
+        for array in arrays:
+            buffer = launch.reading(array) if root == self.rank else launch.writing(array)
+            launch.broadcast(buffer, buffer, root)
+        return self._end(launch, async_op, arrays)
+
+    def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
+        everything = [output for outputs in output_lists for output in outputs]
+        launch = self._launch(*arrays, *everything)
+        sent = launch.apart(arrays, everything)
+        for root, outputs in enumerate(output_lists):  # a broadcast of each: the sizes may differ
+            for array, output in zip(sent, outputs, strict=True):
+                buffer = launch.writing(output)
+                launch.broadcast(array if root == self.rank else buffer, buffer, root)
+        return self._end(launch, async_op, (output_lists, arrays))
+
+    def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
+        launch = self._launch(*outputs, *arrays)
+        for output, sent in zip(outputs, launch.apart(arrays, outputs), strict=True):
+            launch.all_gather(sent, launch.writing(output))
+        return self._end(launch, async_op, (outputs, arrays))
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
+    ) -> Work | None:
+        hows = [reduced("reduce_scatter_single", output.dtype, op) for output in outputs]
+        launch = self._launch(*outputs, *arrays)
+        for output, array, how in zip(outputs, launch.apart(arrays, outputs), hows, strict=True):
+            launch.reduce_scatter(launch.multiplied(array, op.factor), launch.writing(output), how)
+        return self._end(launch, async_op, (outputs, arrays))
+
+    # -- point to point --------------------------------------------------------------------------
+
+    def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
+        launch = self._message("send", tag, array)
+        launch.send(launch.reading(array), dst)
+        return self._end(launch, async_op, array)
+
+    def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int:
+        source = _known("recv", src)
+        launch = self._message("recv", tag, array)
+        launch.recv(launch.writing(array), source)
+        return _from(source, self._end(launch, async_op, array))
+
+    def sendrecv(
+        self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
+    ) -> Work | int:
+        source = _known("sendrecv", src)
+        launch = self._message("sendrecv", tag or recv_tag, array, output)
+        (sent,) = launch.apart([array], [output])
+        launch.send(sent, dst)
+        launch.recv(launch.writing(output), source)
+        return _from(source, self._end(launch, async_op, (array, output)))
+
+    def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
+        self._message("batch_isend_irecv", 0, *arrays)
+        return cast("Connection", self._connection).batch()
+
+    def _message(self, operation: str, tag: int, *arrays: Any) -> Launch:
+        """Begin a message: only two ranks make the call, and connecting takes all of them."""
+        if tag != 0:
+            raise UnsupportedOperationError(
+                f"{operation}: tag is {tag}, and NCCL has no tags: its messages from one rank to another arrive in the "
+                f"order of the calls; leave the tag out{here()}"
+            )
+        if self._connection is None and self.size > 2:
+            raise DistError(
+                f"{operation}: the ranks of the group are not connected by NCCL yet, and that takes all of them: "
+                f"start with init_process_group(device_id=...), or call a collective on GPU arrays first{here()}"
+            )
+        return self._launch(*arrays)
+
+    # -- the rest --------------------------------------------------------------------------------
+
+    def barrier(self, async_op: bool) -> Work | None:
+        connection = self._connection or self.connect()
+        self._runtime.use_device(connection.device)
+        token = self._runtime.empty((1,), np.dtype(np.uint8), connection.device, connection.stream)
+        work = self.all_reduce(token, ReduceOp.MAX, async_op)
+        if not async_op:
+            connection.synchronize()
+        return work
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.destroy(min(as_seconds(self._options.timeout), LONGEST_DESTROY))
+
+    def abort(self) -> None:
+        if self._connection is not None:
+            self._connection.abort()
+
+    def explain(self, operation: str, error: Exception) -> Exception:
+        text = self._nccl.explain(error) or self._runtime.explain(error)
+        return error if text is None else DistBackendError(f"{operation}: NCCL reports {text}{here()}")
+
+    def _lacks(self, operation: str) -> UnsupportedOperationError:
+        return UnsupportedOperationError(
+            f"{operation}: NCCL does not have it; MPI has, also for GPU arrays: make a group with "
+            f"new_group(backend='cpu:mpi,cuda:mpi'){here()}"
+        )
+
+    def _launch(self, *arrays: Any) -> Launch:
+        """Begin an operation on these arrays; the first one connects the ranks."""
+        connection = self._connection
+        if connection is None:
+            connection = self.connect(arrays[0].data.device_id if self._options.device_id is None else None)
+        for array in arrays:
+            if array.data.device_id != connection.device:
+                raise ValueError(
+                    f"an array is on GPU {array.data.device_id}, but this rank's GPU in the group is "
+                    f"{connection.device}: one GPU per rank in a group{here()}"
+                )
+        return connection.launch()
+
+    def _end(self, launch: Launch, async_op: bool, arrays: Any) -> Work | None:
+        return self._connection.end(launch, async_op, arrays)  # type: ignore[union-attr]
+
+
+def _cut(flat: Any, counts: list[int]) -> list[Any]:
+    """Return consecutive parts of an array, of these sizes."""
+    ends = list(accumulate(counts))
+    flat = flat.reshape(-1)
+    return [flat[end - count : end] for count, end in zip(counts, ends, strict=True)]
+
+
+def _known(operation: str, src: int | None) -> int:
+    if src is None:
+        raise UnsupportedOperationError(f"{operation}: NCCL can't receive from any rank; give src={here()}")
+    return src
+
+
+def _from(source: int, work: Work | None) -> Work | int:
+    """Return what a receive returns."""
+    if work is None:
+        return source
+    work._source = source
+    return work

@@ -1,0 +1,73 @@
+"""How the ranks of a group find together in one NCCL communicator: over MPI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..cuda.seam import NCCL, Communicator, Runtime
+from ..errors import DistBackendError, DistError, here
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SHARING = 23000  # the first version of NCCL that lets ranks share a GPU
+MAY_SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
+
+
+def connect(nccl: NCCL, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int], device: int) -> Communicator:
+    """Make the communicator of the ranks of `comm`, whose global ranks are `ranks`, each with its GPU `device`.
+
+    Raises
+    ------
+    DistBackendError
+        On every rank: two ranks have the same GPU, or one of them finds no GPU, or NCCL gives no unique id.
+    """
+    _check_gpus(comm.allgather(_gpu(nccl, runtime, device)), ranks)
+    # One broadcast carries (what went wrong, the id), so that nobody waits for an id that never comes.
+    error, unique_id = comm.bcast(_unique_id(nccl) if comm.Get_rank() == 0 else None)
+    if error is not None:
+        raise DistBackendError(f"NCCL on rank {ranks[0]} can't make a unique id: {error}{here()}")
+    comm.Barrier()
+    runtime.use_device(device)
+    return nccl.connect(comm.Get_size(), unique_id, comm.Get_rank())
+
+
+def _unique_id(nccl: NCCL) -> tuple[str | None, Any]:
+    try:
+        return None, nccl.unique_id()
+    except Exception as error:  # the others have to learn of whatever it is
+        return nccl.explain(error) or repr(error), None
+
+
+def _gpu(nccl: NCCL, runtime: Runtime, device: int) -> tuple[str | None, str, bool]:
+    """Return (what went wrong, the identity of this rank's GPU, whether it may be shared)."""
+    try:
+        return None, runtime.identity(device), nccl.version() >= SHARING and os.environ.get(MAY_SHARE) == "1"
+    except Exception as error:
+        return runtime.explain(error) or repr(error), "", False
+
+
+def _check_gpus(gpus: list[tuple[str | None, str, bool]], ranks: Sequence[int]) -> None:
+    for rank, (error, _, _) in zip(ranks, gpus, strict=True):
+        if error is not None:
+            raise DistBackendError(f"rank {rank} has no usable GPU: {error}{here()}")
+    ranks_of: dict[str, list[int]] = {}
+    for rank, (_, identity, _) in zip(ranks, gpus, strict=True):
+        ranks_of.setdefault(identity, []).append(rank)
+    shared = [together for together in ranks_of.values() if len(together) > 1]
+    if shared and not all(may_share for _, _, may_share in gpus):
+        raise DistBackendError(
+            f"ranks {'; '.join(', '.join(map(str, together)) for together in shared)} have the same GPU. Give each "
+            f"rank one of its own, before it makes arrays: cupy.cuda.Device(hpccomm.get_local_rank()).use(). To share "
+            f"one on purpose: {MAY_SHARE}=1 with NCCL 2.30 or newer, or 'cuda:mpi'{here()}"
+        )
+
+
+def device_of_rank(runtime: Runtime, local_rank: int) -> int:
+    """Return the GPU of a rank that has not said which: the ranks of a node take turns."""
+    count = runtime.device_count()
+    if count == 0:
+        raise DistError(f"this process sees no GPU{here()}")
+    return local_rank % count

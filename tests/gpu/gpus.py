@@ -1,0 +1,145 @@
+"""The GPU that the tests have: a real one, or the stand-in; and what tests do with its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import cupy
+import numpy as np
+
+from ..arrays import contiguous
+
+
+@cache
+def is_real() -> bool:
+    """Whether there is a GPU that CuPy and NCCL can use."""
+    try:
+        from cupy.cuda import nccl
+
+        return bool(nccl.available and cupy.cuda.runtime.getDeviceCount() > 0)
+    except Exception:  # no driver, no library
+        return False
+
+
+def mode() -> str:
+    """Say on what the tests of tests/gpu run."""
+    if not is_real():
+        return "the stand-in (no GPU here): the backends' own code, on host memory, with NCCL's calls sent through MPI"
+    version = cupy.cuda.nccl.get_version()
+    return f"{cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}, NCCL {version}"
+
+
+def is_shared() -> bool:
+    """Whether ranks share a GPU."""
+    from mpi4py import MPI
+
+    return is_real() and MPI.COMM_WORLD.Get_size() > int(cupy.cuda.runtime.getDeviceCount())
+
+
+def extent(array: Any) -> tuple[int, int]:
+    """Return the lowest address of an array, and the one behind its highest."""
+    if not array.size:
+        return 0, 0
+    reaches = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
+    low = array.data.ptr + sum(reach for reach in reaches if reach < 0)
+    return low, array.data.ptr + sum(reach for reach in reaches if reach > 0) + array.itemsize
+
+
+def array(values: Any, layout: Callable[[Any], Any] = contiguous, device: int | None = None) -> Any:
+    """Return a GPU array with these values, written on the current stream."""
+    laid_out = layout(np.asarray(values))
+    if is_real():
+        return _real_array(laid_out)
+    from . import stand_in
+
+    machine = stand_in.MACHINE
+    made = machine.array(laid_out, machine.device if device is None else device)
+    machine.watch(laid_out, current_stream())
+    machine.runs(current_stream(), "the program's writing", writes=(extent(made),))
+    return made
+
+
+def _real_array(laid_out: Any) -> Any:
+    root = laid_out
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    low, high = np.lib.array_utils.byte_bounds(root)
+    memory = cupy.empty(max(high - low, 1), np.uint8)
+    flat = np.ndarray((high - low,), np.uint8, root.reshape(-1).view(np.uint8) if root.size else b"")
+    memory[: high - low].set(flat)
+    return cupy.ndarray(
+        laid_out.shape, laid_out.dtype, memory.data + (laid_out.ctypes.data - low), strides=laid_out.strides
+    )
+
+
+def values(array: Any) -> Any:
+    """Return the values of a GPU array, read on the current stream, which the host waits for."""
+    low, high = extent(array)
+    if is_real():
+        stream = cupy.cuda.get_current_stream()
+        memory = np.empty(high - low, np.uint8)
+        if memory.size:
+            cupy.cuda.runtime.memcpyAsync(
+                memory.ctypes.data, low, high - low, cupy.cuda.runtime.memcpyDeviceToHost, stream.ptr
+            )
+        stream.synchronize()
+        offset = array.data.ptr - low if array.size else 0
+        return np.ndarray(array.shape, array.dtype, memory, offset, array.strides).copy()
+    from . import stand_in
+
+    stand_in.MACHINE.runs(current_stream(), "the program's reading", ((low, high),))
+    stand_in.MACHINE.host_waits(stand_in.MACHINE.streams[current_stream()])
+    return stand_in.as_numpy(array).copy()
+
+
+def write(array: Any, values: Any) -> None:
+    """Give an array other values, on the current stream, some time after the call."""
+    if is_real():
+        delay()
+        array[...] = cupy.asarray(values)
+        return
+    from . import stand_in
+
+    stand_in.MACHINE.runs(current_stream(), "the program's writing", writes=(extent(array),))
+    stand_in.as_numpy(array)[...] = values
+
+
+def current_stream() -> int:
+    """Return the stream on which the program works."""
+    from hpccomm.cuda import seam
+
+    return seam.runtime().current_stream()
+
+
+@contextmanager
+def another_stream() -> Iterator[int]:
+    """Make a new stream the current one."""
+    if is_real():
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            yield stream.ptr
+        return
+    from . import stand_in
+
+    before = current_stream()
+    stand_in.MACHINE.current.stream = stand_in.Runtime().create_stream(0)
+    try:
+        yield stand_in.MACHINE.current.stream
+    finally:
+        stand_in.MACHINE.current.stream = before
+
+
+@cache
+def _spin() -> Any:
+    return cupy.RawKernel(
+        'extern "C" __global__ void spin(long long n) { long long t = clock64(); while (clock64() - t < n); }',
+        "spin",
+    )
+
+
+def delay() -> None:
+    """Keep a real GPU's current stream busy for some 20 ms, so that who does not wait for it is early."""
+    if is_real():
+        _spin()((1,), (1,), (30_000_000,))

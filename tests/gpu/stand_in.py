@@ -1,0 +1,461 @@
+"""A GPU and an NCCL that need no GPU: the provider behind the seam (hpccomm/cuda/seam.py) of the tests on a CPU.
+
+GPU memory is host memory, in real ``cupy.ndarray`` objects, which can be made without a driver. NCCL's messages go
+over MPI, on communicators of their own. Everything is done at once, when it is called; so that a missing wait is found
+all the same, every access to memory is noted with the stream it is on, and two that are not ordered (by one stream, by
+an event that the other stream waits for, or by the host having waited) are a race: `Machine.races` lists them, and the
+tests fail if there are any. This is the happens-before relation, with a vector clock for each stream.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cupy
+import ml_dtypes
+import numpy as np
+from mpi4py import MPI
+
+HOST = -1  # the number of the host among the streams, in the clocks
+DEFAULT_STREAM = 0
+
+Clock = dict[int, int]
+
+
+@dataclass
+class Access:
+    """One use of the memory from `start` to `end`."""
+
+    start: int
+    end: int
+    stream: int
+    time: int
+    writes: bool
+    what: str
+
+
+@dataclass
+class Event:
+    device: int
+    clock: Clock = field(default_factory=dict)
+
+
+class Machine:
+    """The state of the one imitated machine: its streams, its events, its memory."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.devices = 1
+        self.identities: dict[int, str] = {}
+        self.device = 0
+        self.numbers = itertools.count(1)
+        self.streams: dict[int, Clock] = {DEFAULT_STREAM: {}}
+        self.host: Clock = {}
+        self.events: dict[int, Event] = {}
+        self.current = threading.local()
+        self.accesses: list[Access] = []
+        self.races: list[str] = []
+        self.calls: list[str] = []  # the functions of the seam, in the order of their calls
+        self.held = False
+        self.version = 23000
+        self.has_all_to_all = True
+        self.failures: list[Exception] = []  # raised by the next calls of NCCL, one by one
+        self.async_error: str | None = None
+        self.depth = 0  # of ncclGroupStart
+        self.grouped: list[tuple[Any, ...]] = []
+
+    # -- order
+
+    def runs(self, stream: int, what: str, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
+        """Note that the stream now uses these (start, end) ranges of memory."""
+        with self.lock:
+            clock = self.streams[stream]
+            _merge(clock, self.host)  # the host launches it, knowing what it knows
+            clock[stream] = clock.get(stream, 0) + 1
+            for ranges, is_write in ((reads, False), (writes, True)):
+                for start, end in ranges:
+                    if start < end:
+                        self._access(Access(start, end, stream, clock[stream], is_write, what), clock)
+
+    def _access(self, access: Access, clock: Clock) -> None:
+        kept = []
+        for earlier in self.accesses:
+            ordered = clock.get(earlier.stream, 0) >= earlier.time
+            together = earlier.start < access.end and access.start < earlier.end
+            if together and not ordered and (access.writes or earlier.writes):
+                self.races.append(
+                    f"{access.what} on stream {access.stream} does not wait for {earlier.what} on stream "
+                    f"{earlier.stream}, which uses the same memory"
+                )
+            inside = access.start <= earlier.start and earlier.end <= access.end
+            if not (ordered and inside and access.writes):  # nothing can race with what is ordered before a write
+                kept.append(earlier)
+        kept.append(access)
+        self.accesses = kept
+
+    def host_waits(self, clock: Clock) -> None:
+        """Let the host know of what has passed by this clock."""
+        with self.lock:
+            _merge(self.host, clock)
+            self.accesses = [each for each in self.accesses if self.host.get(each.stream, 0) < each.time]
+
+    # -- memory
+
+    def array(self, host: np.ndarray, device: int) -> Any:
+        """Return a cupy.ndarray over the memory of a NumPy array."""
+        memory = cupy.cuda.UnownedMemory(host.ctypes.data, max(host.nbytes, 1), host, device_id=device)
+        return cupy.ndarray(host.shape, host.dtype, cupy.cuda.MemoryPointer(memory, 0), strides=host.strides)
+
+    def allocated(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
+        """Return an array whose memory, once dropped, may be used again by what follows on `stream`."""
+        host = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype).reshape(shape)
+        self.watch(host, stream)
+        return self.array(host, device)
+
+    def watch(self, host: np.ndarray, stream: int) -> None:
+        """Note when the memory of a NumPy array is dropped: from then on it may be used by what follows on `stream`."""
+        root = _root(host)
+        low, high = np.lib.array_utils.byte_bounds(root)
+        weakref.finalize(root, self._freed, low, high, stream)
+
+    def _freed(self, start: int, end: int, stream: int) -> None:
+        with self.lock:
+            if stream in self.streams:
+                self.runs(stream, "the reuse of dropped memory", writes=((start, end),))
+            self.accesses = [each for each in self.accesses if not (start <= each.start and each.end <= end)]
+
+
+def _root(array: np.ndarray) -> np.ndarray:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _merge(clock: Clock, other: Clock) -> None:
+    for stream, passed in other.items():
+        if clock.get(stream, 0) < passed:
+            clock[stream] = passed
+
+
+MACHINE = Machine()
+
+
+def as_numpy(array: Any) -> np.ndarray:
+    """Return the values behind a cupy.ndarray, without any regard for streams."""
+    low, high = extent(array)
+    memory = MPI.buffer.fromaddress(low, high - low)
+    return np.ndarray(array.shape, array.dtype, memory, array.data.ptr - low if array.size else 0, array.strides)
+
+
+def extent(array: Any) -> tuple[int, int]:
+    """Return the lowest address of an array, and the one behind its highest."""
+    if not array.size:
+        return 0, 0
+    reaches = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
+    low = array.data.ptr + sum(reach for reach in reaches if reach < 0)
+    return low, array.data.ptr + sum(reach for reach in reaches if reach > 0) + array.itemsize
+
+
+class CUDAError(Exception):
+    """What the imitated CUDA raises."""
+
+
+class Runtime:
+    """The CUDA half of the provider."""
+
+    def device_count(self) -> int:
+        return MACHINE.devices
+
+    def current_device(self) -> int:
+        return MACHINE.device
+
+    def use_device(self, device: int) -> None:
+        if not 0 <= device < MACHINE.devices:
+            raise CUDAError("cudaErrorInvalidDevice: invalid device ordinal")
+        MACHINE.device = device
+
+    def identity(self, device: int) -> str:
+        if not 0 <= device < MACHINE.devices:
+            raise CUDAError("cudaErrorInvalidDevice: invalid device ordinal")
+        return MACHINE.identities.get(device, f"GPU {device} of rank {MPI.COMM_WORLD.Get_rank()}")
+
+    def create_stream(self, device: int) -> int:
+        number = next(MACHINE.numbers)
+        MACHINE.streams[number] = {}
+        return number
+
+    def destroy_stream(self, stream: int) -> None:
+        del MACHINE.streams[stream]
+
+    def current_stream(self) -> int:
+        return getattr(MACHINE.current, "stream", DEFAULT_STREAM)
+
+    def synchronize_stream(self, stream: int) -> None:
+        MACHINE.calls.append("synchronize_stream")
+        MACHINE.host_waits(MACHINE.streams[stream])
+
+    def create_event(self, device: int) -> int:
+        number = next(MACHINE.numbers)
+        MACHINE.events[number] = Event(device)
+        return number
+
+    def destroy_event(self, event: int) -> None:
+        del MACHINE.events[event]
+
+    def record(self, event: int, stream: int) -> None:
+        with MACHINE.lock:
+            _merge(MACHINE.streams[stream], MACHINE.host)
+            MACHINE.events[event].clock = dict(MACHINE.streams[stream])
+
+    def wait(self, stream: int, event: int) -> None:
+        with MACHINE.lock:
+            MACHINE.calls.append("wait")
+            _merge(MACHINE.streams[stream], MACHINE.events[event].clock)
+
+    def is_done(self, event: int) -> bool:
+        if MACHINE.held:
+            return False
+        MACHINE.host_waits(MACHINE.events[event].clock)
+        return True
+
+    def synchronize_event(self, event: int) -> None:
+        MACHINE.calls.append("synchronize_event")
+        while MACHINE.held:
+            time.sleep(1e-3)
+        MACHINE.host_waits(MACHINE.events[event].clock)
+
+    def as_array(self, array: Any) -> Any:
+        if isinstance(array, cupy.ndarray):
+            return array
+        raise TypeError("not an array of the stand-in")
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
+        return MACHINE.allocated(shape, dtype, device, stream)
+
+    def copy(self, target: Any, source: Any, stream: int) -> None:
+        assert target.dtype == source.dtype
+        assert target.size == source.size
+        MACHINE.runs(stream, "a copy", (extent(source),), (extent(target),))
+        as_numpy(target)[...] = as_numpy(source).reshape(target.shape)
+
+    def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
+        MACHINE.runs(stream, "a multiplication", (extent(source),), (extent(target),))
+        np.multiply(as_numpy(source), target.dtype.type(factor), out=as_numpy(target))
+
+    def sum_entries(self, matrix: Any, rows: Any, columns: Any, values: Any, device: int, stream: int) -> None:
+        MACHINE.runs(stream, "a sum of entries", tuple(map(extent, (rows, columns, values))))
+        matrix.assign(*map(as_numpy, (rows, columns, values)))
+        self.synchronize_stream(stream)
+
+    def pinned(self, nbytes: int) -> Any:
+        return np.full(nbytes, 0x5A, np.uint8)
+
+    def to_host(self, host: Any, array: Any, stream: int) -> None:
+        MACHINE.runs(stream, "a copy to the host", (extent(array),), (_host_extent(host),))
+        host.reshape(-1).view(np.uint8)[...] = as_numpy(array).reshape(-1).view(np.uint8)
+
+    def to_device(self, array: Any, host: Any, stream: int) -> None:
+        MACHINE.runs(stream, "a copy to the GPU", (_host_extent(host),), (extent(array),))
+        as_numpy(array).reshape(-1).view(np.uint8)[...] = host.reshape(-1).view(np.uint8)
+
+    def explain(self, error: Exception) -> str | None:
+        return str(error) if isinstance(error, CUDAError) else None
+
+
+def _host_extent(host: Any) -> tuple[int, int]:
+    return host.ctypes.data, host.ctypes.data + host.nbytes
+
+
+# -- NCCL --------------------------------------------------------------------------------------------
+
+TYPES = [*map(np.dtype, ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", ml_dtypes.bfloat16))]
+SUM, PROD, MAX, MIN, AVG = range(5)
+REDUCE = {SUM: np.add, PROD: np.multiply, MAX: np.maximum, MIN: np.minimum, AVG: np.add}
+
+
+class NCCLError(Exception):
+    """What the imitated NCCL raises."""
+
+
+class NCCL:
+    """The NCCL half of the provider."""
+
+    @property
+    def has_all_to_all(self) -> bool:
+        return MACHINE.has_all_to_all
+
+    def version(self) -> int:
+        return MACHINE.version
+
+    def unique_id(self) -> str:
+        _fail()
+        return tempfile.mkdtemp(prefix="hpccomm-nccl-")
+
+    def connect(self, size: int, unique_id: str, rank: int) -> Communicator:
+        _fail()
+        MACHINE.calls.append("connect")
+        # The ranks find together by files in a folder of the id's name, as NCCL's by sockets.
+        me = Path(unique_id, f"{rank}.tmp")
+        me.write_text(str(MPI.COMM_WORLD.Get_rank()))
+        me.rename(Path(unique_id, str(rank)))
+        while len(list(Path(unique_id).glob("*[0-9]"))) < size:
+            time.sleep(1e-3)
+        ranks = [int(Path(unique_id, str(r)).read_text()) for r in range(size)]
+        comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=7)
+        if rank == 0:
+            shutil.rmtree(unique_id)
+        return Communicator(comm)
+
+    def group_start(self) -> None:
+        MACHINE.calls.append("group_start")
+        MACHINE.depth += 1
+
+    def group_end(self) -> None:
+        MACHINE.calls.append("group_end")
+        MACHINE.depth -= 1
+        if MACHINE.depth == 0:
+            calls, MACHINE.grouped = MACHINE.grouped, []
+            _run(calls)
+
+    def explain(self, error: Exception) -> str | None:
+        return str(error) if isinstance(error, NCCLError) else None
+
+
+def _fail() -> None:
+    if MACHINE.failures:
+        raise MACHINE.failures.pop(0)
+
+
+def _run(calls: list[tuple[Any, ...]]) -> None:
+    """Run the calls of one group: collectives in their order, messages all at once."""
+    assert len(calls) <= 2048, "NCCL takes 2048 calls in a group"
+    pending = [finish for function, arguments in calls if (finish := function(*arguments)) is not None]
+    for finish in pending:
+        finish()
+
+
+class Communicator:
+    """ncclComm_t, on an MPI communicator."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self.is_aborted = False
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return one of NCCL's calls: `_all_reduce` does it, now or at the end of the group."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return partial(self._call, name, getattr(self, "_" + name))
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:
+        _fail()
+        assert not self.is_aborted, "the communicator has been aborted"
+        MACHINE.calls.append(name)
+        if MACHINE.depth:
+            MACHINE.grouped.append((function, arguments))
+        else:
+            _run([(function, arguments)])
+
+    def _reduced(self, send: int, count: int, datatype: int, op: int) -> np.ndarray:
+        dtype = TYPES[datatype]
+        everybody = np.empty((self.comm.Get_size(), count), dtype)
+        self.comm.Allgather(_bytes(send, count, datatype).copy(), everybody.view(np.uint8))
+        wide = np.float32 if dtype.itemsize == 2 else dtype
+        result = REDUCE[op].reduce(everybody.astype(wide), axis=0)
+        return (result / self.comm.Get_size() if op == AVG else result).astype(wide).astype(dtype)
+
+    def _all_reduce(self, send: int, recv: int, count: int, datatype: int, op: int, stream: int) -> None:
+        result = self._reduced(send, count, datatype, op)
+        self._put(stream, "all_reduce", send, count, recv, result, datatype)
+
+    def _reduce(self, send: int, recv: int, count: int, datatype: int, op: int, root: int, stream: int) -> None:
+        result = self._reduced(send, count, datatype, op)
+        if self.comm.Get_rank() == root:
+            self._put(stream, "reduce", send, count, recv, result, datatype)
+        else:
+            MACHINE.runs(stream, "reduce", (_extent(send, count, datatype),))
+
+    def _reduce_scatter(self, send: int, recv: int, count: int, datatype: int, op: int, stream: int) -> None:
+        size, rank = self.comm.Get_size(), self.comm.Get_rank()
+        result = self._reduced(send, count * size, datatype, op).reshape(size, count)[rank]
+        self._put(stream, "reduce_scatter", send, count * size, recv, result, datatype)
+
+    def _broadcast(self, send: int, recv: int, count: int, datatype: int, root: int, stream: int) -> None:
+        is_root = self.comm.Get_rank() == root
+        data = _bytes(send, count, datatype).copy() if is_root else np.empty(count * TYPES[datatype].itemsize, np.uint8)
+        self.comm.Bcast(data, root)
+        if is_root:
+            self._put(stream, "broadcast", send, count, recv, data, datatype)
+        else:
+            MACHINE.runs(stream, "broadcast", (), (_extent(recv, count, datatype),))
+            _bytes(recv, count, datatype)[:] = data
+
+    def _all_gather(self, send: int, recv: int, count: int, datatype: int, stream: int) -> None:
+        result = np.empty(count * self.comm.Get_size(), TYPES[datatype])
+        self.comm.Allgather(_bytes(send, count, datatype).copy(), result.view(np.uint8))
+        self._put(stream, "all_gather", send, count, recv, result, datatype)
+
+    def _all_to_all(self, send: int, recv: int, count: int, datatype: int, stream: int) -> None:
+        total = count * self.comm.Get_size()
+        result = np.empty(total, TYPES[datatype])
+        self.comm.Alltoall(_bytes(send, total, datatype).copy(), result.view(np.uint8))
+        self._put(stream, "all_to_all", send, total, recv, result, datatype)
+
+    def _put(self, stream: int, what: str, send: int, count: int, recv: int, result: np.ndarray, datatype: int) -> None:
+        written = result.nbytes // TYPES[datatype].itemsize
+        MACHINE.runs(stream, what, (_extent(send, count, datatype),), (_extent(recv, written, datatype),))
+        _bytes(recv, written, datatype)[:] = result.view(np.uint8)
+
+    def _send(self, send: int, count: int, datatype: int, peer: int, stream: int) -> Callable[[], None]:
+        MACHINE.runs(stream, "send", (_extent(send, count, datatype),))
+        data = _bytes(send, count, datatype).copy()
+        request = self.comm.Issend(data, peer)  # as a kernel, which ends when the other rank has it
+        return lambda: request.Wait() and None
+
+    def _recv(self, recv: int, count: int, datatype: int, peer: int, stream: int) -> Callable[[], None]:
+        MACHINE.runs(stream, "recv", (), (_extent(recv, count, datatype),))
+        data = np.empty(count * TYPES[datatype].itemsize, np.uint8)
+        request = self.comm.Irecv(data, peer)
+
+        def finish() -> None:
+            request.Wait()
+            _bytes(recv, count, datatype)[:] = data
+
+        return finish
+
+    def split(self, color: int, key: int) -> Communicator | None:
+        MACHINE.calls.append("split")
+        comm = self.comm.Split(MPI.UNDEFINED if color < 0 else color, key)
+        return None if comm == MPI.COMM_NULL else Communicator(comm)
+
+    def async_error(self) -> str | None:
+        return MACHINE.async_error
+
+    def abort(self) -> None:
+        MACHINE.calls.append("abort")
+        MACHINE.accesses.clear()  # nothing is in flight any more
+        self.is_aborted = True
+
+    def destroy(self) -> None:
+        MACHINE.calls.append("destroy")
+        while MACHINE.held:  # what is in flight never ends
+            time.sleep(1e-3)
+        self.comm.Free()
+
+
+def _bytes(address: int, count: int, datatype: int) -> np.ndarray:
+    return np.frombuffer(MPI.buffer.fromaddress(address, count * TYPES[datatype].itemsize), np.uint8)
+
+
+def _extent(address: int, count: int, datatype: int) -> tuple[int, int]:
+    return address, address + count * TYPES[datatype].itemsize

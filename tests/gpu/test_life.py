@@ -1,0 +1,274 @@
+"""How the ranks' GPUs are connected, what can go wrong, and how it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccomm as hc
+
+from ..arrays import assert_same
+from . import gpus
+
+RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+
+
+@pytest.fixture(autouse=True)
+def _no_world_left() -> Iterator[None]:
+    yield
+    if hc.is_initialized():
+        hc.destroy_process_group()
+
+
+def device_id() -> int:
+    """This rank's GPU."""
+    from hpccomm.cuda import seam
+
+    return RANK % seam.runtime().device_count()
+
+
+# -- connecting --------------------------------------------------------------------------------------
+
+
+def test_nothing_is_connected_before_the_first_gpu_array(machine: Any) -> None:
+    with hc.init_process_group() as group:
+        hc.all_reduce(np.ones(1))
+        assert "cuda" not in group._backends
+        hc.all_reduce(gpus.array(np.ones(1)))
+        assert machine.calls.count("connect") == 1
+        hc.all_reduce(gpus.array(np.ones(1)))
+        assert machine.calls.count("connect") == 1
+    assert machine.calls[-1] == "destroy"
+
+
+def test_device_id_connects_at_once(machine: Any) -> None:
+    machine.devices = 2
+    with hc.init_process_group(device_id=1) as group:
+        assert machine.calls == ["connect"]
+        assert machine.device == 1
+        assert group.device_id == 1
+        array = gpus.array(np.ones(1))
+        hc.all_reduce(array)
+        assert gpus.values(array) == SIZE
+
+
+def test_a_first_message_between_two_of_many_after_device_id() -> None:
+    with hc.init_process_group(device_id=device_id()):
+        if RANK == 0 and SIZE > 1:
+            hc.send(gpus.array(np.ones(2)), 1)
+        elif RANK == 1:
+            array = gpus.array(np.zeros(2))
+            hc.recv(array, 0)
+            assert_same(gpus.values(array), np.ones(2))
+
+
+def test_device_ids_that_can_not_be(machine: Any) -> None:
+    with pytest.raises(ValueError, match="device_id is -1; expected 0 or more"):
+        hc.init_process_group(device_id=-1)
+    with pytest.raises(ValueError, match="device_id is 0, but backend 'cpu:mpi' has no 'cuda'"):
+        hc.init_process_group("mpi", device_id=0)
+    with pytest.raises(hc.DistBackendError, match="rank 0 has no usable GPU: cudaErrorInvalidDevice"):
+        hc.init_process_group(device_id=7)
+
+
+def test_an_array_on_another_gpu(machine: Any) -> None:
+    machine.devices = 2
+    with hc.init_process_group(device_id=0):
+        with pytest.raises(ValueError, match="an array is on GPU 1, but this rank's GPU in the group is 0"):
+            hc.all_reduce(gpus.array(np.ones(1), device=1))
+        with pytest.raises(ValueError, match="an array is on GPU 1"):
+            hc.all_gather_single(gpus.array(np.ones(SIZE)), gpus.array(np.ones(1), device=1))
+
+
+def test_without_device_id_the_first_array_decides(machine: Any) -> None:
+    machine.devices = 4
+    with hc.init_process_group():
+        array = gpus.array(np.ones(1), device=3)
+        hc.all_reduce(array)
+        assert gpus.values(array) == SIZE
+        with pytest.raises(ValueError, match="an array is on GPU 0, but this rank's GPU in the group is 3"):
+            hc.all_reduce(gpus.array(np.ones(1), device=0))
+
+
+def test_without_an_array_the_ranks_of_a_node_take_turns(machine: Any) -> None:
+    machine.devices = 2
+    with hc.init_process_group("nccl") as group:
+        hc.barrier()
+        assert group._backends["cuda"]._connection.device == hc.get_local_rank() % 2
+
+
+# -- what goes wrong when connecting -----------------------------------------------------------------
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+def test_ranks_that_share_a_gpu_are_named(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.identities = {0: "the same"} if RANK < 2 else {}
+    with hc.init_process_group():
+        array = gpus.array(np.ones(1))
+        for version, allowed in ((22703, "1"), (23000, "0")):
+            machine.version = version
+            monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", allowed)
+            with pytest.raises(hc.DistBackendError, match=r"ranks 0, 1 have the same GPU. Give each rank one"):
+                hc.all_reduce(array)
+        assert "connect" not in machine.calls
+        machine.version = 23000
+        monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+        hc.all_reduce(array)
+        assert gpus.values(array) == SIZE
+
+
+def test_an_error_of_the_root_reaches_every_rank(machine: Any) -> None:
+    from .stand_in import NCCLError
+
+    with hc.init_process_group():
+        if RANK == 0:
+            machine.failures.append(NCCLError("ncclSystemError (2): no network interface"))
+        array = gpus.array(np.ones(1))
+        with pytest.raises(hc.DistBackendError, match=r"NCCL on rank 0 can't make a unique id: ncclSystemError \(2\)"):
+            hc.all_reduce(array)
+        hc.all_reduce(array)  # the next attempt is a new one
+        assert gpus.values(array) == SIZE
+
+
+def test_errors_of_nccl_name_the_operation(machine: Any) -> None:
+    from .stand_in import NCCLError
+
+    with hc.init_process_group():
+        array = gpus.array(np.ones(1))
+        hc.all_reduce(array)
+        machine.failures.append(NCCLError("ncclInvalidArgument (4): a bad pointer"))
+        with pytest.raises(
+            hc.DistBackendError, match=r"broadcast: NCCL reports ncclInvalidArgument \(4\): a bad point"
+        ):
+            hc.broadcast(array, 0)
+        machine.failures.append(NCCLError("ncclInternalError (3)"))
+        with pytest.raises(hc.DistBackendError, match="all_reduce_coalesced: NCCL reports ncclInternalError"):
+            hc.all_reduce_coalesced([array, array])
+        assert machine.depth == 0  # the group was closed
+        machine.grouped.clear()
+
+
+# -- sub-groups --------------------------------------------------------------------------------------
+
+
+def test_groups_made_after_connecting_are_split_off(machine: Any) -> None:
+    with hc.init_process_group(device_id=0):
+        machine.calls.clear()
+        last = hc.new_group([SIZE - 1])
+        halves = hc.split_group(color=RANK % 2, key=-RANK)
+        nobody = hc.split_group(color=None)
+        assert machine.calls.count("split") == 3
+        assert "connect" not in machine.calls
+        assert isinstance(nobody, hc.NonMember)
+        for group in (last, halves):
+            if isinstance(group, hc.ProcessGroup):
+                array = gpus.array(np.array([1.0 + RANK]))
+                hc.all_reduce(array, group=group)
+                assert gpus.values(array) == sum(1.0 + rank for rank in group.ranks)
+                gathered = gpus.array(np.zeros(group.size))
+                hc.all_gather_single(gathered, gpus.array(np.array([float(RANK)])), group=group)
+                assert_same(gpus.values(gathered), np.array(group.ranks, float))
+
+
+def test_groups_that_only_their_members_make_are_connected_anew(machine: Any) -> None:
+    with hc.init_process_group(device_id=0):
+        machine.calls.clear()
+        group = hc.new_group([0, SIZE - 1][: min(SIZE, 2)], use_local_synchronization=True)
+        assert ("connect" in machine.calls) == isinstance(group, hc.ProcessGroup)
+        assert "split" not in machine.calls
+
+
+def test_groups_made_before_are_connected_when_needed(machine: Any) -> None:
+    with hc.init_process_group():
+        group = hc.new_group()
+        other = hc.new_group(backend="cpu:mpi")
+        array = gpus.array(np.ones(1))
+        hc.all_reduce(array, group=group)
+        assert gpus.values(array) == SIZE
+        assert machine.calls.count("connect") == 1
+        with pytest.raises(hc.DistError, match="has no backend for cuda arrays"):
+            hc.all_reduce(array, group=other)
+
+
+# -- the end -----------------------------------------------------------------------------------------
+
+
+def test_destroy_waits_for_what_is_in_flight() -> None:
+    group = hc.init_process_group()
+    array = gpus.array(np.ones(1000))
+    work = hc.all_reduce(array, async_op=True)
+    group.destroy()
+    assert work.is_success()
+    hc.destroy_process_group()
+
+
+def test_destroy_of_a_communicator_that_does_not_end(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = hc.init_process_group(timeout=0.2)
+    hc.all_reduce(gpus.array(np.ones(1)))
+    machine.held = True
+    with pytest.raises(hc.DistTimeoutError, match=r"could not be destroyed within 0.2 s, and was aborted"):
+        group._backends["cuda"].close()
+    machine.held = False
+    assert "abort" in machine.calls
+    group._backends.pop("cuda")
+
+
+def test_asynchronous_errors_reach_the_work_and_the_group(machine: Any) -> None:
+    with hc.init_process_group():
+        array = gpus.array(np.ones(1))
+        work = hc.all_reduce(array, async_op=True)
+        machine.held = True
+        machine.async_error = "ncclRemoteError (6): rank 3 has closed the connection"
+        deadline = time.monotonic() + 20
+        while work.exception() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        text = r"NCCL reports ncclRemoteError \(6\): rank 3 has closed the connection; .* have been ended"
+        with pytest.raises(hc.DistBackendError, match=text):
+            raise work.exception()
+        with pytest.raises(hc.DistBackendError, match=text):
+            work.wait()
+        assert work.status is hc.WorkStatus.FAILED
+        assert "abort" in machine.calls
+        with pytest.raises(hc.DistBackendError, match=text):
+            hc.all_reduce(array)
+        machine.held = False
+
+
+def test_wait_raises_an_asynchronous_error(machine: Any) -> None:
+    with hc.init_process_group() as group:
+        work = hc.all_reduce(gpus.array(np.ones(1)), async_op=True)
+        machine.held = True
+        group._backends["cuda"]._connection.fail("ncclSystemError (2)")
+        with pytest.raises(hc.DistBackendError, match=r"NCCL reports ncclSystemError \(2\)"):
+            work.wait()
+        machine.held = False
+
+
+def test_abort_ends_the_communicators_first(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hc.init_process_group() as group:
+        hc.all_reduce(gpus.array(np.ones(1)))
+        ended: list[int] = []
+        monkeypatch.setattr(MPI, "COMM_WORLD", SimpleNamespace(Abort=ended.append))
+        with pytest.raises(SystemExit):
+            group.abort(3)
+        monkeypatch.undo()
+        assert machine.calls[-1] == "abort"
+        assert ended == [3]
+
+
+def test_dropped_communicators_are_not_destroyed(machine: Any) -> None:
+    """Destroying is collective, and a finaliser runs when it likes."""
+    hc.init_process_group()
+    group = hc.new_group()
+    hc.all_reduce(gpus.array(np.ones(1)), group=group)
+    machine.calls.clear()
+    del group
+    assert "destroy" not in machine.calls
+    hc.destroy_process_group()
+    assert machine.calls.count("destroy") == 1

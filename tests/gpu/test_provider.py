@@ -1,0 +1,128 @@
+"""The provider made of CuPy and libnccl, as far as it goes without a GPU; and what is said where it is missing."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccomm as hc
+from hpccomm.cuda import seam
+
+from ..launch import launch
+from . import gpus
+from .conftest import forget_provider
+
+
+@pytest.fixture
+def cupy_nccl(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("HPCCOMM_GPU_PROVIDER", raising=False)
+    try:
+        from hpccomm.nccl import cupy_nccl
+    except ImportError as error:
+        pytest.skip(f"needs libnccl: {error}")
+    forget_provider()
+    yield cupy_nccl
+    forget_provider()
+
+
+def test_result_codes_beyond_cupys_own_table(cupy_nccl: Any) -> None:
+    nccl = seam.nccl()
+    raised = []
+    for code in range(1, 9):
+        try:
+            cupy_nccl.nccl.check_status(code)
+        except Exception as error:
+            raised.append(error)
+    assert [cupy_nccl.result_code(error) for error in raised] == list(range(1, 9))
+    assert nccl.explain(raised[6]).startswith("ncclInProgress (7)")
+    assert nccl.explain(raised[7]).startswith("ncclTimeout (8)")
+    assert nccl.explain(KeyError("array")) is None
+    assert nccl.explain(ValueError()) is None
+
+
+def test_it_has_what_the_seam_names(cupy_nccl: Any) -> None:
+    nccl = seam.nccl()
+    assert nccl.version() > 21800
+    assert nccl.has_all_to_all == (nccl.version() >= 22800)
+    assert nccl.unique_id() != nccl.unique_id()
+    for name in seam.Communicator.__dict__:
+        if not name.startswith("_"):
+            assert hasattr(cupy_nccl.Communicator, name) or hasattr(cupy_nccl.nccl.NcclCommunicator, camel_case(name))
+    for name in ("ncclCommFinalize", "ncclGetLastError"):
+        assert hasattr(nccl.library, name)
+    nccl.group_start()
+    nccl.group_end()
+
+
+def camel_case(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(each.capitalize() for each in others)
+
+
+def test_the_last_error_is_told(cupy_nccl: Any) -> None:
+    if gpus.is_real():
+        pytest.skip("here is a GPU")
+    nccl = seam.nccl()
+    with pytest.raises(Exception, match="NCCL") as caught:
+        nccl.connect(1, nccl.unique_id(), 0)
+    assert nccl.explain(caught.value).startswith("ncclUnhandledCudaError (1): Cuda failure")
+
+
+def test_without_a_driver_every_rank_learns_that_there_is_no_gpu(cupy_nccl: Any) -> None:
+    if gpus.is_real():
+        pytest.skip("here is a GPU")
+    with hc.init_process_group(), pytest.raises(hc.DistBackendError, match="rank 0 has no usable GPU: cudaError"):
+        hc.all_reduce(host_array())
+
+
+def host_array() -> Any:
+    from . import stand_in
+
+    return stand_in.Machine().array(np.ones(2), 0)
+
+
+@pytest.mark.parametrize("missing", ["cupy", "libnccl"])
+def test_what_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = host_array()
+    monkeypatch.delenv("HPCCOMM_GPU_PROVIDER", raising=False)
+    for name in ("hpccomm.cuda.cupy_runtime", "hpccomm.nccl.cupy_nccl"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    forget_provider()
+    if missing == "cupy":
+        original = builtins.__import__
+
+        def without_cupy(name: str, *arguments: Any, **options: Any) -> Any:
+            if name.split(".")[0] == "cupy":
+                raise ImportError("No module named 'cupy'")
+            return original(name, *arguments, **options)
+
+        monkeypatch.setattr(builtins, "__import__", without_cupy)
+    else:
+        from cupy.cuda import nccl
+
+        monkeypatch.setattr(nccl, "available", False)
+    match = {
+        "cupy": r"can't be loaded: CuPy, which hpccomm needs.*No module named 'cupy'.*pip install 'hpccomm\[cuda13\]'",
+        "libnccl": r"can't be loaded: CuPy finds no NCCL library \(libnccl.so.2\): pip install 'hpccomm\[cuda13\]'",
+    }[missing]
+    with hc.init_process_group(), pytest.raises(hc.DistBackendError, match=match):
+        hc.all_reduce(array)
+    assert not hc.is_nccl_available()
+    monkeypatch.undo()
+    forget_provider()
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts a job of its own")
+def test_host_operations_do_not_import_cupy() -> None:
+    program = (
+        "import sys, numpy as np, hpccomm as hc\n"
+        "with hc.init_process_group(): hc.all_reduce(np.ones(3)); hc.barrier()\n"
+        "assert not {'cupy', 'hpccomm.cuda.seam', 'hpccomm.nccl'} & set(sys.modules), 'imported'\n"
+    )
+    done = launch(2, sys.executable, "-c", program)
+    assert done.returncode == 0, done.stderr
