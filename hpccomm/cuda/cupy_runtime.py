@@ -114,13 +114,17 @@ class Runtime:
             used.synchronize()
 
     def pinned(self, nbytes: int) -> Any:
+        if nbytes == 0:
+            return np.empty(0, np.uint8)
         return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
     def to_host(self, host: Any, array: Any, stream: int) -> None:
-        cuda.memcpyAsync(host.ctypes.data, array.data.ptr, array.nbytes, cuda.memcpyDeviceToHost, stream)
+        if array.nbytes:
+            cuda.memcpyAsync(host.ctypes.data, array.data.ptr, array.nbytes, cuda.memcpyDeviceToHost, stream)
 
     def to_device(self, array: Any, host: Any, stream: int) -> None:
-        cuda.memcpyAsync(array.data.ptr, host.ctypes.data, array.nbytes, cuda.memcpyHostToDevice, stream)
+        if array.nbytes:
+            cuda.memcpyAsync(array.data.ptr, host.ctypes.data, array.nbytes, cuda.memcpyHostToDevice, stream)
 
     def explain(self, error: Exception) -> str | None:
         return str(error) if isinstance(error, cuda.CUDARuntimeError) else None

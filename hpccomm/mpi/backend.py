@@ -47,8 +47,22 @@ IN_PLACE = MPI.IN_PLACE
 THREAD_MULTIPLE = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
-def create(options: BackendOptions, _: Any) -> MPIBackend:
-    """Make the backend of one group; the creator that hpccomm registers as "mpi"."""
+def create(options: BackendOptions, _: Any) -> Backend:
+    """Make the backend of one device of one group; the creator that hpccomm registers as "mpi"."""
+    if options.device == "cpu":
+        return _create(options)
+    from .cuda_aware import cuda_awareness
+
+    if cuda_awareness().is_proven:
+        from .cuda_aware_backend import CudaAwareBackend
+
+        return CudaAwareBackend(options, _create(options))
+    from .staged_backend import StagedBackend
+
+    return StagedBackend(options, _create(options))
+
+
+def _create(options: BackendOptions) -> MPIBackend:
     if MPI.VERSION >= 4:
         return MPIBackend(options)
     from .large_counts import LargeCountMPIBackend
@@ -117,6 +131,8 @@ class MPIBackend(Backend):
         # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
         output = array if self.rank else np.empty_like(array)
         buffer, finish = reductions.receiver(output, op, self.size)
+        if self.rank == 0:
+            finish = None  # undefined values may not even convert
         sent = apart(reductions.operand(array, op), buffer)
         datatype, mpi_op = reductions.described(buffer, op)
         call = self._comm.Iexscan if async_op else self._comm.Exscan

@@ -9,7 +9,9 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
+import hpccomm as hc  # noqa: E402
 from hpccomm.cuda import seam  # noqa: E402
+from hpccomm.mpi.cuda_aware import cuda_awareness  # noqa: E402
 
 from . import gpus  # noqa: E402
 
@@ -27,6 +29,30 @@ def _provider() -> Iterator[None]:
 def forget_provider() -> None:
     seam.runtime.cache_clear()
     seam.nccl.cache_clear()
+
+
+TRANSPORTS = ["nccl", "mpi", "CUDA-aware mpi"]
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def groups(process_group: hc.ProcessGroup, request: pytest.FixtureRequest) -> Iterator[list[hc.ProcessGroup]]:
+    """The world, a group of two in reverse order, and a group of one: those that this rank is in; GPU arrays over..."""
+    backend = f"cpu:mpi,cuda:{request.param.split()[-1]}"
+    if request.param == "CUDA-aware mpi" and gpus.is_real() and not cuda_awareness().is_proven:
+        pytest.skip("the MPI library is not CUDA-aware")
+    with pytest.MonkeyPatch.context() as patch:
+        if not gpus.is_real():
+            patch.setenv("HPCCOMM_CUDA_AWARE", "1" if "CUDA-aware" in request.param else "0")
+        last = process_group.size - 1
+        made = [
+            hc.new_group(backend=backend, group_desc="everybody"),
+            hc.new_group([last, 0][: process_group.size], backend=backend, sort_ranks=False, group_desc="reversed"),
+            hc.new_group([last], backend=backend, group_desc="alone"),
+        ]
+        mine = [group for group in made if isinstance(group, hc.ProcessGroup)]
+        yield mine
+        for group in mine:
+            group.destroy()
 
 
 @pytest.fixture(autouse=True)

@@ -261,10 +261,12 @@ class Runtime:
         return np.full(nbytes, 0x5A, np.uint8)
 
     def to_host(self, host: Any, array: Any, stream: int) -> None:
+        MACHINE.calls.append("to_host")
         MACHINE.runs(stream, "a copy to the host", (extent(array),), (_host_extent(host),))
         host.reshape(-1).view(np.uint8)[...] = as_numpy(array).reshape(-1).view(np.uint8)
 
     def to_device(self, array: Any, host: Any, stream: int) -> None:
+        MACHINE.calls.append("to_device")
         MACHINE.runs(stream, "a copy to the GPU", (_host_extent(host),), (extent(array),))
         as_numpy(array).reshape(-1).view(np.uint8)[...] = host.reshape(-1).view(np.uint8)
 

@@ -1,0 +1,98 @@
+"""Packing: the contiguous memory that a transport reads and writes, for GPU arrays of any layout.
+
+An array that is contiguous is its own buffer; every other one is packed into a temporary one before the transport
+works, and unpacked after it, both on a stream.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+from .seam import Runtime
+
+
+class Packing:
+    """The memory of one operation; `alive` has to live until it is done."""
+
+    __slots__ = ("_device", "_runtime", "_stream", "_unpacking", "alive")
+
+    def __init__(self, runtime: Runtime, device: int, stream: int) -> None:
+        self._runtime = runtime
+        self._device = device
+        self._stream = stream
+        self._unpacking: list[tuple[Any, Any]] = []
+        self.alive: list[Any] = []
+
+    def reading(self, array: Any) -> Any:
+        """Return a contiguous array with the values of `array`."""
+        return array if array.flags.c_contiguous else self._packed(array)
+
+    def writing(self, array: Any) -> Any:
+        """Return a contiguous array whose values get into `array` in the end."""
+        if array.flags.c_contiguous:
+            return array
+        buffer = self._empty_like(array)
+        self._unpacking.append((array, buffer))
+        return buffer
+
+    def in_place(self, array: Any) -> Any:
+        """Return a contiguous array with the values of `array`, whose new ones get into `array` in the end."""
+        if array.flags.c_contiguous:
+            return array
+        buffer = self._packed(array)
+        self._unpacking.append((array, buffer))
+        return buffer
+
+    def apart(self, arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+        """Return contiguous arrays with the values of `arrays`, outside the memory of `outputs`."""
+        written = sorted(_extent(output) for output in outputs if output.size)
+        starts = [start for start, _ in written]
+        return [self._packed(array) if _touches(array, starts, written) else self.reading(array) for array in arrays]
+
+    def multiplied(self, array: Any, factor: Any, target: Any = None) -> Any:
+        """Return `array` times a factor in `target`, or in a new contiguous array; without a factor, as it is."""
+        if factor is None or not array.size:
+            return self.reading(array)
+        if target is None:
+            target = self._empty_like(array)
+        self._runtime.multiply(target, array, factor, self._stream)
+        return target
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy what a rank sends to itself."""
+        self._runtime.copy(target, source, self._stream)
+
+    def _packed(self, array: Any) -> Any:
+        buffer = self._empty_like(array)
+        self._runtime.copy(buffer, array, self._stream)
+        return buffer
+
+    def _empty_like(self, array: Any) -> Any:
+        buffer = self._runtime.empty(array.shape, array.dtype, self._device, self._stream)
+        self.alive.append(buffer)
+        return buffer
+
+    def unpack(self) -> None:
+        """Copy to the arrays that are not contiguous."""
+        for array, buffer in self._unpacking:
+            self._runtime.copy(array, buffer, self._stream)
+
+
+def _touches(array: Any, starts: list[int], extents: list[tuple[int, int]]) -> bool:
+    """Whether an array shares memory with one of these extents, which are in the order of their starts."""
+    if not starts or not array.size:
+        return False
+    start, end = _extent(array)
+    i = bisect_right(starts, start)
+    return (i > 0 and extents[i - 1][1] > start) or (i < len(starts) and starts[i] < end)
+
+
+def _extent(array: Any) -> tuple[int, int]:
+    """Return the lowest address of an array, and the one behind its highest."""
+    start = end = array.data.ptr
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        reach = (length - 1) * stride
+        start, end = (start + reach, end) if reach < 0 else (start, end + reach)
+    return start, end + array.itemsize

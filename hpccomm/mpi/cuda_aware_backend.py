@@ -1,0 +1,111 @@
+"""CudaAwareBackend: GPU arrays handed to an MPI library that is proven to take pointers to GPU memory.
+
+The operations on one contiguous array that MPI does as it is go straight; all others by way of the host. Before each
+call the host waits for the current stream: MPI knows nothing of streams.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from ..backend import Backend, BackendOptions
+from ..reduce_op import ReduceOp
+from ..work import Work
+from . import tags
+from .datatypes import DIRECT, LARGEST_COUNT
+from .staged_backend import Stage, StagedBackend
+from .works import MPIWork, ReceiveWork, as_backend_error, check_length
+
+IN_PLACE = MPI.IN_PLACE
+
+
+class CudaAwareBackend(StagedBackend):
+    """GPU arrays over a CUDA-aware MPI."""
+
+    def __init__(self, options: BackendOptions, host: Backend) -> None:
+        super().__init__(options, host)
+        self._comm: Any = options.comm
+
+    def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
+        if not _fits(array):
+            return super().broadcast(array, root, async_op)
+        stage = self._stage(array)
+        buffer = stage.reading(array) if root == self.rank else stage.writing(array)
+        call = self._comm.Ibcast if async_op else self._comm.Bcast
+        return self._call(stage, call, _bytes(buffer), root)
+
+    def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
+        if (op, array.dtype) not in DIRECT or not _fits(array):
+            return super().all_reduce(array, op, async_op)
+        datatype, mpi_op = DIRECT[op, array.dtype]
+        stage = self._stage(array)
+        call = self._comm.Iallreduce if async_op else self._comm.Allreduce
+        return self._call(stage, call, IN_PLACE, _numbers(stage.in_place(array), datatype), mpi_op)
+
+    def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
+        if (op, array.dtype) not in DIRECT or not _fits(array):
+            return super().reduce(array, root, op, async_op)
+        datatype, mpi_op = DIRECT[op, array.dtype]
+        stage = self._stage(array)
+        call = self._comm.Ireduce if async_op else self._comm.Reduce
+        if root == self.rank:
+            return self._call(stage, call, IN_PLACE, _numbers(stage.in_place(array), datatype), mpi_op, root)
+        return self._call(stage, call, _numbers(stage.reading(array), datatype), None, mpi_op, root)
+
+    def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
+        if not _fits(output):
+            return super().all_gather_single(output, array, async_op)
+        stage = self._stage(output, array)
+        (sent,) = stage.apart([array], [output])
+        call = self._comm.Iallgather if async_op else self._comm.Allgather
+        return self._call(stage, call, _bytes(sent), _bytes(stage.writing(output)))
+
+    def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
+        if not _fits(array):
+            return super().send(array, dst, tag, async_op)
+        stage = self._stage(array)
+        call = self._comm.Isend if async_op else self._comm.Send
+        return self._call(stage, call, _bytes(stage.reading(array)), dst, tags.checked("send", "tag", tag))
+
+    def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int | None:
+        if not _fits(array):
+            return super().recv(array, src, tag, async_op)
+        stage = self._stage(array)
+        buffer = stage.writing(array)
+        source = MPI.ANY_SOURCE if src is None else src
+        stage.synchronize()
+        if async_op:
+            request = self._comm.Irecv(_bytes(buffer), source, tags.checked("irecv", "tag", tag))
+            return ReceiveWork([request], buffer.nbytes, stage.deliver, array, stage.alive)
+        status = MPI.Status()
+        self._comm.Recv(_bytes(buffer), source, tags.checked("recv", "tag", tag), status)
+        check_length("recv", status, buffer.nbytes)
+        stage.deliver()
+        return status.Get_source()
+
+    def _call(self, stage: Stage, call: Any, *arguments: Any) -> Work | None:
+        """Call MPI when the packing is done; unpack when MPI is done."""
+        stage.synchronize()
+        request = call(*arguments)
+        if request is not None:
+            return MPIWork([request], stage.deliver, arguments, stage)
+        stage.deliver()
+        return None
+
+    def explain(self, operation: str, error: Exception) -> Exception:
+        return as_backend_error(operation, super().explain(operation, error))
+
+
+def _fits(array: Any) -> bool:
+    """Whether MPI takes an array of this size in one call; other ranks have the same size, of whatever layout."""
+    return bool(array.nbytes <= LARGEST_COUNT)
+
+
+def _bytes(array: Any) -> Any:
+    return _numbers(array, MPI.BYTE)
+
+
+def _numbers(array: Any, datatype: MPI.Datatype) -> Any:
+    return [MPI.buffer.fromaddress(array.data.ptr, array.nbytes), datatype]

@@ -1,0 +1,181 @@
+"""``cuda:mpi``: GPU arrays over MPI, by way of the host or straight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm.mpi import staged_backend
+
+from ..arrays import assert_same, contiguous, strided
+from . import gpus
+
+
+@pytest.fixture(params=["staged", "CUDA-aware"])
+def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[hc.ProcessGroup]:
+    """The world with GPU arrays over MPI."""
+    if request.param == "CUDA-aware" and gpus.is_real():
+        pytest.skip("the collectives are tested so, where the MPI library is CUDA-aware")
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "01"[request.param == "CUDA-aware"])
+    with hc.init_process_group("cpu:mpi,cuda:mpi") as world:
+        yield world
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged_backend, "CHUNK_BYTES", 64)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("layout", [contiguous, strided])
+@pytest.mark.parametrize("size", [7, 8, 9, 16, 17, 40, 100])
+def test_large_arrays_go_in_chunks(group: hc.ProcessGroup, size: int, layout: Any) -> None:
+    n, me = group.size, group.rank
+    given = [np.arange(size) * 10.0 + rank for rank in range(n)]
+    total = np.sum(given, axis=0)
+
+    def array() -> Any:
+        return gpus.array(given[me], layout)
+
+    for _ in range(2):
+        summed = array()
+        hc.all_reduce(summed)
+        assert_same(gpus.values(summed), total)
+    for root in range(n):
+        reduced, copied = array(), array()
+        hc.reduce(reduced, root)
+        assert_same(gpus.values(reduced), total if me == root else given[me])
+        hc.broadcast(copied, root)
+        assert_same(gpus.values(copied), given[root])
+    prefix, before = array(), array()
+    hc.scan(prefix)
+    assert_same(gpus.values(prefix), np.sum(given[: me + 1], axis=0))
+    hc.exscan(before)
+    assert_same(gpus.values(before), np.sum(given[:me], axis=0) if me else given[0])
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_copies_and_messages_overlap(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "0")
+    with hc.init_process_group("cpu:mpi,cuda:mpi") as group:
+        hc.all_reduce(gpus.array(np.ones(1)))
+        host = group._backends["cuda"]._host
+        original = host.all_reduce
+        monkeypatch.setattr(host, "all_reduce", lambda *args: machine.calls.append("message") or original(*args))
+        array = gpus.array(np.ones(4 * 8))
+        machine.calls.clear()
+        hc.all_reduce(array)
+        order = [call for call in machine.calls if call in ("to_host", "message", "to_device")]
+        fetched_ahead = ["to_host", "to_host", "message", "to_device", "to_host", "message", "to_device"]
+        assert order[:7] == fetched_ahead
+        assert_same(gpus.values(array), np.full(32, float(group.size)))
+
+
+def test_a_cuda_aware_mpi_gets_the_gpus_memory(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "1")
+    with hc.init_process_group("cpu:mpi,cuda:mpi") as group:
+        to, source = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+        for layout in (contiguous, strided):
+            array, other = gpus.array(np.ones(4), layout), gpus.array(np.zeros(4), layout)
+            work = hc.irecv(other, source)
+            hc.isend(array, to).wait()
+            work.wait()
+            assert work.source_rank() == source
+            assert_same(gpus.values(other), np.ones(4))
+            hc.all_reduce(array)
+            hc.all_reduce(array, "max", async_op=True).wait()
+            assert_same(gpus.values(array), np.full(4, float(group.size)))
+        assert "to_host" not in machine.calls
+        assert "to_device" not in machine.calls
+        half = gpus.array(np.ones(4, np.float16))
+        hc.all_reduce(half)  # MPI would round after every addition
+        assert "to_host" in machine.calls
+        assert_same(gpus.values(half), np.full(4, group.size, np.float16))
+
+
+def test_messages(group: hc.ProcessGroup) -> None:
+    n, me = group.size, group.rank
+    to, source = (me + 1) % n, (me - 1) % n
+    array, output = gpus.array(np.full(3, me), strided), gpus.array(np.zeros(3, int), strided)
+    assert hc.sendrecv(array, to, output, source, tag=4) == source
+    assert_same(gpus.values(output), np.full(3, source))
+    works = hc.batch_isend_irecv(
+        [hc.P2POp(hc.isend, gpus.array(np.full(2, 7 + me)), to, tag=2), hc.P2POp(hc.irecv, output[:2], source, tag=2)]
+    )
+    for work in works:
+        work.wait()
+    assert_same(gpus.values(output)[:2], np.full(2, 7 + source))
+    if me > 0:
+        hc.send(gpus.array(np.full(2, me)), 0, tag=me)
+    for sender in range(1, n if me == 0 else 0):
+        received = gpus.array(np.zeros(2, int))
+        assert hc.recv(received, tag=sender) == sender  # from any rank
+        assert_same(gpus.values(received), np.full(2, sender))
+
+
+def test_messages_between_host_and_gpu(group: hc.ProcessGroup) -> None:
+    n, me = group.size, group.rank
+    to, source = (me + 1) % n, (me - 1) % n
+    work = hc.isend(np.full(3, float(me)), to)
+    received = gpus.array(np.zeros(3))
+    if n > 1:
+        hc.recv(received, source)
+        assert_same(gpus.values(received), np.full(3, float(source)))
+    else:
+        hc.irecv(received, 0).wait()
+    work.wait()
+
+
+def test_arrays_are_complete_for_every_stream(group: hc.ProcessGroup) -> None:
+    """MPI knows no streams: the host has waited."""
+    array = gpus.array(np.zeros(8))
+    gpus.values(array)  # the host has waited for it
+    with gpus.another_stream():
+        gpus.write(array, np.ones(8))
+        hc.all_reduce(array)
+    assert_same(gpus.values(array), np.full(8, float(group.size)))
+    with gpus.another_stream():
+        gpus.write(array, np.ones(8))
+        work = hc.all_reduce(array, async_op=True)
+    work.wait()
+    assert_same(gpus.values(array), np.full(8, float(group.size)))
+
+
+def test_large_asynchronous_operations(group: hc.ProcessGroup) -> None:
+    arrays = [gpus.array(np.full(300_000, float(i))) for i in range(3)]
+    for work in [hc.all_reduce(array, async_op=True) for array in arrays]:
+        work.wait()
+    for i, array in enumerate(arrays):
+        assert_same(gpus.values(array), np.full(300_000, float(i * group.size)))
+
+
+def test_what_is_refused(group: hc.ProcessGroup) -> None:
+    with pytest.raises(hc.UnsupportedOperationError, match="persistent: not for GPU arrays over MPI"):
+        hc.all_reduce_init(gpus.array(np.ones(2)))
+    if not gpus.is_real():
+        with pytest.raises(ValueError, match="arrays of one call are on GPUs 0 and 1"):
+            hc.all_gather_single(gpus.array(np.ones(group.size)), gpus.array(np.ones(1), device=1))
+
+
+def test_errors_are_told(group: hc.ProcessGroup, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from . import stand_in
+
+    def fail(*_: Any) -> None:
+        raise stand_in.CUDAError("cudaErrorIllegalAddress")
+
+    hc.barrier()
+    monkeypatch.setattr(stand_in.Runtime, "synchronize_stream", fail)
+    with pytest.raises(hc.DistBackendError, match="all_reduce: CUDA reports cudaErrorIllegalAddress"):
+        hc.all_reduce(gpus.array(np.ones(2)))
+    monkeypatch.undo()
+    array = gpus.array(np.ones(1 + group.rank))
+    if group.size == 2:
+        if group.rank == 1:
+            hc.send(array, 0)
+        else:
+            with pytest.raises(hc.DistBackendError, match="recv: "):
+                hc.recv(array, 1)
