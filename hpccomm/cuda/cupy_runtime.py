@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.resources
 import platform
 import sys
 from typing import Any
@@ -23,6 +24,9 @@ if int(cupy.__version__.split(".")[0]) < 14:
 
 class Runtime:
     """CuPy's functions on raw pointers."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, Any] = {}
 
     def device_count(self) -> int:
         return int(cuda.getDeviceCount())
@@ -126,8 +130,76 @@ class Runtime:
         if array.nbytes:
             cuda.memcpyAsync(array.data.ptr, host.ctypes.data, array.nbytes, cuda.memcpyHostToDevice, stream)
 
+    def allocate(self, nbytes: int, device: int) -> int:
+        with cupy.cuda.Device(device):
+            return int(cuda.malloc(nbytes))
+
+    def free(self, memory: int) -> None:
+        cuda.free(memory)
+
+    def ipc_handle(self, memory: int) -> bytes:
+        return bytes(cuda.ipcGetMemHandle(memory))
+
+    def open_ipc(self, handle: bytes, device: int) -> int:
+        with cupy.cuda.Device(device):
+            return int(cuda.ipcOpenMemHandle(handle))
+
+    def close_ipc(self, memory: int) -> None:
+        cuda.ipcCloseMemHandle(memory)
+
+    def clear(self, memory: int, nbytes: int, stream: int) -> None:
+        cuda.memsetAsync(memory, 0, nbytes, stream)
+
+    def copy_bytes(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        cuda.memcpyAsync(target, source, nbytes, cuda.memcpyDeviceToDevice, stream)
+
+    def table(self, addresses: list[int], device: int) -> int:
+        with cupy.cuda.Device(device):
+            table = cupy.array(addresses, np.uint64)
+            cupy.cuda.get_current_stream().synchronize()
+        self._tables[table.data.ptr] = table
+        return int(table.data.ptr)
+
+    def free_table(self, table: int) -> None:
+        del self._tables[table]
+
+    def intra_node_kernel(
+        self, name: tuple[str, str], shape: tuple[int, int], arguments: tuple[int, ...], stream: int
+    ) -> None:
+        blocks, threads = shape
+        out, buffers, flags, rank, fourth, number, vectors = arguments
+        wide = name[0] == "cube_mesh"  # whose fourth number is a 64-bit offset
+        typed = (
+            np.uint64(out),
+            np.uint64(buffers),
+            np.uint64(flags),
+            np.int32(rank),
+            np.uint64(fourth) if wide else np.int32(fourth),
+            np.uint32(number),
+            np.uint64(vectors),
+        )
+        device = self.current_device()
+        with _stream(stream, device):
+            _intra_node(*name)((blocks,), (threads,), typed)
+
     def explain(self, error: Exception) -> str | None:
         return str(error) if isinstance(error, cuda.CUDARuntimeError) else None
+
+
+KERNEL_TYPES = {"float32": "Float32", "float16": "Float16", "bfloat16": "BFloat16"}
+KERNELS = ("one_shot", "two_shot", "cube_mesh")
+
+
+@functools.cache
+def _intra_node(name: str, dtype: str) -> Any:
+    return _intra_node_module().get_function(f"{name}<{KERNEL_TYPES[dtype]}>")
+
+
+@functools.cache
+def _intra_node_module() -> Any:
+    source = importlib.resources.files("hpccomm.nccl").joinpath("intra_node.cu").read_text()
+    names = [f"{kernel}<{dtype}>" for kernel in KERNELS for dtype in KERNEL_TYPES.values()]
+    return cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=names)
 
 
 @functools.lru_cache(maxsize=64)

@@ -37,9 +37,12 @@ class Packing:
         self._unpacking.append((array, buffer))
         return buffer
 
-    def in_place(self, array: Any) -> Any:
-        """Return a contiguous array with the values of `array`, whose new ones get into `array` in the end."""
-        if array.flags.c_contiguous:
+    def in_place(self, array: Any, alignment: int = 1) -> Any:
+        """Return a contiguous array with the values of `array`, whose new ones get into `array` in the end.
+
+        Its address is a multiple of `alignment`, in bytes (up to 256, which every allocation of CUDA's is).
+        """
+        if array.flags.c_contiguous and array.data.ptr % alignment == 0:
             return array
         buffer = self._packed(array)
         self._unpacking.append((array, buffer))

@@ -93,6 +93,40 @@ class Runtime(Protocol):
     def to_device(self, array: Any, host: Any, stream: int) -> None:
         """Copy a NumPy array to a contiguous GPU array of as many bytes."""
 
+    # -- memory that other processes of the node see (CUDA IPC)
+
+    def allocate(self, nbytes: int, device: int) -> int:
+        """Allocate memory that can be shared (cudaMalloc)."""
+
+    def free(self, memory: int) -> None:
+        """Free it."""
+
+    def ipc_handle(self, memory: int) -> bytes:
+        """Return a handle with which other processes can open the memory."""
+
+    def open_ipc(self, handle: bytes, device: int) -> int:
+        """Return where this process sees another one's memory."""
+
+    def close_ipc(self, memory: int) -> None:
+        """Give back what `open_ipc` returned."""
+
+    def clear(self, memory: int, nbytes: int, stream: int) -> None:
+        """Fill memory with zeros."""
+
+    def copy_bytes(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy memory."""
+
+    def table(self, addresses: list[int], device: int) -> int:
+        """Return GPU memory that holds these addresses."""
+
+    def free_table(self, table: int) -> None:
+        """Free it."""
+
+    def intra_node_kernel(
+        self, name: tuple[str, str], shape: tuple[int, int], arguments: tuple[int, ...], stream: int
+    ) -> None:
+        """Launch a kernel of ``nccl/intra_node.cu``: its name and dtype, (blocks, threads), and its arguments."""
+
     def explain(self, error: Exception) -> str | None:
         """Return what CUDA says, if `error` came from it."""
 

@@ -16,8 +16,10 @@ from ..errors import DistBackendError, DistError, UnsupportedOperationError, her
 from ..ranks import get_local_rank
 from ..reduce_op import ReduceOp
 from ..work import Work, as_seconds
+from . import intra_node
 from .bootstrap import connect, device_of_rank
 from .connection import Connection
+from .intra_node import IntraNode
 from .launch import Launch
 from .types import reduced
 
@@ -43,6 +45,7 @@ class NCCLBackend(Backend):
         self._runtime = seam.runtime()
         self._nccl = seam.nccl()
         self._connection: Connection | None = None
+        self._intra_node: IntraNode | None = None
 
     # -- the connection --------------------------------------------------------------------------
 
@@ -58,6 +61,8 @@ class NCCLBackend(Backend):
     def _connected(self, comm: seam.Communicator, device: int) -> Connection:
         wait_blocks = os.environ.get("HPCCOMM_BLOCKING_WAIT") == "1"
         self._connection = Connection(self._nccl, self._runtime, comm, device, wait_blocks)
+        if intra_node.mode() != "0":
+            self._intra_node = IntraNode(self._runtime, self._mpi, device, self._connection.stream)
         return self._connection
 
     def split(self, options: BackendOptions | None, color: int) -> Backend | None:
@@ -84,6 +89,8 @@ class NCCLBackend(Backend):
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         how = reduced("all_reduce", array.dtype, op)
         launch = self._launch(array)
+        if self._intra_node is not None and self._intra_node.all_reduce(launch, array, op):
+            return self._end(launch, async_op, array)
         buffer = launch.in_place(array)
         launch.all_reduce(launch.multiplied(buffer, op.factor, buffer), buffer, how)
         return self._end(launch, async_op, array)
@@ -263,6 +270,8 @@ class NCCLBackend(Backend):
         return work
 
     def close(self) -> None:
+        if self._intra_node is not None:
+            self._intra_node.close()
         if self._connection is not None:
             self._connection.destroy(min(as_seconds(self._options.timeout), LONGEST_DESTROY))
 

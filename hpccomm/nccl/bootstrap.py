@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ..cuda.seam import NCCL, Communicator, Runtime
 from ..errors import DistBackendError, DistError, here
+from . import intra_node
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,7 +25,11 @@ def connect(nccl: NCCL, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[i
     DistBackendError
         On every rank: two ranks have the same GPU, or one of them finds no GPU, or NCCL gives no unique id.
     """
-    _check_gpus(comm.allgather(_gpu(nccl, runtime, device)), ranks)
+    shared = _check_gpus(comm.allgather(_gpu(nccl, runtime, device)), ranks)
+    if shared is not None:
+        if intra_node.mode() != "host":
+            raise DistBackendError(shared)
+        return cast("Communicator", Unavailable(shared))
     # One broadcast carries (what went wrong, the id), so that nobody waits for an id that never comes.
     error, unique_id = comm.bcast(_unique_id(nccl) if comm.Get_rank() == 0 else None)
     if error is not None:
@@ -49,7 +54,8 @@ def _gpu(nccl: NCCL, runtime: Runtime, device: int) -> tuple[str | None, str, bo
         return runtime.explain(error) or repr(error), "", False
 
 
-def _check_gpus(gpus: list[tuple[str | None, str, bool]], ranks: Sequence[int]) -> None:
+def _check_gpus(gpus: list[tuple[str | None, str, bool]], ranks: Sequence[int]) -> str | None:
+    """Raise if a rank has no GPU; return what is to be said if ranks share one and may not."""
     for rank, (error, _, _) in zip(ranks, gpus, strict=True):
         if error is not None:
             raise DistBackendError(f"rank {rank} has no usable GPU: {error}{here()}")
@@ -58,11 +64,37 @@ def _check_gpus(gpus: list[tuple[str | None, str, bool]], ranks: Sequence[int]) 
         ranks_of.setdefault(identity, []).append(rank)
     shared = [together for together in ranks_of.values() if len(together) > 1]
     if shared and not all(may_share for _, _, may_share in gpus):
-        raise DistBackendError(
+        return (
             f"ranks {'; '.join(', '.join(map(str, together)) for together in shared)} have the same GPU. Give each "
             f"rank one of its own, before it makes arrays: cupy.cuda.Device(hpccomm.get_local_rank()).use(). To share "
             f"one on purpose: {MAY_SHARE}=1 with NCCL 2.30 or newer, or 'cuda:mpi'{here()}"
         )
+    return None
+
+
+class Unavailable:
+    """Stands for NCCL's communicator where ranks share a GPU and only ``HPCCOMM_INTRA_NODE=host`` can be used."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __getattr__(self, operation: str) -> NoReturn:
+        raise DistBackendError(
+            f"{operation} needs NCCL; HPCCOMM_INTRA_NODE=host has only all_reduce (SUM) of small arrays. {self._reason}"
+        )
+
+    def split(self, color: int, key: int) -> Unavailable | None:
+        """Return what a new group has: no more than this one."""
+        return None if color < 0 else self
+
+    def async_error(self) -> None:
+        """Return None."""
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+    def destroy(self) -> None:
+        """Do nothing."""
 
 
 def device_of_rank(runtime: Runtime, local_rank: int) -> int:

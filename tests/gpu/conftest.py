@@ -76,5 +76,15 @@ def machine() -> Iterator[Any]:
     MACHINE.calls.clear()
     yield MACHINE
     fresh = Machine()
-    for setting in ("devices", "identities", "device", "held", "version", "has_all_to_all", "failures", "async_error"):
+    for setting in (
+        "devices",
+        "identities",
+        "device",
+        "held",
+        "version",
+        "has_all_to_all",
+        "failures",
+        "async_error",
+        "blind",
+    ):
         setattr(MACHINE, setting, getattr(fresh, setting))

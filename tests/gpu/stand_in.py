@@ -10,6 +10,8 @@ tests fail if there are any. This is the happens-before relation, with a vector 
 from __future__ import annotations
 
 import itertools
+import mmap
+import os
 import shutil
 import tempfile
 import threading
@@ -71,6 +73,9 @@ class Machine:
         self.has_all_to_all = True
         self.failures: list[Exception] = []  # raised by the next calls of NCCL, one by one
         self.async_error: str | None = None
+        self.blind = False  # whether this process can't open the memory of others
+        self.shared: dict[int, tuple[str, np.ndarray]] = {}
+        self.tables: dict[int, list[int]] = {}
         self.depth = 0  # of ncclGroupStart
         self.grouped: list[tuple[Any, ...]] = []
 
@@ -270,8 +275,135 @@ class Runtime:
         MACHINE.runs(stream, "a copy to the GPU", (_host_extent(host),), (extent(array),))
         as_numpy(array).reshape(-1).view(np.uint8)[...] = host.reshape(-1).view(np.uint8)
 
+    # IPC: memory that processes share is a file, and a handle is its name
+
+    def allocate(self, nbytes: int, device: int) -> int:
+        handle, name = tempfile.mkstemp(prefix="hpccomm-ipc-", dir="/dev/shm")
+        os.truncate(handle, nbytes)
+        os.close(handle)
+        return self._mapped(name)
+
+    def _mapped(self, name: str) -> int:
+        with open(name, "r+b") as file:
+            memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+        MACHINE.shared[memory.ctypes.data] = (name, memory)
+        return memory.ctypes.data
+
+    def free(self, memory: int) -> None:
+        name, _ = MACHINE.shared.pop(memory)
+        os.unlink(name)
+
+    def ipc_handle(self, memory: int) -> bytes:
+        return MACHINE.shared[memory][0].encode()
+
+    def open_ipc(self, handle: bytes, device: int) -> int:
+        if MACHINE.blind:
+            raise CUDAError("cudaErrorPeerAccessUnsupported")
+        return self._mapped(handle.decode())
+
+    def close_ipc(self, memory: int) -> None:
+        del MACHINE.shared[memory]
+
+    def clear(self, memory: int, nbytes: int, stream: int) -> None:
+        MACHINE.runs(stream, "clearing", writes=((memory, memory + nbytes),))
+        _bytes(memory, nbytes, 1)[:] = 0
+
+    def copy_bytes(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        MACHINE.calls.append("copy_bytes")
+        MACHINE.runs(stream, "a copy", ((source, source + nbytes),), ((target, target + nbytes),))
+        _bytes(target, nbytes, 1)[:] = _bytes(source, nbytes, 1)
+
+    def table(self, addresses: list[int], device: int) -> int:
+        number = next(MACHINE.numbers)
+        MACHINE.tables[number] = addresses
+        return number
+
+    def free_table(self, table: int) -> None:
+        del MACHINE.tables[table]
+
+    def intra_node_kernel(
+        self, name: tuple[str, str], shape: tuple[int, int], arguments: tuple[int, ...], stream: int
+    ) -> None:
+        out, buffers, flags, *rest, vectors = arguments
+        MACHINE.calls.append(name[0])
+        MACHINE.runs(stream, name[0], writes=((out, out + 16 * vectors),))
+        kernel = Kernel(name[1], out, MACHINE.tables[buffers], MACHINE.tables[flags], *rest, vectors)
+        getattr(kernel, name[0])()
+
     def explain(self, error: Exception) -> str | None:
         return str(error) if isinstance(error, CUDAError) else None
+
+
+class Kernel:
+    """hpccomm/nccl/intra_node.cu, in NumPy: one block, all of whose threads are this one."""
+
+    def __init__(
+        self,
+        dtype: str,
+        out: int,
+        buffers: list[int],
+        flags: list[int],
+        rank: int,
+        fourth: int,
+        number: int,
+        vectors: int,
+    ) -> None:
+        self.dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        self.values = 16 // self.dtype.itemsize  # of a vector
+        self.out, self.buffers, self.flags = out, buffers, flags
+        self.rank, self.fourth, self.number, self.vectors = rank, fourth, number, vectors
+
+    def at(self, address: int, first: int, last: int) -> np.ndarray:
+        """The vectors from `first` to `last` at an address."""
+        count = max(last - first, 0)
+        return _bytes(address + 16 * first, 16 * count, 1).view(self.dtype)
+
+    def meet(self, peers: list[int], number: int) -> None:
+        for peer in peers:
+            _bytes(self.flags[peer] + 4 * self.rank, 4, 1).view(np.uint32)[0] = number
+        mine = _bytes(self.flags[self.rank], 4 * 8, 1).view(np.uint32)
+        deadline = time.monotonic() + 30
+        while any((int(mine[peer]) - number) % 2**32 >= 2**31 for peer in peers):  # the difference is negative
+            assert time.monotonic() < deadline, "the ranks do not meet"
+            time.sleep(0)
+
+    def sum(self, addresses: list[int], first: int, last: int) -> np.ndarray:
+        total = np.zeros(max(last - first, 0) * self.values, np.float32)
+        for address in addresses:
+            total += self.at(address, first, last).astype(np.float32)
+        return total.astype(self.dtype)
+
+    def one_shot(self) -> None:
+        everybody = list(range(self.fourth))
+        if self.number:
+            self.meet(everybody, self.number)
+        self.at(self.out, 0, self.vectors)[:] = self.sum(self.buffers, 0, self.vectors)
+        if self.number:
+            self.meet(everybody, self.number + 1)
+
+    def two_shot(self) -> None:
+        everybody = list(range(self.fourth))
+        part = -(-self.vectors // self.fourth)
+        first, last = self.rank * part, min((self.rank + 1) * part, self.vectors)
+        self.meet(everybody, self.number)
+        self.at(self.buffers[self.rank], first, last)[:] = self.sum(self.buffers, first, last)
+        self.meet(everybody, self.number + 1)
+        for owner in everybody:
+            first, last = owner * part, min((owner + 1) * part, self.vectors)
+            self.at(self.out, first, last)[:] = self.at(self.buffers[owner], first, last)
+        self.meet(everybody, self.number + 2)
+
+    def cube_mesh(self) -> None:
+        low, partner, second = self.rank & 4, self.rank ^ 4, self.fourth
+        linked = [low, low + 1, low + 2, low + 3, partner]
+        self.meet(linked, self.number)
+        self.at(self.buffers[self.rank] + 16 * second, 0, self.vectors)[:] = self.sum(
+            self.buffers[low : low + 4], 0, self.vectors
+        )
+        self.meet(linked, self.number + 1)
+        halves = [self.buffers[self.rank & 3] + 16 * second, self.buffers[self.rank | 4] + 16 * second]
+        self.at(self.out, 0, self.vectors)[:] = self.sum(halves, 0, self.vectors)
+        self.meet(linked, self.number + 2)
 
 
 def _host_extent(host: Any) -> tuple[int, int]:

@@ -1,0 +1,184 @@
+"""all_reduce among the GPUs of one node without NCCL: every GPU reads the others' memory (CUDA IPC).
+
+For small arrays that takes fewer steps than NCCL's rings and trees: *one shot*, in which every rank sums everybody's
+array, or *two shots*, in which every rank sums one part and then collects the others'. On the hybrid cube mesh of eight
+GPUs, where not all are linked, a way of its own. Each rank has one buffer, registered once, that the others see.
+
+Off unless ``HPCCOMM_INTRA_NODE`` asks for it: with ``1`` the GPUs wait for each other; with ``host`` the ranks do, over
+MPI, which also works where they share a GPU.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..cuda.packing import Packing
+from ..cuda.seam import Runtime
+from ..errors import here
+from ..reduce_op import ReduceOp
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+ONE_SHOT_BYTES = 256 << 10
+TWO_SHOT_BYTES = 10 << 20
+VECTOR_BYTES = 16
+MAX_RANKS = 8
+BLOCKS, THREADS = 24, 512  # few enough to be on the GPU all at once: they wait for each other
+FLAG_BYTES = 4 * BLOCKS * MAX_RANKS
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+class Algorithm(enum.Enum):
+    """How an all_reduce is done."""
+
+    NCCL = "nccl"
+    ONE_SHOT = "one_shot"
+    TWO_SHOT = "two_shot"
+    CUBE_MESH = "cube_mesh"
+
+
+class Links(enum.Enum):
+    """Which GPUs of the node see which."""
+
+    ALL = "every GPU sees every other one"
+    CUBE_MESH = "hybrid cube mesh"
+    TOO_FEW = "some do not"
+
+
+class Topology(NamedTuple):
+    """Where the ranks of a group are; the same on all of them."""
+
+    ranks: int
+    links: Links
+    one_node: bool = True
+    shares_gpu: bool = False
+    host_synchronised: bool = False
+
+
+def choose(nbytes: int, dtype: str, op: ReduceOp, topology: Topology) -> Algorithm:
+    """Return the algorithm for an array of `nbytes` on every rank."""
+    if op is not ReduceOp.SUM or dtype not in DTYPES:
+        return Algorithm.NCCL
+    if nbytes == 0 or nbytes % VECTOR_BYTES or nbytes > TWO_SHOT_BYTES:
+        return Algorithm.NCCL
+    if not topology.one_node or not 2 <= topology.ranks <= MAX_RANKS or topology.links is Links.TOO_FEW:
+        return Algorithm.NCCL
+    if topology.host_synchronised:
+        return Algorithm.ONE_SHOT if topology.links is Links.ALL else Algorithm.NCCL
+    if topology.shares_gpu:  # two kernels that wait for each other may not run at the same time
+        return Algorithm.NCCL
+    if nbytes <= ONE_SHOT_BYTES:
+        return Algorithm.CUBE_MESH if topology.links is Links.CUBE_MESH else Algorithm.ONE_SHOT
+    return Algorithm.TWO_SHOT if topology.links is Links.ALL else Algorithm.NCCL
+
+
+def links_of(sees: list[list[bool]]) -> Links:
+    """Return what it is if ``sees[r][s]`` says whether the GPU of rank r sees that of rank s."""
+    ranks = range(len(sees))
+    if all(map(all, sees)):
+        return Links.ALL
+    if len(sees) == 8 and all(sees[r][s] for r in ranks for s in ranks if r & 4 == s & 4 or r ^ 4 == s):
+        return Links.CUBE_MESH
+    return Links.TOO_FEW
+
+
+def mode(environ: Mapping[str, str] = os.environ) -> str:
+    """Return what ``HPCCOMM_INTRA_NODE`` says: "0" (also if it says nothing), "1" or "host"."""
+    said = environ.get("HPCCOMM_INTRA_NODE", "").strip() or "0"
+    if said not in ("0", "1", "host"):
+        raise ValueError(f"HPCCOMM_INTRA_NODE is {said!r}; expected 0, 1 or host{here()}")
+    return said
+
+
+class IntraNode:
+    """The buffers of a group's ranks, and the operation on them."""
+
+    def __init__(self, runtime: Runtime, comm: MPI.Intracomm, device: int, stream: int) -> None:
+        """Make and exchange the buffers; every rank of the group calls it."""
+        from mpi4py import MPI
+
+        self._runtime = runtime
+        self._comm = comm
+        self._stream = stream
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        one_node = node.Get_size() == comm.Get_size()
+        node.Free()
+        self._meetings = 1
+        self._memory = self._allocated(device) if one_node else 0
+        peers = comm.allgather(runtime.ipc_handle(self._memory) if self._memory else None)
+        self._opened = [self._open(device, handle, rank) for rank, handle in enumerate(peers)]
+        sees = comm.allgather([address != 0 for address in self._opened])
+        gpus = comm.allgather(runtime.identity(device))
+        self.topology = Topology(len(gpus), links_of(sees), one_node, len(set(gpus)) < len(gpus), mode() == "host")
+        self._flags = runtime.table(self._opened, device)
+        self._buffers = runtime.table([address and address + FLAG_BYTES for address in self._opened], device)
+        comm.Barrier()
+
+    def _allocated(self, device: int) -> int:
+        """Return memory for the flags and the buffer, with its second part; 0 where there is none left."""
+        try:
+            memory = self._runtime.allocate(FLAG_BYTES + TWO_SHOT_BYTES + ONE_SHOT_BYTES, device)
+            self._runtime.clear(memory, FLAG_BYTES, self._stream)
+            self._runtime.synchronize_stream(self._stream)
+        except Exception as error:
+            if self._runtime.explain(error) is None:
+                raise
+            return 0
+        return memory
+
+    def _open(self, device: int, handle: Any, rank: int) -> int:
+        """Return where this rank sees a rank's memory, 0 if it does not."""
+        if rank == self._comm.Get_rank():
+            return self._memory
+        if handle is None:
+            return 0
+        try:
+            return self._runtime.open_ipc(handle, device)
+        except Exception as error:
+            if self._runtime.explain(error) is None:
+                raise
+            return 0
+
+    def all_reduce(self, packing: Packing, array: Any, op: ReduceOp) -> bool:
+        """Do it, in place; return False, and do nothing, where it is for NCCL."""
+        algorithm = choose(array.nbytes, array.dtype.name, op, self.topology)
+        if algorithm is Algorithm.NCCL:
+            return False
+        array = packing.in_place(array, alignment=VECTOR_BYTES)
+        runtime, rank = self._runtime, self._comm.Get_rank()
+        runtime.copy_bytes(self._memory + FLAG_BYTES, array.data.ptr, array.nbytes, self._stream)
+        host_synchronised = self.topology.host_synchronised
+        if host_synchronised:
+            self._everybody_waits()
+        number = 0 if host_synchronised else self._meetings  # of the first of two or three meetings
+        self._meetings = (self._meetings + 3) % 2**32 or 3
+        fourth = TWO_SHOT_BYTES // VECTOR_BYTES if algorithm is Algorithm.CUBE_MESH else self.topology.ranks
+        runtime.intra_node_kernel(
+            (algorithm.value, array.dtype.name),
+            (BLOCKS, THREADS),
+            (array.data.ptr, self._buffers, self._flags, rank, fourth, number, array.nbytes // VECTOR_BYTES),
+            self._stream,
+        )
+        if host_synchronised:
+            self._everybody_waits()
+        return True
+
+    def _everybody_waits(self) -> None:
+        self._runtime.synchronize_stream(self._stream)
+        self._comm.Barrier()
+
+    def close(self) -> None:
+        """Free the buffers; every rank of the group calls it, when nothing is in flight."""
+        rank = self._comm.Get_rank()
+        for peer, address in enumerate(self._opened):
+            if peer != rank and address:
+                self._runtime.close_ipc(address)
+        self._comm.Barrier()  # nobody sees this rank's memory any more
+        if self._memory:
+            self._runtime.free(self._memory)
+        self._runtime.free_table(self._flags)
+        self._runtime.free_table(self._buffers)

@@ -1,0 +1,245 @@
+"""all_reduce among the GPUs of a node by CUDA IPC: the choice of the algorithm, and the algorithms."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccomm as hc
+from hpccomm.nccl import intra_node
+from hpccomm.nccl.intra_node import Algorithm, Links, Topology, choose, links_of
+
+from ..arrays import assert_same, backwards, contiguous, strided
+from . import gpus
+
+RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+K, M = 1 << 10, 1 << 20
+ALL = Topology(4, Links.ALL)
+MESH = Topology(8, Links.CUBE_MESH)
+SUM = hc.ReduceOp.SUM
+
+
+# -- the choice --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "dtype", "op", "topology", "expected"),
+    [
+        (16, "float32", SUM, ALL, Algorithm.ONE_SHOT),
+        (16, "float16", SUM, ALL, Algorithm.ONE_SHOT),
+        (16, "bfloat16", SUM, ALL, Algorithm.ONE_SHOT),
+        (256 * K, "float32", SUM, ALL, Algorithm.ONE_SHOT),
+        (256 * K + 16, "float32", SUM, ALL, Algorithm.TWO_SHOT),
+        (10 * M, "float32", SUM, ALL, Algorithm.TWO_SHOT),
+        (10 * M + 16, "float32", SUM, ALL, Algorithm.NCCL),
+        (0, "float32", SUM, ALL, Algorithm.NCCL),
+        (20, "float32", SUM, ALL, Algorithm.NCCL),  # no multiple of 16 bytes
+        (16, "float64", SUM, ALL, Algorithm.NCCL),
+        (16, "int32", SUM, ALL, Algorithm.NCCL),
+        (16, "float32", hc.ReduceOp.MAX, ALL, Algorithm.NCCL),
+        (16, "float32", hc.ReduceOp.AVG, ALL, Algorithm.NCCL),
+        (16, "float32", hc.ReduceOp.PREMUL_SUM(2), ALL, Algorithm.NCCL),
+        (16, "float32", SUM, ALL._replace(ranks=1), Algorithm.NCCL),
+        (16, "float32", SUM, ALL._replace(ranks=2), Algorithm.ONE_SHOT),
+        (16, "float32", SUM, ALL._replace(ranks=8), Algorithm.ONE_SHOT),
+        (16, "float32", SUM, ALL._replace(ranks=9), Algorithm.NCCL),
+        (16, "float32", SUM, ALL._replace(one_node=False), Algorithm.NCCL),
+        (16, "float32", SUM, ALL._replace(links=Links.TOO_FEW), Algorithm.NCCL),
+        (16, "float32", SUM, ALL._replace(shares_gpu=True), Algorithm.NCCL),
+        (16, "float32", SUM, ALL._replace(shares_gpu=True, host_synchronised=True), Algorithm.ONE_SHOT),
+        (1 * M, "float32", SUM, ALL._replace(host_synchronised=True), Algorithm.ONE_SHOT),
+        (11 * M, "float32", SUM, ALL._replace(host_synchronised=True), Algorithm.NCCL),
+        (16, "float32", SUM, MESH, Algorithm.CUBE_MESH),
+        (256 * K, "float32", SUM, MESH, Algorithm.CUBE_MESH),
+        (256 * K + 16, "float32", SUM, MESH, Algorithm.NCCL),
+        (16, "float32", SUM, MESH._replace(host_synchronised=True), Algorithm.NCCL),
+    ],
+)
+def test_choice(nbytes: int, dtype: str, op: Any, topology: Topology, expected: Algorithm) -> None:
+    assert choose(nbytes, dtype, op, topology) is expected
+
+
+def test_links() -> None:
+    full = [[True] * 8 for _ in range(8)]
+    mesh = [[r & 4 == s & 4 or r ^ 4 == s for s in range(8)] for r in range(8)]
+    assert links_of(full) is Links.ALL
+    assert links_of(mesh) is Links.CUBE_MESH
+    assert links_of([[True, False], [True, True]]) is Links.TOO_FEW
+    mesh[0][4] = False
+    assert links_of(mesh) is Links.TOO_FEW
+
+
+def test_the_variable() -> None:
+    assert intra_node.mode({}) == "0"
+    assert intra_node.mode({"HPCCOMM_INTRA_NODE": "host"}) == "host"
+    with pytest.raises(ValueError, match="HPCCOMM_INTRA_NODE is 'yes'; expected 0, 1 or host"):
+        intra_node.mode({"HPCCOMM_INTRA_NODE": "yes"})
+
+
+# -- the operation -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["1", "host"])
+def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[hc.ProcessGroup]:
+    if gpus.is_shared() and request.param == "1":
+        pytest.skip("ranks share a GPU")
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", request.param)
+    with hc.init_process_group() as group:
+        yield group
+
+
+def expected_sum(contributions: list[Any]) -> Any:
+    """In float32, in the order of the ranks."""
+    total = np.zeros(contributions[0].shape, np.float32)
+    for each in contributions:
+        total += each.astype(np.float32)
+    return total.astype(contributions[0].dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("nbytes", [16, 48, 4096, 256 * K, 256 * K + 16, 1 * M])
+def test_sums_are_those_of_float32_in_the_order_of_the_ranks(world: hc.ProcessGroup, nbytes: int, dtype: Any) -> None:
+    count = nbytes // np.dtype(dtype).itemsize
+    for repetition in range(3):  # the buffers are used again
+        given = [np.random.default_rng([rank, repetition]).normal(size=count).astype(dtype) for rank in range(SIZE)]
+        for layout, async_op in itertools.product((contiguous, strided, backwards), (False, True)):
+            array = gpus.array(given[RANK], layout)
+            work = hc.all_reduce(array, async_op=async_op)
+            if work is not None:
+                work.wait()
+            assert_same(gpus.values(array), expected_sum(given), layout, async_op)
+
+
+def test_an_address_that_is_not_aligned_on_some_ranks(world: hc.ProcessGroup) -> None:
+    memory = gpus.array(np.full(1000, RANK + 1, np.float32))
+    array = memory[1:997] if RANK % 2 else memory[:996]
+    hc.all_reduce(array)
+    assert_same(gpus.values(array), np.full(996, sum(range(1, SIZE + 1)), np.float32))
+
+
+def test_which_calls_are_made(world: hc.ProcessGroup, machine: Any) -> None:
+    hc.all_reduce(gpus.array(np.ones(4, np.float32)))
+    machine.calls.clear()
+    hc.all_reduce(gpus.array(np.ones(4, np.float32)))
+    hc.all_reduce(gpus.array(np.ones(4, np.float64)))
+    expected = ["one_shot", "all_reduce"] if SIZE > 1 else ["all_reduce", "all_reduce"]
+    assert [call for call in machine.calls if call in ("one_shot", "two_shot", "all_reduce")] == expected
+
+
+def test_groups_of_their_own(world: hc.ProcessGroup) -> None:
+    hc.all_reduce(gpus.array(np.ones(4, np.float32)))
+    half = hc.split_group(color=RANK % 2)
+    array = gpus.array(np.full(8, RANK, np.float32))
+    hc.all_reduce(array, group=half)
+    assert_same(gpus.values(array), np.full(8, sum(half.ranks), np.float32))
+
+
+def test_memory_that_can_not_be_opened(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.blind = RANK == 0
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
+    with hc.init_process_group():
+        array = gpus.array(np.ones(4, np.float32))
+        hc.all_reduce(array)
+        assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
+        assert "all_reduce" in machine.calls  # NCCL's
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+def test_ranks_that_share_a_gpu_can_sum_by_way_of_the_host(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.identities = {0: "the same"}
+    machine.version = 22703
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "host")
+    with hc.init_process_group() as group:
+        array = gpus.array(np.ones(4, np.float32))
+        hc.all_reduce(array)
+        assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
+        with pytest.raises(hc.DistBackendError, match=r"broadcast needs NCCL; .* have the same GPU"):
+            hc.broadcast(array, 0)
+        half = hc.new_group([0, 1])
+        if isinstance(half, hc.ProcessGroup):
+            hc.all_reduce(array, group=half)
+            assert gpus.values(array)[0] == 2 * SIZE
+        assert group._backends["cuda"]._connection.failure is None
+    assert "connect" not in machine.calls
+
+
+def test_no_shared_memory_is_left(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
+    with hc.init_process_group():
+        hc.all_reduce(gpus.array(np.ones(4, np.float32)))
+        assert machine.shared
+    assert not machine.shared
+    assert not machine.tables
+
+
+# -- the kernels -------------------------------------------------------------------------------------
+
+
+def test_the_cube_mesh_reads_and_writes_its_links_only(machine: Any) -> None:
+    """Eight ranks as threads, with the kernel as the stand-in has it."""
+    from .stand_in import Kernel
+
+    class Linked(dict):  # type: ignore[type-arg]
+        def __getitem__(self, key: Any) -> Any:
+            return (
+                [self[rank] for rank in range(key.start, key.stop)]
+                if isinstance(key, slice)
+                else super().__getitem__(key)
+            )
+
+    vectors, second = 5, 8
+    given = [np.random.default_rng(rank).normal(size=4 * vectors).astype(np.float32) for rank in range(8)]
+    buffers = [np.zeros((second + vectors) * 4, np.float32) for _ in range(8)]
+    flags = [np.zeros(8, np.uint32) for _ in range(8)]
+    outputs = [np.zeros(4 * vectors, np.float32) for _ in range(8)]
+
+    def run(rank: int) -> None:
+        linked = [other for other in range(8) if other & 4 == rank & 4 or other ^ 4 == rank]
+        for number in (1, 4):
+            buffers[rank][: 4 * vectors] = given[rank]
+            Kernel(
+                "float32",
+                outputs[rank].ctypes.data,
+                Linked({other: buffers[other].ctypes.data for other in linked}),  # type: ignore[arg-type]
+                Linked({other: flags[other].ctypes.data for other in linked}),  # type: ignore[arg-type]
+                rank,
+                second,
+                number,
+                vectors,
+            ).cube_mesh()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    low, high = (expected_sum(given[first : first + 4]) for first in (0, 4))
+    for output in outputs:
+        assert_same(output, low + high)
+
+
+@pytest.mark.skipif(RANK > 0 or SIZE > 1, reason="once is enough")
+@pytest.mark.parametrize("architecture", ["compute_75", "compute_80", "compute_90", "compute_100"])
+def test_the_kernels_compile(architecture: str) -> None:
+    from cupy.cuda import nvrtc
+
+    try:
+        nvrtc.getVersion()
+    except Exception as error:
+        pytest.skip(f"needs NVRTC: {error}")
+    source = Path(intra_node.__file__).with_suffix(".cu").read_text()
+    program = nvrtc.createProgram(source, "intra_node.cu", (), ())
+    names = [f"{k}<{t}>" for k in ("one_shot", "two_shot", "cube_mesh") for t in ("Float32", "Float16", "BFloat16")]
+    for name in names:
+        nvrtc.addNameExpression(program, name)
+    nvrtc.compileProgram(program, (f"--gpu-architecture={architecture}", "--std=c++17"))
+    for name in names:
+        assert nvrtc.getLoweredName(program, name)
