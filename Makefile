@@ -4,6 +4,7 @@ MPI ?= mpich
 RANKS ?= 1 2 3 4
 PYTHON ?= python3
 ARGS ?=
+CUDA ?= 13
 
 VENV := $(if $(filter mpich,$(MPI)),.venv,.venv-$(MPI))
 BIN := $(VENV)/bin
@@ -11,13 +12,16 @@ RUN := tools/run-mpi $(BIN)
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
-	@echo "  MPI=mpich|openmpi chooses the MPI, RANKS=\"1 2 3 4\" the numbers of ranks, ARGS=... goes to pytest or the demo"
+	@echo "  MPI=mpich|openmpi chooses the MPI, CUDA=12|13 that of test-gpu, RANKS=\"1 2 3 4\" the numbers of ranks, ARGS=... goes to pytest or the demo"
 
 demo: $(VENV)/.cli ## train a network on handwritten digits on four ranks
 	$(RUN) 4 $(BIN)/python jobs/train_digits.py $(ARGS)
 
 test: $(VENV)/.test ## run the tests on 1, 2, 3 and 4 ranks
 	tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
+
+test-gpu: .venv-gpu/.cuda$(CUDA) ## run the tests of GPU arrays on this machine's GPUs, measure, write docs/gpu-results.md
+	.venv-gpu/bin/python tools/test-gpu
 
 coverage: $(VENV)/.test ## run the tests and report line and branch coverage, all ranks together
 	COVERAGE=1 tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
@@ -42,5 +46,10 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),$*]'
 	touch $@
 
-.PHONY: help demo test coverage lint bench docs clean
+.venv-gpu/.cuda$(CUDA): setup.cfg pyproject.toml
+	test -x .venv-gpu/bin/python || $(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),test-common,cuda$(CUDA)]'
+	touch $@
+
+.PHONY: help demo test test-gpu coverage lint bench docs clean
 .DEFAULT_GOAL := help

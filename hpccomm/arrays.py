@@ -107,6 +107,12 @@ def is_sparse(array: object) -> bool:
     return False
 
 
+def module_of(array: Array) -> Any:
+    """Return the module whose functions work on `array`: CuPy for its arrays, NumPy for all others."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())) else np
+
+
 def is_read_only(array: Any) -> bool:
     """Whether a GPU array says that its memory may not be written (JAX's do)."""
     interface = getattr(array, "__cuda_array_interface__", None)

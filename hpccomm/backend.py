@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from .arrays import BUILT_IN_DEVICES, known_devices
 from .errors import DistBackendError, UnsupportedOperationError, here
@@ -261,8 +261,8 @@ class BackendOptions:
     """What the creator of a backend is told (``register_backend(..., extended_api=True)``).
 
     `comm` is the group's own communicator. Rank r of the group is rank ``ranks[r]`` of the world. `tuning` says from
-    which sizes on an operation is done in which way; it is the same on all ranks. `device_id` is the number of this
-    rank's GPU, where init_process_group was told.
+    which sizes on an operation is done in which way; it is the same on all ranks. `device_id` is what
+    init_process_group was told of this rank's GPU.
     """
 
     store: Any
@@ -274,7 +274,7 @@ class BackendOptions:
     device: str
     comm: MPI.Intracomm | None
     tuning: Tuning = field(default_factory=Tuning)
-    device_id: int | None = None
+    device_id: int | Literal["auto"] | None = None
 
 
 Creator = Callable[..., "Backend | ProcessGroup"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from .arrays import Array
+from .arrays import Array, module_of
 from .collectives import Group, all_reduce
 from .errors import DistError, here
 from .reduce_op import ReduceOp, ReduceOpLike
@@ -25,7 +26,7 @@ class GradientBuckets:
 
     Parameters
     ----------
-    arrays : list of numpy.ndarray
+    arrays : list of numpy.ndarray or of cupy.ndarray
         What to make room for; their values are copied. An array larger than `bucket_bytes` has a bucket of its own, and
         so has each dtype.
     bucket_bytes : int
@@ -40,9 +41,9 @@ class GradientBuckets:
 
     Attributes
     ----------
-    arrays : list of numpy.ndarray
+    arrays : list of numpy.ndarray or of cupy.ndarray
         Views into the buckets, of the shapes and dtypes of the arrays given: write gradients here, read results here.
-    buckets : list of numpy.ndarray
+    buckets : list of numpy.ndarray or of cupy.ndarray
         The flat buckets.
 
     Raises
@@ -74,25 +75,24 @@ class GradientBuckets:
         self._op = op
         self._group = group
         self._compression = None if compression is None else np.dtype(compression)
-        self._members = _partition(
-            [(np.asarray(array).dtype, np.asarray(array).nbytes) for array in arrays], bucket_bytes
-        )
+        module = module_of(arrays[0])
+        given = [module.asarray(array) for array in arrays]
+        self._members = _partition([(array.dtype, array.nbytes) for array in given], bucket_bytes)
         self._bucket_of = {i: number for number, members in enumerate(self._members) for i in members}
-        self.buckets: list[np.ndarray] = []
-        views: dict[int, np.ndarray] = {}
+        self.buckets: list[Array] = []
+        views: dict[int, Array] = {}
         for members in self._members:
-            given = [np.asarray(arrays[i]) for i in members]
-            flat = np.concatenate([array.reshape(-1) for array in given])
-            starts = np.cumsum([0, *(array.size for array in given)])
-            for i, array, start in zip(members, given, starts, strict=False):
-                views[i] = flat[start : start + array.size].reshape(array.shape)
+            flat = module.concatenate([given[i].reshape(-1) for i in members])
+            ends = accumulate(given[i].size for i in members)
+            for i, end in zip(members, ends, strict=True):
+                views[i] = flat[end - given[i].size : end].reshape(given[i].shape)
             self.buckets.append(flat)
         self.arrays = [views[i] for i in range(len(arrays))]
         self._begin()
 
     def _begin(self) -> None:
         self._missing = [set(members) for members in self._members]
-        self._works: list[tuple[Work | None, np.ndarray]] = []
+        self._works: list[tuple[Work | None, Array]] = []
 
     def ready(self, index: int) -> None:
         """Say that ``arrays[index]`` is complete; its bucket is reduced when all of its arrays are.

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from .backend import Backend, BackendConfig, BackendOptions, DeviceMap, create_backend
 from .errors import DistError, DistTimeoutError, UnsupportedOperationError, here
@@ -47,8 +47,8 @@ class ProcessGroup(Operations):
         What monitored_barrier and destroy allow, and what creators of backends are told.
     name : str
     description : str
-    device_id : int or None
-        The number of this rank's GPU, where init_process_group was told.
+    device_id : int, "auto" or None
+        What init_process_group was told of this rank's GPU.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -66,7 +66,7 @@ class ProcessGroup(Operations):
         timeout: timedelta = DEFAULT_TIMEOUT,
         name: str = "",
         description: str = "",
-        device_id: int | None = None,
+        device_id: int | Literal["auto"] | None = None,
     ) -> ProcessGroup:
         """Give the group its members and its communicator; called by `world`, and returns the group."""
         self.rank = rank

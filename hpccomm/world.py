@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from . import errors
 from .backend import Backend, BackendConfig, BackendOptions, create_backend, is_backend_available, is_custom
@@ -78,7 +78,7 @@ def init_process_group(
     rank: int = -1,
     world_size: int = -1,
     group_name: str = "",
-    device_id: int | None = None,
+    device_id: int | Literal["auto"] | None = None,
 ) -> ProcessGroup:
     """Make the world group, of all ranks that mpirun or srun started. Every rank calls it, once.
 
@@ -96,10 +96,11 @@ def init_process_group(
         For scripts written for torch.distributed: checked against what MPI says.
     group_name : str, optional
         A name for messages.
-    device_id : int, optional
-        The number of this rank's GPU, also as a ``cupy.cuda.Device``. It becomes the current device, and the ranks are
-        connected by NCCL now instead of at the first operation on a GPU array. Every rank gives one, or none does.
-        Default: the GPU of the first array.
+    device_id : int or "auto", optional
+        The number of this rank's GPU (or a ``cupy.cuda.Device``); ``"auto"``: the ranks of a node take turns (local
+        rank modulo the GPUs that this process sees). It becomes the current device, and the ranks are connected by
+        NCCL now instead of at the first operation on a GPU array. Every rank gives one, or none does. Default: the
+        GPU of the first array.
 
     Returns
     -------
@@ -415,7 +416,7 @@ def _make_group(
     timeout: timedelta,
     name: str,
     description: str,
-    device_id: int | None,
+    device_id: int | Literal["auto"] | None,
 ) -> ProcessGroup:
     """Make the group over `comm`; a custom backend that is alone in `config` may bring a group of its own class."""
     comm.Set_name(f"hpccomm {name}")
@@ -479,12 +480,14 @@ def _connect(group: ProcessGroup) -> None:
         group._backends["cuda"].connect()
 
 
-def _device_number(device_id: Any, config: BackendConfig) -> int:
+def _device_number(device_id: Any, config: BackendConfig) -> int | Literal["auto"]:
     if "cuda" not in config.device_map:
         raise ValueError(f"init_process_group: device_id is {device_id}, but backend {str(config)!r} has no 'cuda'")
+    if device_id == "auto":
+        return "auto"
     number = int(device_id)
     if number < 0:
-        raise ValueError(f"init_process_group: device_id is {number}; expected 0 or more")
+        raise ValueError(f"init_process_group: device_id is {number}; expected 0 or more, or 'auto'")
     return number
 
 

@@ -1,6 +1,7 @@
 """Solve the heat equation on a square plate that is split in two dimensions, and draw the result.
 
     mpiexec -n 4 python jobs/heat2d.py
+    mpiexec -n 4 python jobs/heat2d.py --device cuda  # on GPUs, one for each rank
 
 Each rank owns a block of the plate with a frame of one cell around it. Before each step the blocks' edges travel to
 the neighbours' frames (batch_isend_irecv); while they are on the way, the inside of the block is computed, which does
@@ -12,11 +13,13 @@ The job is right if the result equals that of one rank alone, bit for bit. Exit 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -104,10 +107,10 @@ def start_exchange(field: np.ndarray, block: Block) -> list[hc.Work]:
     return hc.batch_isend_irecv(messages) if messages else []
 
 
-def diffuse(block: Block, size: int, steps: int) -> np.ndarray:
-    """Return the temperatures of this rank's block after `steps` time steps."""
+def diffuse(block: Block, size: int, steps: int, xp: ModuleType) -> np.ndarray:
+    """Return the temperatures of this rank's block after `steps` time steps, as an array of `xp`: NumPy or CuPy."""
     with_frame = (slice(each.start - 1, each.stop + 1) for each in (block.rows, block.columns))
-    old = first_temperatures(size, *with_frame)
+    old = xp.asarray(first_temperatures(size, *with_frame))
     new = old.copy()
     height, width = old.shape[0] - 2, old.shape[1] - 2
     inner_rows, inner_columns = slice(2, height), slice(2, width)
@@ -128,14 +131,14 @@ def diffuse(block: Block, size: int, steps: int) -> np.ndarray:
     return old[1:-1, 1:-1]
 
 
-def gather_plate(mine: np.ndarray, blocks: list[Block], size: int) -> np.ndarray | None:
+def gather_plate(mine: np.ndarray, blocks: list[Block], size: int, xp: ModuleType) -> np.ndarray | None:
     """Return the whole plate on rank 0, None on the others."""
     if hc.get_rank() != 0:
         hc.gather(mine, dst=0)
         return None
-    plate = first_temperatures(size, slice(0, size), slice(0, size))  # for its outermost cells
+    plate = xp.asarray(first_temperatures(size, slice(0, size), slice(0, size)))  # for its outermost cells
     hc.gather(mine, [plate[block.rows, block.columns] for block in blocks], dst=0)
-    return plate
+    return plate if xp is np else plate.get()
 
 
 def serial(size: int, steps: int) -> np.ndarray:
@@ -180,6 +183,7 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=400, metavar="N", help="cells along each side (default: 400)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the plate is (cpu)")
     parser.add_argument("--steps", type=int, default=1000, metavar="N", help="time steps (default: 1000)")
     parser.add_argument(
         "--output", type=Path, default=Path("out/heat2d.png"), metavar="FILE.png", help="picture (out/heat2d.png)"
@@ -190,7 +194,9 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the job and return its exit status, the same on every rank."""
     options = parse_arguments()
-    with hc.init_process_group() as world:
+    on_gpus = options.device == "cuda"
+    xp = importlib.import_module("cupy" if on_gpus else "numpy")
+    with hc.init_process_group(device_id="auto" if on_gpus else None) as world:
         down, across = split_ranks(world.size)
         if options.size - 2 < down:
             if world.rank == 0:
@@ -204,11 +210,13 @@ def main() -> int:
 
         hc.barrier()
         start = time.perf_counter()
-        mine = diffuse(blocks[world.rank], options.size, options.steps)
+        mine = diffuse(blocks[world.rank], options.size, options.steps, xp)
+        if on_gpus:
+            xp.cuda.get_current_stream().synchronize()
         hc.barrier()
         seconds = time.perf_counter() - start
 
-        plate = gather_plate(mine, blocks, options.size)
+        plate = gather_plate(mine, blocks, options.size, xp)
         right = True
         if plate is not None:
             draw(plate, blocks, options.steps, options.output)

@@ -1,11 +1,12 @@
 """Train a small network on 1797 real handwritten digits, data-parallel: every batch is shared by the ranks.
 
     mpiexec -n 4 python jobs/train_digits.py
+    mpiexec -n 4 python jobs/train_digits.py --device cuda  # on GPUs, one for each rank
 
 Every rank has all the weights, computes the gradient of its part of each batch, and adds it up with the others' in
 buckets: the all_reduce of a bucket runs while the gradients of the layers before it are computed. One seed fixes the
 weights at the start and the order of the images, whatever the number of ranks: the final weights are the same on 1, 2
-or 4 ranks, up to rounding.
+or 4 ranks, up to rounding. On GPUs the same code works on CuPy arrays, which NCCL reduces.
 
 The job is right if the network reads more than 95 % of the images it has never seen, and all ranks hold bitwise the
 same weights. Exit status: 0 if it is, 1 if not.
@@ -14,9 +15,12 @@ same weights. Exit status: 0 if it is, 1 if not.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
+from itertools import accumulate
 from math import prod
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -36,29 +40,30 @@ class Network:
     are reduced.
     """
 
-    def __init__(self, hidden: int, rng: np.random.Generator) -> None:
+    def __init__(self, hidden: int, rng: np.random.Generator, xp: ModuleType) -> None:
+        self.xp = xp  # NumPy or CuPy
         shapes = [(PIXELS, hidden), (hidden,), (hidden, CLASSES), (CLASSES,)]
-        self.weights = np.zeros(sum(map(prod, shapes)))
+        self.weights = xp.zeros(sum(map(prod, shapes)))
         self.layers = views(self.weights, shapes)
         # SUM, to be divided by the whole batch. AVG would weigh the ranks, not the images: wrong for uneven shares.
         self.gradients = hc.GradientBuckets(self.layers, bucket_bytes=BUCKET_BYTES, op="sum")
         for layer in self.layers[::2]:  # He's initialisation; the biases stay 0
-            layer[:] = rng.normal(0, np.sqrt(2 / len(layer)), layer.shape)
+            layer[:] = xp.asarray(rng.normal(0, np.sqrt(2 / len(layer)), layer.shape))
 
     def forward(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what the hidden layer makes of the images, and the score of each digit."""
         weights_1, bias_1, weights_2, bias_2 = self.layers
-        hidden = np.maximum(images @ weights_1 + bias_1, 0)
+        hidden = self.xp.maximum(images @ weights_1 + bias_1, 0)
         return hidden, hidden @ weights_2 + bias_2
 
     def backward(self, images: np.ndarray, labels: np.ndarray) -> float:
         """Compute the gradients of the loss (cross entropy) summed over all ranks' images; return this rank's loss."""
         hidden, scores = self.forward(images)
         scores -= scores.max(axis=1, keepdims=True)
-        probabilities = np.exp(scores)
+        probabilities = self.xp.exp(scores)
         probabilities /= probabilities.sum(axis=1, keepdims=True)
-        of_label = np.arange(len(labels)), labels
-        loss = -np.log(probabilities[of_label]).sum()
+        of_label = self.xp.arange(len(labels)), labels
+        loss = -self.xp.log(probabilities[of_label]).sum()
 
         error = probabilities
         error[of_label] -= 1
@@ -82,8 +87,8 @@ class Network:
 
 def views(vector: np.ndarray, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
     """Return consecutive parts of `vector`, seen as arrays of these shapes."""
-    ends = np.cumsum([prod(shape) for shape in shapes])
-    return [part.reshape(shape) for part, shape in zip(np.split(vector, ends), shapes)]
+    ends = accumulate(prod(shape) for shape in shapes)
+    return [vector[end - prod(shape) : end].reshape(shape) for end, shape in zip(ends, shapes)]
 
 
 def share(items: np.ndarray) -> np.ndarray:
@@ -102,7 +107,7 @@ def train(
     network: Network, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator, options: argparse.Namespace
 ) -> float:
     """Train by stochastic gradient descent with momentum; return the mean loss of the last epoch."""
-    velocities = [np.zeros_like(layer) for layer in network.layers]
+    velocities = [network.xp.zeros_like(layer) for layer in network.layers]
     # Rank 0 alone shows progress, on stderr: the answer on stdout stays clean.
     epochs = tqdm(range(options.epochs), "training", unit=" epochs", ncols=80, disable=options.quiet or hc.get_rank())
     for _ in epochs:
@@ -110,7 +115,7 @@ def train(
         loss = 0.0
         for start in range(0, len(order), options.batch):
             batch = order[start : start + options.batch]
-            mine = share(batch)
+            mine = network.xp.asarray(share(batch))
             loss += network.backward(images[mine], labels[mine])
             for layer, velocity, gradient in zip(network.layers, velocities, network.gradients.arrays):
                 velocity *= options.momentum
@@ -125,7 +130,7 @@ def same_everywhere(array: np.ndarray) -> bool:
     """Return whether `array` is bitwise the same on all ranks; every rank gets the same answer."""
     of_rank_0 = array.copy()
     hc.broadcast(of_rank_0, src=0)
-    return total(not np.array_equal(array, of_rank_0)) == 0
+    return total(not (array == of_rank_0).all()) == 0
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -141,6 +146,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--save-weights", type=Path, metavar="FILE.npz", help="write the final weights")
     parser.add_argument("--require-accuracy", type=float, default=95, metavar="%", help="fail if not above this (95)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the arrays are (cpu)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     options = parser.parse_args()
     for name in ("epochs", "batch", "hidden"):
@@ -152,12 +158,14 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the job and return its exit status, the same on every rank."""
     options = parse_arguments()
-    with hc.init_process_group() as world:
+    on_gpus = options.device == "cuda"
+    xp = importlib.import_module("cupy" if on_gpus else "numpy")
+    with hc.init_process_group(device_id="auto" if on_gpus else None) as world:
         rng = np.random.default_rng(options.seed)
-        images, labels = load_digits(return_X_y=True)
+        images, labels = map(xp.asarray, load_digits(return_X_y=True))
         images /= 16  # grey levels are 0 to 16
         train_set, test_set = np.split(rng.permutation(len(images)), [-TEST_IMAGES])
-        network = Network(options.hidden, rng)
+        network = Network(options.hidden, rng, xp)
         if world.rank == 0:
             print(
                 f"{len(images)} handwritten digits: {len(train_set)} to learn from, {TEST_IMAGES} to be tested on\n"
@@ -167,14 +175,14 @@ def main() -> int:
             )
 
         loss = train(network, images[train_set], labels[train_set], rng, options)
-        my_test = share(test_set)
+        my_test = xp.asarray(share(test_set))
         accuracy = 100 * total(network.count_right(images[my_test], labels[my_test])) / TEST_IMAGES
         agree = same_everywhere(network.weights)
         right = agree and accuracy > options.require_accuracy
 
         if world.rank == 0:
             if options.save_weights:
-                np.savez(options.save_weights, weights=network.weights)
+                np.savez(options.save_weights, weights=network.weights.get() if on_gpus else network.weights)
             verdict = "OK" if right else "WRONG: too few" if agree else "WRONG: the ranks' weights differ"
             print(f"ranks {world.size}  loss {loss:.4f}  test accuracy {accuracy:.1f} %  {verdict}", flush=True)
         return 0 if right else 1

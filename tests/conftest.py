@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,12 @@ import hpccomm as hc
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if any("tests/gpu/" in report.nodeid for report in terminalreporter.stats.get("passed", [])):
+        terminalreporter.section("GPU arrays")
+        terminalreporter.write_line(f"tests/gpu ran on {importlib.import_module('tests.gpu.gpus').mode()}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,6 +13,12 @@ ROOT = Path(__file__).parent.parent
 
 # What one mpiexec tells its ranks would make another one, or a program started by it, believe that it is a rank.
 LAUNCHER_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "HYDI_", "HYDRA_")
+# NumPy under CuPy's name, and the stand-in for CUDA and NCCL to go with it.
+IMITATED_GPU = {
+    "HPCCOMM_GPU_PROVIDER": "tests.gpu.stand_in",
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "gpu" / "numpy_as_cupy"), str(ROOT)]),
+}
+
 SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_")
 
 

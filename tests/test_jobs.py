@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from .launch import ROOT, launch
+from .launch import IMITATED_GPU, ROOT, launch
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="starts mpiexec itself: once is enough")
 
@@ -127,6 +127,11 @@ BREAKAGES = {
         hc.all_reduce = lambda array, *more, **named: (
             whole(array, *more, **named) if isinstance(array, np.ndarray) else hc.CompletedWork())
     """,
+    "mixed_devices": """
+        whole = hc.all_reduce
+        hc.all_reduce = lambda array, **named: (
+            hc.CompletedWork() if hc.device_of(array) == "cuda" else whole(array, **named))
+    """,
 }
 SMALL = {
     "train_digits": ["--quiet", "--epochs", "2", "--require-accuracy", "50"],
@@ -134,7 +139,9 @@ SMALL = {
     "sample_sort": ["--size", "1000"],
     "conjugate_gradient": ["--side", "20"],
     "dummy_backend": [],
+    "mixed_devices": ["--points", "100000"],
 }
+ENVIRONMENT = {"mixed_devices": IMITATED_GPU}
 
 
 def test_every_job_is_tested_for_failure() -> None:
@@ -150,7 +157,7 @@ def test_a_wrong_answer_is_a_failure_on_every_rank(job: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("job", JOBS)
 def test_the_same_command_without_the_fault_succeeds(job: str, tmp_path: Path) -> None:
     arguments = [argument.format(folder=tmp_path) for argument in SMALL[job]]
-    ended = launch(2, sys.executable, f"jobs/{job}.py", *arguments)
+    ended = launch(2, sys.executable, f"jobs/{job}.py", *arguments, env=ENVIRONMENT.get(job))
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
 
 
@@ -168,7 +175,7 @@ except SystemExit as end:
     print(f"ended with {{end.code}}", flush=True)
     raise
 """
-    ended = launch(2, sys.executable, "-c", program)
+    ended = launch(2, sys.executable, "-c", program, env=ENVIRONMENT.get(job))
     assert ended.returncode == 1, f"{ended.stdout}\n{ended.stderr}"
     assert "WRONG" in ended.stdout
     assert ended.stdout.count("ended with 1") == 2

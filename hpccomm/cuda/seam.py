@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.cupy_nccl"}
@@ -196,6 +198,17 @@ class NCCL(Protocol):
 
     def explain(self, error: Exception) -> str | None:
         """Return what NCCL says, with the text of its last error, if `error` came from it."""
+
+
+@contextmanager
+def on_device(runtime: Runtime, device: int) -> Iterator[None]:
+    """Make a GPU the current one inside the block."""
+    before = runtime.current_device()
+    runtime.use_device(device)
+    try:
+        yield
+    finally:
+        runtime.use_device(before)
 
 
 @functools.cache

@@ -24,6 +24,7 @@ class CudaWork(Work):
         self._events = events
         self._failure = failure
         self._wait_blocks = wait_blocks
+        self._event = 0  # until the batch that the operation belongs to has been launched
 
     def launched(self, event: int, alive: Any) -> None:
         """Take the event that has been recorded behind the operation, and what has to live until it has passed."""
@@ -48,7 +49,7 @@ class CudaWork(Work):
     def poll(self) -> bool:
         """Return whether the event has passed; raise what has gone wrong in the transport."""
         self._raise_failure()
-        return self._runtime.is_done(self._event)
+        return self._event != 0 and self._runtime.is_done(self._event)
 
     def block(self) -> None:
         """Return when the event has passed; raise what has gone wrong in the transport."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, cast
 
@@ -50,13 +51,20 @@ class NCCLBackend(Backend):
     # -- the connection --------------------------------------------------------------------------
 
     def connect(self, device: int | None = None) -> Connection:
-        """Make the group's communicator on a GPU, by default this rank's own; every rank of the group calls it."""
-        if device is None:
-            device = self._options.device_id
-        if device is None:
-            device = device_of_rank(self._runtime, get_local_rank())
-        comm = connect(self._nccl, self._runtime, self._mpi, self._options.ranks, device)
+        """Make the group's communicator; `device` is the GPU of the first array. Every rank of the group calls it."""
+        comm, device = connect(
+            self._nccl, self._runtime, self._mpi, self._options.ranks, partial(self._choose_device, device)
+        )
+        if self._options.device_id is not None:
+            self._runtime.use_device(device)
         return self._connected(comm, device)
+
+    def _choose_device(self, device: int | None) -> int:
+        """Return the GPU that the program has named; that of the array; or this rank's turn among those of the node."""
+        named = self._options.device_id
+        if isinstance(named, int):
+            return named
+        return device_of_rank(self._runtime, get_local_rank()) if named == "auto" or device is None else device
 
     def _connected(self, comm: seam.Communicator, device: int) -> Connection:
         wait_blocks = os.environ.get("HPCCOMM_BLOCKING_WAIT") == "1"
@@ -70,8 +78,8 @@ class NCCLBackend(Backend):
         if connection is None:
             return None
         connection.synchronize()  # ncclCommSplit wants nothing in flight
-        self._runtime.use_device(connection.device)
-        comm = connection.comm.split(-1 if options is None else color, 0 if options is None else options.rank)
+        with seam.on_device(self._runtime, connection.device):
+            comm = connection.comm.split(-1 if options is None else color, 0 if options is None else options.rank)
         if comm is None or options is None:
             return None
         backend = type(self)(replace(options, device_id=connection.device))
@@ -262,18 +270,18 @@ class NCCLBackend(Backend):
 
     def barrier(self, async_op: bool) -> Work | None:
         connection = self._connection or self.connect()
-        self._runtime.use_device(connection.device)
         token = self._runtime.empty((1,), np.dtype(np.uint8), connection.device, connection.stream)
-        work = self.all_reduce(token, ReduceOp.MAX, async_op)
+        with seam.on_device(self._runtime, connection.device):
+            work = self.all_reduce(token, ReduceOp.MAX, async_op)
         if not async_op:
             connection.synchronize()
         return work
 
     def close(self) -> None:
-        if self._intra_node is not None:
-            self._intra_node.close()
         if self._connection is not None:
             self._connection.destroy(min(as_seconds(self._options.timeout), LONGEST_DESTROY))
+        if self._intra_node is not None:
+            self._intra_node.close()
 
     def abort(self) -> None:
         if self._connection is not None:
@@ -293,7 +301,7 @@ class NCCLBackend(Backend):
         """Begin an operation on these arrays; the first one connects the ranks."""
         connection = self._connection
         if connection is None:
-            connection = self.connect(arrays[0].data.device_id if self._options.device_id is None else None)
+            connection = self.connect(arrays[0].data.device_id)
         for array in arrays:
             if array.data.device_id != connection.device:
                 raise ValueError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
-from ..cuda.seam import NCCL, Communicator, Runtime
+from ..cuda.seam import NCCL, Communicator, Runtime, on_device
 from ..errors import DistBackendError, DistError, here
 from . import intra_node
 
@@ -17,26 +17,39 @@ SHARING = 23000  # the first version of NCCL that lets ranks share a GPU
 MAY_SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
-def connect(nccl: NCCL, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int], device: int) -> Communicator:
-    """Make the communicator of the ranks of `comm`, whose global ranks are `ranks`, each with its GPU `device`.
+def connect(
+    nccl: NCCL, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int], choose_device: Callable[[], int]
+) -> tuple[Communicator, int]:
+    """Make the communicator of the ranks of `comm`, whose global ranks are `ranks`; return it and this rank's GPU.
 
     Raises
     ------
     DistBackendError
         On every rank: two ranks have the same GPU, or one of them finds no GPU, or NCCL gives no unique id.
     """
-    shared = _check_gpus(comm.allgather(_gpu(nccl, runtime, device)), ranks)
+    mine = _gpu(nccl, runtime, choose_device)
+    device = mine.number
+    shared = _check_gpus(comm.allgather(mine), ranks)
     if shared is not None:
         if intra_node.mode() != "host":
             raise DistBackendError(shared)
-        return cast("Communicator", Unavailable(shared))
+        return cast("Communicator", Unavailable(shared)), device
     # One broadcast carries (what went wrong, the id), so that nobody waits for an id that never comes.
     error, unique_id = comm.bcast(_unique_id(nccl) if comm.Get_rank() == 0 else None)
     if error is not None:
         raise DistBackendError(f"NCCL on rank {ranks[0]} can't make a unique id: {error}{here()}")
     comm.Barrier()
-    runtime.use_device(device)
-    return nccl.connect(comm.Get_size(), unique_id, comm.Get_rank())
+    with on_device(runtime, device):
+        return nccl.connect(comm.Get_size(), unique_id, comm.Get_rank()), device
+
+
+class _GPU(NamedTuple):
+    """What a rank says of its GPU."""
+
+    number: int = -1
+    identity: str = ""
+    may_be_shared: bool = False
+    error: str | None = None
 
 
 def _unique_id(nccl: NCCL) -> tuple[str | None, Any]:
@@ -46,27 +59,27 @@ def _unique_id(nccl: NCCL) -> tuple[str | None, Any]:
         return nccl.explain(error) or repr(error), None
 
 
-def _gpu(nccl: NCCL, runtime: Runtime, device: int) -> tuple[str | None, str, bool]:
-    """Return (what went wrong, the identity of this rank's GPU, whether it may be shared)."""
+def _gpu(nccl: NCCL, runtime: Runtime, choose_device: Callable[[], int]) -> _GPU:
     try:
-        return None, runtime.identity(device), nccl.version() >= SHARING and os.environ.get(MAY_SHARE) == "1"
-    except Exception as error:
-        return runtime.explain(error) or repr(error), "", False
+        device = choose_device()
+        may_be_shared = nccl.version() >= SHARING and os.environ.get(MAY_SHARE) == "1"
+        return _GPU(device, runtime.identity(device), may_be_shared)
+    except Exception as error:  # the others have to learn of whatever it is
+        return _GPU(error=runtime.explain(error) or str(error))
 
 
-def _check_gpus(gpus: list[tuple[str | None, str, bool]], ranks: Sequence[int]) -> str | None:
+def _check_gpus(gpus: list[_GPU], ranks: Sequence[int]) -> str | None:
     """Raise if a rank has no GPU; return what is to be said if ranks share one and may not."""
-    for rank, (error, _, _) in zip(ranks, gpus, strict=True):
-        if error is not None:
-            raise DistBackendError(f"rank {rank} has no usable GPU: {error}{here()}")
     ranks_of: dict[str, list[int]] = {}
-    for rank, (_, identity, _) in zip(ranks, gpus, strict=True):
-        ranks_of.setdefault(identity, []).append(rank)
+    for rank, gpu in zip(ranks, gpus, strict=True):
+        if gpu.error is not None:
+            raise DistBackendError(f"rank {rank} has no usable GPU: {gpu.error}{here()}")
+        ranks_of.setdefault(gpu.identity, []).append(rank)
     shared = [together for together in ranks_of.values() if len(together) > 1]
-    if shared and not all(may_share for _, _, may_share in gpus):
+    if shared and not all(gpu.may_be_shared for gpu in gpus):
         return (
             f"ranks {'; '.join(', '.join(map(str, together)) for together in shared)} have the same GPU. Give each "
-            f"rank one of its own, before it makes arrays: cupy.cuda.Device(hpccomm.get_local_rank()).use(). To share "
+            f"rank one of its own: init_process_group(device_id='auto'), or a number, before it makes arrays. To share "
             f"one on purpose: {MAY_SHARE}=1 with NCCL 2.30 or newer, or 'cuda:mpi'{here()}"
         )
     return None
@@ -101,5 +114,5 @@ def device_of_rank(runtime: Runtime, local_rank: int) -> int:
     """Return the GPU of a rank that has not said which: the ranks of a node take turns."""
     count = runtime.device_count()
     if count == 0:
-        raise DistError(f"this process sees no GPU{here()}")
+        raise DistError("CUDA shows none")
     return local_rank % count

@@ -58,6 +58,19 @@ def test_device_id_connects_at_once(machine: Any) -> None:
         assert gpus.values(array) == SIZE
 
 
+def test_the_ranks_of_a_node_take_turns(machine: Any) -> None:
+    machine.devices = 2
+    with hc.init_process_group(device_id="auto"):
+        assert machine.device == hc.get_local_rank() % 2
+        array = gpus.array(np.ones(1))
+        hc.all_reduce(array)
+        assert gpus.values(array) == SIZE
+        alone = hc.new_group([0])
+        if isinstance(alone, hc.ProcessGroup):
+            hc.all_reduce(array, group=alone)
+            assert gpus.values(array) == SIZE
+
+
 def test_a_first_message_between_two_of_many_after_device_id() -> None:
     with hc.init_process_group(device_id=device_id()):
         if RANK == 0 and SIZE > 1:
@@ -75,6 +88,10 @@ def test_device_ids_that_can_not_be(machine: Any) -> None:
         hc.init_process_group("mpi", device_id=0)
     with pytest.raises(hc.DistBackendError, match="rank 0 has no usable GPU: cudaErrorInvalidDevice"):
         hc.init_process_group(device_id=7)
+    hc.destroy_process_group()
+    machine.devices = 0
+    with pytest.raises(hc.DistBackendError, match="rank 0 has no usable GPU: CUDA shows none"):
+        hc.init_process_group(device_id="auto")
 
 
 def test_an_array_on_another_gpu(machine: Any) -> None:

@@ -65,6 +65,16 @@ def test_a_batch_is_one_group_call(process_group: hc.ProcessGroup, request: pyte
         assert machine.calls.count("group_start") == machine.calls.count("group_end") == 1
 
 
+def test_many_batches(process_group: hc.ProcessGroup) -> None:
+    """So many that the group lets go of completed works while the next batch is being collected."""
+    to, source = neighbours(process_group)
+    array, output = gpus.array(np.full(3, process_group.rank)), gpus.array(np.zeros(3, int))
+    for _ in range(100):
+        for work in hc.batch_isend_irecv([hc.P2POp(hc.irecv, output, source), hc.P2POp(hc.isend, array, to)]):
+            work.wait()
+    assert_same(gpus.values(output), np.full(3, source))
+
+
 def test_a_batch_on_host_and_gpu(process_group: hc.ProcessGroup) -> None:
     to, source = neighbours(process_group)
     sent = [np.full(2, process_group.rank), gpus.array(np.full(2, process_group.rank))]

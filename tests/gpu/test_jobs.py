@@ -1,0 +1,93 @@
+"""The jobs on GPUs: on real ones, or with NumPy under CuPy's name and the stand-in."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from ..launch import IMITATED_GPU, ROOT, launch
+from . import gpus
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="starts mpiexec itself: once is enough")
+
+
+def run_job(ranks: int, job: str, *arguments: str | Path) -> str:
+    """Run a job that has to end well, and return what it printed."""
+    environment = {} if gpus.is_real() else IMITATED_GPU
+    ended = launch(ranks, sys.executable, f"jobs/{job}.py", *arguments, env=environment)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    assert ended.stdout.endswith("OK\n")
+    return ended.stdout
+
+
+def numbers_of_ranks() -> list[int]:
+    if not gpus.is_real():
+        return [1, 2, 4]
+    import cupy
+
+    return [n for n in (1, 2, 4) if n <= cupy.cuda.runtime.getDeviceCount()]
+
+
+@pytest.mark.parametrize("ranks", numbers_of_ranks())
+def test_training_on_gpus_gives_the_weights_of_the_host(ranks: int, tmp_path: Path) -> None:
+    weights = {}
+    for device in ("cpu", "cuda"):
+        file = tmp_path / f"{device}.npz"
+        run_job(
+            ranks,
+            "train_digits",
+            "--quiet",
+            "--epochs",
+            "6",
+            "--batch",
+            "41",
+            "--device",
+            device,
+            "--save-weights",
+            file,
+        )
+        weights[device] = np.load(file)["weights"]
+    np.testing.assert_allclose(weights["cuda"], weights["cpu"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("ranks", numbers_of_ranks())
+def test_heat_on_gpus_equals_the_serial_answer(ranks: int, tmp_path: Path) -> None:
+    printed = run_job(
+        ranks, "heat2d", "--device", "cuda", "--size", "37", "--steps", "50", "--output", tmp_path / "heat.png"
+    )
+    assert "equals the serial answer bit for bit" in printed
+
+
+@pytest.mark.parametrize("transport", ["nccl", "mpi"])
+@pytest.mark.parametrize("ranks", numbers_of_ranks())
+def test_both_devices_in_one_group(ranks: int, transport: str) -> None:
+    printed = run_job(ranks, "mixed_devices", "--points", "100000", "--transport", transport)
+    assert "host cpu: 2.0000000" in printed
+    assert "GPU cuda: 2.0000000" in printed
+    assert f"cpu:mpi,cuda:{transport}" in printed
+
+
+@pytest.mark.parametrize("ranks", numbers_of_ranks())
+def test_the_benchmark_prints_a_row_for_each_contender_it_has(ranks: int) -> None:
+    environment = {} if gpus.is_real() else IMITATED_GPU
+    ended = launch(
+        ranks, sys.executable, "tools/gpu-bench", "--sizes", "8", "4096", "--seconds", "0.001", env=environment
+    )
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    for nbytes in (8, 4096):
+        for contender in ("hpccomm, NCCL", "hpccomm, cuda:mpi"):
+            assert f"| {nbytes} | {contender} |" in ended.stdout
+
+
+def test_without_a_gpu_no_results_are_written() -> None:
+    if gpus.is_real():
+        pytest.skip("here is a GPU")
+    before = (ROOT / "docs" / "gpu-results.md").read_text()
+    ended = launch(1, sys.executable, "tools/test-gpu")
+    assert ended.returncode == 2
+    assert "There is no GPU that CuPy and NCCL can use" in ended.stderr
+    assert (ROOT / "docs" / "gpu-results.md").read_text() == before
