@@ -159,7 +159,7 @@ def _problem(arguments: argparse.Namespace) -> str | None:
     """Return what is wrong with the options, as far as can be told without MPI."""
     sizes_of(arguments.begin, arguments.end, arguments.factor)
     if arguments.device != "cpu":
-        return "--device cuda: needs a GPU; not available here"
+        return "--device cuda: hpccomm bench measures host arrays; for GPU arrays: mpiexec -n N python tools/gpu-bench"
     if "nccl" in arguments.against:
         return f"--against nccl: {contender_class('nccl').missing()}"
     kind = "f" if arguments.dtype.name == "bfloat16" else arguments.dtype.kind

@@ -158,7 +158,7 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "cuda"], "--device cuda: needs a GPU; not available here"),
+        (["--device", "cuda"], "--device cuda: hpccomm bench measures host arrays"),
         (["--against", "mpi4py,nccl"], "--against nccl: needs a GPU; not available here"),
         (["--overhead"], "--overhead is measured on 1 rank"),
         (["nothing"], "there is no operation 'nothing'"),
