@@ -88,11 +88,16 @@ def _all_reduce_on_gpu(group: Operations, matrix: Any, async_op: bool) -> Work |
 
 
 def _assign(matrix: Any, entries: Any) -> None:
-    """Make `matrix` the sum of `entries`, keeping its class, shape and dtype."""
+    """Make `matrix` the sum of `entries`."""
     import scipy.sparse
 
     summed = scipy.sparse.coo_array((entries["value"], (entries["row"], entries["column"])), shape=matrix.shape)
-    result = summed.asformat(matrix.format)
+    assign_sum(matrix, summed)
+
+
+def assign_sum(matrix: Any, coordinates: Any) -> None:
+    """Make `matrix` the sum of the entries of a matrix in the format "coo", keeping its class, shape and dtype."""
+    result = coordinates.asformat(matrix.format)
     result.sum_duplicates()
     matrix.data = result.data.astype(matrix.dtype, copy=False)
     if matrix.format == "coo":

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..sparse import assign_sum
+
 INSTALL = "pip install 'hpccomm[cuda13]' (or [cuda12], for an older driver)"
 
 try:
@@ -106,15 +108,7 @@ class Runtime:
         from cupyx.scipy import sparse
 
         with cupy.cuda.Device(device), _stream(stream, device) as used:
-            summed = sparse.coo_matrix((values, (rows, columns)), shape=matrix.shape)
-            summed.sum_duplicates()
-            result = summed.asformat(matrix.format)
-            matrix.data = result.data.astype(matrix.dtype, copy=False)
-            if matrix.format == "coo":
-                matrix.row, matrix.col = result.row, result.col
-                matrix.has_canonical_format = True
-            else:
-                matrix.indices, matrix.indptr = result.indices, result.indptr
+            assign_sum(matrix, sparse.coo_matrix((values, (rows, columns)), shape=matrix.shape))
             used.synchronize()
 
     def pinned(self, nbytes: int) -> Any:

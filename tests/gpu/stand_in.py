@@ -28,6 +28,8 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
+from .gpus import extent
+
 HOST = -1  # the number of the host among the streams, in the clocks
 DEFAULT_STREAM = 0
 
@@ -160,15 +162,6 @@ def as_numpy(array: Any) -> np.ndarray:
     low, high = extent(array)
     memory = MPI.buffer.fromaddress(low, high - low)
     return np.ndarray(array.shape, array.dtype, memory, array.data.ptr - low if array.size else 0, array.strides)
-
-
-def extent(array: Any) -> tuple[int, int]:
-    """Return the lowest address of an array, and the one behind its highest."""
-    if not array.size:
-        return 0, 0
-    reaches = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
-    low = array.data.ptr + sum(reach for reach in reaches if reach < 0)
-    return low, array.data.ptr + sum(reach for reach in reaches if reach > 0) + array.itemsize
 
 
 class CUDAError(Exception):
