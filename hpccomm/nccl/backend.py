@@ -24,6 +24,7 @@ from .intra_node import IntraNode
 from .launch import Launch
 from .types import reduced
 
+MOST_CALLS = 2048  # in one group (NCCL's user guide, "Group Calls"); the two ends of a batch might be cut differently
 LONGEST_DESTROY = 60.0  # seconds; a group's timeout is meant for the program's own pauses
 
 
@@ -249,6 +250,11 @@ class NCCLBackend(Backend):
         return _from(source, self._end(launch, async_op, (array, output)))
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
+        if len(arrays) > MOST_CALLS:
+            raise ValueError(
+                f"batch_isend_irecv: {len(arrays)} messages on GPU arrays; NCCL takes {MOST_CALLS} at once, so make "
+                f"several batches{here()}"
+            )
         self._message("batch_isend_irecv", 0, *arrays)
         return cast("Connection", self._connection).batch()
 

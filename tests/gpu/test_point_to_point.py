@@ -65,6 +65,12 @@ def test_a_batch_is_one_group_call(process_group: hc.ProcessGroup, request: pyte
         assert machine.calls.count("group_start") == machine.calls.count("group_end") == 1
 
 
+def test_a_batch_that_is_too_large(process_group: hc.ProcessGroup) -> None:
+    array = gpus.array(np.zeros(1))
+    with pytest.raises(ValueError, match="2049 messages on GPU arrays; NCCL takes 2048 at once"):
+        hc.batch_isend_irecv([hc.P2POp(hc.isend, array, process_group.rank)] * 2049)
+
+
 def test_many_batches(process_group: hc.ProcessGroup) -> None:
     """So many that the group lets go of completed works while the next batch is being collected."""
     to, source = neighbours(process_group)
