@@ -26,32 +26,26 @@ def run_job(ranks: int, job: str, *arguments: str | Path) -> str:
 
 def numbers_of_ranks() -> list[int]:
     if not gpus.is_real():
-        return [1, 2, 4]
+        return [2, 4]
     import cupy
 
     return [n for n in (1, 2, 4) if n <= cupy.cuda.runtime.getDeviceCount()]
 
 
-@pytest.mark.parametrize("ranks", numbers_of_ranks())
-def test_training_on_gpus_gives_the_weights_of_the_host(ranks: int, tmp_path: Path) -> None:
-    weights = {}
-    for device in ("cpu", "cuda"):
-        file = tmp_path / f"{device}.npz"
-        run_job(
-            ranks,
-            "train_digits",
-            "--quiet",
-            "--epochs",
-            "6",
-            "--batch",
-            "41",
-            "--device",
-            device,
-            "--save-weights",
-            file,
-        )
-        weights[device] = np.load(file)["weights"]
-    np.testing.assert_allclose(weights["cuda"], weights["cpu"], rtol=0, atol=1e-6)
+def trained(ranks: int, device: str, folder: Path) -> np.ndarray:
+    """Return the weights after a short training."""
+    file = folder / f"{device}-{ranks}.npz"
+    arguments = ["--quiet", "--epochs", "3", "--require-accuracy", "0", "--device", device, "--save-weights", file]
+    run_job(ranks, "train_digits", *arguments)
+    weights: np.ndarray = np.load(file)["weights"]
+    return weights
+
+
+def test_training_on_gpus_gives_the_weights_of_the_host(tmp_path: Path) -> None:
+    expected = trained(1, "cpu", tmp_path)
+    assert expected.any()
+    for ranks in numbers_of_ranks():
+        np.testing.assert_allclose(trained(ranks, "cuda", tmp_path), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("ranks", numbers_of_ranks())
@@ -63,7 +57,7 @@ def test_heat_on_gpus_equals_the_serial_answer(ranks: int, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("transport", ["nccl", "mpi"])
-@pytest.mark.parametrize("ranks", numbers_of_ranks())
+@pytest.mark.parametrize("ranks", numbers_of_ranks()[:1])
 def test_both_devices_in_one_group(ranks: int, transport: str) -> None:
     printed = run_job(ranks, "mixed_devices", "--points", "100000", "--transport", transport)
     assert "host cpu: 2.0000000" in printed
@@ -71,7 +65,7 @@ def test_both_devices_in_one_group(ranks: int, transport: str) -> None:
     assert f"cpu:mpi,cuda:{transport}" in printed
 
 
-@pytest.mark.parametrize("ranks", numbers_of_ranks())
+@pytest.mark.parametrize("ranks", numbers_of_ranks()[:1])
 def test_the_benchmark_prints_a_row_for_each_contender_it_has(ranks: int) -> None:
     environment = {} if gpus.is_real() else IMITATED_GPU
     ended = launch(
