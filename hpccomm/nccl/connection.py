@@ -85,9 +85,11 @@ class Connection:
             yield
         finally:
             launches, self._batch = self._batch, None
-            self.nccl.group_end()
-        for launch, work in launches:  # nothing of NCCL was on the stream before the end of the group
-            self._mark_end(launch, work)
+            try:
+                self.nccl.group_end()
+            finally:
+                for launch, work in launches:  # nothing of NCCL was on the stream before the end of the group
+                    self._mark_end(launch, work)
 
     def synchronize(self) -> None:
         """Block the host until the stream has done everything."""

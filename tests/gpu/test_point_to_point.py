@@ -101,6 +101,16 @@ def test_a_batch_that_fails_closes_its_group(process_group: hc.ProcessGroup, mac
     assert machine.depth == 0
     to, source = neighbours(process_group)
     output = gpus.array(np.ones(2))
+    with pytest.raises(hc.UnsupportedOperationError):
+        hc.batch_isend_irecv(
+            [
+                hc.P2POp(hc.irecv, output, source),
+                hc.P2POp(hc.isend, array, to),
+                hc.P2POp(hc.isend, array, to, tag=5),
+            ]
+        )
+    assert machine.depth == 0
+    assert all(work.wait(30) for work in list(process_group._in_flight))  # the first two have been launched
     hc.sendrecv(array, to, output, source)
     assert_same(gpus.values(output), np.zeros(2))
 
