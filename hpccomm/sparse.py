@@ -67,7 +67,7 @@ def _all_reduce_on_gpu(group: Operations, matrix: Any, async_op: bool) -> Work |
     mine = [coordinates.row, coordinates.col, coordinates.data]
     device, stream = matrix.data.data.device_id, runtime.current_stream()
     counts = np.empty(group.size, np.int64)
-    group.all_gather_single(counts, np.array([matrix.nnz], np.int64), False)
+    group.all_gather_single(counts, np.array([coordinates.data.size], np.int64), False)
     everybody = [runtime.empty((int(counts.sum()),), each.dtype, device, stream) for each in mine]
     ends = np.cumsum(counts)
     outputs = [
