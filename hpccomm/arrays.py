@@ -114,7 +114,9 @@ def module_of(array: Array) -> Any:
 
 
 def is_read_only(array: Any) -> bool:
-    """Whether a GPU array says that its memory may not be written (JAX's do)."""
+    """Whether a GPU array says that its memory may not be written (JAX's do, CuPy's never)."""
+    if module_of(array) is not np:
+        return False
     interface = getattr(array, "__cuda_array_interface__", None)
     return bool(interface and interface.get("data", (0, False))[1])
 

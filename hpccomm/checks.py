@@ -40,7 +40,7 @@ def writable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
             _check_dtype(operation, argument, view.dtype)
         if not view.flags.writeable:
             raise _read_only(operation, argument)
-    elif view is not array and is_read_only(array):
+    elif is_read_only(array):
         raise _read_only(operation, argument)
     return device, view
 

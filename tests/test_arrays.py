@@ -91,6 +91,13 @@ def test_devices_without_dlpack() -> None:
         hc.device_of(OnlyDLPack(np.zeros(2), 99))  # a device that hpccomm does not know
 
 
+def test_a_read_only_gpu_array_is_not_written() -> None:
+    array = OnlyCUDA()
+    array.__cuda_array_interface__ = {"data": (0, True)}
+    with pytest.raises(ValueError, match="all_reduce: array is read-only, and the result would be written to it"):
+        hc.all_reduce(array)
+
+
 def test_a_gpu_array_without_a_gpu_backend_says_so() -> None:
     if hc.is_nccl_available():
         pytest.skip("the NCCL backend is available here")
