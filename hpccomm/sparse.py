@@ -65,7 +65,8 @@ def _all_reduce_on_gpu(group: Operations, matrix: Any, async_op: bool) -> Work |
     runtime = seam.runtime()
     coordinates = matrix.tocoo()
     mine = [coordinates.row, coordinates.col, coordinates.data]
-    device, stream = matrix.data.data.device_id, runtime.current_stream()
+    device = matrix.data.data.device_id
+    stream = runtime.current_stream(device)
     counts = np.empty(group.size, np.int64)
     group.all_gather_single(counts, np.array([coordinates.data.size], np.int64), False)
     everybody = [runtime.empty((int(counts.sum()),), each.dtype, device, stream) for each in mine]
@@ -77,7 +78,7 @@ def _all_reduce_on_gpu(group: Operations, matrix: Any, async_op: bool) -> Work |
 
     def assign() -> None:
         rows, columns, values = everybody
-        runtime.sum_entries(matrix, rows, columns, values, device, runtime.current_stream())
+        runtime.sum_entries(matrix, rows, columns, values, device, runtime.current_stream(device))
 
     work = group.all_gather_coalesced(outputs, mine, async_op)
     if work is None:

@@ -50,8 +50,8 @@ class Runtime:
     def destroy_stream(self, stream: int) -> None:
         cuda.streamDestroy(stream)
 
-    def current_stream(self) -> int:
-        return cupy.cuda.get_current_stream().ptr  # type: ignore[no-any-return]
+    def current_stream(self, device: int) -> int:
+        return cupy.cuda.get_current_stream(device).ptr  # type: ignore[no-any-return]
 
     def synchronize_stream(self, stream: int) -> None:
         cuda.streamSynchronize(stream)

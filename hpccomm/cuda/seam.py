@@ -43,8 +43,8 @@ class Runtime(Protocol):
     def destroy_stream(self, stream: int) -> None:
         """Destroy it."""
 
-    def current_stream(self) -> int:
-        """Return the stream on which this thread's CuPy calls run."""
+    def current_stream(self, device: int) -> int:
+        """Return the stream on which this thread's CuPy calls for a GPU run, whichever GPU is the current one."""
 
     def synchronize_stream(self, stream: int) -> None:
         """Block the host until the stream has done all that was put on it."""

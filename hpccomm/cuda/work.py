@@ -17,10 +17,16 @@ class CudaWork(Work):
     """
 
     def __init__(
-        self, runtime: Runtime, events: list[int], failure: Callable[[], Exception | None], wait_blocks: bool
+        self,
+        runtime: Runtime,
+        device: int,
+        events: list[int],
+        failure: Callable[[], Exception | None],
+        wait_blocks: bool,
     ) -> None:
         super().__init__()
         self._runtime = runtime
+        self._device = device
         self._events = events
         self._failure = failure
         self._wait_blocks = wait_blocks
@@ -38,7 +44,7 @@ class CudaWork(Work):
         if self._status is IN_FLIGHT and self._failure() is None:
             with self._lock:
                 if self._status is IN_FLIGHT:
-                    self._runtime.wait(self._runtime.current_stream(), self._event)
+                    self._runtime.wait(self._runtime.current_stream(self._device), self._event)
                     return True
         return super().wait()
 

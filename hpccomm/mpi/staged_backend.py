@@ -47,7 +47,7 @@ class StagedBackend(Backend):
         if device not in self._lanes:
             self._lanes[device] = Lane(self._runtime, device)
         # The host waits for the copies anyway: it may as well wait for the arrays, which needs no event.
-        self._runtime.synchronize_stream(self._runtime.current_stream())
+        self._runtime.synchronize_stream(self._runtime.current_stream(device))
         return Stage(self._runtime, self._lanes[device])
 
     # -- one array -------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class Connection:
         if self.failure is not None:
             raise self.failure
         if self._batch is None:
-            self.runtime.record(self._before, self.runtime.current_stream())
+            self.runtime.record(self._before, self.runtime.current_stream(self.device))
             self.runtime.wait(self.stream, self._before)
         return Launch(self.nccl, self.runtime, self.comm, self.device, self.stream)
 
@@ -56,7 +56,7 @@ class Connection:
         """Make NCCL's calls; a Work waits for them, or the current stream does."""
         launch.make_calls()
         if async_op:
-            work = CudaWork(self.runtime, self._events, lambda: self.failure, self._wait_blocks)
+            work = CudaWork(self.runtime, self.device, self._events, lambda: self.failure, self._wait_blocks)
             launch.alive.append(arrays)
             if self._batch is None:
                 self._mark_end(launch, work)
@@ -65,7 +65,7 @@ class Connection:
             return work
         launch.unpack()
         self.runtime.record(self._after, self.stream)
-        self.runtime.wait(self.runtime.current_stream(), self._after)
+        self.runtime.wait(self.runtime.current_stream(self.device), self._after)
         if self._wait_blocks:
             self.runtime.synchronize_event(self._after)
         return None

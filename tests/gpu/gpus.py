@@ -111,7 +111,7 @@ def current_stream() -> int:
     """Return the stream on which the program works."""
     from hpccomm.cuda import seam
 
-    return seam.runtime().current_stream()
+    return seam.runtime().current_stream(0)
 
 
 @contextmanager

@@ -195,7 +195,7 @@ class Runtime:
     def destroy_stream(self, stream: int) -> None:
         del MACHINE.streams[stream]
 
-    def current_stream(self) -> int:
+    def current_stream(self, device: int) -> int:
         return getattr(MACHINE.current, "stream", DEFAULT_STREAM)
 
     def synchronize_stream(self, stream: int) -> None:
