@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,7 +69,8 @@ class Machine:
         self.events: dict[int, Event] = {}
         self.current = threading.local()
         self.accesses: list[Access] = []
-        self.races: list[str] = []
+        self._races: list[str] = []
+        self._dropped: deque[tuple[int, int, int]] = deque()  # memory and the stream that may use it again
         self.calls: list[str] = []  # the functions of the seam, in the order of their calls
         self.held = False
         self.version = 23000
@@ -86,13 +88,36 @@ class Machine:
     def runs(self, stream: int, what: str, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
         """Note that the stream now uses these (start, end) ranges of memory."""
         with self.lock:
-            clock = self.streams[stream]
-            _merge(clock, self.host)  # the host launches it, knowing what it knows
-            clock[stream] = clock.get(stream, 0) + 1
-            for ranges, is_write in ((reads, False), (writes, True)):
-                for start, end in ranges:
-                    if start < end:
-                        self._access(Access(start, end, stream, clock[stream], is_write, what), clock)
+            self._settle()
+            self._note(stream, what, reads, writes)
+
+    def _note(self, stream: int, what: str, reads: tuple[Any, ...], writes: tuple[Any, ...]) -> None:
+        clock = self.streams[stream]
+        _merge(clock, self.host)  # the host launches it, knowing what it knows
+        clock[stream] = clock.get(stream, 0) + 1
+        for ranges, is_write in ((reads, False), (writes, True)):
+            for start, end in ranges:
+                if start < end:
+                    self._access(Access(start, end, stream, clock[stream], is_write, what), clock)
+
+    def _settle(self) -> None:
+        """Take note of the memory that was dropped: a finaliser may run anywhere, also in the middle of noting."""
+        while self._dropped:
+            start, end, stream = self._dropped.popleft()
+            if stream in self.streams:
+                self._note(stream, "the reuse of dropped memory", (), ((start, end),))
+            self.accesses = [each for each in self.accesses if not (start <= each.start and each.end <= end)]
+
+    @property
+    def races(self) -> list[str]:
+        """What has been found, up to now."""
+        with self.lock:
+            self._settle()
+            return self._races
+
+    @races.setter
+    def races(self, races: list[str]) -> None:
+        self._races = races
 
     def _access(self, access: Access, clock: Clock) -> None:
         kept = []
@@ -100,7 +125,7 @@ class Machine:
             ordered = clock.get(earlier.stream, 0) >= earlier.time
             together = earlier.start < access.end and access.start < earlier.end
             if together and not ordered and (access.writes or earlier.writes):
-                self.races.append(
+                self._races.append(
                     f"{access.what} on stream {access.stream} does not wait for {earlier.what} on stream "
                     f"{earlier.stream}, which uses the same memory"
                 )
@@ -113,6 +138,7 @@ class Machine:
     def host_waits(self, clock: Clock) -> None:
         """Let the host know of what has passed by this clock."""
         with self.lock:
+            self._settle()
             _merge(self.host, clock)
             self.accesses = [each for each in self.accesses if self.host.get(each.stream, 0) < each.time]
 
@@ -133,13 +159,7 @@ class Machine:
         """Note when the memory of a NumPy array is dropped: from then on it may be used by what follows on `stream`."""
         root = _root(host)
         low, high = np.lib.array_utils.byte_bounds(root)
-        weakref.finalize(root, self._freed, low, high, stream)
-
-    def _freed(self, start: int, end: int, stream: int) -> None:
-        with self.lock:
-            if stream in self.streams:
-                self.runs(stream, "the reuse of dropped memory", writes=((start, end),))
-            self.accesses = [each for each in self.accesses if not (start <= each.start and each.end <= end)]
+        weakref.finalize(root, self._dropped.append, (low, high, stream))
 
 
 def _root(array: np.ndarray) -> np.ndarray:
