@@ -209,7 +209,7 @@ class ProcessGroup(Operations):
         if operation in MESSAGES:
             outcome.keeps_its_place = False
         self._in_flight[outcome] = None
-        if len(self._in_flight) > REAP_ABOVE:
+        if len(self._in_flight) > REAP_ABOVE or outcome.is_let_go_at_once:
             self._reap()
         return cast("Work | None", outcome)
 

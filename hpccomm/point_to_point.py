@@ -7,8 +7,8 @@ receive arrive in the order they were sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,27 +215,32 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         if not isinstance(operation, P2POp):
             raise TypeError(f"batch_isend_irecv: the list holds {operation!r}; expected P2POp objects{here()}")
     works: dict[int, Work] = {}
-    with ExitStack() as batches:
-        for backend, arrays in _on_gpus(operations):
-            batches.enter_context(backend.batch(arrays))
-        for receives in (True, False):
-            for i, each in enumerate(operations):
-                if (each.op is irecv) == receives:
-                    works[i] = each.op(each.array, each.peer, each.group, each.tag, each.group_peer)
+    for backend, indices in _by_backend(operations):
+        # One batch for each group: its messages run beside those of the others, on a stream of their own.
+        with nullcontext() if backend is None else backend.batch([_located(operations, i)[1] for i in indices]):
+            for receives in (True, False):
+                for i in indices:
+                    each = operations[i]
+                    if (each.op is irecv) == receives:
+                        works[i] = each.op(each.array, each.peer, each.group, each.tag, each.group_peer)
     return [works[i] for i in range(len(operations))]
 
 
-def _on_gpus(operations: list[P2POp]) -> Iterator[tuple[Backend, list[Any]]]:
-    """Yield each backend of arrays that are not the host's, and these arrays."""
-    if all(type(each.array) is np.ndarray for each in operations):
-        return
-    arrays: dict[Backend, list[Any]] = {}
+def _by_backend(operations: list[P2POp]) -> list[tuple[Backend | None, list[int]]]:
+    """Return which operations belong to each backend of GPU arrays, after those on host arrays (None)."""
+    indices: dict[Backend | None, list[int]] = {None: []}
     for i, each in enumerate(operations):
-        found = member(each.group)
-        device, view = locate("batch_isend_irecv", f"p2p_op_list[{i}].array", each.array)
-        if device != "cpu" and isinstance(found, ProcessGroup):
-            arrays.setdefault(found._backends[device], []).append(view)
-    yield from arrays.items()
+        backend = None
+        if type(each.array) is not np.ndarray:
+            found, (device, _) = member(each.group), _located(operations, i)
+            if device != "cpu" and isinstance(found, ProcessGroup):
+                backend = found._backends[device]
+        indices.setdefault(backend, []).append(i)
+    return list(indices.items())
+
+
+def _located(operations: list[P2POp], i: int) -> tuple[str, Any]:
+    return locate("batch_isend_irecv", f"p2p_op_list[{i}].array", operations[i].array)
 
 
 def _source(group: ProcessGroup, operation: str, src: int | None, group_src: int | None) -> int | None:

@@ -55,6 +55,7 @@ class Work:
     sequence_number = 0
     alive: Any = None  # what must not be freed while the transport works on it
     group: ProcessGroup | None = None  # which keeps it while it is in flight
+    is_let_go_at_once = False  # or only when many are in flight
     keeps_its_place = True  # a collective; a message may be overtaken
     error_was_seen = False  # by the program; the group tells of others when it is destroyed
     _result: Any = None

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..sparse import assign_sum
 
+NOT_READY = 600  # cudaErrorNotReady
 INSTALL = "pip install 'hpccomm[cuda13]' (or [cuda12], for an older driver)"
 
 try:
@@ -70,7 +71,10 @@ class Runtime:
         cuda.streamWaitEvent(stream, event)
 
     def is_done(self, event: int) -> bool:
-        return cuda.eventQuery(event) == 0  # type: ignore[no-any-return]
+        status = cuda.eventQuery(event)  # which does not raise
+        if status not in (0, NOT_READY):
+            raise cuda.CUDARuntimeError(status)
+        return status == 0  # type: ignore[no-any-return]
 
     def synchronize_event(self, event: int) -> None:
         cuda.eventSynchronize(event)

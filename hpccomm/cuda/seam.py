@@ -13,7 +13,9 @@ import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+from ..errors import DistBackendError
 
 PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.cupy_nccl"}
 
@@ -209,6 +211,16 @@ def on_device(runtime: Runtime, device: int) -> Iterator[None]:
         yield
     finally:
         runtime.use_device(before)
+
+
+def device_of_rank(runtime: Runtime, device_id: int | Literal["auto"], local_rank: int) -> int:
+    """Return the GPU that the program has named; with "auto" the ranks of a node take turns."""
+    if device_id != "auto":
+        return device_id
+    count = runtime.device_count()
+    if count == 0:
+        raise DistBackendError("CUDA shows no GPU")
+    return local_rank % count
 
 
 @functools.cache

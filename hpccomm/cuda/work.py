@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..work import IN_FLIGHT, Work
-from .seam import Runtime
+from .seam import Runtime, on_device
 
 
 class CudaWork(Work):
@@ -15,6 +15,8 @@ class CudaWork(Work):
 
     `events` is where the event came from, and returns to. `failure` tells what has gone wrong in the transport.
     """
+
+    is_let_go_at_once = True  # its arrays are memory of the GPU
 
     def __init__(
         self,
@@ -41,6 +43,9 @@ class CudaWork(Work):
         """Make this thread's current stream wait for the operation, not the host; with a `timeout`, the host."""
         if timeout is not None or self._wait_blocks or self._finish is not None:
             return super().wait(timeout)
+        if self._runtime.current_device() != self._device:
+            with on_device(self._runtime, self._device):
+                return self.wait()
         if self._status is IN_FLIGHT and self._failure() is None:
             with self._lock:
                 if self._status is IN_FLIGHT:

@@ -1,7 +1,8 @@
 """CudaAwareBackend: GPU arrays handed to an MPI library that is proven to take pointers to GPU memory.
 
-The operations on one contiguous array that MPI does as it is go straight; all others by way of the host. Before each
-call the host waits for the current stream: MPI knows nothing of streams.
+Messages, and blocking operations on one array that MPI does as it is, go straight; all others by way of the host: Open
+MPI's non-blocking collectives do not take GPU pointers, also where it says that it is CUDA-aware. Before each call the
+host waits for the current stream: MPI knows nothing of streams.
 """
 
 from __future__ import annotations
@@ -29,43 +30,41 @@ class CudaAwareBackend(StagedBackend):
         self._comm: Any = options.comm
 
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
-        if not _fits(array):
+        if async_op or not _fits(array):
             return super().broadcast(array, root, async_op)
         stage = self._stage(array)
         buffer = stage.reading(array) if root == self.rank else stage.writing(array)
-        call = self._comm.Ibcast if async_op else self._comm.Bcast
-        return self._call(stage, call, _bytes(buffer), root)
+        return self._call(stage, self._comm.Bcast, _bytes(buffer), root)
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        if (op, array.dtype) not in DIRECT or not _fits(array):
+        if async_op or (op, array.dtype) not in DIRECT or not _fits(array):
             return super().all_reduce(array, op, async_op)
         datatype, mpi_op = DIRECT[op, array.dtype]
         stage = self._stage(array)
-        call = self._comm.Iallreduce if async_op else self._comm.Allreduce
-        return self._call(stage, call, IN_PLACE, _numbers(stage.in_place(array), datatype), mpi_op)
+        return self._call(stage, self._comm.Allreduce, IN_PLACE, _numbers(stage.in_place(array), datatype), mpi_op)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
-        if (op, array.dtype) not in DIRECT or not _fits(array):
+        if async_op or (op, array.dtype) not in DIRECT or not _fits(array):
             return super().reduce(array, root, op, async_op)
         datatype, mpi_op = DIRECT[op, array.dtype]
         stage = self._stage(array)
-        call = self._comm.Ireduce if async_op else self._comm.Reduce
+        call = self._comm.Reduce
         if root == self.rank:
             return self._call(stage, call, IN_PLACE, _numbers(stage.in_place(array), datatype), mpi_op, root)
         return self._call(stage, call, _numbers(stage.reading(array), datatype), None, mpi_op, root)
 
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
-        if not _fits(output):
+        if async_op or not _fits(output):
             return super().all_gather_single(output, array, async_op)
         stage = self._stage(output, array)
         (sent,) = stage.apart([array], [output])
-        call = self._comm.Iallgather if async_op else self._comm.Allgather
-        return self._call(stage, call, _bytes(sent), _bytes(stage.writing(output)))
+        return self._call(stage, self._comm.Allgather, _bytes(sent), _bytes(stage.writing(output)))
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
         if not _fits(array):
             return super().send(array, dst, tag, async_op)
         stage = self._stage(array)
+        stage.alive.append(array)
         call = self._comm.Isend if async_op else self._comm.Send
         return self._call(stage, call, _bytes(stage.reading(array)), dst, tags.checked("send", "tag", tag))
 

@@ -16,6 +16,7 @@ from ..backend import Backend, BackendOptions
 from ..cuda import seam
 from ..cuda.packing import Packing
 from ..errors import DistBackendError, UnsupportedOperationError, here
+from ..ranks import get_local_rank
 from ..reduce_op import ReduceOp
 from ..work import Work
 
@@ -32,9 +33,14 @@ class StagedBackend(Backend):
 
     def __init__(self, options: BackendOptions, host: Backend) -> None:
         super().__init__(options.rank, options.size)
+        self._device_id = options.device_id
         self._host = host
         self._runtime = seam.runtime()
         self._lanes: dict[int, Lane] = {}  # of each GPU
+
+    def connect(self) -> None:
+        if self._device_id is not None:
+            self._runtime.use_device(seam.device_of_rank(self._runtime, self._device_id, get_local_rank()))
 
     def _stage(self, *arrays: Any) -> Stage:
         """Begin an operation: copies wait for the current stream."""
@@ -47,7 +53,8 @@ class StagedBackend(Backend):
         if device not in self._lanes:
             self._lanes[device] = Lane(self._runtime, device)
         # The host waits for the copies anyway: it may as well wait for the arrays, which needs no event.
-        self._runtime.synchronize_stream(self._runtime.current_stream(device))
+        with seam.on_device(self._runtime, device):
+            self._runtime.synchronize_stream(self._runtime.current_stream(device))
         return Stage(self._runtime, self._lanes[device])
 
     # -- one array -------------------------------------------------------------------------------

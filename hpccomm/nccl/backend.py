@@ -18,7 +18,7 @@ from ..ranks import get_local_rank
 from ..reduce_op import ReduceOp
 from ..work import Work, as_seconds
 from . import intra_node
-from .bootstrap import connect, device_of_rank
+from .bootstrap import connect
 from .connection import Connection
 from .intra_node import IntraNode
 from .launch import Launch
@@ -63,9 +63,9 @@ class NCCLBackend(Backend):
     def _choose_device(self, device: int | None) -> int:
         """Return the GPU that the program has named; that of the array; or this rank's turn among those of the node."""
         named = self._options.device_id
-        if isinstance(named, int):
-            return named
-        return device_of_rank(self._runtime, get_local_rank()) if named == "auto" or device is None else device
+        if named is None and device is not None:
+            return device
+        return seam.device_of_rank(self._runtime, "auto" if named is None else named, get_local_rank())
 
     def _connected(self, comm: seam.Communicator, device: int) -> Connection:
         wait_blocks = os.environ.get("HPCCOMM_BLOCKING_WAIT") == "1"

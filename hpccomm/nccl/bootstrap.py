@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ..cuda.seam import NCCL, Communicator, Runtime, on_device
-from ..errors import DistBackendError, DistError, here
+from ..errors import DistBackendError, here
 from . import intra_node
 
 if TYPE_CHECKING:
@@ -108,11 +108,3 @@ class Unavailable:
 
     def destroy(self) -> None:
         """Do nothing."""
-
-
-def device_of_rank(runtime: Runtime, local_rank: int) -> int:
-    """Return the GPU of a rank that has not said which: the ranks of a node take turns."""
-    count = runtime.device_count()
-    if count == 0:
-        raise DistError("CUDA shows none")
-    return local_rank % count

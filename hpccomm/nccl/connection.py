@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..cuda.seam import NCCL, Communicator, Runtime
+from ..cuda.seam import NCCL, Communicator, Runtime, on_device
 from ..cuda.work import CudaWork
 from ..errors import DistBackendError, DistTimeoutError, here
 from ..work import Work
@@ -36,6 +36,9 @@ class Connection:
         self.device = device
         self.stream = runtime.create_stream(device)
         self.failure: DistBackendError | None = None
+        self.ended_by: DistBackendError | None = None  # the failure, once it has ended what was in flight
+        self._lock = threading.Lock()
+        self._is_being_destroyed = False
         self._wait_blocks = wait_blocks
         self._before = runtime.create_event(device)
         self._after = runtime.create_event(device)
@@ -45,6 +48,9 @@ class Connection:
 
     def launch(self) -> Launch:
         """Begin an operation: what follows on the stream waits for the current stream."""
+        if self.runtime.current_device() != self.device:  # the default stream has the same address on every GPU
+            with on_device(self.runtime, self.device):
+                return self.launch()
         if self.failure is not None:
             raise self.failure
         if self._batch is None:
@@ -54,9 +60,12 @@ class Connection:
 
     def end(self, launch: Launch, async_op: bool, arrays: Any) -> Work | None:
         """Make NCCL's calls; a Work waits for them, or the current stream does."""
+        if self.runtime.current_device() != self.device:
+            with on_device(self.runtime, self.device):
+                return self.end(launch, async_op, arrays)
         launch.make_calls()
         if async_op:
-            work = CudaWork(self.runtime, self.device, self._events, lambda: self.failure, self._wait_blocks)
+            work = CudaWork(self.runtime, self.device, self._events, lambda: self.ended_by, self._wait_blocks)
             launch.alive.append(arrays)
             if self._batch is None:
                 self._mark_end(launch, work)
@@ -68,6 +77,7 @@ class Connection:
         self.runtime.wait(self.runtime.current_stream(self.device), self._after)
         if self._wait_blocks:
             self.runtime.synchronize_event(self._after)
+            self.raise_failure()
         return None
 
     def _mark_end(self, launch: Launch, work: CudaWork) -> None:
@@ -94,15 +104,30 @@ class Connection:
     def synchronize(self) -> None:
         """Block the host until the stream has done everything."""
         self.runtime.synchronize_stream(self.stream)
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise what has gone wrong in NCCL, which ends what is on the stream."""
+        if self.failure is not None:
+            raise self.failure
 
     # -- life ------------------------------------------------------------------------------------
 
     def fail(self, reason: str) -> None:
         """Note what NCCL found wrong, and end what is in flight: nobody would ever be done with it."""
-        self.failure = DistBackendError(
-            f"NCCL reports {reason}; the group's operations on GPU arrays have been ended, and it takes no more{here()}"
-        )
-        within(LONGEST_ABORT, self.comm.abort)
+        with self._lock:
+            self.failure = DistBackendError(
+                f"NCCL reports {reason}; the group's operations on GPU arrays have been ended, and it takes no more"
+                f"{here()}"
+            )
+            may_abort = not self._is_being_destroyed
+        if may_abort:
+            within(LONGEST_ABORT, self._abort_communicator)
+        self.ended_by = self.failure  # from now on nothing of NCCL uses the memory of Works
+
+    def _abort_communicator(self) -> None:
+        self.runtime.use_device(self.device)  # of this thread, so that NCCL does not touch GPU 0
+        self.comm.abort()
 
     def abort(self) -> None:
         """End what is in flight, without the other ranks, and within seconds."""
@@ -116,7 +141,7 @@ class Connection:
         if self.failure is None and not within(timeout, self._destroy_communicator):
             self.fail("no end of what is in flight")
             raise DistTimeoutError(
-                f"NCCL's communicator could not be destroyed within {timeout:g} s, and was aborted. Has every rank "
+                f"NCCL's communicator could not be destroyed within {timeout:g} s, and was given up. Has every rank "
                 f"destroyed the group?{here()}"
             )
         for event in (self._before, self._after, *self._events):
@@ -125,7 +150,11 @@ class Connection:
 
     def _destroy_communicator(self) -> None:
         self.runtime.use_device(self.device)
-        self.synchronize()
+        self.runtime.synchronize_stream(self.stream)
+        with self._lock:
+            if self.failure is not None:  # it has been aborted meanwhile
+                return
+            self._is_being_destroyed = True
         self.comm.destroy()
 
 

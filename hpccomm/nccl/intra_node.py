@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..cuda.packing import Packing
-from ..cuda.seam import Runtime
+from ..cuda.seam import Runtime, on_device
 from ..errors import here
 from ..reduce_op import ReduceOp
 
@@ -103,13 +103,14 @@ class IntraNode:
 
         self._runtime = runtime
         self._comm = comm
+        self._device = device
         self._stream = stream
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         one_node = node.Get_size() == comm.Get_size()
         node.Free()
         self._meetings = 1
-        self._memory = self._allocated(device) if one_node else 0
-        peers = comm.allgather(runtime.ipc_handle(self._memory) if self._memory else None)
+        self._memory, handle = self._allocated(device) if one_node else (0, None)
+        peers = comm.allgather(handle)
         self._opened = [self._open(device, handle, rank) for rank, handle in enumerate(peers)]
         sees = comm.allgather([address != 0 for address in self._opened])
         gpus = comm.allgather(runtime.identity(device))
@@ -118,17 +119,20 @@ class IntraNode:
         self._buffers = runtime.table([address and address + FLAG_BYTES for address in self._opened], device)
         comm.Barrier()
 
-    def _allocated(self, device: int) -> int:
-        """Return memory for the flags and the buffer, with its second part; 0 where there is none left."""
+    def _allocated(self, device: int) -> tuple[int, bytes | None]:
+        """Return memory for the flags and the buffer, with its second part, and its handle; (0, None) without luck."""
+        memory = 0
         try:
             memory = self._runtime.allocate(FLAG_BYTES + TWO_SHOT_BYTES + ONE_SHOT_BYTES, device)
             self._runtime.clear(memory, FLAG_BYTES, self._stream)
             self._runtime.synchronize_stream(self._stream)
+            return memory, self._runtime.ipc_handle(memory)
         except Exception as error:
             if self._runtime.explain(error) is None:
                 raise
-            return 0
-        return memory
+            if memory:
+                self._runtime.free(memory)
+            return 0, None
 
     def _open(self, device: int, handle: Any, rank: int) -> int:
         """Return where this rank sees a rank's memory, 0 if it does not."""
@@ -148,6 +152,11 @@ class IntraNode:
         algorithm = choose(array.nbytes, array.dtype.name, op, self.topology)
         if algorithm is Algorithm.NCCL:
             return False
+        with on_device(self._runtime, self._device):
+            self._launch(algorithm, packing, array)
+        return True
+
+    def _launch(self, algorithm: Algorithm, packing: Packing, array: Any) -> None:
         array = packing.in_place(array, alignment=VECTOR_BYTES)
         runtime, rank = self._runtime, self._comm.Get_rank()
         runtime.copy_bytes(self._memory + FLAG_BYTES, array.data.ptr, array.nbytes, self._stream)
@@ -165,7 +174,6 @@ class IntraNode:
         )
         if host_synchronised:
             self._everybody_waits()
-        return True
 
     def _everybody_waits(self) -> None:
         self._runtime.synchronize_stream(self._stream)

@@ -220,6 +220,8 @@ class Runtime:
 
     def synchronize_stream(self, stream: int) -> None:
         MACHINE.calls.append("synchronize_stream")
+        while MACHINE.held:
+            time.sleep(1e-3)
         MACHINE.host_waits(MACHINE.streams[stream])
 
     def create_event(self, device: int) -> int:
@@ -231,6 +233,8 @@ class Runtime:
         del MACHINE.events[event]
 
     def record(self, event: int, stream: int) -> None:
+        if stream == DEFAULT_STREAM and MACHINE.events[event].device != MACHINE.device:
+            raise CUDAError("cudaErrorInvalidResourceHandle: the default stream of another GPU")
         with MACHINE.lock:
             _merge(MACHINE.streams[stream], MACHINE.host)
             MACHINE.events[event].clock = dict(MACHINE.streams[stream])

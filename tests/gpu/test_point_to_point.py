@@ -94,6 +94,21 @@ def test_a_batch_on_host_and_gpu(process_group: hc.ProcessGroup) -> None:
     assert_same(gpus.values(received[1]), np.full(2, source))
 
 
+def test_a_batch_over_two_groups(process_group: hc.ProcessGroup) -> None:
+    to, source = neighbours(process_group)
+    with hc.new_group() as other:
+        hc.all_reduce(gpus.array(np.ones(1)), group=other)
+        received = [gpus.array(np.zeros(3, int), strided) for _ in range(2)]
+        messages = []
+        for group, array, value in zip((process_group, other), received, (0, 10), strict=True):
+            messages.append(hc.P2POp(hc.irecv, array, source, group))
+            messages.append(hc.P2POp(hc.isend, gpus.array(np.full(3, process_group.rank + value)), to, group))
+        for work in hc.batch_isend_irecv(messages):
+            work.wait()
+        for array, value in zip(received, (0, 10), strict=True):
+            assert_same(gpus.values(array), np.full(3, source + value))
+
+
 def test_a_batch_that_fails_closes_its_group(process_group: hc.ProcessGroup, machine: object) -> None:
     array = gpus.array(np.zeros(2))
     with pytest.raises(hc.UnsupportedOperationError, match="tag is 5, and NCCL has no tags"):

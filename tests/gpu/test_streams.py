@@ -93,9 +93,11 @@ def test_without_the_last_wait_the_stand_in_finds_a_race(
     process_group: hc.ProcessGroup, machine: Any, name: str
 ) -> None:
     array, output = gpus.array(np.ones(process_group.size)), gpus.array(np.ones(process_group.size))
+    machine.held = True  # the GPU is not done yet
     operations(process_group)[name](array, output)  # and no wait()
     gpus.write(array, 0)
     gpus.write(output, 0)
+    machine.held = False
     races, machine.races = machine.races, []
     assert races
     assert all("the program's writing on stream 0 does not wait for" in race for race in races)
@@ -117,8 +119,8 @@ def test_wait_orders_the_current_stream_and_does_not_block_the_host(
     process_group: hc.ProcessGroup, machine: Any
 ) -> None:
     array = gpus.array(np.ones(3))
-    work = hc.all_reduce(array, async_op=True)
     machine.held = True
+    work = hc.all_reduce(array, async_op=True)
     machine.calls.clear()
     with gpus.another_stream():
         assert work.wait() is True
@@ -135,8 +137,9 @@ def test_wait_orders_the_current_stream_and_does_not_block_the_host(
 
 def test_synchronize_and_wait_with_a_timeout_block_the_host(machine: Any) -> None:
     for finish in (lambda work: work.synchronize(), lambda work: work.wait(30)):
-        work = hc.all_reduce(gpus.array(np.ones(3)), async_op=True)
+        array = gpus.array(np.ones(3))
         machine.held = True
+        work = hc.all_reduce(array, async_op=True)
         timer = threading.Timer(0.05, setattr, (machine, "held", False))
         timer.start()
         finish(work)
@@ -151,10 +154,14 @@ def test_blocking_wait(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         array = gpus.array(np.ones(3))
         hc.all_reduce(array, group=group)
         assert machine.calls[-1] == "synchronize_event"
+        machine.held = True
         work = hc.all_reduce(array, group=group, async_op=True)
         machine.calls.clear()
+        timer = threading.Timer(0.05, setattr, (machine, "held", False))
+        timer.start()
         work.wait()
         assert machine.calls == ["synchronize_event"]
+        timer.join()
 
 
 def test_arrays_of_a_dropped_work_live_until_it_is_done(process_group: hc.ProcessGroup, machine: Any) -> None:
