@@ -69,9 +69,9 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     for name, predicate in _predicates.items():
         if predicate(array):
             return name, array
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())):
-        return _device_of_cupy(cupy), array
+    module = module_of(array)
+    if module is not np:
+        return _device_of_cupy(module), array
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
             f"{operation}: {argument} is a masked array, and the mask would be lost; "

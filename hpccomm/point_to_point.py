@@ -215,32 +215,29 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         if not isinstance(operation, P2POp):
             raise TypeError(f"batch_isend_irecv: the list holds {operation!r}; expected P2POp objects{here()}")
     works: dict[int, Work] = {}
-    for backend, indices in _by_backend(operations):
+    for backend, arrays in _by_backend(operations):
         # One batch for each group: its messages run beside those of the others, on a stream of their own.
-        with nullcontext() if backend is None else backend.batch([_located(operations, i)[1] for i in indices]):
+        with nullcontext() if backend is None else backend.batch(list(arrays.values())):
             for receives in (True, False):
-                for i in indices:
+                for i in arrays:
                     each = operations[i]
                     if (each.op is irecv) == receives:
                         works[i] = each.op(each.array, each.peer, each.group, each.tag, each.group_peer)
     return [works[i] for i in range(len(operations))]
 
 
-def _by_backend(operations: list[P2POp]) -> list[tuple[Backend | None, list[int]]]:
-    """Return which operations belong to each backend of GPU arrays, after those on host arrays (None)."""
-    indices: dict[Backend | None, list[int]] = {None: []}
+def _by_backend(operations: list[P2POp]) -> list[tuple[Backend | None, dict[int, Any]]]:
+    """Return the arrays of each backend of GPU arrays, by their place in the list, after those on the host (None)."""
+    arrays: dict[Backend | None, dict[int, Any]] = {None: {}}
     for i, each in enumerate(operations):
-        backend = None
-        if type(each.array) is not np.ndarray:
-            found, (device, _) = member(each.group), _located(operations, i)
+        backend, view = None, each.array
+        if type(view) is not np.ndarray:
+            found = member(each.group)
+            device, view = locate("batch_isend_irecv", f"p2p_op_list[{i}].array", view)
             if device != "cpu" and isinstance(found, ProcessGroup):
                 backend = found._backends[device]
-        indices.setdefault(backend, []).append(i)
-    return list(indices.items())
-
-
-def _located(operations: list[P2POp], i: int) -> tuple[str, Any]:
-    return locate("batch_isend_irecv", f"p2p_op_list[{i}].array", operations[i].array)
+        arrays.setdefault(backend, {})[i] = view
+    return list(arrays.items())
 
 
 def _source(group: ProcessGroup, operation: str, src: int | None, group_src: int | None) -> int | None:

@@ -51,8 +51,7 @@ class Connection:
         if self.runtime.current_device() != self.device:  # the default stream has the same address on every GPU
             with on_device(self.runtime, self.device):
                 return self.launch()
-        if self.failure is not None:
-            raise self.failure
+        self.raise_failure()
         if self._batch is None:
             self.runtime.record(self._before, self.runtime.current_stream(self.device))
             self.runtime.wait(self.stream, self._before)
