@@ -3,8 +3,6 @@
 >>> import hpccomm as hc
 """
 
-from .arrays import device_of, register_device
-from .backend import Backend, BackendConfig, BackendOptions, is_backend_available, register_backend
 from .buckets import GradientBuckets
 from .coalescing import coalescing
 from .collectives import (
@@ -29,6 +27,14 @@ from .collectives import (
     scan,
     scatter,
 )
+from .core.arrays import device_of, register_device
+from .core.backend import Backend, BackendConfig, BackendOptions, is_backend_available, register_backend
+from .core.future import Future, collect_all
+from .core.group import ProcessGroup
+from .core.non_member import NonMember
+from .core.persistent_work import PersistentWork
+from .core.reduce_op import ReduceOp
+from .core.work import CompletedWork, Work, WorkStatus
 from .errors import (
     DistBackendError,
     DistError,
@@ -37,9 +43,6 @@ from .errors import (
     DistTimeoutError,
     UnsupportedOperationError,
 )
-from .future import Future, collect_all
-from .group import ProcessGroup
-from .non_member import NonMember
 from .objects import (
     all_gather_object,
     broadcast_object_list,
@@ -57,7 +60,6 @@ from .persistent import (
     reduce_scatter_single_init,
     send_init,
 )
-from .persistent_work import PersistentWork
 from .point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send, sendrecv
 from .ranks import (
     get_backend,
@@ -72,9 +74,7 @@ from .ranks import (
     get_rank,
     get_world_size,
 )
-from .reduce_op import ReduceOp
 from .shared import empty_shared, fence, peer_view
-from .work import CompletedWork, Work, WorkStatus
 from .world import (
     GroupMember,
     destroy_process_group,

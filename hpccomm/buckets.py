@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, module_of
 from .collectives import Group, all_reduce
+from .core.arrays import Array, module_of
+from .core.reduce_op import ReduceOp, ReduceOpLike
+from .core.work import Work
 from .errors import DistError, here
-from .reduce_op import ReduceOp, ReduceOpLike
-from .work import Work
 
 BUCKET_BYTES = 4 << 20
 

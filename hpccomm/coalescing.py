@@ -6,12 +6,12 @@ from itertools import groupby
 from types import TracebackType
 from typing import Any
 
-from .backend import Backend, DeviceMap
+from .core.backend import Backend, DeviceMap
+from .core.group import ProcessGroup
+from .core.non_member import NonMember
+from .core.reduce_op import ReduceOpLike
+from .core.work import Work
 from .errors import UnsupportedOperationError, here
-from .group import ProcessGroup
-from .non_member import NonMember
-from .reduce_op import ReduceOpLike
-from .work import Work
 from .world import member
 
 

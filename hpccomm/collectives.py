@@ -17,11 +17,11 @@ from datetime import timedelta
 
 import numpy as np
 
-from .arrays import Array
-from .group import ProcessGroup
-from .non_member import NonMember
-from .reduce_op import ReduceOp, ReduceOpLike
-from .work import Work
+from .core.arrays import Array
+from .core.group import ProcessGroup
+from .core.non_member import NonMember
+from .core.reduce_op import ReduceOp, ReduceOpLike
+from .core.work import Work
 from .world import member
 
 SUM = ReduceOp.SUM

@@ -13,9 +13,9 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
+from .core.group import ProcessGroup
+from .core.non_member import NonMember
 from .errors import DistError, here
-from .group import ProcessGroup
-from .non_member import NonMember
 from .world import member
 
 Group = ProcessGroup | NonMember

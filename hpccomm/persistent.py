@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from . import checks
-from .arrays import Array
+from .core import checks
+from .core.arrays import Array
+from .core.group import ProcessGroup
+from .core.non_member import NonMember
+from .core.persistent_work import PersistentWork
+from .core.reduce_op import ReduceOp, ReduceOpLike
 from .errors import DistError, here
-from .group import ProcessGroup
-from .non_member import NonMember
-from .persistent_work import PersistentWork
-from .reduce_op import ReduceOp, ReduceOpLike
 from .world import member, member_of
 
 SUM = ReduceOp.SUM

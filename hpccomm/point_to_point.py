@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, locate
-from .backend import Backend
+from .core.arrays import Array, locate
+from .core.backend import Backend
+from .core.group import ProcessGroup
+from .core.non_member import NonMember
+from .core.work import Work
 from .errors import here
-from .group import ProcessGroup
-from .non_member import NonMember
-from .work import Work
 from .world import member
 
 Group = ProcessGroup | NonMember

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from .group import ProcessGroup
+from .core.group import ProcessGroup
 from .world import Group, current_world, member, member_of
 
 

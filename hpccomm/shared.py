@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from . import checks
+from .core import checks
+from .core.group import ProcessGroup
 from .errors import here
-from .group import ProcessGroup
 from .world import Group, member_of
 
 

@@ -10,15 +10,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from . import errors
-from .backend import Backend, BackendConfig, BackendOptions, create_backend, is_backend_available, is_custom
-from .environment import silent_singleton
+from .core.backend import Backend, BackendConfig, BackendOptions, create_backend, is_backend_available, is_custom
+from .core.group import DEFAULT_TIMEOUT, ProcessGroup
+from .core.non_member import NonMember
+from .core.tuning import Tuning
+from .core.tuning import tuning as tuning_of_environment
+from .core.work import as_seconds
 from .errors import DistBackendError, DistError, here
-from .excepthook import AbortOnException
-from .group import DEFAULT_TIMEOUT, ProcessGroup
-from .non_member import NonMember
-from .tuning import Tuning
-from .tuning import tuning as tuning_of_environment
-from .work import as_seconds
+from .process.environment import silent_singleton
+from .process.excepthook import AbortOnException
 
 if TYPE_CHECKING:
     from mpi4py import MPI

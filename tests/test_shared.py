@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.core.tuning import Tuning
 from hpccomm.mpi import shared_memory
-from hpccomm.tuning import Tuning
 
 from .arrays import (
     ALL_DTYPES,

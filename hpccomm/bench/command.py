@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..cli import is_first_process, let_the_first_process_speak
-from ..reduce_op import as_reduce_op
-from ..tuning import as_json
-from . import machine, overhead, plot, registry, report
+from ..cli import machine
+from ..cli.main import is_first_process, let_the_first_process_speak
+from ..core.reduce_op import as_reduce_op
+from ..core.tuning import as_json
+from . import plot, registry, report
 from .contenders import CONTENDERS, contender_class
 from .measure import Plan
 from .registry import UFUNCS, Benchmark
 from .rows import Row
+from .studies import overhead
 
 if TYPE_CHECKING:
     from .. import ProcessGroup
@@ -105,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     import hpccomm as hc
 
-    from .startup import startup, table
+    from .studies.startup import startup, table
 
     steps = []
     if "init" in names and not (
@@ -239,7 +241,7 @@ def _benchmarks(arguments: argparse.Namespace, world: ProcessGroup, names: Seque
 
 
 def _overlap(printer: Printer, session: Any, sizes: Sequence[int], dtype: np.dtype[Any]) -> list[dict[str, Any]]:
-    from . import overlap
+    from .studies import overlap
 
     found = []
     for operation in overlap.OPERATIONS:
@@ -269,7 +271,7 @@ def _overhead(arguments: argparse.Namespace, world: ProcessGroup) -> int:
 
 
 def _model(arguments: argparse.Namespace, world: ProcessGroup) -> int:
-    from . import predict
+    from .studies import predict
 
     alpha, beta = arguments.network
     assumed = predict.Network(arguments.ranks_per_node, alpha, beta)
@@ -284,7 +286,7 @@ def _model(arguments: argparse.Namespace, world: ProcessGroup) -> int:
 
 
 def _tune(arguments: argparse.Namespace, world: ProcessGroup) -> int:
-    from . import tune
+    from .studies import tune
 
     table, text = tune.tune(world, _plan(arguments))
     facts = machine.machine(world)

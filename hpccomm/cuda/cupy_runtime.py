@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..sparse import assign_sum
+from ..core.sparse import assign_sum
 
 NOT_READY = 600  # cudaErrorNotReady
 INSTALL = "pip install 'hpccomm[cuda13]' (or [cuda12], for an older driver)"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from ..work import IN_FLIGHT, Work
+from ..core.work import IN_FLIGHT, Work
 from .seam import Runtime, on_device
 
 

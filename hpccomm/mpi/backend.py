@@ -14,14 +14,15 @@ from typing import Any, cast
 import numpy as np
 from mpi4py import MPI
 
-from ..backend import Backend, BackendOptions
+from ..core.backend import Backend, BackendOptions
+from ..core.persistent_work import PersistentWork
+from ..core.reduce_op import ReduceOp
+from ..core.work import Work
 from ..errors import here
-from ..persistent_work import PersistentWork
-from ..reduce_op import ReduceOp
-from ..work import Work
 from . import persistent, reductions, tags
 from .communication_thread import CommunicationThread, in_thread_if_large
 from .datatypes import LARGEST_COUNT, message, parts
+from .fast_path import MPIFastPath
 from .layout import (
     Finish,
     apart,
@@ -39,7 +40,6 @@ from .layout import (
 from .monitored_barrier import MonitoredBarrier
 from .segments import columns, segments
 from .shared_memory import SharedArrays
-from .short_path import MPIShortPath
 from .small_all_reduce import SmallAllReduces
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 
@@ -57,7 +57,7 @@ def create(options: BackendOptions, _: Any) -> Backend:
         from .cuda_aware_backend import CudaAwareBackend
 
         return CudaAwareBackend(options, _create(options))
-    from .staged_backend import StagedBackend
+    from ..cuda.staged_backend import StagedBackend
 
     return StagedBackend(options, _create(options))
 
@@ -83,7 +83,7 @@ class MPIBackend(Backend):
         self._tuning = replace(options.tuning, segment_bytes=min(options.tuning.segment_bytes, LARGEST_COUNT))
         self.shared_arrays = SharedArrays(options.comm, options.tuning)
         self._windows = self.shared_arrays.windows  # empty until the program makes a node-shared array
-        self.short_path = MPIShortPath(options.comm, self._windows, self._tuning.segment_bytes)
+        self.fast_path = MPIFastPath(options.comm, self._windows, self._tuning.segment_bytes)
         self.thread = CommunicationThread(options.comm, lambda comm: type(self)(replace(options, comm=comm)))
         self.thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
         self._scratch = np.empty(0)  # at most one segment

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from ..backend import Backend
-from ..work import Work
+from ..core.backend import Backend
+from ..core.work import Work
 from .works import as_backend_error
 
 LONGEST_GOODBYE = 5.0  # seconds, at the end of a program that has not waited for its operations

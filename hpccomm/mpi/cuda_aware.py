@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..loaded_library import path_of_library
+from ..process.loaded_library import path_of_library
 
 
 class CudaAwareness(NamedTuple):

@@ -11,12 +11,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..backend import Backend, BackendOptions
-from ..reduce_op import ReduceOp
-from ..work import Work
+from ..core.backend import Backend, BackendOptions
+from ..core.reduce_op import ReduceOp
+from ..core.work import Work
+from ..cuda.staged_backend import Stage, StagedBackend
 from . import tags
 from .datatypes import DIRECT, LARGEST_COUNT
-from .staged_backend import Stage, StagedBackend
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 
 IN_PLACE = MPI.IN_PLACE

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..core.reduce_op import ReduceOp
 from ..errors import here
-from ..reduce_op import ReduceOp
 
 # dtypes that MPI reduces itself. float16 and bfloat16 are reduced in float32 (reductions.py): MPI has no
 # bfloat16, and rounds float16 after every addition.

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..reduce_op import ReduceOp
-from ..work import Work
+from ..core.reduce_op import ReduceOp
+from ..core.work import Work
 from . import datatypes, reductions, tags
 from .backend import MPIBackend, _all_done
 from .datatypes import message

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..reduce_op import ReduceOp
+from ..core.reduce_op import ReduceOp
 from .datatypes import DIRECT, arithmetic_type, mpi_op
 from .layout import Finish, for_reading, for_writing, is_plain
 

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..core.reduce_op import ReduceOp
+from ..core.tuning import Tuning
 from ..errors import here
-from ..reduce_op import ReduceOp
-from ..tuning import Tuning
 from .datatypes import ARITHMETIC
 from .layout import is_plain
 from .reductions import wider

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..persistent_work import PersistentWork
-from ..reduce_op import ReduceOp
-from ..tuning import Tuning
+from ..core.persistent_work import PersistentWork
+from ..core.reduce_op import ReduceOp
+from ..core.tuning import Tuning
 from .datatypes import ARITHMETIC
 from .layout import both
 from .shared_memory import UFUNCS, Window, free_bytes

@@ -6,8 +6,8 @@ from typing import Any
 
 from mpi4py import MPI
 
+from ..core.work import Work
 from ..errors import DistBackendError, DistError, here
-from ..work import Work
 from .layout import Finish
 
 

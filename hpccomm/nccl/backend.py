@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..backend import Backend, BackendOptions
+from ..core.backend import Backend, BackendOptions
+from ..core.reduce_op import ReduceOp
+from ..core.work import Work, as_seconds
 from ..cuda import seam
 from ..errors import DistBackendError, DistError, UnsupportedOperationError, here
 from ..ranks import get_local_rank
-from ..reduce_op import ReduceOp
-from ..work import Work, as_seconds
 from . import intra_node
 from .bootstrap import connect
 from .connection import Connection

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..core.work import Work
 from ..cuda.seam import NCCL, Communicator, Runtime, on_device
 from ..cuda.work import CudaWork
 from ..errors import DistBackendError, DistTimeoutError, here
-from ..work import Work
 from .launch import Launch
 from .watchdog import Watchdog
 

@@ -15,10 +15,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core.reduce_op import ReduceOp
 from ..cuda.packing import Packing
 from ..cuda.seam import Runtime, on_device
 from ..errors import here
-from ..reduce_op import ReduceOp
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.reduce_op import ReduceOp
 from ..errors import UnsupportedOperationError, here
-from ..reduce_op import ReduceOp
 
 INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 = range(10)
 SUM, PROD, MAX, MIN, AVG = range(5)

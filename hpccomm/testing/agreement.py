@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ..excepthook import let_launcher_read
+from ..process.excepthook import let_launcher_read
 
 OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpccomm import cli
 from hpccomm.bench import command, registry
-from hpccomm.tuning import tuning
+from hpccomm.cli import main as cli
+from hpccomm.core.tuning import tuning
 
 from ..launch import clean_environment, launch
 
@@ -145,7 +145,7 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
     program.write_text(
         "import sys\n"
         "from hpccomm.bench.contenders import hpccomm_calls\n"
-        "from hpccomm.cli import main\n"
+        "from hpccomm.cli.main import main\n"
         "hpccomm_calls.HPCComm.broadcast = lambda *_: lambda: None\n"
         "sys.exit(main(['bench', 'broadcast', '-e', '8', '-n', '2', '--check', '-q']))\n"
     )
@@ -183,7 +183,8 @@ def test_help_and_list_are_printed_once_and_start_no_mpi() -> None:
     import subprocess
 
     program = (
-        "import sys; from hpccomm.cli import main; main(['bench', '--list']); assert 'mpi4py.MPI' not in sys.modules"
+        "import sys; from hpccomm.cli.main import main; main(['bench', '--list'])\n"
+        "assert 'mpi4py.MPI' not in sys.modules"
     )
     assert (
         subprocess.run([sys.executable, "-c", program], env=clean_environment(), check=False, timeout=60).returncode

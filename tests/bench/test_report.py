@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.bench import machine, plot, registry, report
+from hpccomm.bench import plot, registry, report
 from hpccomm.bench.measure import Timing
 from hpccomm.bench.registry import Case
 from hpccomm.bench.report import Table
 from hpccomm.bench.rows import Row, row
+from hpccomm.cli import machine
 
 ALL_REDUCE = registry.load()["all_reduce"]
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.bench import overhead, overlap, predict, registry, tune
+from hpccomm.bench import registry
 from hpccomm.bench.contenders import contender_class
 from hpccomm.bench.measure import Plan
 from hpccomm.bench.registry import Arrays, Benchmark, Case
 from hpccomm.bench.session import Session
+from hpccomm.bench.studies import overhead, overlap, predict, tune
 
 BENCHMARKS = registry.load()
 TINY = Plan(iterations=2, warmup=1, batch=2)

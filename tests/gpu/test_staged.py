@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.mpi import staged_backend
+from hpccomm.cuda import staged_backend
 
 from ..arrays import assert_same, contiguous, strided
 from . import gpus

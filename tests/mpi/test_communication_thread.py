@@ -16,9 +16,9 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.backend import Backend
+from hpccomm.core.backend import Backend
+from hpccomm.core.tuning import Tuning
 from hpccomm.mpi.communication_thread import ThreadWork
-from hpccomm.tuning import Tuning
 
 from ..arrays import LAYOUTS, REDUCTIONS, assert_same, reduced, reductions_of, values
 from ..launch import launch

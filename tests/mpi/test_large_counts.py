@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.core.tuning import Tuning
 from hpccomm.mpi import datatypes, large_counts
-from hpccomm.tuning import Tuning
 
 from ..arrays import LAYOUTS, REDUCTIONS, assert_same, reduced, values
 

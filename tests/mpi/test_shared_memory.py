@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.core.tuning import Tuning
 from hpccomm.mpi.shared_memory import share
-from hpccomm.tuning import Tuning
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

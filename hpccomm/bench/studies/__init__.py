@@ -1,0 +1,1 @@
+"""Studies: what takes more than timing one operation after the other."""

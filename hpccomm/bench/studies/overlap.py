@@ -1,0 +1,165 @@
+"""Overlap: the share of an asynchronous operation that hides behind equal compute.
+
+Three things are timed, interleaved: the operation started and waited for at once (t), computing that takes as long (c),
+and the computing between the start and the wait (b). What could be saved is the smaller of t and c; what is saved is
+t + c - b. A fourth one asks the library now and then, between pieces of the computing, whether the operation is done:
+many MPI libraries move data only while the program is inside a call of theirs. The last sleeps instead of computing, as
+a program does while a GPU computes: that leaves the core to whatever makes the operation progress, which on a machine
+without spare cores nothing else does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..contenders import Call, Contender
+from ..measure import Timing, measure, timed
+from ..registry import Benchmark, Case, load
+from ..report import microseconds
+from ..session import Session
+
+OPERATIONS = ("all_reduce", "all_gather_single", "all_to_all_single")
+KERNEL_ELEMENTS = 512  # float64: stays in the first cache, so that computing and communicating do not share memory
+TIMED = ("communication", "compute", "both", "polled", "idle", "both idle")
+PIECES = 16  # of the computing, when the library is asked in between
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What one contender hides of one operation, for one size; times in us."""
+
+    operation: str
+    contender: str
+    size_bytes: int
+    communication_us: float
+    compute_us: float
+    both_us: float
+    polled_us: float
+    idle_us: float
+    both_idle_us: float
+
+    @property
+    def hidden(self) -> float:
+        """The share (0 to 1) that hides behind computing without calls."""
+        return _share(self.communication_us, self.compute_us, self.both_us)
+
+    @property
+    def hidden_polled(self) -> float:
+        """The share that hides behind computing with calls in between."""
+        return _share(self.communication_us, self.compute_us, self.polled_us)
+
+    @property
+    def hidden_idle(self) -> float:
+        """The share that hides behind sleeping."""
+        return _share(self.communication_us, self.idle_us, self.both_idle_us)
+
+
+def _share(communication: float, compute: float, both: float) -> float:
+    return min(1.0, max(0.0, (communication + compute - both) / min(communication, compute)))
+
+
+def overlaps(session: Session, operation: str, sizes: Sequence[int], dtype: Any) -> Iterator[list[Overlap]]:
+    """Measure `operation` with every contender, and yield the results of one size after the other."""
+    benchmark = load()[operation]
+    for case in session.cases(benchmark, sizes, dtype):
+        calls: dict[str, Call] = {}
+        for contender in session.contenders.values():
+            calls |= _calls(session, contender, benchmark, case)
+        timings = measure(calls, session.comm, session.plan)
+        for contender in session.contenders.values():
+            contender.release()
+        yield [
+            _result(operation, name, case.nbytes, timings)
+            for name in session.contenders
+            if f"{name} communication" in timings
+        ]
+
+
+def _calls(session: Session, contender: Contender, benchmark: Benchmark, case: Case) -> dict[str, Call]:
+    """Return the four calls of one contender; none, if it has not this operation."""
+    try:
+        arrays = contender.arrays(benchmark, case)
+        start = contender.start(benchmark, case, arrays)
+        contender.wait(start())
+    except contender.refusals:  # on all ranks, before anything is sent
+        return {}
+    wait, poll = contender.wait, contender.poll
+
+    def communicate() -> None:
+        wait(start())
+
+    seconds = measure({"": communicate}, session.comm, replace(session.plan, iterations=20))[""].median
+    times = session.comm.bcast(repetitions(seconds))
+    compute = partial(_compute, times)
+    piece = partial(_compute, max(1, times // PIECES))
+
+    def both() -> None:
+        handle = start()
+        compute()
+        wait(handle)
+
+    def polled() -> None:
+        handle = start()
+        for _ in range(PIECES):
+            piece()
+            poll(handle)
+        wait(handle)
+
+    idle = partial(time.sleep, session.comm.bcast(seconds))
+
+    def both_idle() -> None:
+        handle = start()
+        idle()
+        wait(handle)
+
+    calls: dict[str, Call] = dict(zip(TIMED, (communicate, compute, both, polled, idle, both_idle), strict=True))
+    return {f"{contender.name} {what}": call for what, call in calls.items()}
+
+
+def _result(operation: str, name: str, nbytes: int, timings: dict[str, Timing]) -> Overlap:
+    medians = (timings[f"{name} {what}"].median * 1e6 for what in TIMED)
+    return Overlap(operation, name, nbytes, *medians)
+
+
+_kernel_array = np.ones(KERNEL_ELEMENTS)
+
+
+def _compute(times: int) -> None:
+    array, multiply = _kernel_array, np.multiply
+    for _ in range(times):
+        multiply(array, 1.0, out=array)
+
+
+def repetitions(seconds: float) -> int:
+    """Return how many times the kernel has to run to take `seconds`."""
+    trial = 2000
+    best = min(timed(partial(_compute, trial), 1) for _ in range(5))
+    return max(1, round(seconds / (best / trial)))
+
+
+def head(operation: str) -> str:
+    """Return the head of the table."""
+    columns = f"{'size':>11} {'contender':>10} {'alone':>10} {'compute':>10} {'both':>10} {'hidden':>8}"
+    units = f"{'(bytes)':>11} {'':>10} {'(us)':>10} {'(us)':>10} {'(us)':>10} {'':>8}"
+    title = (
+        f"overlap of {operation}: the share that hides behind equal compute; polled: asking 16 times if it is done; "
+        "idle: sleeping instead"
+    )
+    columns += f" {'polled':>10} {'hidden':>8} {'idle':>10} {'hidden':>8}"
+    return f"{title}\n{columns}\n{units} {'(us)':>10} {'':>8} {'(us)':>10}"
+
+
+def line(found: Overlap) -> str:
+    """Return one line of the table."""
+    return (
+        f"{found.size_bytes:>11} {found.contender:>10} {microseconds(found.communication_us):>10} "
+        f"{microseconds(found.compute_us):>10} {microseconds(found.both_us):>10} {found.hidden:>8.0%} "
+        f"{microseconds(found.polled_us):>10} {found.hidden_polled:>8.0%} "
+        f"{microseconds(found.both_idle_us):>10} {found.hidden_idle:>8.0%}"
+    )

@@ -1,0 +1,153 @@
+"""``--tune``: measure from which sizes on an operation should be done in which way; HPCCOMM_TUNING reads the result.
+
+Each way is a group with a table of its own; the groups take turns (`measure`). A choice between pieces of several sizes
+falls on the one with the smallest geometric mean of its medians; a threshold lies where the other way begins to win,
+and goes on to win. `thread_bytes` is not measured: what the thread is for shows in ``hpccomm bench overlap``, and
+`persistent_bytes` in ``hpccomm bench all_reduce --against persistent``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import hpccomm as hc
+
+from ...core.tuning import Tuning
+from ...ranks import get_node_count
+from ..measure import Plan, measure
+
+KIB, MIB = 1 << 10, 1 << 20
+NEVER = 1 << 62
+Make = Callable[[hc.ProcessGroup, int], Callable[[], Any]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is tried; tests try less."""
+
+    segments: Sequence[int] = (MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
+    reductions: Sequence[int] = (16 * MIB, 64 * MIB)
+    reduce_scatters: Sequence[int] = (4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB, 128 * MIB)
+    chunks: Sequence[int] = (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)
+    shared: Sequence[int] = (8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB)
+    shared_reduction: int = 8 * MIB
+
+
+def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tuple[Tuning, str]:
+    """Return the table for this machine and the measurements as text. Every rank calls it, and rank 0's is the one."""
+    sizes = sizes or Sizes()
+    table = Tuning()
+    lines: list[str] = []
+    trial = _Trial(world, plan, lines)
+
+    ways = {_bytes(each): replace(table, segment_bytes=each) for each in sizes.segments}
+    best = trial.best("all_reduce in segments of", ways, sizes.reductions, _all_reduce)
+    table = replace(table, segment_bytes=ways[best].segment_bytes)
+
+    ways = {
+        "one call": replace(table, reduce_scatter_bytes=NEVER),
+        "pieces": replace(table, reduce_scatter_bytes=1),
+    }
+    above = trial.threshold("reduce_scatter_single in", ways, sizes.reduce_scatters, _reduce_scatter)
+    table = replace(table, reduce_scatter_bytes=max(1, above - 1))  # it is what one call still takes
+
+    if world.size > 1 and get_node_count(world) == 1:
+        ways = {_bytes(each): replace(table, shared_bytes=1, shared_chunk_bytes=each) for each in sizes.chunks}
+        best = trial.best("shared all_reduce in chunks of", ways, [sizes.shared_reduction], _shared_all_reduce)
+        table = replace(table, shared_chunk_bytes=ways[best].shared_chunk_bytes)
+        ways = {"MPI": replace(table, shared_bytes=NEVER), "in place": replace(table, shared_bytes=1)}
+        from_here = trial.threshold("shared all_reduce by", ways, sizes.shared, _shared_all_reduce)
+        table = replace(table, shared_bytes=from_here)
+    else:
+        lines.append("node-shared arrays: not measured, for this needs several ranks on one node")
+
+    assert world.comm is not None
+    return world.comm.bcast((table, "\n".join(lines)))  # type: ignore[no-any-return]
+
+
+class _Trial:
+    """Measures ways of doing one thing, and notes the medians."""
+
+    def __init__(self, world: hc.ProcessGroup, plan: Plan, lines: list[str]) -> None:
+        self._world = world
+        self._plan = plan
+        self._lines = lines
+
+    def best(self, what: str, ways: Mapping[str, Tuning], sizes: Sequence[int], make: Make) -> str:
+        """Return the name of the fastest way."""
+        medians = self._medians(what, ways, sizes, make)
+        return min(ways, key=lambda name: float(np.mean(np.log([medians[size][name] for size in sizes]))))
+
+    def threshold(self, what: str, ways: Mapping[str, Tuning], sizes: Sequence[int], make: Make) -> int:
+        """Return the size from which on the second way wins over the first."""
+        medians = self._medians(what, ways, sizes, make)
+        first, second = ways
+        return threshold([(size, medians[size][second] < medians[size][first]) for size in sizes])
+
+    def _medians(
+        self, what: str, ways: Mapping[str, Tuning], sizes: Sequence[int], make: Make
+    ) -> dict[int, dict[str, float]]:
+        comm = self._world.comm
+        assert comm is not None
+        found: dict[int, dict[str, float]] = {}
+        for size in sizes:
+            with _groups(ways) as groups:
+                calls = {name: make(group, size) for name, group in groups.items()}
+                times = measure(calls, comm, self._plan)
+                del calls
+            found[size] = comm.bcast({name: time.median for name, time in times.items()})
+            columns = "  ".join(f"{name}: {seconds * 1e6:.0f} us" for name, seconds in found[size].items())
+            self._lines.append(f"{what} ({_bytes(size)}):  {columns}")
+        return found
+
+
+def threshold(wins: Sequence[tuple[int, bool]]) -> int:
+    """Return the smallest size from which on every size is won; NEVER if the largest is not."""
+    smallest = NEVER
+    for size, won in reversed(wins):
+        if not won:
+            break
+        smallest = size
+    return smallest
+
+
+@contextmanager
+def _groups(ways: Mapping[str, Tuning]) -> Iterator[dict[str, hc.ProcessGroup]]:
+    """Make a group with each of the tables, and destroy them in the end."""
+    groups: dict[str, hc.ProcessGroup] = {}
+    for name, table in ways.items():
+        group = hc.new_group()
+        assert isinstance(group, hc.ProcessGroup)
+        group.tuning = table  # before the first operation makes the backend
+        groups[name] = group
+    yield groups
+    for group in groups.values():
+        hc.destroy_process_group(group)
+
+
+def _all_reduce(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
+    return partial(group.all_reduce, np.zeros(nbytes // 4, np.float32))
+
+
+def _reduce_scatter(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
+    part = nbytes // 4 // group.size
+    return partial(group.reduce_scatter_single, np.zeros(part, np.float32), np.zeros(part * group.size, np.float32))
+
+
+def _shared_all_reduce(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
+    array = hc.empty_shared(nbytes // 4, np.float32, group)
+    array[...] = 0
+    return partial(group.all_reduce, array)
+
+
+def _bytes(number: int) -> str:
+    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
+        if number >= unit and number % unit == 0:
+            return f"{number // unit} {name}"
+    return f"{number} B"

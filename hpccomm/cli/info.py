@@ -1,0 +1,123 @@
+"""``hpccomm info``: what there is on this machine, and for what there is not, why and what to do.
+
+It initialises MPI, and touches no GPU unless ``--gpu`` asks for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import shutil
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .. import __version__
+from ..errors import DistBackendError
+from ..process.environment import launcher
+from .main import is_first_process
+
+INSTALL_CUPY = "pip install 'hpccomm[cuda13]' (or [cuda12])"
+
+
+class Fact(NamedTuple):
+    """One line: what, and how it is here."""
+
+    name: str
+    value: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the options."""
+    parser.description = "Show what hpccomm finds here: MPI, launcher, CuPy, NCCL, GPUs; for every no, the reason."
+    parser.add_argument("--gpu", action="store_true", help="look at the GPUs as well, which makes a CUDA context")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the facts, on one process of a job."""
+    facts = list(collect(arguments.gpu))
+    if is_first_process():
+        if arguments.json:
+            print(json.dumps(dict(facts), indent=2))
+        else:
+            print("\n".join(f"{fact.name:<16} {fact.value}" for fact in facts))
+    return 0
+
+
+def collect(gpu: bool = False) -> Iterator[Fact]:
+    """Yield all facts; every process of a job calls it."""
+    yield Fact("hpccomm", __version__)
+    yield Fact("Python", platform.python_version())
+    yield from (Fact(package, importlib.metadata.version(package)) for package in ("numpy", "mpi4py"))
+    yield from _mpi()
+    started_by = launcher()
+    yield Fact("launcher", "none: this process was started by hand" if started_by is None else started_by.name)
+    yield Fact("mpiexec", shutil.which("mpiexec") or "no: there is none on the PATH")
+    yield from _cupy(gpu)
+
+
+def _mpi() -> Iterator[Fact]:
+    from ..world import _load_mpi
+
+    try:
+        mpi = _load_mpi()
+    except DistBackendError as error:
+        yield Fact("MPI", f"no: {error}")
+        return
+    from ..mpi.cuda_aware import cuda_awareness
+    from ..process.loaded_library import path_of_library
+    from .machine import mpi_library
+
+    levels = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled", mpi.THREAD_SERIALIZED: "serialized"}
+    yield Fact("MPI", mpi_library(mpi.Get_library_version()))
+    yield Fact("MPI standard", ".".join(map(str, mpi.Get_version())))
+    yield Fact("MPI library", path_of_library("libmpi") or "not known: only Linux tells")
+    yield Fact("ranks", str(mpi.COMM_WORLD.Get_size()))
+    yield Fact("thread level", levels.get(mpi.Query_thread(), "multiple"))
+    try:
+        aware, reason = cuda_awareness()
+    except ValueError as error:
+        aware, reason = False, str(error)
+    yield Fact("CUDA-aware MPI", f"{'yes' if aware else 'no'}: {reason}")
+
+
+def _cupy(gpu: bool) -> Iterator[Fact]:
+    if importlib.util.find_spec("cupy") is None:
+        yield Fact("CuPy", f"no: it is not installed; {INSTALL_CUPY}")
+        yield Fact("NCCL", "no: it comes with CuPy")
+        yield Fact("GPUs", "not to be seen without CuPy")
+        return
+    try:
+        cupy = importlib.import_module("cupy")
+    except Exception as error:  # whatever CuPy finds wrong with this machine
+        yield Fact("CuPy", f"no: it can't be imported: {error}")
+        return
+    yield Fact("CuPy", cupy.__version__)
+    yield Fact("NCCL", _nccl())
+    yield Fact("GPUs", _gpus(cupy) if gpu else "not looked at; hpccomm info --gpu does")
+
+
+def _nccl() -> str:
+    from ..process.loaded_library import path_of_library
+
+    try:
+        nccl = importlib.import_module("cupy.cuda.nccl")
+        version = int(nccl.get_version())  # 22703: 2.27.3 (nccl.h: major * 10000 + minor * 100 + patch, from 2.9 on)
+    except Exception as error:
+        return f"no: CuPy can't load it: {error}; {INSTALL_CUPY}"
+    where = path_of_library("libnccl")
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}" + (f", {where}" if where else "")
+
+
+def _gpus(cupy: object) -> str:
+    runtime = cupy.cuda.runtime  # type: ignore[attr-defined]
+    try:
+        count = runtime.getDeviceCount()
+        names = [runtime.getDeviceProperties(device)["name"].decode() for device in range(count)]
+    except Exception as error:  # CUDARuntimeError: no driver, no device
+        return f"no: {error}"
+    return ", ".join(names) or "no: the driver shows none"

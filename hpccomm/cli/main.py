@@ -1,0 +1,74 @@
+"""The command line: ``hpccomm SUBCOMMAND``, also as ``python -m hpccomm SUBCOMMAND``.
+
+A subcommand is one line in `COMMANDS` and a module with two functions: ``add_arguments(parser)``, and
+``run(arguments)``, which returns the exit status. The module is imported when its subcommand is asked for, and is not
+to import MPI before `run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, NamedTuple, NoReturn
+
+from .. import __version__
+from ..process.environment import launcher
+
+
+class Command(NamedTuple):
+    """A subcommand: where it is, and one line for ``hpccomm --help``."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "info": Command("hpccomm.cli.info", "what there is on this machine, and for what there is not, why"),
+    "bench": Command("hpccomm.bench.command", "measure operations, beside raw mpi4py and torch's gloo"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the subcommand that `argv` (default: the command line) names, and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    parser = Parser(prog="hpccomm", description="torch.distributed's model of communication for NumPy arrays, on MPI.")
+    parser.add_argument("--version", action="version", version=f"hpccomm {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=command.summary)
+        if name == chosen:
+            importlib.import_module(command.module).add_arguments(subparser)
+    parsed = parser.parse_args(arguments)
+    status: int = importlib.import_module(COMMANDS[parsed.command].module).run(parsed)
+    return status
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser of which one process of a job prints: help and mistakes appear once, not once for each rank."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """End the process; those that print nothing leave the first one time to do so."""
+        if status:
+            let_the_first_process_speak()
+        super().exit(status, message)
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
+        if is_first_process():
+            super()._print_message(message, file)
+
+
+def let_the_first_process_speak() -> None:
+    """Wait a moment on the others: Open MPI's mpirun kills the whole job as soon as one process has failed."""
+    if not is_first_process():
+        time.sleep(1)
+
+
+def is_first_process(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher calls this process rank 0, or there is no launcher; known before MPI is initialised."""
+    started_by = launcher(environ)
+    return started_by is None or environ.get(started_by.rank, "0") == "0"

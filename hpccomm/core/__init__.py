@@ -1,0 +1,1 @@
+"""What the functions stand on, without MPI and without CUDA."""

@@ -1,0 +1,157 @@
+"""What counts as an array, and which device holds it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..errors import here
+
+Array: TypeAlias = Any
+"""A NumPy array, or anything with the buffer protocol, DLPack or the CUDA array interface."""
+
+BUILT_IN_DEVICES = ("cpu", "cuda", "rocm")
+
+# DLDeviceType (dlpack.h): pinned host memory is host memory, managed memory belongs to the GPU.
+_DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu", 13: "cuda"}
+
+_predicates: dict[str, Callable[[object], bool]] = {}
+
+
+def register_device(name: str, predicate: Callable[[object], bool]) -> None:
+    """Teach hpccomm a device: arrays for which `predicate(array)` is true live on `name`.
+
+    The name can then be used in a backend configuration (``"cpu:mpi,fpga:mine"``). Predicates are
+    asked before any built-in rule, for every array that is not a plain ``numpy.ndarray``, so they
+    should be quick and must not raise.
+
+    Raises
+    ------
+    ValueError
+        The name is built in, registered already, or not a plain word.
+    TypeError
+        `predicate` is not callable.
+    """
+    name = name.strip().lower()
+    if not name.isidentifier():
+        raise ValueError(f"register_device: {name!r} is not a device name; use letters, digits and '_'")
+    if name in known_devices():
+        raise ValueError(f"register_device: {name!r} exists already; the devices are {', '.join(known_devices())}")
+    if not callable(predicate):
+        raise TypeError(f"register_device: predicate is {predicate!r}; expected a function of one array")
+    _predicates[name] = predicate
+
+
+def known_devices() -> tuple[str, ...]:
+    """Return the device names a configuration may use: the built-in ones, then the registered ones."""
+    return (*BUILT_IN_DEVICES, *_predicates)
+
+
+def device_of(array: Array) -> str:
+    """Return the name of the device that holds `array`: ``"cpu"``, ``"cuda"``, ``"rocm"`` or a registered one.
+
+    Raises
+    ------
+    TypeError
+        `array` is not an array.
+    """
+    return locate("device_of", "array", array)[0]
+
+
+def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
+    """Return the device of `array` and the object its backend works on: for host memory a NumPy view of it."""
+    if type(array) is np.ndarray:
+        return "cpu", array
+    for name, predicate in _predicates.items():
+        if predicate(array):
+            return name, array
+    module = module_of(array)
+    if module is not np:
+        return _device_of_cupy(module), array
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"{operation}: {argument} is a masked array, and the mask would be lost; "
+            f"communicate {argument}.data and {argument}.mask{here()}"
+        )
+    if isinstance(array, np.ndarray):
+        return "cpu", array.view(np.ndarray)
+    # A NumPy scalar has a buffer, but a copy of it: a result written there would vanish.
+    if not isinstance(array, np.generic):
+        if hasattr(array, "__dlpack_device__"):
+            device = _DLPACK_DEVICES.get(int(array.__dlpack_device__()[0]))
+            if device is not None:
+                return device, _host_view(array) if device == "cpu" else _gpu_view(array)
+        if hasattr(array, "__cuda_array_interface__"):
+            return "cuda", _gpu_view(array)
+        try:
+            return "cpu", np.asarray(memoryview(array))
+        except (TypeError, ValueError):
+            pass
+    raise TypeError(
+        f"{operation}: {argument} is {_a(array)}; expected a NumPy or CuPy array, or another object with the "
+        f"buffer protocol or DLPack (for a number: np.array(x); for other Python objects: the *_object "
+        f"functions){here()}"
+    )
+
+
+def is_sparse(array: object) -> bool:
+    """Whether `array` is a sparse matrix or array of scipy or cupyx, found out without importing them."""
+    for name in ("scipy.sparse", "cupyx.scipy.sparse"):
+        module = sys.modules.get(name)
+        if module is not None and module.issparse(array):
+            return True
+    return False
+
+
+def module_of(array: Array) -> Any:
+    """Return the module whose functions work on `array`: CuPy for its arrays, NumPy for all others."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())) else np
+
+
+def is_read_only(array: Any) -> bool:
+    """Whether a GPU array says that its memory may not be written (JAX's do, CuPy's never)."""
+    if module_of(array) is not np:
+        return False
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return bool(interface and interface.get("data", (0, False))[1])
+
+
+@functools.cache
+def _device_of_cupy(cupy: Any) -> str:
+    return "rocm" if cupy.cuda.runtime.is_hip else "cuda"
+
+
+def _gpu_view(array: Any) -> Any:
+    """View a GPU array of another library as CuPy, without a copy; as it is where CuPy can't (or is not installed).
+
+    Backends of the program's own may work on arrays that CuPy does not know; hpccomm's say what is missing.
+    """
+    from ..cuda import seam
+
+    try:
+        return seam.runtime().as_array(array)
+    except Exception:
+        return array
+
+
+def _host_view(array: Any) -> Any:
+    """View a host array of another library as NumPy, without a copy."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        array = array.detach()  # communication is not differentiated, as in torch.distributed
+        if array.dtype == torch.bfloat16:  # DLPack's bfloat16 is unknown to NumPy
+            import ml_dtypes
+
+            return array.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+        return array.numpy()
+    return np.from_dlpack(array)
+
+
+def _a(array: object) -> str:
+    name = type(array).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,235 @@
+"""The checks of every argument, done in one place and before anything is sent (DESIGN 2).
+
+Each returns what the backends work on: the device, and the array as a view they can trust. Messages
+name the operation, the argument, what was given, what was expected, and the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from math import prod
+from operator import attrgetter, eq, mul
+from typing import Any
+
+import numpy as np
+from numpy import ndarray  # looked up at every call
+
+from ..errors import here
+from .arrays import Array, is_read_only, locate
+from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
+
+_dtype, _size, _writeable = map(attrgetter, ("dtype", "size", "flags.writeable"))
+_movable: set[np.dtype[Any]] = set()  # dtypes that have passed _check_dtype
+_kinds: dict[Any, str] = {}  # what _kind_of has found
+
+
+def readable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
+    """Return (device, view) of an array that is only read."""
+    device, view = ("cpu", array) if type(array) is ndarray else locate(operation, argument, array)
+    if device == "cpu" and view.dtype not in _movable:
+        _check_dtype(operation, argument, view.dtype)
+    return device, view
+
+
+def writable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
+    """Return (device, view) of an array that is written."""
+    device, view = ("cpu", array) if type(array) is ndarray else locate(operation, argument, array)
+    if device == "cpu":
+        if view.dtype not in _movable:
+            _check_dtype(operation, argument, view.dtype)
+        if not view.flags.writeable:
+            raise _read_only(operation, argument)
+    elif is_read_only(array):
+        raise _read_only(operation, argument)
+    return device, view
+
+
+def _read_only(operation: str, argument: str) -> ValueError:
+    return ValueError(f"{operation}: {argument} is read-only, and the result would be written to it{here()}")
+
+
+def readable_list(
+    operation: str, argument: str, arrays: Sequence[Array], length: int | None = None
+) -> tuple[str, list[Any]]:
+    """Return (device, views) of a list of arrays that are only read: one device, one dtype."""
+    return _checked_list(readable, operation, argument, arrays, length)
+
+
+def writable_list(
+    operation: str, argument: str, arrays: Sequence[Array], length: int | None = None
+) -> tuple[str, list[Any]]:
+    """Return (device, views) of a list of arrays that are written: one device, one dtype."""
+    return _checked_list(writable, operation, argument, arrays, length)
+
+
+def array_list(operation: str, argument: str, arrays: Sequence[Array], check: Any = writable) -> tuple[str, list[Any]]:
+    """Return (device, views) of the arrays of a coalesced operation: one device, any dtypes."""
+    if isinstance(arrays, np.ndarray) or not isinstance(arrays, Sequence):
+        raise TypeError(f"{operation}: {argument} is a {type(arrays).__name__}; expected a list of arrays{here()}")
+    if not arrays:
+        raise ValueError(f"{operation}: {argument} is empty{here()}")
+    if _all_plain(arrays):
+        return "cpu", list(arrays)
+    placed = [check(operation, f"{argument}[{i}]", array) for i, array in enumerate(arrays)]
+    devices = {device for device, _ in placed}
+    if len(devices) > 1:
+        raise ValueError(
+            f"{operation}: {argument} has arrays on {' and '.join(sorted(devices))}; one call, one device{here()}"
+        )
+    return placed[0][0], [view for _, view in placed]
+
+
+def _all_plain(arrays: Sequence[Array]) -> bool:
+    """Whether nothing is to be said against any of the arrays: there may be thousands of small ones."""
+    return set(map(type, arrays)) == {ndarray} and set(map(_dtype, arrays)) <= _movable and all(map(_writeable, arrays))
+
+
+def reductions(operation: str, argument: str, arrays: list[Any], op: ReduceOpLike) -> ReduceOp:
+    """Return `op` as a ReduceOp, having checked that it can reduce each of `arrays`."""
+    reduce_op = as_reduce_op(operation, op)
+    for dtype in set(map(_dtype, arrays)):
+        i = next(i for i, array in enumerate(arrays) if array.dtype == dtype)
+        reduction(operation, f"{argument}[{i}]", arrays[i], reduce_op)
+    return reduce_op
+
+
+def _checked_list(
+    check: Any, operation: str, argument: str, arrays: Sequence[Array], length: int | None
+) -> tuple[str, list[Any]]:
+    device, views = array_list(operation, argument, arrays, check)
+    if length is not None and len(views) != length:
+        raise ValueError(
+            f"{operation}: {argument} has {len(views)} array{'s' * (len(views) != 1)}, "
+            f"but the group has {length} rank{'s' * (length != 1)}{here()}"
+        )
+    for i, view in enumerate(views):
+        if view.dtype != views[0].dtype:
+            raise TypeError(
+                f"{operation}: {argument}[{i}] is {view.dtype}, but {argument}[0] is {views[0].dtype}{here()}"
+            )
+    return device, views
+
+
+def reducible(
+    operation: str, argument: str, array: Array, op: ReduceOpLike, check: Any = None
+) -> tuple[str, Any, ReduceOp]:
+    """Return (device, view, op) of an array that is reduced in place; `check` is `readable` if it is not written."""
+    device, view = (check or writable)(operation, argument, array)
+    return device, view, reduction(operation, argument, view, op)
+
+
+def pair(operation: str, output: Array, input: Array) -> tuple[str, Any, Any]:
+    """Return (device, output's view, input's view) of two arrays that have to be alike."""
+    device, out = writable(operation, "output", output)
+    device_in, view = readable(operation, "input", input)
+    if device != device_in or out.dtype is not view.dtype:
+        alike(operation, device, out, device_in, view)
+    return device, out, view
+
+
+def alike(
+    operation: str, device: str, array: Any, other_device: str, other: Any, names: str = "output and input"
+) -> None:
+    """Refuse two arrays of one call that differ in device or dtype."""
+    if device != other_device:
+        raise ValueError(f"{operation}: {names} are on {device} and {other_device}; one call, one device{here()}")
+    if array.dtype != other.dtype:
+        raise TypeError(f"{operation}: {names} are {array.dtype} and {other.dtype}; expected the same dtype{here()}")
+
+
+def pairs_fit(large: list[Any], small: list[Any], ranks: int) -> bool:
+    """Whether each of `large` has the dtype of its partner and `ranks` times its size: there may be thousands."""
+    return list(map(_dtype, large)) == list(map(_dtype, small)) and all(
+        map(eq, map(_size, large), map(mul, map(_size, small), repeat(ranks)))
+    )
+
+
+def sizes(operation: str, condition: bool, expected: str) -> None:
+    """Refuse sizes that do not fit together; `expected` says how they should."""
+    if not condition:
+        raise ValueError(f"{operation}: {expected}{here()}")
+
+
+def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> ReduceOp:
+    """Return `op` as a ReduceOp, having checked that it can reduce `array`."""
+    op = as_reduce_op(operation, op)
+    if (_kinds.get(array.dtype) or _kind_of(array.dtype)) not in op.kinds:
+        raise TypeError(
+            f"{operation}: {op!r} is not defined for {argument}'s dtype {array.dtype}{_instead(array, op)}{here()}"
+        )
+    if op.factor is not None:
+        _check_factor(operation, array.dtype, op)
+    return op
+
+
+def _kind_of(dtype: Any) -> str:
+    """Return the kind of arithmetic of a dtype, in NumPy's letters; "-" where there is none."""
+    if dtype.name == "bfloat16":  # whose kind is V, for NumPy
+        kind = "f"
+    elif getattr(dtype, "isbuiltin", 1) == 2:  # ml_dtypes' other types: storage formats
+        kind = "-"
+    else:
+        kind = dtype.kind
+    _kinds[dtype] = kind
+    return kind
+
+
+def _instead(array: Any, op: ReduceOp) -> str:
+    if op is ReduceOp.AVG:
+        return "; convert to a floating-point dtype, or use SUM and divide"
+    if _kinds[array.dtype] in "-V":
+        return "; convert to a numeric dtype first"
+    return ""
+
+
+def _check_factor(operation: str, dtype: np.dtype[Any], op: Any) -> None:
+    factor_kind = np.asarray(op.factor).dtype.kind
+    allowed = {"i": "biu", "u": "biu", "c": "biufc"}.get(dtype.kind, "biuf")
+    fits = dtype.kind not in "iu" or (factor_kind in "biu" and np.iinfo(dtype).min <= op.factor <= np.iinfo(dtype).max)
+    if np.ndim(op.factor) or factor_kind not in allowed or not fits:
+        raise TypeError(
+            f"{operation}: the factor {op.factor!r} can't multiply a {dtype} array in its own dtype{here()}"
+        )
+
+
+def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
+    if dtype.hasobject:
+        raise TypeError(
+            f"{operation}: {argument} holds Python objects (dtype {dtype}); "
+            f"use the *_object functions, or give it a numeric dtype{here()}"
+        )
+    # ml_dtypes' own types have no byte order that could be foreign
+    if not dtype.isnative:
+        raise TypeError(
+            f"{operation}: {argument} has a foreign byte order (dtype {dtype.str}); "
+            f"use {argument}.astype({argument}.dtype.newbyteorder('=')){here()}"
+        )
+    _movable.add(dtype)
+
+
+def has_splits(split_sizes: Sequence[int] | np.ndarray | None) -> bool:
+    """Whether the program gave split sizes; an empty list says as little as None."""
+    return split_sizes is not None and len(split_sizes) > 0
+
+
+def splits(
+    operation: str, argument: str, array: Any, given: Sequence[int] | np.ndarray | None, ranks: int
+) -> list[int]:
+    """Return how many elements of `array` go to (or come from) each rank, from split sizes along axis 0."""
+    shape = array.shape or (1,)
+    row = prod(shape[1:])
+    if given is None or not has_splits(given):
+        if shape[0] % ranks:
+            raise ValueError(
+                f"{operation}: {argument} has {shape[0]} rows, which {ranks} ranks can't share equally; "
+                f"pass {argument}_split_sizes{here()}"
+            )
+        return [shape[0] // ranks * row] * ranks
+    counts = [int(count) for count in given]
+    if len(counts) != ranks or min(counts) < 0 or sum(counts) != shape[0]:
+        raise ValueError(
+            f"{operation}: {argument}_split_sizes is {counts}; expected {ranks} non-negative numbers "
+            f"that add up to the {shape[0]} rows of {argument}{here()}"
+        )
+    return [count * row for count in counts]

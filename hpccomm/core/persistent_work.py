@@ -1,0 +1,114 @@
+"""PersistentWork: the handle of an operation that is set up once and started again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from ..errors import DistError, DistTimeoutError, here
+from .work import as_seconds
+
+
+class PersistentWork:
+    """An operation set up by one of the ``*_init`` functions.
+
+    `start` begins it on what the arrays hold then, `wait` ends it; between the two the arrays may not be touched. As a
+    context manager it is freed at the end of the block; a group that is destroyed frees its own.
+
+    A transport subclasses it and writes `begin`, `poll`, `block` and `release`.
+
+    Attributes
+    ----------
+    op_type : str
+        Name of the operation, ``"all_reduce"``.
+    output : array
+        The array that it writes (or sends).
+    """
+
+    op_type = ""
+    output: Any = None
+    forget: Callable[[PersistentWork], None] | None = None  # how its group lets go of it
+    _active = False
+    _freed = False
+
+    def begin(self) -> None:
+        """Start the transport."""
+        raise NotImplementedError
+
+    def poll(self) -> bool:
+        """Return whether the transport is done, without blocking; if so, finish."""
+        raise NotImplementedError
+
+    def block(self) -> None:
+        """Return when the transport is done and the output is in place."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Free what the transport holds."""
+
+    def start(self) -> None:
+        """Begin the operation.
+
+        Raises
+        ------
+        DistError
+            It is in flight already, or has been freed.
+        """
+        if self._active or self._freed:
+            self.refuse_to_start()
+        self.begin()
+        self._active = True
+
+    def refuse_to_start(self) -> NoReturn:
+        """Raise what `start` raises while the operation is in flight or freed."""
+        raise DistError(f"{self.op_type}: {'freed' if self._freed else 'started already; wait() first'}{here()}")
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Block until the operation is done, then return True.
+
+        With a `timeout` (a timedelta, or seconds) that passes, DistTimeoutError is raised and it stays in flight. A
+        work that has not been started is done.
+        """
+        if not self._active:
+            return True
+        if timeout is not None:
+            deadline = time.monotonic() + as_seconds(timeout)
+            while not self.poll():
+                if time.monotonic() >= deadline:
+                    raise DistTimeoutError(
+                        f"{self.op_type}: not done after {as_seconds(timeout):g} s; it is still in flight{here()}"
+                    )
+                time.sleep(0)
+            self._active = False
+        else:
+            self._active = False  # also if it fails: then it has ended
+            self.block()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the operation is done (or not started), without blocking."""
+        if self._active and self.poll():
+            self._active = False
+        return not self._active
+
+    def free(self) -> None:
+        """Wait for it, and give back what it holds; it can't be started again. Freeing twice does nothing."""
+        if not self._freed:
+            self.wait()
+            self._freed = True
+            self.release()
+            if self.forget is not None:
+                self.forget(self)
+
+    def __enter__(self) -> PersistentWork:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # otherwise it may be in flight for ever
+            self.free()
+
+    def __repr__(self) -> str:
+        state = "freed" if self._freed else "in flight" if self._active else "ready"
+        return f"<{type(self).__name__} {self.op_type}: {state}>"

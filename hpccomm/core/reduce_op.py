@@ -1,0 +1,114 @@
+"""ReduceOp: how the arrays of a reduction are combined, and which dtypes each way accepts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from ..errors import here
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+ANY_KIND = "-biufcmMSUV"  # every letter that checks.py may come up with
+
+ReduceOpLike: TypeAlias = "ReduceOp | str | MPI.Op"
+
+
+class ReduceOp:
+    """A reduction: ``ReduceOp.SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``, ``BXOR``.
+
+    ``ReduceOp.PREMUL_SUM(factor)`` multiplies each rank's array by `factor` before the sum. Every
+    function that takes an `op` also takes its name as a string, in either case (``"sum"``), and, on
+    host arrays, any ``mpi4py.MPI.Op``.
+
+    =========== ===========================================================
+    op          dtypes
+    =========== ===========================================================
+    SUM PRODUCT bool (as OR, AND), integers, floating point, complex
+    AVG         floating point, complex
+    MIN MAX     bool (as AND, OR), integers, floating point
+    BAND BOR    bool, integers
+    BXOR        bool, integers
+    PREMUL_SUM  integers (with an integer factor), floating point, complex
+    =========== ===========================================================
+
+    On bool the results are those of ``np.add``, ``np.multiply``, ``np.minimum`` ... on bool arrays.
+    """
+
+    __slots__ = ("factor", "kinds", "mpi_op", "name")
+
+    SUM: ClassVar[ReduceOp]
+    AVG: ClassVar[ReduceOp]
+    PRODUCT: ClassVar[ReduceOp]
+    MIN: ClassVar[ReduceOp]
+    MAX: ClassVar[ReduceOp]
+    BAND: ClassVar[ReduceOp]
+    BOR: ClassVar[ReduceOp]
+    BXOR: ClassVar[ReduceOp]
+
+    def __init__(self, name: str, kinds: str, factor: Any = None, mpi_op: MPI.Op | None = None) -> None:
+        self.name = name
+        self.kinds = kinds  # the numpy dtype kinds it accepts: b(ool) i(nt) u(int) f(loat) c(omplex)
+        self.factor = factor
+        self.mpi_op = mpi_op  # an operation of the program's own, or one of MPI's that is none of ours
+
+    @staticmethod
+    def PREMUL_SUM(factor: complex) -> ReduceOp:
+        """Return the operation that sums ``factor * array`` over the ranks."""
+        return ReduceOp("PREMUL_SUM", "iufc", factor)
+
+    def __repr__(self) -> str:
+        return f"ReduceOp.{self.name}" + ("" if self.factor is None else f"({self.factor!r})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.factor is None:  # so that copies and pickles of SUM are SUM itself
+            return getattr, (ReduceOp, self.name)
+        return ReduceOp.PREMUL_SUM, (self.factor,)
+
+
+_NAMED = {
+    name: ReduceOp(name, kinds)
+    for name, kinds in {
+        "SUM": "biufc",
+        "AVG": "fc",
+        "PRODUCT": "biufc",
+        "MIN": "biuf",
+        "MAX": "biuf",
+        "BAND": "biu",
+        "BOR": "biu",
+        "BXOR": "biu",
+    }.items()
+}
+for _name, _op in _NAMED.items():
+    setattr(ReduceOp, _name, _op)
+
+
+def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
+    """Return the ReduceOp that `op` names; an ``MPI.Op`` that is not one of ours is wrapped."""
+    if type(op) is ReduceOp:
+        return op
+    if isinstance(op, str):
+        try:
+            return _NAMED[op.strip().upper()]
+        except KeyError:
+            raise ValueError(
+                f"{operation}: no reduction is called {op!r}; the names are {', '.join(_NAMED).lower()}, "
+                f"and ReduceOp.PREMUL_SUM(factor){here()}"
+            ) from None
+    if type(op).__module__ == "mpi4py.MPI" and type(op).__name__ == "Op":
+        return _from_mpi(op)  # type: ignore[arg-type]
+    hint = ": write ReduceOp.PREMUL_SUM(factor)" if callable(op) else ""
+    raise TypeError(f"{operation}: op is {op!r}; expected a ReduceOp, its name, or an MPI.Op{hint}{here()}")
+
+
+def _from_mpi(op: MPI.Op) -> ReduceOp:
+    """Give MPI's predefined operations our meaning (bool, float16 and bfloat16 included)."""
+    from mpi4py import MPI
+
+    for ours, theirs in (
+        ("SUM", MPI.SUM), ("PRODUCT", MPI.PROD), ("MIN", MPI.MIN), ("MAX", MPI.MAX),
+        ("BAND", MPI.BAND), ("BOR", MPI.BOR), ("BXOR", MPI.BXOR),
+    ):  # fmt: skip
+        if op == theirs:
+            return _NAMED[ours]
+    return ReduceOp("MPI.Op", ANY_KIND, mpi_op=op)

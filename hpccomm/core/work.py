@@ -1,0 +1,276 @@
+"""Work: the handle of an asynchronous operation."""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, here
+
+if TYPE_CHECKING:
+    from .future import Future
+    from .group import ProcessGroup
+
+
+class WorkStatus(enum.Enum):
+    """Where a Work stands."""
+
+    IN_FLIGHT = "in flight"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+IN_FLIGHT = WorkStatus.IN_FLIGHT  # a look-up in an Enum is slow
+COMPLETED = WorkStatus.COMPLETED
+
+
+class Work:
+    """An operation in flight; every ``async_op=True`` call returns one.
+
+    The output arrays hold the result once `wait` has returned or `is_completed` has been true, and neither
+    inputs nor outputs may be touched before. A Work may be dropped: its group keeps it and its arrays alive
+    until it is done.
+
+    On GPU arrays, `wait` makes the *current CUDA stream* wait and returns at once: what the program puts on that
+    stream next sees the result. The host waits in `synchronize`, in `wait` with a timeout, and with
+    ``HPCCOMM_BLOCKING_WAIT=1``; `is_completed` tells whether the GPU is done.
+
+    A transport subclasses it and writes `poll` and `block`, and `cancel` where it can.
+
+    Attributes
+    ----------
+    op_type : str
+        Name of the operation, ``"all_reduce"``.
+    sequence_number : int
+        Its number among the operations of its group on this rank, from 1.
+    """
+
+    op_type = ""
+    sequence_number = 0
+    alive: Any = None  # what must not be freed while the transport works on it
+    group: ProcessGroup | None = None  # which keeps it while it is in flight
+    is_let_go_at_once = False  # or only when many are in flight
+    keeps_its_place = True  # a collective; a message may be overtaken
+    error_was_seen = False  # by the program; the group tells of others when it is destroyed
+    _result: Any = None
+    _status = IN_FLIGHT
+    _exception: BaseException | None = None
+    _source: int | None = None  # the group rank that a message came from
+    _callbacks: list[Callable[[Work], None]] | None = None
+    _future: Future | None = None
+
+    def __init__(self, finish: Callable[[], None] | None = None) -> None:
+        self._finish = finish  # what is left to do when the transport is done: unpack, divide ...
+        self._lock = threading.Lock()  # completing happens once, in one thread at a time
+
+    # -- what a transport writes ---------------------------------------------------------------
+
+    def poll(self) -> bool:
+        """Return whether the transport is done, without blocking; raise what went wrong."""
+        raise NotImplementedError
+
+    def block(self) -> None:
+        """Return when the transport is done; raise what went wrong."""
+        while not self.poll():
+            time.sleep(1e-5)
+
+    def cancel(self) -> None:
+        """Make the transport give the operation up; returns when no buffer is used any more."""
+        raise UnsupportedOperationError(
+            f"{self.op_type}: it has begun and can't be taken back (only receives can); wait for it, "
+            f"or end the job with ProcessGroup.abort(){here()}"
+        )
+
+    # -- what a program calls ------------------------------------------------------------------
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Block until the operation is done, then return True.
+
+        With a `timeout` (a timedelta, or seconds) that passes, DistTimeoutError is raised and the operation
+        stays in flight: a later `wait` can still succeed. What went wrong in the operation is raised here.
+        """
+        if timeout is not None:
+            self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
+        elif self._status is IN_FLIGHT:
+            with self._lock:
+                if self._status is IN_FLIGHT:
+                    self._complete(self.block)
+            self._announce()
+        if self._exception is not None:
+            self.error_was_seen = True
+            raise self._exception
+        return True
+
+    def _wait_until(self, deadline: float, timeout: timedelta | float) -> None:
+        pause = 0.0
+        while not self.is_completed():
+            if time.monotonic() >= deadline:
+                raise DistTimeoutError(
+                    f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
+                    f"flight. Has every rank of the group made the matching call?{here()}"
+                )
+            time.sleep(pause)
+            pause = min(pause + 1e-6, 1e-3)
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended (well or not), without blocking."""
+        if self._status is IN_FLIGHT and self._lock.acquire(blocking=False):
+            try:
+                if self._status is IN_FLIGHT:
+                    self._complete(self.poll)
+            finally:
+                self._lock.release()
+            self._announce()
+        return self._status is not IN_FLIGHT
+
+    def is_success(self) -> bool:
+        """Return whether the operation has ended well."""
+        return self.is_completed() and self._status is COMPLETED
+
+    def exception(self) -> BaseException | None:
+        """Return what went wrong, or None."""
+        self.is_completed()
+        self.error_was_seen = True
+        return self._exception
+
+    def result(self) -> Any:
+        """Wait, and return the array (or list of arrays) that the operation wrote."""
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        """Return the global rank that the received message came from."""
+        self.wait()
+        if self._source is None or self.group is None:
+            raise DistError(f"{self.op_type}: only a receive has a source rank{here()}")
+        return self.group.ranks[self._source]
+
+    def synchronize(self) -> None:
+        """Block the host until the result is in the output arrays."""
+        self.wait()
+
+    def abort(self) -> None:
+        """Take a pending receive back; the Work ends as ABORTED and the group goes on.
+
+        Other operations of MPI can't be taken back: UnsupportedOperationError. A Work that has ended is left alone.
+        """
+        with self._lock:
+            if self._status is IN_FLIGHT:
+                self.cancel()
+                self._exception = DistError(f"{self.op_type} #{self.sequence_number}: aborted by the program{here()}")
+                self._status = WorkStatus.ABORTED
+        self._announce()
+
+    @property
+    def status(self) -> WorkStatus:
+        """Where the operation stands."""
+        self.is_completed()
+        return self._status
+
+    def get_future(self) -> Future:
+        """Return a Future of `result()`. It completes without anybody calling wait: a thread drives the transport."""
+        from .future import Future
+        from .progress import drive
+
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            self._future = future = Future()
+        self.add_done_callback(lambda work: _settle(future, work))
+        if self._status is IN_FLIGHT:
+            drive(self)  # and not a look here: an earlier operation's Future may still be on its way
+        return future
+
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        """Call ``callback(self)`` when the operation ends, in the thread that notices; at once if it has ended."""
+        with self._lock:
+            if self._callbacks is None:
+                self._callbacks = []
+            self._callbacks.append(callback)
+        self._announce()
+
+    def finish_with(self, step: Callable[[], None], result: Any) -> None:
+        """Make `step` the last part of the operation, and `result` what it gives back (for composed operations)."""
+        with self._lock:
+            first, self._result = self._finish, result
+            if self._status is IN_FLIGHT:
+                self._finish = step if first is None else partial(_one_after_the_other, first, step)
+                return
+        if self._status is COMPLETED:
+            step()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.get_future().__await__()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.op_type} #{self.sequence_number}: {self._status.value}>"
+
+    # -- completion ----------------------------------------------------------------------------
+
+    def _complete(self, advance: Callable[[], bool | None]) -> None:
+        """Ask the transport (the lock is held); when it is done, finish once and note how it ended."""
+        try:
+            if advance() is False:
+                return
+            if self._finish is not None:
+                self._finish()
+        except Exception as error:
+            self._exception = self.explain(error)
+            if self._exception is not error:
+                self._exception.__cause__ = error
+            self._status = WorkStatus.FAILED
+        else:
+            self._status = COMPLETED
+        self._finish = self.alive = None
+
+    def explain(self, error: Exception) -> Exception:
+        """Return the error that the program should see for what the transport raised."""
+        return error
+
+    def _announce(self) -> None:
+        """Once the operation has ended, tell the group and run the callbacks, each once, outside the lock."""
+        if self._status is IN_FLIGHT:
+            return
+        if self.group is not None:
+            self.group._forget(self)
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:  # another thread took the last one
+                return
+            callback(self)
+
+
+class CompletedWork(Work):
+    """A Work that is done from the start, for backends whose operations complete at once."""
+
+    def poll(self) -> bool:
+        """Return True."""
+        return True
+
+    def block(self) -> None:
+        """Return at once."""
+
+
+def as_seconds(timeout: timedelta | float) -> float:
+    """Return a timeout in seconds, whichever way it was given."""
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+
+
+def _one_after_the_other(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()
+
+
+def _settle(future: Future, work: Work) -> None:
+    if work._exception is not None:
+        work.error_was_seen = True
+        future.set_exception(work._exception)
+    else:
+        future.set_result(work._result)

@@ -1,0 +1,178 @@
+"""The fast path: blocking operations on small arrays that MPI can work on as they are.
+
+For a few bytes MPI needs less than a microsecond, so that every look-up on the way to it counts. Each method asks in as
+few of them as it can whether its arguments are the ordinary case, and makes one call of mpi4py: the same that
+`MPIBackend` makes, because another rank may go the long way. For whatever is not ordinary it returns without having
+done anything, and the operation goes through `checks` to `MPIBackend`.
+
+``flags.carray`` is one look at four things: in C order, without gaps, aligned, writeable. Arrays that own their memory
+(``base is None``) can't overlap. A dtype or an op that is not in the tables, or can't be looked up, is not ordinary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+from mpi4py import MPI
+from numpy import ndarray
+
+from ..core.fast_path import FastPath
+from .datatypes import DIRECT, TYPED
+from .tags import LARGEST
+from .works import as_backend_error, check_length
+
+IN_PLACE = MPI.IN_PLACE
+Status = MPI.Status
+
+
+class MPIFastPath(FastPath):
+    """The fast path of one group, for arrays of up to `largest` bytes.
+
+    `windows` is empty until the program makes a node-shared array.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, windows: Container[int], largest: int) -> None:
+        self._comm = comm
+        self._windows = windows
+        self._largest = largest
+        self._rank: int = comm.Get_rank()
+        self._size: int = comm.Get_size()
+
+    def broadcast(self, array: Any, root: int) -> bool:
+        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
+            return False
+        try:
+            self._comm.Bcast((array, TYPED[array.dtype]), root)
+        except KeyError:
+            return False
+        except MPI.Exception as error:
+            raise as_backend_error("broadcast", error) from error
+        return True
+
+    def all_reduce(self, array: Any, op: Any) -> bool:
+        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray or self._windows:
+            return False
+        try:
+            datatype, mpi_op = DIRECT[op, array.dtype]
+            self._comm.Allreduce(IN_PLACE, (array, datatype), mpi_op)
+        except (KeyError, TypeError):
+            return False
+        except MPI.Exception as error:
+            raise as_backend_error("all_reduce", error) from error
+        return True
+
+    def reduce(self, array: Any, root: int, op: Any) -> bool:
+        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray or self._windows:
+            return False
+        try:
+            datatype, mpi_op = DIRECT[op, array.dtype]
+            if self._rank == root:
+                self._comm.Reduce(IN_PLACE, (array, datatype), mpi_op, root)
+            else:
+                self._comm.Reduce((array, datatype), None, mpi_op, root)
+        except (KeyError, TypeError):
+            return False
+        except MPI.Exception as error:
+            raise as_backend_error("reduce", error) from error
+        return True
+
+    def all_gather_single(self, output: Any, array: Any) -> bool:
+        if not _ordinary(output, array) or not self._largest >= output.nbytes == array.nbytes * self._size:
+            return False
+        try:
+            datatype = TYPED[array.dtype]
+            self._comm.Allgather((array, datatype), (output, datatype))
+        except KeyError:
+            return False
+        except MPI.Exception as error:
+            raise as_backend_error("all_gather_single", error) from error
+        return True
+
+    def reduce_scatter_single(self, output: Any, array: Any, op: Any) -> bool:
+        if not _ordinary(output, array) or not self._largest >= array.nbytes == output.nbytes * self._size:
+            return False
+        if self._windows:
+            return False
+        try:
+            datatype, mpi_op = DIRECT[op, array.dtype]
+            self._comm.Reduce_scatter_block((array, datatype), (output, datatype), mpi_op)
+        except (KeyError, TypeError):
+            return False
+        except MPI.Exception as error:
+            raise as_backend_error("reduce_scatter_single", error) from error
+        return True
+
+    def all_to_all_single(self, output: Any, array: Any) -> bool:
+        if not _ordinary(output, array) or not self._largest >= output.nbytes == array.nbytes:
+            return False
+        if not (array.ndim and output.ndim) or array.shape[0] % self._size or output.shape[0] % self._size:
+            return False
+        try:
+            datatype = TYPED[array.dtype]
+            self._comm.Alltoall((array, datatype), (output, datatype))
+        except KeyError:
+            return False
+        except MPI.Exception as error:
+            raise as_backend_error("all_to_all_single", error) from error
+        return True
+
+    def send(self, array: Any, dst: int, tag: int) -> bool:
+        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
+            return False
+        if dst == self._rank or not 0 <= tag <= LARGEST:
+            return False
+        try:
+            self._comm.Send((array, TYPED[array.dtype]), dst, tag)
+        except KeyError:
+            return False
+        except MPI.Exception as error:
+            raise as_backend_error("send", error) from error
+        return True
+
+    def recv(self, array: Any, src: int | None, tag: int) -> int | None:
+        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
+            return None
+        if src is None or src == self._rank or not 0 <= tag <= LARGEST:
+            return None
+        status = Status()
+        try:
+            self._comm.Recv((array, TYPED[array.dtype]), src, tag, status)
+        except KeyError:
+            return None
+        except MPI.Exception as error:
+            raise as_backend_error("recv", error) from error
+        check_length("recv", status, array.nbytes)
+        return status.Get_source()
+
+    def sendrecv(
+        self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None
+    ) -> int | None:
+        if not _ordinary(output, array) or output.nbytes > self._largest or array.nbytes > self._largest:
+            return None
+        if src is None or recv_tag is not None or not 0 <= tag <= LARGEST:
+            return None
+        status = Status()
+        try:
+            datatype = TYPED[array.dtype]
+            self._comm.Sendrecv((array, datatype), dst, tag, (output, datatype), src, tag, status)
+        except KeyError:
+            return None
+        except MPI.Exception as error:
+            raise as_backend_error("sendrecv", error) from error
+        check_length("sendrecv", status, output.nbytes)
+        return status.Get_source()
+
+
+def _ordinary(output: Any, array: Any) -> bool:
+    """Whether the two arrays of one call, of whatever sizes, are in the ordinary case, and can't overlap."""
+    return (
+        type(output) is ndarray
+        and type(array) is ndarray
+        and output.base is None
+        and array.base is None
+        and output is not array
+        and output.dtype is array.dtype
+        and output.flags.carray
+        and array.flags.carray
+    )

@@ -1,0 +1,1 @@
+"""What is around the program: its launcher, its MPI library, its end."""

@@ -1,0 +1,63 @@
+"""An uncaught exception on one rank ends the whole job, with its traceback, instead of leaving the others to hang."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+import termios
+import time
+import traceback
+from types import TracebackType
+from typing import Any
+
+from .. import errors
+
+LONGEST_WAIT = 1.0  # seconds
+
+
+class AbortOnException:
+    """A sys.excepthook that ends the whole job, with the traceback visible."""
+
+    def __init__(self) -> None:
+        self._previous: Any = None
+
+    def install(self, size: int) -> None:
+        """Take the place of sys.excepthook, where there are other ranks and nobody is typing."""
+        interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+        if size > 1 and not interactive and os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") != "0":
+            self._previous, sys.excepthook = sys.excepthook, self
+
+    def remove(self) -> None:
+        """Put the previous hook back."""
+        if sys.excepthook is self:
+            sys.excepthook = self._previous
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Print as the previous hook does, then end every rank."""
+        try:
+            self._previous(kind, error, trace)
+        except Exception:  # a broken hook of the program's must not keep the job from ending
+            traceback.print_exception(kind, error, trace)
+        from mpi4py import MPI
+
+        print(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job", file=sys.stderr)
+        let_launcher_read()
+        MPI.COMM_WORLD.Abort(1)
+
+
+def let_launcher_read() -> None:
+    """Wait until mpiexec has taken what this process has printed: MPI_Abort may throw the rest away."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, replaced by something without a file, not a pipe
+            stream.flush()
+            give_up = time.monotonic() + LONGEST_WAIT
+            while _unread(stream.fileno()) and time.monotonic() < give_up:
+                time.sleep(0.01)
+    time.sleep(0.1)  # from mpiexec's agent on this node to mpiexec itself
+
+
+def _unread(pipe: int) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))[0])

@@ -1,0 +1,78 @@
+"""The pytest plugin: the ranks of ``mpiexec -n 4 python -m mpi4py -m pytest --with-mpi`` run their tests in step.
+
+Built on pytest-mpi, whose ``--with-mpi`` switches it on and whose markers and fixtures work as they do there:
+
+* rank 0 prints; the other ranks are silent;
+* after the set-up, the call and the tear-down of each test the ranks agree on the outcome: a test that fails (or
+  skips) on one rank does so on all, with that rank's traceback in the report, and the ranks stay in step;
+* where a rank has failed and the others do not arrive within ``--mpi-grace`` seconds, because they wait for a message
+  that will never come, its traceback is printed and the job ended;
+* all ranks must collect the same tests;
+* each rank has temporary directories (`tmp_path`) of its own.
+
+pytest imports this module wherever hpccomm is installed, so it stands outside the package, and imports no more than
+pytest until it is switched on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from hpccomm import ProcessGroup
+
+DEFAULT_GRACE = 30.0  # seconds
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --mpi-grace."""
+    parser.getgroup("hpccomm").addoption(
+        "--mpi-grace",
+        type=float,
+        default=DEFAULT_GRACE,
+        metavar="SECONDS",
+        help="when a test has failed on a rank, how long that rank waits for the others to arrive at the end of the "
+        "test before it prints its traceback and ends the job (default: %(default)s)",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after the terminal reporter is there
+def pytest_configure(config: pytest.Config) -> None:
+    """Switch the agreement on, under --with-mpi (or --only-mpi) and on more than one rank."""
+    if not (config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False)):
+        return
+    # mpi-pytest installs a package of the same import name over pytest-mpi's, with other semantics
+    if importlib.util.find_spec("pytest_mpi.parallel_assert") is not None:
+        raise pytest.UsageError("mpi-pytest is installed over pytest-mpi: pip uninstall mpi-pytest pytest-mpi, "
+                                "then pip install pytest-mpi")  # fmt: skip
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.Get_size() > 1:
+        from hpccomm.testing.agreement import Agreement
+
+        config.pluginmanager.register(Agreement(config, MPI.COMM_WORLD), "hpccomm-agreement")
+        _own_temporary_directories(MPI.COMM_WORLD.Get_rank())
+
+
+def _own_temporary_directories(rank: int) -> None:
+    """Keep the ranks from racing for `tmp_path`: pytest numbers the directories of its runs, and removes old ones."""
+    root = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir())
+    own = root / f"pytest-{os.getuid()}-rank-{rank}"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(own)
+
+
+@pytest.fixture(scope="module")
+def process_group() -> Iterator[ProcessGroup]:
+    """Give the world group of hpccomm: initialised for the tests of one module, destroyed after them."""
+    import hpccomm
+
+    with hpccomm.init_process_group() as group:
+        yield group

@@ -1,0 +1,132 @@
+"""hpccomm info: what it says of this machine, and of others that are imitated."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+from hpccomm.cli import info
+from hpccomm.cli import main as cli
+from hpccomm.mpi import cuda_aware
+from hpccomm.process.loaded_library import path_of_library
+
+from ..launch import launch
+
+alone = pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts its own jobs")
+
+
+def facts(gpu: bool = False) -> dict[str, str]:
+    return dict(info.collect(gpu))
+
+
+@pytest.fixture
+def no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+
+@pytest.fixture
+def fake_cupy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of CuPy's name; it is forgotten after the test."""
+    package = tmp_path / "cupy"
+    (package / "cuda").mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = '14.0.0'\nfrom . import cuda\n")
+    (package / "cuda" / "__init__.py").write_text("from . import runtime\n")
+    (package / "cuda" / "nccl.py").write_text("def get_version(): return 22703\n")
+    (package / "cuda" / "runtime.py").write_text(
+        "def getDeviceCount(): return 2\ndef getDeviceProperties(device): return {'name': b'H200 %d' % device}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("cupy", "cupy.cuda", "cupy.cuda.nccl", "cupy.cuda.runtime"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield package
+    for name in [name for name in sys.modules if name.split(".")[0] == "cupy"]:
+        del sys.modules[name]
+
+
+def test_mpi_is_described_as_it_is(no_cupy: None) -> None:
+    found = facts()
+    assert found["MPI"].split()[0] in ("MPICH", "Open")
+    assert found["MPI standard"] == ".".join(map(str, MPI.Get_version()))
+    assert found["thread level"] == "multiple"
+    assert found["ranks"] == str(MPI.COMM_WORLD.Get_size())
+    assert Path(found["MPI library"]).name.startswith("libmpi")
+    assert found["CUDA-aware MPI"] == "no: MPIX_Query_cuda_support() says so"  # the wheels are built without CUDA
+
+
+def test_without_cupy_it_says_what_to_install(no_cupy: None) -> None:
+    found = facts()
+    assert found["CuPy"] == "no: it is not installed; pip install 'hpccomm[cuda13]' (or [cuda12])"
+    assert found["NCCL"].startswith("no: ")
+
+
+@pytest.mark.usefixtures("fake_cupy")
+def test_cupy_nccl_and_gpus() -> None:
+    found = facts()
+    assert found["CuPy"] == "14.0.0"
+    assert found["NCCL"].split(",")[0] == "2.27.3"  # and its file, if another test has loaded one
+    assert found["GPUs"] == "not looked at; hpccomm info --gpu does"
+    assert facts(gpu=True)["GPUs"] == "H200 0, H200 1"
+
+
+def test_each_part_may_be_missing(fake_cupy: Path) -> None:
+    (fake_cupy / "cuda" / "nccl.py").write_text("raise ImportError('libnccl.so.2: no such file')\n")
+    (fake_cupy / "cuda" / "runtime.py").write_text("def getDeviceCount(): raise RuntimeError('no driver')\n")
+    found = facts(gpu=True)
+    assert found["NCCL"].startswith("no: CuPy can't load it: libnccl.so.2: no such file; pip install")
+    assert found["GPUs"] == "no: no driver"
+
+
+def test_a_cupy_that_can_not_be_imported(fake_cupy: Path) -> None:
+    (fake_cupy / "__init__.py").write_text("raise ImportError('no libcudart')\n")
+    assert facts()["CuPy"] == "no: it can't be imported: no libcudart"
+
+
+def test_the_variable_decides_over_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cuda_aware.cuda_awareness({"HPCCOMM_CUDA_AWARE": "1"}) == (True, "HPCCOMM_CUDA_AWARE=1")
+    assert cuda_aware.cuda_awareness({"HPCCOMM_CUDA_AWARE": "0"}) == (False, "HPCCOMM_CUDA_AWARE=0")
+    with pytest.raises(ValueError, match="HPCCOMM_CUDA_AWARE is 'yes'; expected 0 or 1"):
+        cuda_aware.cuda_awareness({"HPCCOMM_CUDA_AWARE": "yes"})
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "yes")
+    assert facts()["CUDA-aware MPI"] == "no: HPCCOMM_CUDA_AWARE is 'yes'; expected 0 or 1"
+
+
+def test_a_library_that_does_not_tell_counts_as_not_aware(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_aware, "path_of_library", lambda name: None)
+    assert cuda_aware.cuda_awareness({}).is_proven is False
+    monkeypatch.setattr(cuda_aware, "path_of_library", lambda name: path_of_library("libc"))
+    awareness = cuda_aware.cuda_awareness({})
+    assert not awareness.is_proven
+    assert awareness.reason.startswith("the library has no MPIX_Query_cuda_support")
+
+
+def test_libraries_are_found_by_their_name(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/libmpicxx.so.12\n"
+        "7f02-7f03 r-xp 00000000 fe:00 2 /a place/libmpi.so.40.1\n"
+        "7f04-7f05 rw-p 00000000 00:00 0 \n"
+    )
+    assert path_of_library("libmpi", str(maps)) == "/a place/libmpi.so.40.1"
+    assert path_of_library("libnccl", str(maps)) is None
+    assert path_of_library("libmpi", str(tmp_path / "none")) is None
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], no_cupy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "is_first_process", lambda: True)
+    assert cli.main(["info"]) == 0
+    assert "\nCUDA-aware MPI   no: " in capsys.readouterr().out
+    assert cli.main(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["thread level"] == "multiple"
+
+
+@alone
+def test_one_process_of_a_job_prints() -> None:
+    done = launch(2, sys.executable, "-m", "hpccomm", "info")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("MPI standard") == 1
+    assert "ranks            2" in done.stdout
+    assert "launcher         mp" in done.stdout

@@ -1,0 +1,398 @@
+"""The registry, BackendConfig, and backends and groups of a program's own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccomm as hc
+from hpccomm.core import arrays, backend
+
+RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(backend, "_registry", dict(backend._registry))
+    monkeypatch.setattr(arrays, "_predicates", dict(arrays._predicates))
+    yield
+    if hc.is_initialized():
+        hc.destroy_process_group()
+
+
+class Noting(hc.Backend):
+    """Notes what it is called with, and adds one to the array."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.calls: list[str] = []
+        self.closed = False
+
+    def all_reduce(self, array: Any, op: Any, async_op: bool) -> hc.Work | None:
+        self.calls.append("all_reduce")
+        np.asarray(array.memory if hasattr(array, "memory") else array)[...] += 1
+        return hc.CompletedWork() if async_op else None
+
+    def barrier(self, async_op: bool) -> None:
+        self.calls.append("barrier")  # complete at once, also when asked for async_op
+
+    def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Any:
+        work = hc.CompletedWork()  # asynchronous only
+        work._source = 0
+        return work
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class GPUArray:
+    """What hpccomm looks at in a GPU array of a library that it does not know."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+        self.dtype, self.size, self.shape = memory.dtype, memory.size, memory.shape
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)  # kDLCUDA
+
+
+def register(name: str, devices: Any = None) -> list[Noting]:
+    made: list[Noting] = []
+
+    def create(store: Any, rank: int, size: int, timeout: timedelta) -> Noting:
+        assert (store, rank, size, timeout) == (None, RANK, SIZE, timedelta(minutes=30))
+        made.append(Noting(rank, size))
+        return made[-1]
+
+    hc.register_backend(name, create, devices=devices)
+    return made
+
+
+# -- BackendConfig -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "device_map"),
+    [
+        (None, {"cpu": "mpi", "cuda": "nccl"}),
+        ("mpi", {"cpu": "mpi"}),
+        (" MPI ", {"cpu": "mpi"}),
+        ("nccl", {"cuda": "nccl"}),
+        ("cpu:mpi,cuda:nccl", {"cpu": "mpi", "cuda": "nccl"}),
+        (" CPU : mpi ,\tcuda:NCCL ", {"cpu": "mpi", "cuda": "nccl"}),
+        ("cuda:nccl", {"cuda": "nccl"}),
+    ],
+)
+def test_good_configurations(text: str | None, device_map: dict[str, str]) -> None:
+    config = hc.BackendConfig(text)
+    assert config.device_map == device_map
+    assert str(config) == ",".join(":".join(pair) for pair in device_map.items())
+    assert repr(config) == f"BackendConfig('{config}')"
+
+
+@pytest.mark.parametrize(
+    ("text", "bad"),
+    [
+        ("cpu:", "'cpu:' is not 'device:backend'"),
+        (":mpi", "':mpi' is not 'device:backend'"),
+        ("cpu:mpi:x", "'cpu:mpi:x' is not 'device:backend'"),
+        ("cpu:mpi,cpu:nccl", "'cpu:nccl' maps 'cpu' a second time"),
+        ("cpu:mpi,", "'' is not 'device:backend'"),
+        ("cpu:mpi,nccl", "'nccl' is not 'device:backend'"),
+        ("cpu:nope", "no backend is called 'nope'; the backends are mpi, nccl"),
+        ("gpu9:mpi", "no device is called 'gpu9'; the devices are cpu, cuda, rocm"),
+        ("", "no backend is called ''"),
+        ("nope", "no backend is called 'nope'"),
+    ],
+)
+def test_bad_configurations_show_the_bad_part_and_the_names_known(text: str, bad: str) -> None:
+    for refuse in (hc.BackendConfig, hc.init_process_group):
+        with pytest.raises(ValueError, match=bad) as caught:
+            refuse(text)
+        assert repr(text) in str(caught.value)
+        assert "second time" in bad or ("mpi" in str(caught.value) or "cpu" in str(caught.value))
+    assert not hc.is_initialized()
+    with hc.init_process_group(), pytest.raises(ValueError, match=bad):
+        hc.new_group(backend=text)
+
+
+def test_a_configuration_that_is_no_text() -> None:
+    with pytest.raises(TypeError, match="backend is 3; expected a string such as"):
+        hc.BackendConfig(3)  # type: ignore[arg-type]
+
+
+# -- register_backend and register_device ------------------------------------------------------------
+
+
+def test_registering_again_is_refused() -> None:
+    register("mine")
+    for name in ("mine", " MINE", "mpi", "nccl"):
+        with pytest.raises(ValueError, match="exists already; choose another name"):
+            register(name)
+
+
+def test_bad_registrations() -> None:
+    with pytest.raises(ValueError, match="'my backend' is not a backend name"):
+        register("my backend")
+    with pytest.raises(TypeError, match="creator is 3; expected a function that returns a Backend"):
+        hc.register_backend("mine", 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no device is called 'gpu9'; the devices are cpu, cuda, rocm"):
+        register("mine", devices=["cpu", "gpu9"])
+    with pytest.raises(ValueError, match="'a device' is not a device name"):
+        hc.register_device("a device", callable)
+    with pytest.raises(ValueError, match="'cuda' exists already; the devices are cpu"):
+        hc.register_device("cuda", callable)
+    with pytest.raises(TypeError, match="predicate is 3; expected a function"):
+        hc.register_device("fpga", 3)  # type: ignore[arg-type]
+    assert "mine" not in backend.known_backends()
+
+
+def test_a_string_of_devices_is_one_device() -> None:
+    register("mine", devices="cpu")
+    assert hc.BackendConfig("mine").device_map == {"cpu": "mine"}
+    register("both", devices=["cpu", "cuda"])
+    assert hc.BackendConfig("both").device_map == {"cpu": "both", "cuda": "both"}
+    register("all")
+    assert hc.BackendConfig("all").device_map == dict.fromkeys(("cpu", "cuda", "rocm"), "all")
+
+
+def test_custom_devices_dispatch_like_the_built_in_ones() -> None:
+    class Tape(GPUArray):
+        pass
+
+    hc.register_device("tape", lambda array: isinstance(array, Tape))
+    made = register("drive", devices="tape")
+    assert hc.device_of(Tape(np.zeros(2))) == "tape"
+    assert str(hc.BackendConfig()) == "cpu:mpi,cuda:nccl,tape:drive"  # every known device is mapped
+    with hc.init_process_group():
+        assert not made  # lazily
+        array = Tape(np.zeros(2))
+        hc.all_reduce(array)
+        assert array.memory.tolist() == [1, 1]
+        assert made[0].calls == ["all_reduce"]
+        host = np.ones(1)
+        hc.all_reduce(host)
+        assert host[0] == SIZE
+    assert made[0].closed
+    with pytest.raises(ValueError, match="no device is called 'disk'; the devices are cpu, cuda, rocm, tape"):
+        hc.BackendConfig("disk:mpi")
+
+
+def test_one_group_two_devices() -> None:
+    made = register("dummy")
+    with hc.init_process_group("cpu:mpi,cuda:dummy") as group:
+        host, device = np.ones(2), GPUArray(np.zeros(2))
+        hc.all_reduce(host)
+        assert not made
+        hc.all_reduce(device)
+        work = hc.all_reduce(device, async_op=True)
+        assert work.result() is device
+        assert host.tolist() == [SIZE] * 2
+        assert device.memory.tolist() == [2, 2]
+        assert len(made) == 1
+        with pytest.raises(ValueError, match="output and input are on cpu and cuda; one call, one device"):
+            hc.all_gather_single(np.ones(2 * SIZE), device)
+        with pytest.raises(ValueError, match="arrays on cpu and cuda; one call, one device"):
+            hc.all_reduce_coalesced([host, device])
+        with pytest.raises(ValueError, match="array and output are on cuda and cpu"):
+            hc.sendrecv(device, 0, host, 0)
+        assert "cuda:dummy" in repr(group)
+
+
+def test_two_custom_backends_are_two_instances() -> None:
+    one, two = register("one"), register("two")
+    with hc.init_process_group("cpu:one,cuda:two"):
+        hc.all_reduce(np.zeros(1))
+        hc.all_reduce(GPUArray(np.zeros(1)))
+    assert (len(one), len(two)) == (1, 1)
+    both = register("both")
+    with hc.init_process_group("both"):
+        hc.all_reduce(np.zeros(1))
+        hc.all_reduce(GPUArray(np.zeros(1)))
+    assert len(both) == 2
+    assert both[0] is not both[1]
+
+
+def test_operations_that_are_not_overridden_name_backend_and_operation() -> None:
+    register("mine")
+    n = SIZE
+    calls: dict[str, Callable[[], Any]] = {
+        "broadcast": lambda: hc.broadcast(np.ones(1), 0),
+        "reduce": lambda: hc.reduce(np.ones(1), 0),
+        "scan": lambda: hc.scan(np.ones(1)),
+        "exscan": lambda: hc.exscan(np.ones(1)),
+        "all_gather": lambda: hc.all_gather([np.ones(1)] * n, np.ones(1)),
+        "all_gather_single": lambda: hc.all_gather_single(np.ones(n), np.ones(1)),
+        "gather": lambda: hc.gather(np.ones(1), [np.ones(1)] * n, RANK),
+        "scatter": lambda: hc.scatter(np.ones(1), [np.ones(1)] * n, RANK),
+        "reduce_scatter": lambda: hc.reduce_scatter(np.ones(1), [np.ones(1)] * n),
+        "reduce_scatter_single": lambda: hc.reduce_scatter_single(np.ones(1), np.ones(n)),
+        "all_to_all": lambda: hc.all_to_all([np.ones(1)] * n, [np.ones(1)] * n),
+        "all_to_all_single": lambda: hc.all_to_all_single(np.ones(n), np.ones(n)),
+        "all_reduce_coalesced": lambda: hc.all_reduce_coalesced([np.ones(1)]),
+        "broadcast_coalesced": lambda: hc.broadcast_coalesced([np.ones(1)], 0),
+        "all_gather_coalesced": lambda: hc.all_gather_coalesced([[np.ones(1)]] * n, [np.ones(1)]),
+        "all_gather_single_coalesced": lambda: hc.all_gather_single_coalesced([np.ones(n)], [np.ones(1)]),
+        "reduce_scatter_single_coalesced": lambda: hc.reduce_scatter_single_coalesced([np.ones(1)], [np.ones(n)]),
+        "send": lambda: hc.isend(np.ones(1), 0),
+        "sendrecv": lambda: hc.sendrecv(np.ones(1), 0, np.ones(1), 0),
+        "monitored_barrier": lambda: hc.monitored_barrier(timeout=1),
+        "persistent": lambda: hc.all_reduce_init(np.ones(1)),
+    }
+    with hc.init_process_group("mine"):
+        for name, operation in calls.items():
+            with pytest.raises(
+                hc.UnsupportedOperationError, match=rf"^{name}: backend 'mine' does not have it \(Noting\.{name} is"
+            ):
+                operation()
+    assert issubclass(hc.UnsupportedOperationError, NotImplementedError)
+    assert {*calls, "all_reduce", "barrier", "recv"} == {
+        name for name in vars(hc.Backend) if not name.startswith("_")
+    } - {"abort", "batch", "close", "connect", "explain", "implementation", "name", "fast_path", "split"}
+
+
+def test_what_a_backend_may_return() -> None:
+    register("mine")
+    with hc.init_process_group("mine"):
+        assert hc.barrier() is None
+        work = hc.barrier(async_op=True)  # the backend returned None: it was complete
+        assert work is not None
+        assert work.is_success()
+        if RANK:  # a blocking receive of a backend that has only asynchronous ones
+            assert hc.recv(np.ones(1), 0) == 0
+        assert hc.irecv(np.ones(1), 0).source_rank() == 0
+
+
+def test_the_extended_api() -> None:
+    seen: list[hc.BackendOptions] = []
+
+    def create(options: hc.BackendOptions, backend_options: Any) -> Noting:
+        assert backend_options is None
+        seen.append(options)
+        return Noting(options.rank, options.size)
+
+    hc.register_backend("extended", create, extended_api=True)
+    with hc.init_process_group("cpu:mpi,cuda:extended", timeout=9, group_name="mine") as group:
+        hc.all_reduce(GPUArray(np.zeros(1)))
+        (options,) = seen
+        assert (options.rank, options.size, options.ranks) == (RANK, SIZE, tuple(range(SIZE)))
+        assert (options.device, options.group_name, options.timeout) == ("cuda", "mine", timedelta(seconds=9))
+        assert options.comm is group.comm
+        assert options.store is None
+
+
+def test_a_creator_that_returns_something_else() -> None:
+    hc.register_backend("strange", lambda *_: 3)  # type: ignore[arg-type, return-value]
+    with pytest.raises(
+        TypeError, match="creator of backend 'strange' returned 3; expected a Backend or a ProcessGroup"
+    ):
+        hc.init_process_group("strange")
+
+
+def test_errors_of_a_backend_reach_the_program() -> None:
+    class Failing(hc.Backend):
+        def all_reduce(self, array: Any, op: Any, async_op: bool) -> None:
+            raise ConnectionError("cable pulled")
+
+        def barrier(self, async_op: bool) -> None:
+            raise ConnectionError("cable pulled")
+
+        def explain(self, operation: str, error: Exception) -> Exception:
+            return hc.DistBackendError(f"{operation}: {error}") if operation == "barrier" else error
+
+    hc.register_backend("failing", lambda store, rank, size, timeout: Failing(rank, size))
+    with hc.init_process_group("failing"):
+        with pytest.raises(ConnectionError, match="cable pulled"):
+            hc.all_reduce(np.ones(1))
+        with pytest.raises(hc.DistBackendError, match="barrier: cable pulled") as caught:
+            hc.barrier()
+        assert isinstance(caught.value.__cause__, ConnectionError)
+
+
+# -- a whole ProcessGroup, the old way ---------------------------------------------------------------
+
+
+class OldWay(hc.ProcessGroup):
+    def all_reduce(self, array: Any, op: Any = "sum", async_op: bool = False) -> hc.Work | None:
+        array += 41
+        return None
+
+
+def test_a_process_group_of_ones_own_is_the_group() -> None:
+    hc.register_backend("old", lambda store, rank, size, timeout: OldWay(rank, size))
+    with hc.init_process_group("old") as group:
+        assert type(group) is OldWay
+        assert (hc.get_rank(), hc.get_world_size()) == (RANK, SIZE)
+        array = np.ones(1)
+        hc.all_reduce(array)
+        assert array[0] == 42
+        with pytest.raises(hc.UnsupportedOperationError, match=r"scan: backend 'old' .*OldWay\.scan is not overridden"):
+            hc.scan(array)
+        with pytest.raises(hc.UnsupportedOperationError, match="barrier: backend 'old'"):
+            hc.barrier()
+        gathered: list[Any] = [None] * SIZE
+        hc.all_gather_object(gathered, RANK)  # objects travel over the group's communicator
+        assert gathered == list(range(SIZE))
+        assert type(hc.new_group()) is OldWay
+        assert type(hc.new_group(backend="mpi")) is hc.ProcessGroup
+    with (
+        hc.init_process_group("cpu:mpi,cuda:old"),
+        pytest.raises(hc.UnsupportedOperationError, match=r"makes whole process groups.*use it alone"),
+    ):
+        hc.all_reduce(GPUArray(np.ones(1)))
+
+
+# -- lazily, and what is not there -------------------------------------------------------------------
+
+
+def test_a_device_without_a_backend() -> None:
+    with hc.init_process_group("cuda:nccl"):
+        with pytest.raises(
+            hc.DistError, match=r"has no backend for cpu arrays; start with init_process_group\('cuda:nccl,cpu:"
+        ):
+            hc.all_reduce(np.ones(1))
+        gathered: list[Any] = [None] * SIZE
+        hc.all_gather_object(gathered, RANK)
+        assert gathered == list(range(SIZE))
+
+
+def test_backends_of_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [
+        importlib.metadata.EntryPoint("Installed", "tests.test_backend:installed", "hpccomm.backends"),
+        importlib.metadata.EntryPoint("broken", "tests.no_such_module:create", "hpccomm.backends"),
+    ]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries)
+    backend._announced_backends.cache_clear()
+    try:
+        assert hc.is_backend_available("installed")
+        assert not hc.is_backend_available("broken")
+        with hc.init_process_group("cpu:installed"):
+            array = np.zeros(1)
+            hc.all_reduce(array)
+            assert array[0] == 1
+        with (
+            hc.init_process_group("cpu:mpi,cuda:broken"),
+            pytest.raises(
+                hc.DistBackendError, match="the 'broken' backend, which serves cuda arrays, can't be loaded: No module"
+            ),
+        ):
+            hc.all_reduce(GPUArray(np.ones(1)))
+    finally:
+        backend._announced_backends.cache_clear()
+
+
+def installed(options: hc.BackendOptions, _: Any) -> Noting:
+    return Noting(options.rank, options.size)
+
+
+def test_the_mpi_backend_needs_a_communicator() -> None:
+    from hpccomm.mpi.backend import create
+
+    with pytest.raises(TypeError, match="needs a group with an MPI communicator"):
+        create(hc.BackendOptions(None, 0, 1, timedelta(1), (0,), "", "cpu", None), None)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccomm as hc
+from hpccomm.core.tuning import Tuning, as_json, tuning
+
+from ..launch import launch
+
+alone = pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts its own jobs")
+
+
+def test_without_variables_it_is_the_default() -> None:
+    assert tuning({}) == Tuning()
+    assert tuning({"HPCCOMM_TUNING": "", "HPCCOMM_SEGMENT_BYTES": ""}) == Tuning()
+
+
+def test_a_file_and_a_variable(tmp_path: Path) -> None:
+    table = Tuning(segment_bytes=1 << 20, shared_bytes=5)
+    file = tmp_path / "tuning.json"
+    file.write_text(as_json(table, {"ranks": 2}), encoding="utf-8")
+    assert tuning({"HPCCOMM_TUNING": str(file)}) == table
+    both = tuning({"HPCCOMM_TUNING": str(file), "HPCCOMM_SEGMENT_BYTES": "4096"})
+    assert asdict(both) == {**asdict(table), "segment_bytes": 4096}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "hpccomm bench --tune"),
+        ("[]", "expected an object with segment_bytes"),
+        ('{"segment": 1}', "nothing is called 'segment'; there are segment_bytes, reduce_scatter_bytes"),
+        ('{"segment_bytes": 0}', "segment_bytes is 0; expected a number of bytes"),
+        ('{"segment_bytes": 1.5}', "segment_bytes is 1.5"),
+        ('{"shared_bytes": "many"}', "shared_bytes is 'many'"),
+        ('{"thread_bytes": Infinity}', "thread_bytes is inf"),
+        ('{"shared_chunk_bytes": 8}', "shared_chunk_bytes is below 64"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "tuning.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=f"^HPCCOMM_TUNING={file}: .*{message}"):
+        tuning({"HPCCOMM_TUNING": str(file)})
+
+
+def test_a_missing_file_and_a_bad_number_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"HPCCOMM_TUNING=.*No such file"):
+        tuning({"HPCCOMM_TUNING": str(tmp_path / "none")})
+    with pytest.raises(ValueError, match="HPCCOMM_SEGMENT_BYTES is '4M'; expected a number of bytes, 1 or more"):
+        tuning({"HPCCOMM_SEGMENT_BYTES": "4M"})
+
+
+@alone
+def test_rank_0_decides_for_all_ranks(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "from mpi4py import MPI\n"
+        "import numpy as np, hpccomm as hc\n"
+        "os.environ['HPCCOMM_SEGMENT_BYTES'] = str(64 * (MPI.COMM_WORLD.rank + 1))\n"
+        "with hc.init_process_group() as world:\n"
+        "    x = np.ones(1000)\n"
+        "    hc.all_reduce(x)\n"
+        "    assert (x == world.size).all()\n"
+        "    group = hc.new_group()\n"
+        "    sys.stdout.write(f'{world.tuning.segment_bytes} {group.tuning.segment_bytes}\\n')\n",
+        encoding="utf-8",
+    )
+    done = launch(2, sys.executable, program)
+    assert done.stdout.split("\n")[:2] == ["64 64", "64 64"], done.stdout + done.stderr
+
+
+@alone
+def test_a_bad_table_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "from mpi4py import MPI\n"
+        "import hpccomm as hc\n"
+        "os.environ['HPCCOMM_SEGMENT_BYTES'] = 'many' if MPI.COMM_WORLD.rank == 0 else '64'\n"
+        "try:\n"
+        "    hc.init_process_group()\n"
+        "except ValueError as error:\n"
+        "    sys.stdout.write(f'{error}\\n')\n",
+        encoding="utf-8",
+    )
+    done = launch(2, sys.executable, program)
+    assert done.stdout.count("HPCCOMM_SEGMENT_BYTES is 'many'") == 2, done.stdout + done.stderr
+
+
+def test_all_groups_have_a_table(process_group: hc.ProcessGroup) -> None:
+    assert process_group.tuning == Tuning()
+    array = np.ones((Tuning.segment_bytes // 8 + 1, 2))  # a little more than two segments
+    hc.all_reduce(array)
+    assert (array == process_group.size).all()
