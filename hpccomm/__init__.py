@@ -28,12 +28,15 @@ from .collectives import (
     scatter,
 )
 from .core.arrays import device_of, register_device
-from .core.backend import Backend, BackendConfig, BackendOptions, is_backend_available, register_backend
+from .core.backend import Backend
 from .core.future import Future, collect_all
 from .core.group import ProcessGroup
+from .core.hooks import Hook, Operation, RemovableHandle
 from .core.non_member import NonMember
+from .core.options import BackendOptions
 from .core.persistent_work import PersistentWork
 from .core.reduce_op import ReduceOp
+from .core.registry import BackendConfig, is_backend_available, register_backend
 from .core.work import CompletedWork, Work, WorkStatus
 from .errors import (
     DistBackendError,
@@ -43,6 +46,7 @@ from .errors import (
     DistTimeoutError,
     UnsupportedOperationError,
 )
+from .groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
 from .objects import (
     all_gather_object,
     broadcast_object_list,
@@ -53,6 +57,7 @@ from .objects import (
 )
 from .persistent import (
     all_gather_single_init,
+    all_reduce_coalesced_init,
     all_reduce_init,
     all_to_all_single_init,
     broadcast_init,
@@ -83,10 +88,6 @@ from .world import (
     is_initialized,
     is_mpi_available,
     is_nccl_available,
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    split_group,
 )
 
 __version__ = "0.1.0"
@@ -108,11 +109,14 @@ __all__ = [
     "Future",
     "GradientBuckets",
     "GroupMember",
+    "Hook",
     "NonMember",
+    "Operation",
     "P2POp",
     "PersistentWork",
     "ProcessGroup",
     "ReduceOp",
+    "RemovableHandle",
     "UnsupportedOperationError",
     "Work",
     "WorkStatus",
@@ -125,6 +129,7 @@ __all__ = [
     "all_gather_single_init",
     "all_reduce",
     "all_reduce_coalesced",
+    "all_reduce_coalesced_init",
     "all_reduce_init",
     "all_to_all",
     "all_to_all_single",
@@ -188,3 +193,8 @@ __all__ = [
     "sendrecv",
     "split_group",
 ]
+
+
+def __dir__() -> list[str]:
+    """Let completion show what is public: the names, and not the modules that they come from."""
+    return [*__all__, "__version__"]

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .collectives import Group, all_reduce
+from .collectives import all_reduce
 from .core.arrays import Array, module_of
+from .core.non_member import Group
 from .core.reduce_op import ReduceOp, ReduceOpLike
 from .core.work import Work
 from .errors import DistError, here

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import groupby
 from types import TracebackType
 from typing import Any
 
-from .core.backend import Backend, DeviceMap
-from .core.group import ProcessGroup
-from .core.non_member import NonMember
-from .core.reduce_op import ReduceOpLike
-from .core.work import Work
+from .core.calls import Call
+from .core.non_member import Group, NonMember
+from .core.operation_list import OPERATIONS
+from .core.work import JoinedWork, Work
 from .errors import UnsupportedOperationError, here
 from .world import member
 
@@ -20,8 +20,9 @@ class coalescing:
 
     Inside the block, `all_reduce`, `broadcast`, `all_gather_single` and `reduce_scatter_single` on the group return
     None at once and their arrays may not be touched. At the end of the block, neighbours of the same kind (and op,
-    or root) go as one coalesced operation. Other operations on arrays of the group are refused inside the block,
-    and so is ``async_op=True``; an exception in the block drops what was collected.
+    or root) go as one coalesced operation. Other operations of the group are refused inside the block, and so is
+    ``async_op=True``; an exception in the block drops what was collected. The whole block is one operation, with one
+    sequence number. Other threads are not collected.
 
     Parameters
     ----------
@@ -29,6 +30,11 @@ class coalescing:
         Default: the world.
     async_ops : bool
         False: the results are in place after the block. True: after `wait()`.
+
+    Raises
+    ------
+    ValueError
+        The group collects already: blocks do not nest.
 
     Examples
     --------
@@ -39,17 +45,18 @@ class coalescing:
     >>> pending.wait()
     """
 
-    def __init__(self, group: ProcessGroup | NonMember | None = None, async_ops: bool = False) -> None:
+    def __init__(self, group: Group | None = None, async_ops: bool = False) -> None:
         self._group = member(group)
         self._async_ops = async_ops
-        self._works: list[Work] = []
+        self._work: Work | None = None
 
     def __enter__(self) -> coalescing:
         if not isinstance(self._group, NonMember):
-            if self._group._backends.collecting:
+            if self._group._block is not None:
                 raise ValueError(f"coalescing: this group is collecting already; blocks don't nest{here()}")
-            self._collectors = _Collectors(self._group._backends)
-            self._group._backends = self._collectors
+            self._thread = threading.get_ident()
+            self._calls: list[Call] = []
+            self._set(self)
         return self
 
     def __exit__(
@@ -57,67 +64,72 @@ class coalescing:
     ) -> None:
         if isinstance(self._group, NonMember):
             return
-        self._group._backends = self._collectors.backends
-        if kind is not None:
-            return
-        for (device, operation, shared), calls in groupby(self._collectors.calls, key=lambda call: call[:3]):
-            backend = self._group._backends[device]
-            columns = [list(column) for column in zip(*(arrays for *_, arrays in calls), strict=True)]
-            outcome = getattr(backend, operation + "_coalesced")(*columns, *shared, self._async_ops)
-            work = self._group._launched(operation + "_coalesced", outcome, columns[0], self._async_ops)
-            if work is not None:
-                self._works.append(work)
+        self._set(None)
+        if kind is None and self._calls:
+            call = "coalescing", self._calls[0][1], None, (self._calls,)
+            self._work = self._group._run(call, self._async_ops, self._send)
 
-    def wait(self) -> None:
-        """Block until every result is in place."""
-        for work in self._works:
-            work.wait()
+    def _set(self, block: coalescing | None) -> None:
+        self._group._block = block
+        self._group._choose_fast_path()
 
+    # -- what the door asks ----------------------------------------------------------------------
 
-class _Collectors(DeviceMap):
-    """The device map inside the block: every device has a collector in front of its backend."""
+    def is_of_this_thread(self) -> bool:
+        """Whether the block is one of the thread that asks."""
+        return threading.get_ident() == self._thread
 
-    collecting = True
+    def collect(self, call: Call, async_op: bool) -> None:
+        """Put an operation, whose arguments have been checked, in the queue."""
+        name = call[0]
+        if not (name in OPERATIONS and OPERATIONS[name].is_collected):
+            self.refuse(name)
+        if async_op:
+            raise ValueError(f"{name}: inside coalescing(), leave async_op out; use coalescing(async_ops=True){here()}")
+        self._calls.append(call)
 
-    def __init__(self, backends: DeviceMap) -> None:
-        self.backends = backends
-        self.calls: list[tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = []
-
-    def __missing__(self, device: str) -> Backend:
-        self[device] = collector = _Collector(device, self.calls)
-        return collector
-
-
-class _Collector(Backend):
-    """Notes (device, operation, what all arrays share, the arrays) instead of doing it."""
-
-    name = "coalescing"
-
-    def __init__(self, device: str, calls: list[tuple[str, str, tuple[Any, ...], tuple[Any, ...]]]) -> None:
-        self._device = device
-        self._calls = calls
-
-    def _lacks(self, operation: str) -> UnsupportedOperationError:
-        return UnsupportedOperationError(
-            f"{operation}: can't be collected in a coalescing() block, which takes all_reduce, broadcast, "
-            f"all_gather_single and reduce_scatter_single; call it outside{here()}"
+    def refuse(self, name: str) -> None:
+        """Raise what an operation that can't be collected raises."""
+        takes = ", ".join(spec.name for spec in OPERATIONS.values() if spec.is_collected)
+        raise UnsupportedOperationError(
+            f"{name}: can't be collected in a coalescing() block, which takes {takes}; call it outside{here()}"
         )
 
-    def _note(self, operation: str, shared: tuple[Any, ...], async_op: bool, *arrays: Any) -> None:
-        if async_op:
-            raise ValueError(
-                f"{operation}: inside coalescing(), leave async_op out; use coalescing(async_ops=True){here()}"
-            )
-        self._calls.append((self._device, operation, shared, arrays))
+    def _send(self) -> Work | None:
+        """Do what was collected, neighbours of a kind at once; one Work stands for all."""
+        works = []
+        for (name, device, shared), same in groupby(self._calls, key=_kind):
+            columns = [list(column) for column in zip(*(_arrays(call) for call in same), strict=True)]
+            backend = self._group._backends[device]
+            try:
+                work = getattr(backend, f"{name}_coalesced")(*columns, *shared, self._async_ops)
+            except Exception as error:
+                translated = backend.translate_error(f"{name}_coalesced", error)
+                raise translated from (None if translated is error else error)
+            if work is not None:
+                work.op_type = f"{name}_coalesced"
+                works.append(work)
+        return JoinedWork(works) if works else None
 
-    def broadcast(self, array: Any, root: int, async_op: bool) -> None:
-        self._note("broadcast", (root,), async_op, array)
+    def wait(self) -> None:
+        """Block until every result is in place.
 
-    def all_reduce(self, array: Any, op: ReduceOpLike, async_op: bool) -> None:
-        self._note("all_reduce", (op,), async_op, array)
+        Returns
+        -------
+        None
+        """
+        if self._work is not None:
+            self._work.wait()
 
-    def all_gather_single(self, output: Any, array: Any, async_op: bool) -> None:
-        self._note("all_gather_single", (), async_op, output, array)
 
-    def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOpLike, async_op: bool) -> None:
-        self._note("reduce_scatter_single", (op,), async_op, output, array)
+def _arrays(call: Call) -> list[Any]:
+    """Return the arrays of an operation."""
+    name, _, _, arguments = call
+    return [each for each, argument in zip(arguments, OPERATIONS[name].arguments) if argument in ("array", "output")]
+
+
+def _kind(call: Call) -> tuple[str, str, tuple[Any, ...]]:
+    """Return what neighbours have in common that leave together: the operation, the device, and the op or root."""
+    name, device, _, arguments = call
+    shared = zip(arguments, OPERATIONS[name].arguments)
+    return name, device, tuple(each for each, argument in shared if argument in ("op", "root"))

@@ -18,14 +18,12 @@ from datetime import timedelta
 import numpy as np
 
 from .core.arrays import Array
-from .core.group import ProcessGroup
-from .core.non_member import NonMember
+from .core.non_member import Group
 from .core.reduce_op import ReduceOp, ReduceOpLike
 from .core.work import Work
 from .world import member
 
 SUM = ReduceOp.SUM
-Group = ProcessGroup | NonMember
 
 
 def broadcast(

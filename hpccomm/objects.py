@@ -1,7 +1,7 @@
 """Python objects between ranks: the only functions of hpccomm that pickle.
 
 Objects travel over the group's MPI communicator, whatever the device map says. Large buffers inside them (NumPy
-arrays) are sent out of band, without a copy into the pickle (PEP 574, by ``mpi4py.util.pkl5``). Unpickling runs
+arrays) are sent out of band, without a copy into the pickle (PEP 574). Unpickling runs
 code that the sender chose: that is fine inside one job, and nowhere else.
 
 An object that can't be pickled raises the same error on every rank that takes part, and the group goes on.
@@ -9,16 +9,10 @@ An object that can't be pickled raises the same error on every rank that takes p
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Sequence
 from typing import Any
 
-from .core.group import ProcessGroup
-from .core.non_member import NonMember
-from .errors import DistError, here
+from .core.non_member import Group
 from .world import member
-
-Group = ProcessGroup | NonMember
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = None) -> None:
@@ -45,11 +39,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
     >>> names = [None] * hc.get_world_size()
     >>> hc.all_gather_object(names, f"rank {hc.get_rank()}")
     """
-    found = member(group)
-    if isinstance(found, NonMember):
-        return found.barrier()
-    _check_slots("all_gather_object", "object_list", object_list, found)
-    object_list[:] = _unwrapped("all_gather_object", _channel(found).allgather(_wrap(obj, found.rank)))
+    member(group).all_gather_object(object_list, obj)
 
 
 def gather_object(
@@ -83,19 +73,7 @@ def gather_object(
     >>> hc.gather_object(f"rank {hc.get_rank()}", names, dst=0)
     """
     found = member(group)
-    if isinstance(found, NonMember):
-        return found.barrier()
-    root = found.root("gather_object", "dst", dst, group_dst)
-    if found._has_list("gather_object", "object_gather_list", object_gather_list, "destination", root):
-        _check_slots("gather_object", "object_gather_list", object_gather_list or [], found)
-    wrapped = _wrap(obj, found.rank)
-    channel = _channel(found)
-    # Only the destination sees the objects, so that the others learn of a failure needs a word of its own.
-    failures = channel.allgather(wrapped if isinstance(wrapped, _Unpicklable) else None)
-    _unwrapped("gather_object", failures)
-    gathered = channel.gather(wrapped, root)
-    if gathered is not None and object_gather_list is not None:
-        object_gather_list[:] = gathered
+    found.gather_object(obj, object_gather_list, found.root("gather_object", "dst", dst, group_dst))
 
 
 def broadcast_object_list(
@@ -123,12 +101,7 @@ def broadcast_object_list(
     >>> hc.broadcast_object_list(settings, src=0)
     """
     found = member(group)
-    if isinstance(found, NonMember):
-        return found.barrier()
-    root = found.root("broadcast_object_list", "src", src, group_src)
-    wrapped = _wrap(list(object_list), found.rank) if found.rank == root else None
-    (received,) = _unwrapped("broadcast_object_list", [_channel(found).bcast(wrapped, root)])
-    _fill("broadcast_object_list", object_list, received)
+    found.broadcast_object_list(object_list, found.root("broadcast_object_list", "src", src, group_src))
 
 
 def scatter_object_list(
@@ -145,7 +118,7 @@ def scatter_object_list(
     scatter_object_output_list : list
         Its first slot receives this rank's object.
     scatter_object_input_list : list
-        On the source: one object per rank. Elsewhere: None.
+        On the source: one object per rank. Elsewhere it is ignored.
     src, group, group_src
         As for :func:`scatter`.
 
@@ -163,21 +136,8 @@ def scatter_object_list(
     >>> hc.scatter_object_list(mine, jobs, src=0)
     """
     found = member(group)
-    if isinstance(found, NonMember):
-        return found.barrier()
     root = found.root("scatter_object_list", "src", src, group_src)
-    if not scatter_object_output_list:
-        raise ValueError(f"scatter_object_list: scatter_object_output_list is empty; expected one slot{here()}")
-    wrapped = None
-    if found._has_list("scatter_object_list", "scatter_object_input_list", scatter_object_input_list, "source", root):
-        objects = scatter_object_input_list or []
-        _check_slots("scatter_object_list", "scatter_object_input_list", objects, found)
-        wrapped = [_wrap(obj, found.rank) for obj in objects]
-        failed = next((each for each in wrapped if isinstance(each, _Unpicklable)), None)
-        if failed is not None:
-            wrapped = [failed] * found.size
-    (received,) = _unwrapped("scatter_object_list", [_channel(found).scatter(wrapped, root)])
-    scatter_object_output_list[0] = received
+    found.scatter_object_list(scatter_object_output_list, scatter_object_input_list, root)
 
 
 def send_object_list(
@@ -199,14 +159,7 @@ def send_object_list(
         On the sender and on the receiver: an object can't be pickled.
     """
     found = member(group)
-    if isinstance(found, NonMember):
-        return found.barrier()
-    to = found.peer("send_object_list", "dst", dst, group_dst)
-    found._check_peer("send_object_list", "dst", to, False)
-    _check_tag("send_object_list", tag)
-    wrapped = _wrap(list(object_list), found.rank)
-    _channel(found).send(wrapped, to, tag)
-    _unwrapped("send_object_list", [wrapped])
+    found.send_object_list(object_list, found.peer("send_object_list", "dst", dst, group_dst), tag)
 
 
 def recv_object_list(
@@ -232,90 +185,6 @@ def recv_object_list(
     TypeError
         The sender could not pickle an object.
     """
-    from mpi4py import MPI
-
     found = member(group)
-    if isinstance(found, NonMember):
-        return found.barrier()
-    source = None if src is None and group_src is None else found.peer("recv_object_list", "src", src, group_src)
-    found._check_peer("recv_object_list", "src", source, False)
-    _check_tag("recv_object_list", tag)
-    status = MPI.Status()
-    wrapped = _channel(found).recv(None, MPI.ANY_SOURCE if source is None else source, tag, status)
-    (received,) = _unwrapped("recv_object_list", [wrapped])
-    _fill("recv_object_list", object_list, received)
-    return found.ranks[status.Get_source()]
-
-
-class _Pickled:
-    """A pickle made already, in-band part and large buffers apart, that itself pickles without a copy."""
-
-    def __init__(self, obj: Any) -> None:
-        from mpi4py.util.pkl5 import pickle as out_of_band
-
-        data, buffers = out_of_band.dumps_oob(obj)
-        self.parts: list[Any] = [pickle.PickleBuffer(part) for part in (data, *buffers)]  # type: ignore[arg-type]
-
-    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        return _unpickle, tuple(self.parts)
-
-
-def _unpickle(data: Any, *buffers: Any) -> Any:
-    from mpi4py.util.pkl5 import pickle as out_of_band
-
-    return out_of_band.loads_oob(data, list(buffers))
-
-
-class _Unpicklable:
-    """What travels in place of an object that could not be pickled, so that the other ranks do not wait."""
-
-    def __init__(self, rank: int, reason: str) -> None:
-        self.rank = rank
-        self.reason = reason
-
-
-def _wrap(obj: Any, rank: int) -> _Pickled | _Unpicklable:
-    try:
-        return _Pickled(obj)
-    except Exception as error:  # pickling runs any __reduce__, so it can raise anything
-        return _Unpicklable(rank, f"a {type(obj).__name__} can't be pickled ({type(error).__name__}: {error})")
-
-
-def _unwrapped(operation: str, received: Sequence[Any]) -> list[Any]:
-    """Return the objects received, or raise if one of them stands for an object that could not be pickled."""
-    for each in received:
-        if isinstance(each, _Unpicklable):
-            raise TypeError(f"{operation}: on rank {each.rank} of the group, {each.reason}{here()}")
-    return list(received)
-
-
-def _channel(group: ProcessGroup) -> Any:
-    """Return the group's communicator with mpi4py's out-of-band pickling."""
-    from mpi4py.util import pkl5
-
-    if group.comm is None:
-        raise DistError(f"{group!r} has no MPI communicator, over which objects travel{here()}")
-    if group.is_destroyed:
-        raise DistError(f"the process group {group.name!r} has been destroyed; make another one{here()}")
-    return pkl5.Intracomm(group.comm)
-
-
-def _check_tag(operation: str, tag: int) -> None:
-    from .mpi import tags
-
-    tags.checked(operation, "tag", tag)
-
-
-def _check_slots(operation: str, argument: str, slots: Sequence[Any], group: ProcessGroup) -> None:
-    if len(slots) != group.size:
-        raise ValueError(
-            f"{operation}: {argument} has {len(slots)} slots; expected one for each of the {group.size} ranks{here()}"
-        )
-
-
-def _fill(operation: str, slots: list[Any], objects: list[Any]) -> None:
-    if len(slots) != len(objects):
-        raise ValueError(
-            f"{operation}: object_list has {len(slots)} slots, but {len(objects)} objects were sent{here()}"
-        )
-    slots[:] = objects
+    source = found.recv_object_list(object_list, found.source("recv_object_list", src, group_src), tag)
+    return source if source is None else found.ranks[source]

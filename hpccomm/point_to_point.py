@@ -8,21 +8,18 @@ receive arrive in the order they were sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
 
-import numpy as np
-
-from .core.arrays import Array, locate
+from .core import calls
+from .core.arrays import Array
 from .core.backend import Backend
+from .core.calls import Call
 from .core.group import ProcessGroup
-from .core.non_member import NonMember
-from .core.work import Work
+from .core.non_member import Group, NonMember
+from .core.work import CompletedWork, Work
 from .errors import here
 from .world import member
-
-Group = ProcessGroup | NonMember
 
 
 def send(
@@ -80,10 +77,10 @@ def recv(
 
     Notes
     -----
-    Semantics: MPI_Recv (MPI-4.1 §3.2). On a NonMember group it returns None.
+    Semantics: MPI_Recv (MPI-4.1 §3.2).
     """
     found = member(group)
-    source: Any = found.recv(array, _source(found, "recv", src, group_src), tag)
+    source: Any = found.recv(array, found.source("recv", src, group_src), tag)
     return source if source is None else found.ranks[source]  # type: ignore[return-value]
 
 
@@ -107,7 +104,7 @@ def irecv(
     taken back with `Work.abort`.
     """
     found = member(group)
-    work: Work | None = found.recv(array, _source(found, "irecv", src, group_src), tag, async_op=True)
+    work: Work | None = found.recv(array, found.source("irecv", src, group_src), tag, async_op=True)
     return work
 
 
@@ -158,12 +155,11 @@ def sendrecv(
     0
     """
     found = member(group)
-    to, source = found.peer("sendrecv", "dst", dst, group_dst), _source(found, "sendrecv", src, group_src)
+    to, source = found.peer("sendrecv", "dst", dst, group_dst), found.source("sendrecv", src, group_src)
     outcome = found.sendrecv(array, to, output, source, tag, recv_tag, async_op)
     return outcome if outcome is None or isinstance(outcome, Work) else found.ranks[outcome]
 
 
-@dataclass
 class P2POp:
     """One send or receive of :func:`batch_isend_irecv`.
 
@@ -180,16 +176,25 @@ class P2POp:
         The other rank's rank in the group, instead of `peer`.
     """
 
-    op: Callable[..., Any]
-    array: Array
-    peer: int | None = None
-    group: Group | None = None
-    tag: int = 0
-    group_peer: int | None = None
+    __slots__ = ("array", "group", "group_peer", "op", "peer", "tag")
 
-    def __post_init__(self) -> None:
-        if self.op not in (isend, irecv):
-            raise ValueError(f"P2POp: op is {self.op!r}; expected hpccomm.isend or hpccomm.irecv{here()}")
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        array: Array,
+        peer: int | None = None,
+        group: Group | None = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if op is not isend and op is not irecv:
+            raise ValueError(f"P2POp: op is {op!r}; expected hpccomm.isend or hpccomm.irecv{here()}")
+        self.op = op
+        self.array = array
+        self.peer = peer
+        self.group = group
+        self.tag = tag
+        self.group_peer = group_peer
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
@@ -210,36 +215,46 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     >>> for work in hc.batch_isend_irecv(ring):
     ...     _ = work.wait()
     """
-    operations = list(p2p_op_list)
-    for operation in operations:
-        if not isinstance(operation, P2POp):
-            raise TypeError(f"batch_isend_irecv: the list holds {operation!r}; expected P2POp objects{here()}")
-    works: dict[int, Work] = {}
-    for backend, arrays in _by_backend(operations):
-        # One batch for each group: its messages run beside those of the others, on a stream of their own.
-        with nullcontext() if backend is None else backend.batch(list(arrays.values())):
-            for receives in (True, False):
-                for i in arrays:
-                    each = operations[i]
-                    if (each.op is irecv) == receives:
-                        works[i] = each.op(each.array, each.peer, each.group, each.tag, each.group_peer)
-    return [works[i] for i in range(len(operations))]
+    receives: list[Message] = []
+    sends: list[Message] = []
+    works: list[Any] = []
+    # Everything is checked before anything is started: a receive left behind would take the next message of its tag.
+    for each in p2p_op_list:
+        if type(each) is not P2POp:
+            raise TypeError(f"batch_isend_irecv: the list holds {each!r}; expected P2POp objects{here()}")
+        found = member(each.group)
+        if isinstance(found, NonMember):
+            found.says_no("batch_isend_irecv")
+            works.append(CompletedWork())
+            continue
+        if each.op is irecv:
+            source = found.source("irecv", each.peer, each.group_peer)
+            call = calls.recv(found, each.array, source, each.tag)
+        else:
+            call = calls.send(found, each.array, found.peer("isend", "dst", each.peer, each.group_peer), each.tag)
+        found._backends[call[1]]  # refused by a group that is destroyed, or has no backend for the array
+        (receives if each.op is irecv else sends).append((len(works), found, call))
+        works.append(None)
+    for batch, messages in _batches(receives + sends):
+        with batch:
+            for i, found, call in messages:
+                works[i] = found._run(call, True)
+    return works
 
 
-def _by_backend(operations: list[P2POp]) -> list[tuple[Backend | None, dict[int, Any]]]:
-    """Return the arrays of each backend of GPU arrays, by their place in the list, after those on the host (None)."""
-    arrays: dict[Backend | None, dict[int, Any]] = {None: {}}
-    for i, each in enumerate(operations):
-        backend, view = None, each.array
-        if type(view) is not np.ndarray:
-            found = member(each.group)
-            device, view = locate("batch_isend_irecv", f"p2p_op_list[{i}].array", view)
-            if device != "cpu" and isinstance(found, ProcessGroup):
-                backend = found._backends[device]
-        arrays.setdefault(backend, {})[i] = view
-    return list(arrays.items())
+Message: TypeAlias = "tuple[int, ProcessGroup, Call]"
 
 
-def _source(group: ProcessGroup, operation: str, src: int | None, group_src: int | None) -> int | None:
-    """Return the group rank to receive from; None for any."""
-    return None if src is None and group_src is None else group.peer(operation, "src", src, group_src)
+def _batches(messages: list[Message]) -> list[tuple[AbstractContextManager[None], list[Message]]]:
+    """Return the messages of each backend of GPU arrays, to be launched together, after those on the host."""
+    if all(call[1] == "cpu" for _, _, call in messages):
+        return [(nullcontext(), messages)]
+    of_backend: dict[Backend | None, list[Message]] = {None: []}
+    for message in messages:
+        _, found, (_, device, _, _) = message
+        of_backend.setdefault(None if device == "cpu" else found._backends[device], []).append(message)
+    # One batch for each group: its messages run beside those of the others, on a stream of their own.
+    return [
+        (nullcontext() if backend is None else backend.batch([call[3][0] for _, _, call in batch]), batch)
+        for backend, batch in of_backend.items()
+    ]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any
 
 import numpy as np
 
-from .core import checks
-from .core.group import ProcessGroup
-from .errors import here
-from .world import Group, member_of
+from .core.non_member import Group
+from .world import member
 
 
 def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group | None = None) -> np.ndarray:
@@ -40,8 +37,7 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
     Raises
     ------
     ValueError
-        Shape or dtype differ between ranks (on every rank; the message names both), `shape` is negative, or this
-        process is not in the group.
+        Shape or dtype differ between ranks (on every rank; the message names both), or `shape` is negative.
     MemoryError
         The node has no room for it (on every rank).
     TypeError
@@ -61,14 +57,7 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
     >>> x[...] = hc.get_rank()
     >>> hc.all_reduce(x)
     """
-    found = member_of(group)
-    lengths = tuple(index(length) for length in (shape if isinstance(shape, tuple | list) else (shape,)))
-    if any(length < 0 for length in lengths):
-        raise ValueError(f"empty_shared: shape is {shape}; a length can't be negative{here()}")
-    kind = np.dtype(dtype)
-    checks.writable("empty_shared", "the array", np.empty(0, kind))
-    array: np.ndarray = _shared_arrays("empty_shared", found).empty_shared(lengths, kind)
-    return array
+    return member(group).empty_shared(shape, dtype)
 
 
 def peer_view(array: np.ndarray, rank: int, group: Group | None = None) -> np.ndarray:
@@ -112,10 +101,8 @@ def peer_view(array: np.ndarray, rank: int, group: Group | None = None) -> np.nd
     >>> x[0].item()
     7.0
     """
-    found = member_of(group)
-    group_rank = found.peer("peer_view", "rank", rank, None)
-    view: np.ndarray = _shared_arrays("peer_view", found).peer_view(array, group_rank)
-    return view
+    found = member(group)
+    return found.peer_view(array, found.peer("peer_view", "rank", rank, None))
 
 
 def fence(array: np.ndarray, group: Group | None = None) -> None:
@@ -148,14 +135,4 @@ def fence(array: np.ndarray, group: Group | None = None) -> None:
     >>> x[...] = 1
     >>> hc.fence(x)
     """
-    found = member_of(group)
-    _shared_arrays("fence", found).fence(array)
-
-
-def _shared_arrays(operation: str, group: ProcessGroup) -> Any:
-    """Return what makes and finds the node-shared arrays of a group: an attribute of the backends that have them."""
-    backend = group._backends["cpu"]
-    shared = getattr(backend, "shared_arrays", None)
-    if shared is None:
-        raise backend._lacks(operation)
-    return shared
+    member(group).fence(array)

@@ -1,42 +1,25 @@
-"""The world group and its life: init, destroy, and the groups made from it."""
+"""The world group: init, destroy, and what is true in between."""
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import errors
-from .core.backend import Backend, BackendConfig, BackendOptions, create_backend, is_backend_available, is_custom
-from .core.group import DEFAULT_TIMEOUT, ProcessGroup
-from .core.non_member import NonMember
-from .core.tuning import Tuning
-from .core.tuning import tuning as tuning_of_environment
-from .core.work import as_seconds
+from .core.group import ProcessGroup, as_timedelta, make_group
+from .core.non_member import Group, NonMember
+from .core.options import Membership
+from .core.registry import BackendConfig, is_backend_available
 from .errors import DistBackendError, DistError, here
+from .process import mpi_library
 from .process.environment import silent_singleton
 from .process.excepthook import AbortOnException
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Group: TypeAlias = "ProcessGroup | NonMember"
-
-
-@dataclass
-class _World:
-    """The state between init and destroy."""
-
-    group: ProcessGroup
-    nodes: list[int]  # the node number of each rank, nodes counted in the order of their lowest rank
-    groups: list[ProcessGroup] = field(default_factory=list)  # every other group made, in order
-    made: int = 0  # groups made so far: numbers them in messages
-
-
-_world: _World | None = None
+_world: ProcessGroup | None = None
 _abort_on_exception = AbortOnException()
 
 
@@ -46,7 +29,7 @@ _abort_on_exception = AbortOnException()
 def is_mpi_available() -> bool:
     """Return whether mpi4py finds an MPI library. Asking loads the library, and so initialises MPI."""
     try:
-        _load_mpi()
+        mpi_library.load()
     except DistBackendError:
         return False
     return True
@@ -74,7 +57,7 @@ def init_process_group(
     backend: str | None = None,
     *,
     comm: MPI.Intracomm | None = None,
-    timeout: timedelta | float = DEFAULT_TIMEOUT,
+    timeout: timedelta | float | None = None,
     rank: int = -1,
     world_size: int = -1,
     group_name: str = "",
@@ -128,9 +111,9 @@ def init_process_group(
             f"init_process_group: there is a world group already; call destroy_process_group() first{here()}"
         )
     config = BackendConfig(backend)
-    duration = _as_timedelta(timeout)
+    duration = as_timedelta(timeout)
     device = None if device_id is None else _device_number(device_id, config)
-    mpi = _load_mpi()
+    mpi = mpi_library.load()
     if comm is None:
         alone = silent_singleton(mpi.COMM_WORLD.Get_size())
         if alone is not None:
@@ -141,20 +124,17 @@ def init_process_group(
     for name, said, actual in (("rank", rank, comm.Get_rank()), ("world_size", world_size, comm.Get_size())):
         if said not in (-1, actual):
             raise ValueError(f"init_process_group: {name} is {said}, but MPI says {actual}; leave it out, MPI knows")
-
-    comm = comm.Dup()
-    comm.Set_errhandler(mpi.ERRORS_RETURN)  # so that failures are exceptions, whatever the user's communicator does
-    try:
-        tuning = _agree_on_tuning(comm)
-    except Exception:
-        comm.Free()
-        raise
-    group = _make_group(comm, range(comm.Get_size()), config, tuning, duration, group_name or "world", "", device)
-    _world = _World(group, _number_nodes(mpi, comm))
-    errors.set_rank(group.rank)
-    _abort_on_exception.install(group.size)
-    _connect(group)
-    return group
+    fields = mpi_library.membership(comm)
+    fields["comm"].Set_name("hpccomm world")
+    world = make_group(
+        Membership(**fields, config=config, timeout=duration, name=group_name or "world", device_id=device)
+    )
+    world._on_destroy = _forget
+    _world = world
+    errors.set_rank(world.rank)
+    _abort_on_exception.install(world.size)
+    connect(world)
+    return world
 
 
 def destroy_process_group(group: Group | None = None) -> None:
@@ -170,311 +150,18 @@ def destroy_process_group(group: Group | None = None) -> None:
     DistTimeoutError
         Something is still in flight after the group's timeout; nothing is destroyed.
     """
+    (current_world() if group is None else member(group)).destroy()
+
+
+def _forget(_: ProcessGroup) -> None:
+    """Let there be no world: it has been destroyed, by whichever of the three ways."""
     global _world
-    if group is not None and (_world is None or group is not _world.group):
-        group.destroy()
-        if _world is not None and group in _world.groups:
-            _world.groups.remove(group)  # type: ignore[arg-type]
-        return
-    world = current_world()
-    for each in [*world.groups, world.group]:
-        each.destroy()
     _world = None
     errors.set_rank(None)
     _abort_on_exception.remove()
 
 
-# -- new groups --------------------------------------------------------------------------------------
-
-
-def new_group(
-    ranks: Sequence[int] | None = None,
-    timeout: timedelta | float | None = None,
-    backend: str | None = None,
-    use_local_synchronization: bool = False,
-    group_desc: str | None = None,
-    sort_ranks: bool = True,
-) -> Group:
-    """Make a group of some ranks of the world.
-
-    Every rank of the world calls it, with the same arguments and in the same order as its other groups; with
-    `use_local_synchronization` only the members need to.
-
-    Parameters
-    ----------
-    ranks : list of int, optional
-        Global ranks of the members. Default: all.
-    timeout : timedelta or float (seconds), optional
-        Default: the world's.
-    backend : str, optional
-        As for init_process_group. Default: the world's configuration.
-    use_local_synchronization : bool
-        Only the members call (fewer processes take part).
-    group_desc : str, optional
-        A description for messages.
-    sort_ranks : bool
-        True: ranks in the group follow the global ranks. False: they follow the order of `ranks`.
-
-    Returns
-    -------
-    ProcessGroup or NonMember
-        A NonMember on ranks that are not in the group: operations on it warn once and return None.
-
-    Raises
-    ------
-    ValueError
-        `ranks` is empty, has a duplicate, or a rank that does not exist.
-    """
-    world = current_world()
-    members = list(world.group.ranks if ranks is None else ranks)
-    _check_ranks("new_group", members, world.group)
-    if sort_ranks:
-        members.sort()
-    name = _next_name(world, group_desc)
-    config = world.group.config if backend is None else BackendConfig(backend)
-    if world.group.rank not in members:
-        if not use_local_synchronization:
-            _split_backends(world.group, config, None)
-        return NonMember(members, name)
-    # MPI_Comm_create_group is collective over the members only (MPI-4.1 §7.4.2): the others go on at once.
-    mpi = _load_mpi()
-    everyone = world.group.comm.Get_group()  # type: ignore[union-attr]
-    chosen = everyone.Incl(members)
-    comm = world.group.comm.Create_group(chosen)  # type: ignore[union-attr]
-    chosen.Free()
-    everyone.Free()
-    comm.Set_errhandler(mpi.ERRORS_RETURN)
-    duration = world.group.timeout if timeout is None else _as_timedelta(timeout)
-    group = _make_group(
-        comm, members, config, world.group.tuning, duration, name, group_desc or "", world.group.device_id
-    )
-    if not use_local_synchronization:
-        _split_backends(world.group, config, group)
-    _connect(group)
-    return _adopt(world, group)
-
-
-def new_subgroups(
-    group_size: int | None = None,
-    group: ProcessGroup | None = None,
-    timeout: timedelta | float | None = None,
-    backend: str | None = None,
-    group_desc: str | None = None,
-) -> tuple[Group, list[Group]]:
-    """Split `group` (default: the world) into subgroups of `group_size` consecutive ranks, or one for each node.
-
-    Without `group_size` each node becomes a subgroup, wherever its ranks are. Every rank of the world calls it.
-    Returns this rank's subgroup, and the list of all of them (NonMember for the others').
-
-    Raises
-    ------
-    ValueError
-        `group_size` does not divide the size of the group.
-    """
-    parent = member_of(group)
-    if group_size is None:
-        nodes = current_world().nodes
-        rows = [
-            [rank for rank in parent.ranks if nodes[rank] == node] for node in sorted({nodes[r] for r in parent.ranks})
-        ]
-    elif group_size < 1 or parent.size % group_size:
-        raise ValueError(
-            f"new_subgroups: group_size is {group_size}, "
-            f"which does not divide the {parent.size} ranks of the group{here()}"
-        )
-    else:
-        rows = [list(parent.ranks[start : start + group_size]) for start in range(0, parent.size, group_size)]
-    return new_subgroups_by_enumeration(rows, timeout, backend, group_desc)
-
-
-def new_subgroups_by_enumeration(
-    ranks_per_subgroup_list: Sequence[Sequence[int]],
-    timeout: timedelta | float | None = None,
-    backend: str | None = None,
-    group_desc: str | None = None,
-) -> tuple[Group, list[Group]]:
-    """Make one group for each list of global ranks; the lists must not overlap. Every rank of the world calls it.
-
-    Returns this rank's subgroup (a NonMember if it is in none), and the list of all of them.
-
-    Raises
-    ------
-    ValueError
-        A rank is in two lists, or a list is invalid.
-    """
-    rows = [list(row) for row in ranks_per_subgroup_list]
-    if not rows:
-        raise ValueError(f"new_subgroups_by_enumeration: the list of subgroups is empty{here()}")
-    _check_ranks("new_subgroups_by_enumeration", [rank for row in rows for rank in row], current_world().group)
-    subgroups = [new_group(row, timeout, backend, group_desc=group_desc) for row in rows]
-    mine = next((subgroup for subgroup in subgroups if isinstance(subgroup, ProcessGroup)), subgroups[0])
-    return mine, subgroups
-
-
-def split_group(
-    parent: ProcessGroup | None = None,
-    color: int | None = None,
-    key: int = 0,
-    timeout: timedelta | float | None = None,
-    backend: str | None = None,
-    group_desc: str | None = None,
-) -> Group:
-    """Split `parent` (default: the world) into one group per `color`, as MPI_Comm_split.
-
-    Every rank of `parent` calls it. Ranks with the same `color` form a group, ordered by `key`, then by their rank in
-    `parent`; a rank with ``color=None`` is in none, and gets a NonMember.
-
-    Raises
-    ------
-    ValueError
-        `color` is negative.
-    """
-    world = current_world()
-    group = member_of(parent)
-    if color is not None and color < 0:
-        raise ValueError(f"split_group: color is {color}; expected 0 or more, or None for no group{here()}")
-    mpi = _load_mpi()
-    if group.comm is None:
-        raise DistError(f"split_group: {group!r} has no MPI communicator to split{here()}")
-    comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)
-    name = _next_name(world, group_desc)
-    config = group.config if backend is None else BackendConfig(backend)
-    if comm == mpi.COMM_NULL:
-        _split_backends(group, config, None)
-        return NonMember((), name)
-    comm.Set_errhandler(mpi.ERRORS_RETURN)
-    members = comm.allgather(world.group.rank)
-    duration = group.timeout if timeout is None else _as_timedelta(timeout)
-    subgroup = _make_group(comm, members, config, world.group.tuning, duration, name, group_desc or "", group.device_id)
-    _split_backends(group, config, subgroup, color or 0)
-    _connect(subgroup)
-    return _adopt(world, subgroup)
-
-
-# -- c10d's names -------------------------------------------------------------------------------------
-
-
-class _WorldAttribute(type):
-    @property
-    def WORLD(cls) -> ProcessGroup | None:
-        """The world group, or None before init."""
-        return None if _world is None else _world.group
-
-
-class GroupMember(metaclass=_WorldAttribute):
-    """c10d's names: ``GroupMember.WORLD`` is the world group, ``NON_GROUP_MEMBER`` equals every NonMember."""
-
-    NON_GROUP_MEMBER = NonMember()
-
-
-# -- inside ------------------------------------------------------------------------------------------
-
-
-def member(group: Group | None) -> ProcessGroup:
-    """Return the group to call: the world for None. (A NonMember is returned as it is: it answers every operation.)"""
-    if group is None:
-        return _world.group if _world is not None else current_world().group
-    if type(group) is not ProcessGroup and not isinstance(group, (ProcessGroup, NonMember)):
-        raise TypeError(f"group is {group!r}; expected what new_group returns, or None for the world{here()}")
-    return group  # type: ignore[return-value]
-
-
-def member_of(group: Group | None) -> ProcessGroup:
-    """Return the group, of which this process has to be a member."""
-    found = member(group)
-    if isinstance(found, NonMember):
-        raise ValueError(f"this process is not a member of {found!r}{here()}")
-    return found
-
-
-def current_world() -> _World:
-    """Return the state made by init_process_group; DistError before it."""
-    if _world is None:
-        raise DistError("there is no process group: call hpccomm.init_process_group() first")
-    return _world
-
-
-def _agree_on_tuning(comm: MPI.Intracomm) -> Tuning:
-    """Return rank 0's table on every rank, or raise rank 0's error on every rank."""
-    found: Tuning | Exception | None = None
-    if comm.Get_rank() == 0:
-        try:
-            found = tuning_of_environment()
-        except Exception as error:  # whatever it is, the others are waiting
-            found = error
-    agreed: Tuning | Exception = comm.bcast(found)
-    if isinstance(agreed, Exception):
-        raise agreed
-    return agreed
-
-
-def _make_group(
-    comm: MPI.Intracomm,
-    ranks: Sequence[int],
-    config: BackendConfig,
-    tuning: Tuning,
-    timeout: timedelta,
-    name: str,
-    description: str,
-    device_id: int | Literal["auto"] | None,
-) -> ProcessGroup:
-    """Make the group over `comm`; a custom backend that is alone in `config` may bring a group of its own class."""
-    comm.Set_name(f"hpccomm {name}")
-    rank, size = comm.Get_rank(), comm.Get_size()
-    group = ProcessGroup.__new__(ProcessGroup)
-    backends: dict[str, Backend] = {}
-    names = set(config.device_map.values())
-    if len(names) == 1 and is_custom(*names):
-        device, only = next(iter(config.device_map.items()))
-        made = create_backend(
-            only, BackendOptions(None, rank, size, timeout, tuple(ranks), name, device, comm, tuning, device_id)
-        )
-        if isinstance(made, ProcessGroup):
-            group = made
-        else:
-            backends = {device: made}
-    group.attach(
-        rank,
-        size,
-        ranks=ranks,
-        comm=comm,
-        config=config,
-        tuning=tuning,
-        timeout=timeout,
-        name=name,
-        description=description,
-        device_id=device_id,
-    )
-    if type(group) is not ProcessGroup:
-        backends = {device: _NotOverridden(group, *names) for device in config.device_map}
-    group._backends.update(backends)
-    return group
-
-
-class _NotOverridden(Backend):
-    """What serves the operations that a ProcessGroup of the program's own class leaves to the base class."""
-
-    def __init__(self, group: ProcessGroup, name: str) -> None:
-        super().__init__(group.rank, group.size)
-        self.name = name
-        self._group = group
-
-    @property
-    def implementation(self) -> str:
-        return type(self._group).__name__
-
-
-def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: ProcessGroup | None, color: int = 0) -> None:
-    """Give a new group the connections that its parent has already; every rank of the parent calls it."""
-    for device, backend in list(parent._backends.items()):
-        if config.device_map.get(device) == parent.config.device_map.get(device):
-            options = None if subgroup is None else subgroup._options_for(device)
-            split = backend.split(options, color)
-            if subgroup is not None and split is not None:
-                subgroup._backends[device] = split
-
-
-def _connect(group: ProcessGroup) -> None:
+def connect(group: ProcessGroup) -> None:
     """Connect the GPUs of a new group now, if the program has said at init which they are."""
     if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group._backends:
         group._backends["cuda"].connect()
@@ -491,57 +178,33 @@ def _device_number(device_id: Any, config: BackendConfig) -> int | Literal["auto
     return number
 
 
-def _adopt(world: _World, group: ProcessGroup) -> ProcessGroup:
-    world.groups.append(group)
-    return group
+# -- what the functions ask --------------------------------------------------------------------------
 
 
-def _next_name(world: _World, description: str | None) -> str:
-    world.made += 1
-    return description or f"group {world.made}"
+def current_world() -> ProcessGroup:
+    """Return the world group; DistError before init_process_group."""
+    if _world is None:
+        raise DistError("there is no process group: call hpccomm.init_process_group() first")
+    return _world
 
 
-def _check_ranks(operation: str, ranks: Sequence[int], world: ProcessGroup) -> None:
-    if not ranks:
-        raise ValueError(f"{operation}: the list of ranks is empty{here()}")
-    for rank in ranks:
-        if not 0 <= rank < world.size:
-            raise ValueError(f"{operation}: there is no rank {rank}; expected 0 to {world.size - 1}{here()}")
-    if len(set(ranks)) != len(ranks):
-        raise ValueError(f"{operation}: a rank is listed twice in {list(ranks)}{here()}")
+def member(group: Group | None) -> ProcessGroup:
+    """Return the group to call: the world for None. (A NonMember is returned as it is: it answers every operation.)"""
+    if group is None:
+        return _world or current_world()
+    if type(group) is not ProcessGroup and not isinstance(group, (ProcessGroup, NonMember)):
+        raise TypeError(f"group is {group!r}; expected what new_group returns, or None for the world{here()}")
+    return group  # type: ignore[return-value]
 
 
-def _number_nodes(mpi: Any, comm: MPI.Intracomm) -> list[int]:
-    """Return the node number of every rank: nodes are what shares memory (MPI_COMM_TYPE_SHARED)."""
-    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
-    lowest = node.bcast(comm.Get_rank())
-    node.Free()
-    lowest_of_rank = comm.allgather(lowest)
-    numbers = {first: number for number, first in enumerate(sorted(set(lowest_of_rank)))}
-    return [numbers[first] for first in lowest_of_rank]
+class _WorldAttribute(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:
+        """The world group, or None before init."""
+        return _world
 
 
-def _as_timedelta(timeout: timedelta | float) -> timedelta:
-    seconds = as_seconds(timeout)
-    if not seconds > 0:
-        raise ValueError(f"timeout is {timeout}; expected a positive timedelta or number of seconds{here()}")
-    return timedelta(seconds=seconds)
+class GroupMember(metaclass=_WorldAttribute):
+    """c10d's names: ``GroupMember.WORLD`` is the world group, ``NON_GROUP_MEMBER`` equals every NonMember."""
 
-
-def _load_mpi() -> Any:
-    """Import mpi4py.MPI (which initialises MPI) and return it."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise DistBackendError(
-            f"mpi4py can't load an MPI library: {error}\n"
-            "On a cluster: load the site's MPI module (`module load openmpi`, ...) before starting Python, or name the "
-            "library with MPI4PY_LIBMPI=/path/to/libmpi.so. On a machine without MPI: pip install 'hpccomm[mpich]' "
-            "(or [openmpi]), which carries one."
-        ) from error
-    if not MPI.Is_initialized():  # mpi4py.rc.initialize is off: who initialises MPI finalises it
-        MPI.Init_thread()
-        atexit.register(lambda: None if MPI.Is_finalized() else MPI.Finalize())
-    if MPI.Is_finalized():
-        raise DistBackendError("MPI has been finalised; a process can't start it again")
-    return MPI
+    NON_GROUP_MEMBER = NonMember()

@@ -6,21 +6,28 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.core.operation_list import OPERATIONS
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
 def messages_of(group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note which operations reach the group's backend."""
-    seen: list[str] = []
-    original = hc.ProcessGroup._launched
+    hc.barrier(group)  # makes the backend
+    backend, seen = group._backends["cpu"], []
 
-    def launched(self: Any, operation: str, *arguments: Any) -> Any:
-        if not self._backends.collecting:
-            seen.append(operation)
-        return original(self, operation, *arguments)
+    def noted(name: str) -> Any:
+        original = getattr(backend, name)
 
-    monkeypatch.setattr(hc.ProcessGroup, "_launched", launched)
+        def operation(*arguments: Any) -> Any:
+            seen.append(name)
+            return original(*arguments)
+
+        return operation
+
+    for name in OPERATIONS:
+        if name.endswith("_coalesced"):
+            monkeypatch.setattr(backend, name, noted(name))
     return seen
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.core.tuning import Tuning
+from hpccomm.process.tuning import Tuning
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

@@ -210,7 +210,7 @@ def test_sort_ranks(world: hc.ProcessGroup) -> None:
 
 
 def test_a_non_member_warns_once_and_returns_none(world: hc.ProcessGroup) -> None:
-    group = hc.new_group([0])
+    group = hc.new_group([0], group_desc="zero")
     if RANK == 0:
         assert group != hc.GroupMember.NON_GROUP_MEMBER
         return
@@ -219,20 +219,32 @@ def test_a_non_member_warns_once_and_returns_none(world: hc.ProcessGroup) -> Non
     assert len({group, hc.GroupMember.NON_GROUP_MEMBER}) == 1
     assert (hc.get_rank(group), hc.get_world_size(group)) == (-1, -1)
     assert hc.get_process_group_ranks(group) == [0]
-    with pytest.warns(RuntimeWarning, match="all_reduce: this rank is not in <NonMember of 'group 1'>") as caught:
+    with pytest.warns(RuntimeWarning, match="all_reduce: this rank is not in <NonMember of 'zero'>") as caught:
         assert hc.all_reduce(np.ones(1), group=group) is None
     assert len(caught) == 1
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert hc.all_reduce(np.ones(1), group=group, async_op=True) is None
+        work = hc.all_reduce(np.ones(1), group=group, async_op=True)
+        assert work is not None
+        assert work.is_success()
         assert hc.broadcast(np.ones(1), 0, group) is None
         assert hc.gather(np.ones(1), group=group) is None
         assert hc.barrier(group) is None
         assert hc.monitored_barrier(group) is None
         assert hc.send(np.ones(1), 0, group) is None
         assert hc.recv(np.ones(1), group=group) is None
-        assert hc.irecv(np.ones(1), 0, group) is None
+        assert hc.irecv(np.ones(1), 0, group).wait()
+        for work in hc.batch_isend_irecv([hc.P2POp(hc.isend, np.ones(1), 0, group)]):
+            work.wait()
+        with hc.all_reduce_init(np.ones(1), group=group) as persistent:
+            persistent.start()
+            assert persistent.wait()
+        assert hc.get_local_rank(group) == hc.get_node_rank(group) == hc.get_local_size(group) == -1
+        assert hc.get_node_count(group) == -1
+        assert hc.get_backend_config(group) == "cpu:mpi,cuda:nccl"
+        assert (group.is_destroyed, group.comm, group.sequence_number) == (False, None, 0)
+        assert hc.get_group_rank(group, 0) == hc.get_global_rank(group, 0) == 0
         assert hc.sendrecv(np.ones(1), 0, np.ones(1), 0, group) is None
         for objects in (hc.broadcast_object_list, hc.scatter_object_list, hc.send_object_list, hc.recv_object_list):
             assert objects([1], group=group) is None
@@ -246,8 +258,8 @@ def test_a_non_member_warns_once_and_returns_none(world: hc.ProcessGroup) -> Non
         hc.destroy_process_group(group)
     with pytest.raises(AttributeError):
         group.no_such_operation  # noqa: B018
-    with pytest.raises(ValueError, match="this process is not a member of"):
-        hc.get_group_rank(group, 0)
+    with pytest.raises(ValueError, match="rank 1 is not a member of"):
+        hc.get_group_rank(group, 1)
 
 
 @pytest.mark.parametrize(
@@ -321,15 +333,14 @@ def test_ranks_on_the_node(world: hc.ProcessGroup) -> None:
     assert hc.get_local_rank(group) == SIZE - 1 - RANK
 
 
-def test_ranks_on_pretend_nodes(world: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpccomm import world as module
-
-    state = module.current_world()
-    monkeypatch.setattr(state, "nodes", [rank // 2 for rank in range(SIZE)])
+def test_ranks_on_pretend_nodes(world: hc.ProcessGroup) -> None:
+    world.nodes = tuple(rank // 2 for rank in range(SIZE))
     assert hc.get_local_rank() == RANK % 2
     assert hc.get_node_rank() == RANK // 2
     assert hc.get_node_count() == (SIZE + 1) // 2
     assert hc.get_local_size() == (1 if SIZE % 2 and RANK == SIZE - 1 else 2)
+    backwards = hc.new_group(list(range(SIZE))[::-1], sort_ranks=False)
+    assert hc.get_local_rank(backwards) == (0 if hc.get_local_size() == 1 else 1 - RANK % 2)
 
 
 def test_the_device_map_as_text(world: hc.ProcessGroup) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from ..cli import machine
 from ..cli.main import is_first_process, let_the_first_process_speak
 from ..core.reduce_op import as_reduce_op
-from ..core.tuning import as_json
+from ..process.tuning import as_json
 from . import plot, registry, report
 from .contenders import CONTENDERS, contender_class
 from .measure import Plan

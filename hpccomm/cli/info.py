@@ -61,15 +61,15 @@ def collect(gpu: bool = False) -> Iterator[Fact]:
 
 
 def _mpi() -> Iterator[Fact]:
-    from ..world import _load_mpi
+    from ..process.mpi_library import load
 
     try:
-        mpi = _load_mpi()
+        mpi = load()
     except DistBackendError as error:
         yield Fact("MPI", f"no: {error}")
         return
-    from ..mpi.cuda_aware import cuda_awareness
-    from ..process.loaded_library import path_of_library
+    from ..process.cuda_aware import cuda_awareness
+    from ..process.mpi_library import path_of_library
     from .machine import mpi_library
 
     levels = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled", mpi.THREAD_SERIALIZED: "serialized"}
@@ -102,7 +102,7 @@ def _cupy(gpu: bool) -> Iterator[Fact]:
 
 
 def _nccl() -> str:
-    from ..process.loaded_library import path_of_library
+    from ..process.mpi_library import path_of_library
 
     try:
         nccl = importlib.import_module("cupy.cuda.nccl")

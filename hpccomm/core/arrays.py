@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import here
+from .by_name import by_name
 
 Array: TypeAlias = Any
 """A NumPy array, or anything with the buffer protocol, DLPack or the CUDA array interface."""
@@ -82,9 +83,16 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     # A NumPy scalar has a buffer, but a copy of it: a result written there would vanish.
     if not isinstance(array, np.generic):
         if hasattr(array, "__dlpack_device__"):
-            device = _DLPACK_DEVICES.get(int(array.__dlpack_device__()[0]))
-            if device is not None:
-                return device, _host_view(array) if device == "cpu" else _gpu_view(array)
+            try:
+                device = _DLPACK_DEVICES.get(int(array.__dlpack_device__()[0]))
+                if device is not None:
+                    return device, _host_view(array) if device == "cpu" else _gpu_view(array)
+            except Exception as error:  # whatever the library says of its own arrays
+                reason = str(error).partition("\n")[0]
+                raise TypeError(
+                    f"{operation}: {argument} is {_a(array)} that NumPy can't view without a copy: {reason}; make a "
+                    f"contiguous array of an ordinary dtype of it first{here()}"
+                ) from error
         if hasattr(array, "__cuda_array_interface__"):
             return "cuda", _gpu_view(array)
         try:
@@ -131,10 +139,8 @@ def _gpu_view(array: Any) -> Any:
 
     Backends of the program's own may work on arrays that CuPy does not know; hpccomm's say what is missing.
     """
-    from ..cuda import seam
-
     try:
-        return seam.runtime().as_array(array)
+        return by_name("hpccomm.cuda.seam:runtime")().as_array(array)
     except Exception:
         return array
 

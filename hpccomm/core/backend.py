@@ -1,72 +1,70 @@
-"""Backend (the class a transport subclasses), the registry of backends, and BackendConfig."""
+"""Backend: the class that a transport subclasses; FastPath: what one with very short calls may offer beside it."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.metadata
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from ..errors import DistBackendError, UnsupportedOperationError, here
-from .arrays import BUILT_IN_DEVICES, known_devices
-from .fast_path import FastPath
-from .tuning import Tuning
+from ..errors import UnsupportedOperationError, here
 from .work import Work
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
-    from .group import ProcessGroup
+    from .options import BackendOptions
     from .persistent_work import PersistentWork
     from .reduce_op import ReduceOp
 
-DEFAULT_DEVICE_MAP = {"cpu": "mpi", "cuda": "nccl"}
 
+class FastPath:
+    """Blocking operations on NumPy arrays in the ordinary case, for a backend whose calls take about a microsecond.
 
-def _explained(operation: Any) -> Any:
-    """Return `operation` with its errors passed through the backend's `explain`.
+    The group asks here before it checks anything. A method does the whole operation and returns True (a receive: the
+    rank the message came from), or does nothing and returns False (None): then the operation goes through the
+    checks to the backend. This class leaves all of them to the backend; it is what a group asks while the real one
+    steps aside.
 
-    For each number of arguments there is a wrapper of its own: a call with ``*arguments`` would cost as much as all
-    the rest of the dispatch.
+    `count` is how many operations it has done: they are numbered with all others. `is_open` is false in this class.
     """
-    name: str = operation.__name__
 
-    def explain(backend: Backend, error: Exception) -> NoReturn:
-        explained = backend.explain(name, error)
-        if explained is error:
-            raise error
-        raise explained from error
+    is_open = False
+    count = 0
 
-    def with_2(self: Any, a: Any, b: Any) -> Any:
-        try:
-            return operation(self, a, b)
-        except Exception as error:
-            explain(self, error)
+    def broadcast(self, array: Any, root: int) -> bool:
+        """See `Backend.broadcast`."""
+        return False
 
-    def with_3(self: Any, a: Any, b: Any, c: Any) -> Any:
-        try:
-            return operation(self, a, b, c)
-        except Exception as error:
-            explain(self, error)
+    def all_reduce(self, array: Any, op: Any) -> bool:
+        """See `Backend.all_reduce`."""
+        return False
 
-    def with_4(self: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-        try:
-            return operation(self, a, b, c, d)
-        except Exception as error:
-            explain(self, error)
+    def reduce(self, array: Any, root: int, op: Any) -> bool:
+        """See `Backend.reduce`."""
+        return False
 
-    def with_any(self: Any, *arguments: Any) -> Any:
-        try:
-            return operation(self, *arguments)
-        except Exception as error:
-            explain(self, error)
+    def all_gather_single(self, output: Any, array: Any) -> bool:
+        """See `Backend.all_gather_single`."""
+        return False
 
-    wrapper = {3: with_2, 4: with_3, 5: with_4}.get(operation.__code__.co_argcount, with_any)
-    return functools.update_wrapper(wrapper, operation)  # type: ignore[arg-type]
+    def reduce_scatter_single(self, output: Any, array: Any, op: Any) -> bool:
+        """See `Backend.reduce_scatter_single`."""
+        return False
+
+    def all_to_all_single(self, output: Any, array: Any) -> bool:
+        """See `Backend.all_to_all_single`."""
+        return False
+
+    def send(self, array: Any, dst: int, tag: int) -> bool:
+        """See `Backend.send`."""
+        return False
+
+    def recv(self, array: Any, src: int | None, tag: int) -> int | None:
+        """See `Backend.recv`."""
+        return None
+
+    def sendrecv(
+        self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None
+    ) -> int | None:
+        """See `Backend.sendrecv`."""
+        return None
 
 
 class Backend:
@@ -87,12 +85,6 @@ class Backend:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if cls.explain is not Backend.explain:
-            for name in OPERATIONS & vars(cls).keys():
-                setattr(cls, name, _explained(vars(cls)[name]))
 
     @property
     def implementation(self) -> str:
@@ -196,6 +188,18 @@ class Backend:
         """Return when every rank has called it."""
         raise self._lacks("barrier")
 
+    def empty_shared(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Make an array on each rank, in memory that the ranks of its node share."""
+        raise self._lacks("empty_shared")
+
+    def peer_view(self, array: Any, rank: int) -> Any:
+        """Return what the node-shared `array` is on another rank of the node; no communication."""
+        raise self._lacks("peer_view")
+
+    def fence(self, array: Any) -> None:
+        """Make what the ranks have written to the node-shared `array` visible to all of them."""
+        raise self._lacks("fence")
+
     def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
         """Return when every rank has called it, or raise DistTimeoutError naming those that have not."""
         raise self._lacks("monitored_barrier")
@@ -225,7 +229,7 @@ class Backend:
     def abort(self) -> None:
         """End what is in flight, without the other ranks, and within seconds: the job is about to end."""
 
-    def explain(self, operation: str, error: Exception) -> Exception:
+    def translate_error(self, operation: str, error: Exception) -> Exception:
         """Return the error that the program should see for `error`, raised in `operation`."""
         return error
 
@@ -234,236 +238,3 @@ class Backend:
             f"{operation}: backend {self.name!r} does not have it ({self.implementation}.{operation} is not "
             f"overridden); map the array's device to another backend, for example 'cpu:mpi'{here()}"
         )
-
-
-OPERATIONS = {name for name in vars(Backend) if not name.startswith("_")} - {
-    "abort",
-    "batch",
-    "close",
-    "connect",
-    "explain",
-    "implementation",
-    "name",
-    "fast_path",
-    "split",
-}
-
-
-class DeviceMap(dict[str, Backend]):
-    """Maps the name of a device to the backend that serves its arrays."""
-
-    collecting = False  # whether it is that of a coalescing() block
-    fast = FastPath()  # the fast path of the host's backend, once there is that backend
-
-
-@dataclass(frozen=True)
-class BackendOptions:
-    """What the creator of a backend is told (``register_backend(..., extended_api=True)``).
-
-    `comm` is the group's own communicator. Rank r of the group is rank ``ranks[r]`` of the world. `tuning` says from
-    which sizes on an operation is done in which way; it is the same on all ranks. `device_id` is what
-    init_process_group was told of this rank's GPU.
-    """
-
-    store: Any
-    rank: int
-    size: int
-    timeout: timedelta
-    ranks: Sequence[int]
-    group_name: str
-    device: str
-    comm: MPI.Intracomm | None
-    tuning: Tuning = field(default_factory=Tuning)
-    device_id: int | Literal["auto"] | None = None
-
-
-Creator = Callable[..., "Backend | ProcessGroup"]
-
-
-@dataclass
-class _Registered:
-    """One row of the registry; `creator` is a function, or a "module:name" that is imported when needed."""
-
-    creator: Creator | str
-    devices: tuple[str, ...]
-    extended_api: bool
-    needs: str | None = None  # a "module:function" that raises ImportError where what it needs is not installed
-
-    def load(self) -> Creator:
-        if self.needs is not None:
-            _imported(self.needs)()
-        if isinstance(self.creator, str):
-            self.creator = _imported(self.creator)
-        return self.creator  # type: ignore[return-value]
-
-
-def _imported(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
-_registry: dict[str, _Registered] = {
-    "mpi": _Registered("hpccomm.mpi.backend:create", ("cpu",), extended_api=True),
-    "nccl": _Registered("hpccomm.nccl.backend:create", ("cuda",), extended_api=True, needs="hpccomm.cuda.seam:nccl"),
-}
-
-
-def register_backend(
-    name: str, creator: Creator, *, devices: str | Sequence[str] | None = None, extended_api: bool = False
-) -> None:
-    """Add a backend, to be used in configurations: ``init_process_group("cpu:mpi,cuda:" + name)``.
-
-    Parameters
-    ----------
-    name : str
-        What configurations call it.
-    creator : callable
-        Makes one instance for one group: ``creator(store, rank, size, timeout)``, or, with `extended_api`,
-        ``creator(options, backend_options)`` where `options` is a :class:`BackendOptions` and `backend_options`
-        is None for now. It returns a :class:`Backend`; or a whole :class:`ProcessGroup` of a class of your own,
-        which then *is* the group (this needs a configuration with this one backend and nothing else, such as
-        ``init_process_group(name)``). `store` is None in this version.
-    devices : str or list of str, optional
-        The devices it serves. Default: all known ones.
-    extended_api : bool
-        See `creator`.
-
-    Raises
-    ------
-    ValueError
-        The name is taken or is not a plain word, or a device is unknown.
-    TypeError
-        `creator` is not callable.
-
-    Notes
-    -----
-    An installed package announces its backends without being imported, by entry points of the group
-    ``hpccomm.backends``; each is a creator with the extended API, imported when a group first needs it.
-    """
-    name = name.strip().lower()
-    if not name.isidentifier():
-        raise ValueError(f"register_backend: {name!r} is not a backend name; use letters, digits and '_'")
-    if name in known_backends():
-        raise ValueError(f"register_backend: a backend called {name!r} exists already; choose another name")
-    if not callable(creator):
-        raise TypeError(f"register_backend: creator is {creator!r}; expected a function that returns a Backend")
-    serves = known_devices() if devices is None else (devices,) if isinstance(devices, str) else tuple(devices)
-    for device in serves:
-        if device not in known_devices():
-            raise ValueError(
-                f"register_backend: no device is called {device!r}; the devices are "
-                f"{', '.join(known_devices())} (register_device adds one)"
-            )
-    _registry[name] = _Registered(creator, serves, extended_api)
-
-
-def known_backends() -> tuple[str, ...]:
-    """Return the names of all backends: built in, registered, and announced by installed packages."""
-    for name, creator in _announced_backends():
-        if name not in _registry:
-            _registry[name] = _Registered(creator, known_devices(), extended_api=True)
-    return tuple(_registry)
-
-
-@functools.cache
-def _announced_backends() -> list[tuple[str, str]]:
-    return [(entry.name.lower(), entry.value) for entry in importlib.metadata.entry_points(group="hpccomm.backends")]
-
-
-def is_custom(name: str) -> bool:
-    """Whether `name` came by register_backend or an installed package, and not with hpccomm."""
-    return name not in DEFAULT_DEVICE_MAP.values()
-
-
-def is_backend_available(name: str) -> bool:
-    """Whether a backend called `name` is known and what it needs is installed here."""
-    name = name.strip().lower()
-    if name not in known_backends():
-        return False
-    try:
-        _registry[name].load()
-    except Exception:  # whatever keeps it from loading: a missing package, a missing library
-        return False
-    return True
-
-
-def create_backend(name: str, options: BackendOptions) -> Backend | ProcessGroup:
-    """Make the instance of backend `name` that serves one device of one group."""
-    row = _registry[name]
-    try:
-        creator = row.load()
-    except (ImportError, AttributeError) as error:
-        raise DistBackendError(
-            f"the {name!r} backend, which serves {options.device} arrays, can't be loaded: {error}{here()}"
-        ) from error
-    if row.extended_api:
-        made = creator(options, None)
-    else:
-        made = creator(options.store, options.rank, options.size, options.timeout)
-    if isinstance(made, Backend):
-        if type(made).name == Backend.name:
-            made.name = name
-        return made
-    from .group import ProcessGroup
-
-    if isinstance(made, ProcessGroup):
-        return made
-    raise TypeError(f"the creator of backend {name!r} returned {made!r}; expected a Backend or a ProcessGroup{here()}")
-
-
-class BackendConfig:
-    """Which backend serves which device, parsed from what the user wrote.
-
-    ``None`` maps every known device; ``"mpi"`` maps the devices that backend serves; ``"cpu:mpi,cuda:nccl"``
-    says it for each. Case and white space do not matter. Everything else is a ValueError that shows the bad
-    part and lists the names known.
-
-    >>> str(BackendConfig(" CPU:mpi, cuda:NCCL"))
-    'cpu:mpi,cuda:nccl'
-    """
-
-    def __init__(self, backend: str | None = None) -> None:
-        if backend is None:
-            self.device_map = dict(DEFAULT_DEVICE_MAP)
-            for name in known_backends():
-                for device in _registry[name].devices:
-                    if device not in BUILT_IN_DEVICES:
-                        self.device_map.setdefault(device, name)
-        elif isinstance(backend, str):
-            self.device_map = self._parse(backend)
-        else:
-            raise TypeError(f"backend is {backend!r}; expected a string such as 'cpu:mpi,cuda:nccl', or None{here()}")
-
-    @classmethod
-    def _parse(cls, text: str) -> dict[str, str]:
-        if ":" not in text and "," not in text:
-            name = text.strip().lower()
-            cls._known("backend", name, known_backends(), text)
-            return dict.fromkeys(_registry[name].devices, name)
-        device_map: dict[str, str] = {}
-        for part in text.split(","):
-            device, colon, name = (piece.strip().lower() for piece in part.partition(":"))
-            if not colon or not device or not name or ":" in name:
-                raise ValueError(
-                    f"backend {text!r}: {part!r} is not 'device:backend'; "
-                    f"the devices are {', '.join(known_devices())}, the backends {', '.join(known_backends())}{here()}"
-                )
-            cls._known("device", device, known_devices(), text)
-            cls._known("backend", name, known_backends(), text)
-            if device in device_map:
-                raise ValueError(f"backend {text!r}: {part!r} maps {device!r} a second time{here()}")
-            device_map[device] = name
-        return device_map
-
-    @staticmethod
-    def _known(what: str, name: str, names: Sequence[str], text: str) -> None:
-        if name not in names:
-            raise ValueError(
-                f"backend {text!r}: no {what} is called {name!r}; the {what}s are {', '.join(names)}{here()}"
-            )
-
-    def __str__(self) -> str:
-        return ",".join(f"{device}:{name}" for device, name in self.device_map.items())
-
-    def __repr__(self) -> str:
-        return f"BackendConfig({str(self)!r})"

@@ -1,7 +1,7 @@
-"""The checks of every argument, done in one place and before anything is sent (DESIGN 2).
+"""The checks of single arguments; `calls` puts them together for each operation.
 
-Each returns what the backends work on: the device, and the array as a view they can trust. Messages
-name the operation, the argument, what was given, what was expected, and the rank.
+Each returns what the backends work on: the device, and the array as a view they can trust. Messages name the operation,
+the argument, what was given, what was expected, and the rank.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 from math import prod
-from operator import attrgetter, eq, mul
+from operator import attrgetter, eq, index, mul
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,27 @@ from .arrays import Array, is_read_only, locate
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 
 _dtype, _size, _writeable = map(attrgetter, ("dtype", "size", "flags.writeable"))
-_movable: set[np.dtype[Any]] = set()  # dtypes that have passed _check_dtype
+movable: set[np.dtype[Any]] = set()  # dtypes that have passed _check_dtype
 _kinds: dict[Any, str] = {}  # what _kind_of has found
+_accepted: dict[tuple[Any, np.dtype[Any]], ReduceOp] = {}  # (op as given, dtype) that have passed `reduction`
+
+
+def integer(what: str, value: Any) -> int:
+    """Return `value` as an int: Python's and NumPy's integers are, bool and float are not."""
+    if type(value) is int:
+        return value
+    if not isinstance(value, bool | np.bool_):
+        try:
+            return index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{what} is {value!r}; expected an integer{here()}")
 
 
 def readable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     """Return (device, view) of an array that is only read."""
     device, view = ("cpu", array) if type(array) is ndarray else locate(operation, argument, array)
-    if device == "cpu" and view.dtype not in _movable:
+    if device == "cpu" and view.dtype not in movable:
         _check_dtype(operation, argument, view.dtype)
     return device, view
 
@@ -36,7 +49,7 @@ def writable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     """Return (device, view) of an array that is written."""
     device, view = ("cpu", array) if type(array) is ndarray else locate(operation, argument, array)
     if device == "cpu":
-        if view.dtype not in _movable:
+        if view.dtype not in movable:
             _check_dtype(operation, argument, view.dtype)
         if not view.flags.writeable:
             raise _read_only(operation, argument)
@@ -82,7 +95,7 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
 
 def _all_plain(arrays: Sequence[Array]) -> bool:
     """Whether nothing is to be said against any of the arrays: there may be thousands of small ones."""
-    return set(map(type, arrays)) == {ndarray} and set(map(_dtype, arrays)) <= _movable and all(map(_writeable, arrays))
+    return set(map(type, arrays)) == {ndarray} and set(map(_dtype, arrays)) <= movable and all(map(_writeable, arrays))
 
 
 def reductions(operation: str, argument: str, arrays: list[Any], op: ReduceOpLike) -> ReduceOp:
@@ -115,6 +128,11 @@ def reducible(
     operation: str, argument: str, array: Array, op: ReduceOpLike, check: Any = None
 ) -> tuple[str, Any, ReduceOp]:
     """Return (device, view, op) of an array that is reduced in place; `check` is `readable` if it is not written."""
+    if type(array) is ndarray and (check is readable or array.flags.writeable):
+        try:
+            return "cpu", array, _accepted[op, array.dtype]
+        except (KeyError, TypeError):  # not seen yet, or an op that can't be looked up
+            pass
     device, view = (check or writable)(operation, argument, array)
     return device, view, reduction(operation, argument, view, op)
 
@@ -145,21 +163,23 @@ def pairs_fit(large: list[Any], small: list[Any], ranks: int) -> bool:
     )
 
 
-def sizes(operation: str, condition: bool, expected: str) -> None:
-    """Refuse sizes that do not fit together; `expected` says how they should."""
-    if not condition:
-        raise ValueError(f"{operation}: {expected}{here()}")
+def same_size(operation: str, names: str, one: Any, other: Any) -> None:
+    """Refuse two arrays that have not as many elements."""
+    if one.size != other.size:
+        raise ValueError(f"{operation}: {names} have {one.size} and {other.size} elements; expected as many{here()}")
 
 
 def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> ReduceOp:
     """Return `op` as a ReduceOp, having checked that it can reduce `array`."""
-    op = as_reduce_op(operation, op)
+    given, op = op, as_reduce_op(operation, op)
     if (_kinds.get(array.dtype) or _kind_of(array.dtype)) not in op.kinds:
         raise TypeError(
             f"{operation}: {op!r} is not defined for {argument}'s dtype {array.dtype}{_instead(array, op)}{here()}"
         )
     if op.factor is not None:
         _check_factor(operation, array.dtype, op)
+    elif array.dtype in movable and isinstance(given, ReduceOp | str) and op.mpi_op is None:  # there are but a few
+        _accepted[given, array.dtype] = op
     return op
 
 
@@ -205,7 +225,7 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
             f"{operation}: {argument} has a foreign byte order (dtype {dtype.str}); "
             f"use {argument}.astype({argument}.dtype.newbyteorder('=')){here()}"
         )
-    _movable.add(dtype)
+    movable.add(dtype)
 
 
 def has_splits(split_sizes: Sequence[int] | np.ndarray | None) -> bool:
@@ -226,7 +246,7 @@ def splits(
                 f"pass {argument}_split_sizes{here()}"
             )
         return [shape[0] // ranks * row] * ranks
-    counts = [int(count) for count in given]
+    counts = [integer(f"{operation}: an entry of {argument}_split_sizes", count) for count in given]
     if len(counts) != ranks or min(counts) < 0 or sum(counts) != shape[0]:
         raise ValueError(
             f"{operation}: {argument}_split_sizes is {counts}; expected {ranks} non-negative numbers "

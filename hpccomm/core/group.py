@@ -1,120 +1,151 @@
-"""ProcessGroup: its members, its backends, its life, and what is in flight."""
+"""ProcessGroup: its members, its life, and the one door that each of its operations passes."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from typing import Any, NoReturn, cast
 
-from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, here
-from .backend import Backend, BackendConfig, BackendOptions, DeviceMap, create_backend
+from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
+from ..process import mpi_library
+from . import calls, checks, registry
+from .backend import Backend, FastPath
+from .by_name import by_name
+from .calls import Call
+from .hooks import Hook, Operation, RemovableHandle
+from .operation_list import OPERATIONS, START
 from .operations import Operations
+from .options import DEFAULT_TIMEOUT, BackendOptions, Membership
 from .persistent_work import PersistentWork
-from .tuning import Tuning
+from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, is_custom
 from .work import CompletedWork, Work, WorkStatus, as_seconds
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-DEFAULT_TIMEOUT = timedelta(minutes=30)
 MESSAGES = ("send", "recv", "sendrecv")  # every other operation keeps the order of its group
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
+SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
+STEPS_ASIDE = FastPath()
 
 
 class ProcessGroup(Operations):
     """A set of ranks that communicate, with a private MPI communicator and one backend per device.
 
     Programs get one from :func:`init_process_group` or :func:`new_group` and pass it to the functions of
-    `hpccomm`. Its methods of those names (in :class:`Operations`) count ranks *in the group*; each checks its
-    arguments, picks the backend of the arrays' device, calls it, and hands what it returned to `_launched`.
+    `hpccomm`; libraries make one on a communicator of their own by :meth:`on`. Its methods of those names (in
+    :class:`Operations`) count ranks *in the group*.
 
     As a context manager it is destroyed at the end of the block.
-
-    Attributes
-    ----------
-    rank : int
-        This process's rank in the group.
-    size : int
-        How many ranks there are.
-    ranks : tuple of int
-        The global rank of each member.
-    comm : mpi4py.MPI.Intracomm
-        The group's private communicator. Traffic of your own on it would mix with hpccomm's: duplicate it first.
-    config : BackendConfig
-    timeout : timedelta
-        What monitored_barrier and destroy allow, and what creators of backends are told.
-    name : str
-    description : str
-    device_id : int, "auto" or None
-        What init_process_group was told of this rank's GPU.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.attach(rank, size)
-
-    def attach(
-        self,
-        rank: int,
-        size: int,
-        *,
-        ranks: Sequence[int] | None = None,
-        comm: MPI.Intracomm | None = None,
-        config: BackendConfig | None = None,
-        tuning: Tuning | None = None,
-        timeout: timedelta = DEFAULT_TIMEOUT,
-        name: str = "",
-        description: str = "",
-        device_id: int | Literal["auto"] | None = None,
-    ) -> ProcessGroup:
-        """Give the group its members and its communicator; called by `world`, and returns the group."""
-        self.rank = rank
-        self.size = size
-        self.ranks = tuple(range(size) if ranks is None else ranks)
+    def __init__(self, rank: int, size: int, **fields: Any) -> None:
+        super().__init__(rank, size, **fields)
         self._group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
-        self.comm = comm
-        self.config = config or BackendConfig()
-        self.tuning = tuning or Tuning()
-        self.timeout = timeout
-        self.name = name
-        self.description = description
-        self.device_id = device_id
-        self._backends: DeviceMap = _LazyBackends(self)
+        self._backends: dict[str, Backend] = _LazyBackends(self)
+        self._fast_path = self._fast = STEPS_ASIDE  # that of the host's backend; and the one to ask
+        self._hooks: tuple[Hook, ...] = ()
+        self._block: Any = None  # the coalescing() block that collects
         self._sequence = 0
         self._in_flight: dict[Work, None] = {}  # insertion-ordered: the oldest first
         self._failed: list[Work] = []
         self._persistent: list[PersistentWork] = []
-        return self
+        self._owner: ProcessGroup = self  # the world, of the groups made from it
+        self._children: list[ProcessGroup] = []  # destroyed with it: those that it owns
+        self._leaving: Any = None  # the barrier at the end, once begun
+        self._on_destroy: Callable[[ProcessGroup], None] | None = None
+
+    def __init_subclass__(cls) -> None:
+        """Let the operations that a class of the program's own overrides pass the door."""
+        super().__init_subclass__()
+        for name in OPERATIONS.keys() & vars(cls).keys():
+            setattr(cls, name, _through_the_door(name, vars(cls)[name]))
+
+    @classmethod
+    def on(
+        cls,
+        comm: Any,
+        *,
+        config: BackendConfig | str | None = None,
+        timeout: timedelta | float | None = None,
+        name: str = "",
+    ) -> ProcessGroup:
+        """Make a group of the ranks of an MPI communicator; it needs no :func:`init_process_group`.
+
+        For libraries that bring a communicator of their own. Every rank of `comm` calls it. The group's global ranks
+        are the ranks of `comm`.
+
+        Parameters
+        ----------
+        comm : mpi4py.MPI.Intracomm
+            It is duplicated, so that messages on it never mix with the group's.
+        config : BackendConfig or str, optional
+            Which backend serves which device, as for :func:`init_process_group`.
+        timeout : timedelta or float (seconds), optional
+            Default: 30 minutes.
+        name : str, optional
+            A name for messages.
+
+        Returns
+        -------
+        ProcessGroup
+            To be destroyed by its :meth:`destroy`, or the end of a ``with`` block.
+
+        Raises
+        ------
+        TypeError
+            `comm` is no intracommunicator.
+        ValueError
+            `config` or `timeout` makes no sense, or an environment variable HPCCOMM_* of rank 0 (on every rank).
+
+        Examples
+        --------
+        >>> from mpi4py import MPI
+        >>> with hc.ProcessGroup.on(MPI.COMM_SELF, name="mine") as group:
+        ...     x = np.array([1.0, 2.0])
+        ...     hc.all_reduce(x, group=group)
+        >>> x
+        array([1., 2.])
+        """
+        if not isinstance(config, BackendConfig):
+            config = BackendConfig(config)
+        duration = as_timedelta(timeout)
+        fields = mpi_library.membership(comm)
+        return make_group(Membership(**fields, config=config, timeout=duration, name=name or "group"))
 
     # -- members ---------------------------------------------------------------------------------
 
     def group_rank(self, global_rank: int) -> int:
         """Return the rank in this group of a global rank; ValueError if it is no member."""
         try:
-            return self._group_ranks[global_rank]
+            return self._group_ranks[checks.integer("global rank", global_rank)]
         except KeyError:
             raise ValueError(
-                f"rank {global_rank} is not a member of {self!r}, whose ranks are {_some(self.ranks)}{here()}"
+                f"rank {global_rank} is not a member of {self!r}, whose ranks are {some(self.ranks)}{here()}"
             ) from None
 
     def global_rank(self, group_rank: int) -> int:
         """Return the global rank of a rank of this group; ValueError if there is no such rank."""
-        return self.ranks[self._in_range("group rank", group_rank)]
+        return self.ranks[calls.rank(self, "group rank", group_rank)]
 
     def peer(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
         """Return the group rank that ``src=`` (a global rank) or ``group_src=`` (a group rank) names."""
-        if group_rank is None and global_rank in self._group_ranks:
+        if group_rank is None and type(global_rank) is int and global_rank in self._group_ranks:
             return self._group_ranks[global_rank]
         if global_rank is not None and group_rank is not None:
             raise ValueError(f"{operation}: both {argument} and group_{argument} are given; choose one{here()}")
         if group_rank is not None:
-            return self._in_range(f"{operation}: group_{argument}", group_rank)
+            return calls.rank(self, f"{operation}: group_{argument}", group_rank)
         if global_rank is None:
             raise ValueError(f"{operation}: neither {argument} nor group_{argument} is given{here()}")
+        number = checks.integer(f"{operation}: {argument}", global_rank)
+        if number in self._group_ranks:
+            return self._group_ranks[number]
         raise ValueError(
             f"{operation}: {argument} is {global_rank}, which is not in the group; "
-            f"its (global) ranks are {_some(self.ranks)}{here()}"
+            f"its (global) ranks are {some(self.ranks)}{here()}"
         )
 
     def root(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
@@ -123,25 +154,215 @@ class ProcessGroup(Operations):
             return 0
         return self.peer(operation, argument, global_rank, group_rank)
 
-    def _in_range(self, what: str, group_rank: int) -> int:
-        if not 0 <= group_rank < self.size:
-            raise ValueError(f"{what} is {group_rank}; expected 0 to {self.size - 1}{here()}")
-        return group_rank
+    def source(self, operation: str, global_rank: int | None, group_rank: int | None) -> int | None:
+        """As `peer` for the source of a message: None, which is any rank, where neither is given."""
+        if global_rank is None and group_rank is None:
+            return None
+        return self.peer(operation, "src", global_rank, group_rank)
+
+    # -- the one door ----------------------------------------------------------------------------
+
+    def _run(self, call: Call, async_op: bool, step: Callable[[], Any] | None = None) -> Work | None:
+        """Do an operation whose arguments have been checked: every one of the group passes here.
+
+        It is the backend's method of that name, or `step`, for one that is more than a call of one backend.
+        """
+        name, device, result, arguments = call
+        if self._block is not None and self._block.is_of_this_thread():
+            self._block.collect(call, async_op)
+            return None
+        backend = self._backends[device]
+        self._sequence += 1
+        operation = self._begin(call, async_op) if self._hooks else None
+        try:
+            outcome: Any = getattr(backend, name)(*arguments, async_op) if step is None else step()
+        except Exception as error:
+            self._raise(backend.translate_error(name, error), error, operation)
+        if async_op or isinstance(outcome, Work):
+            work: Work | None = self._track(name, result, outcome or CompletedWork(), async_op, operation)
+            return work
+        if operation is not None:
+            operation.end()
+        return outcome  # type: ignore[no-any-return]  # None; of a receive: the sender's rank
+
+    def _track(self, name: str, result: Any, work: Work, async_op: bool, operation: Operation | None) -> Any:
+        """Number the Work of an operation that has begun, and keep it, and through it its arrays, while in flight."""
+        work.op_type = name
+        work.sequence_number = self.sequence_number
+        work._result = result
+        work.group = self
+        if not async_op:  # a backend that has only asynchronous operations
+            try:
+                work.wait()
+            except Exception as error:
+                self._raise(error, error, operation)
+            if operation is not None:
+                operation.end()
+            return work._source
+        work._operation = operation
+        if name in MESSAGES:
+            work.keeps_its_place = False
+        self._in_flight[work] = None
+        if len(self._in_flight) > REAP_ABOVE or work.is_let_go_at_once:
+            self._reap()
+        return work
+
+    @property
+    def sequence_number(self) -> int:
+        """How many operations of this group this rank has begun."""
+        return self._sequence + self._fast_path.count
+
+    def _forget(self, work: Work) -> None:
+        """Let go of a Work that has ended; called by the Work, maybe by several threads."""
+        if self._in_flight.pop(work, work) is not None:  # another thread has done it
+            return
+        if work._status is WorkStatus.FAILED:
+            self._failed.append(work)
+        if work._operation is not None:
+            try:
+                work._operation.end(work._exception)
+            except Exception:  # this may be anybody's thread
+                logging.getLogger("hpccomm").exception("a hook of %r raised at the end of %r", self, work)
+
+    def _reap(self) -> None:
+        """Let go of completed works that the program has dropped, from the oldest on."""
+        while True:
+            try:
+                oldest = next(iter(self._in_flight))
+            except (StopIteration, RuntimeError):  # none left, or another thread has just let go of one
+                return
+            # A Future has the progress thread, which keeps the order of its callbacks.
+            if oldest._future is not None or not oldest.is_completed():
+                return
+            self._in_flight.pop(oldest, None)
+
+    # -- hooks -----------------------------------------------------------------------------------
+
+    def register_hook(self, hook: Hook) -> RemovableHandle:
+        """Let `hook` see every operation of this group on this rank, until the handle's ``remove()``.
+
+        ``hook.begin(operation)`` is called before the transport is, ``hook.end(operation)`` when the operation has
+        ended; each gets the same :class:`Operation`. While a hook is registered, small operations take the long way.
+
+        Parameters
+        ----------
+        hook : object
+            With the methods `begin` and `end` of :class:`Hook`.
+
+        Returns
+        -------
+        RemovableHandle
+
+        Examples
+        --------
+        >>> class Names:
+        ...     def begin(self, operation):
+        ...         print("begin", operation.name, operation.sequence_number, operation.nbytes)
+        ...     def end(self, operation):
+        ...         print("end", operation.name, operation.error)
+        >>> group = hc.new_group()
+        >>> with group.register_hook(Names()):
+        ...     hc.all_reduce(np.ones(4), group=group)
+        begin all_reduce 1 32
+        end all_reduce None
+        """
+        self._hooks = (*self._hooks, hook)
+        self._choose_fast_path()
+        return RemovableHandle(functools.partial(self._remove_hook, hook))
+
+    def _remove_hook(self, hook: Hook) -> None:
+        self._hooks = tuple(each for each in self._hooks if each is not hook)
+        self._choose_fast_path()
+
+    def _begin(self, call: Call, async_op: bool) -> Operation:
+        name, device, _, arguments = call
+        described = dict(zip(OPERATIONS[name.removesuffix(START)].arguments, arguments))
+        operation = Operation(self, name, self.sequence_number, device, async_op, described, self._hooks)
+        operation.begin()
+        return operation
+
+    def _raise(self, error: Exception, cause: Exception, operation: Operation | None) -> NoReturn:
+        """Raise what went wrong in an operation, in the words of the transport."""
+        if operation is not None:
+            operation.end(error)
+        if error is cause:
+            raise error
+        raise error from cause
+
+    def _choose_fast_path(self) -> None:
+        """Let the fast path step aside while a hook listens, a block collects, or the group is destroyed."""
+        steps_aside = self._hooks or self._block is not None or self.is_destroyed
+        self._fast = STEPS_ASIDE if steps_aside else self._fast_path
+
+    # -- persistent operations -------------------------------------------------------------------
+
+    def _set_up(self, call: Call) -> PersistentWork:
+        """Set up the persistent form of an operation whose arguments have been checked."""
+        name, device, result, arguments = call
+        if self._block is not None and self._block.is_of_this_thread():
+            raise DistError(f"{name}_init: not inside a coalescing() block{here()}")
+        backend = self._backends[device]
+        try:
+            work = backend.persistent(name, *arguments)
+        except Exception as error:
+            self._raise(backend.translate_error(f"{name}_init", error), error, None)
+        work.group = self
+        work.op_type = name
+        work.output = result
+        work.call = f"{name}{START}", device, work, arguments
+        self._persistent.append(work)
+        return work
+
+    def _start(self, work: PersistentWork) -> None:
+        """Begin a persistent operation: an operation of its own each time."""
+        name, device, _, _ = work.call
+        if self._block is not None and self._block.is_of_this_thread():
+            self._block.refuse(name)
+        backend = self._backends[device]
+        self._sequence += 1
+        work._operation = operation = self._begin(work.call, False) if self._hooks else None
+        try:
+            work.begin()
+        except Exception as error:
+            self._raise(backend.translate_error(name, error), error, operation)
 
     # -- life ------------------------------------------------------------------------------------
 
     def destroy(self) -> None:
         """Finish what is in flight, free the backends and the communicator. Every rank of the group calls it.
 
-        Afterwards every operation on the group is refused. Raises DistTimeoutError, and destroys nothing, if an
-        operation is still in flight after the group's timeout (a receive that nobody sends to, for example:
-        `Work.abort` takes it back). A group that is destroyed already is left alone.
+        Groups made from it are destroyed first. Afterwards every operation on the group is refused. Messages that
+        nobody has received are dropped, with a warning. A group that is destroyed already is left alone.
+
+        Raises
+        ------
+        DistTimeoutError
+            An operation is still in flight after the group's timeout (a receive that nobody sends to, for example:
+            `Work.abort` takes it back), or another rank has not called it by then. The group is not destroyed.
+        DistError
+            Inside a coalescing() block.
         """
         if self.is_destroyed:
             return
-        if self._backends.collecting:
+        if self._block is not None:
             raise DistError(f"destroy of {self!r}: leave its coalescing() block first{here()}")
+        for child in list(self._children):
+            child.destroy()
         deadline = time.monotonic() + as_seconds(self.timeout)
+        self._finish(deadline)
+        if self.comm is not None:
+            self._meet(deadline)
+        for backend in self._backends.values():
+            backend.close()
+        self._backends = _Destroyed(self)
+        self._choose_fast_path()
+        if self.comm is not None:
+            mpi_library.free(self.comm, repr(self), self.largest_tag)
+        if self._on_destroy is not None:
+            self._on_destroy(self)
+
+    def _finish(self, deadline: float) -> None:
+        """Wait for what is in flight, and tell of what has failed without anybody looking."""
         for work in list(self._in_flight):
             try:
                 work.wait(max(0.0, deadline - time.monotonic()))
@@ -151,15 +372,26 @@ class ProcessGroup(Operations):
                 work.error_was_seen = False
         for work in self._failed:
             if not work.error_was_seen:  # the program dropped this Work, and with it its error
-                warnings.warn(f"{work!r}: {work._exception}", RuntimeWarning, stacklevel=3)
+                warnings.warn(f"{work!r}: {work._exception}", RuntimeWarning, stacklevel=4)
+        self._failed.clear()
         for persistent in list(self._persistent):
             persistent.wait(max(0.0, deadline - time.monotonic()))
             persistent.free()
-        for backend in self._backends.values():
-            backend.close()
-        self._backends = _Destroyed(self)
-        if self.comm is not None:
-            self.comm.Free()
+
+    def _meet(self, deadline: float) -> None:
+        """Wait until every rank destroys the group: nothing collective begins before that."""
+        request = self._leaving or self.comm.Ibarrier()  # type: ignore[union-attr]
+        deadline = max(deadline, time.monotonic() + SHORTEST_MEETING)
+        pause = 0.0
+        while not request.Test():
+            if time.monotonic() > deadline:
+                self._leaving = request  # for the next try
+                raise DistTimeoutError(
+                    f"destroy of {self!r}: other ranks have not called it after {as_seconds(self.timeout):g} s; every "
+                    f"rank of the group has to{here()}"
+                )
+            time.sleep(pause)
+            pause = min(pause + 1e-6, 1e-3)
 
     @property
     def is_destroyed(self) -> bool:
@@ -181,67 +413,28 @@ class ProcessGroup(Operations):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Destroying is collective: a rank that is on its way out with an error would wait for ranks that never come.
         if kind is None:
-            from ..world import destroy_process_group
-
-            destroy_process_group(self)
+            self.destroy()
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}>"
 
-    # -- the one place that every operation passes -----------------------------------------------
+    # -- backends --------------------------------------------------------------------------------
 
-    def _launched(self, operation: str, outcome: Any, result: Any, async_op: bool) -> Work | None:
-        """Number the operation that a backend has begun, and keep its Work and its arrays alive while in flight."""
-        self._sequence += 1
-        if outcome is None and not async_op:
-            return None
-        if not isinstance(outcome, Work):
-            if not async_op:
-                return cast("Work | None", outcome)  # of a receive: the sender's rank
-            outcome = CompletedWork()
-        outcome.op_type = operation
-        outcome.sequence_number = self._sequence
-        outcome._result = result
-        outcome.group = self
-        if not async_op:  # a backend that has only asynchronous operations
-            outcome.wait()
-            return cast("Work | None", outcome._source)
-        if operation in MESSAGES:
-            outcome.keeps_its_place = False
-        self._in_flight[outcome] = None
-        if len(self._in_flight) > REAP_ABOVE or outcome.is_let_go_at_once:
-            self._reap()
-        return cast("Work | None", outcome)
-
-    def _forget(self, work: Work) -> None:
-        if self._in_flight.pop(work, work) is None and work._status is WorkStatus.FAILED:  # it was there
-            self._failed.append(work)
-
-    def _reap(self) -> None:
-        """Let go of completed works that the program has dropped, from the oldest on."""
-        while True:
-            try:
-                oldest = next(iter(self._in_flight))
-            except (StopIteration, RuntimeError):  # none left, or another thread has just let go of one
-                return
-            # A Future has the progress thread, which keeps the order of its callbacks.
-            if oldest._future is not None or not oldest.is_completed():
-                return
-            self._in_flight.pop(oldest, None)
-
-    def _any_backend(self) -> Backend:
-        """Return the backend for operations without arrays: the host's, where the group has one."""
+    def _any_device(self) -> str:
+        """Return the device whose backend does operations without arrays: the host's, where the group has one."""
         devices = self.config.device_map
-        return self._backends["cpu" if "cpu" in devices else next(iter(devices))]
+        return "cpu" if "cpu" in devices else next(iter(devices))
 
     def _make_backend(self, device: str) -> Backend:
+        if device == OBJECTS:
+            return cast("Backend", by_name(OBJECT_TRANSPORT)(self._options_for(device)))
         name = self.config.device_map.get(device)
         if name is None:
             raise DistError(
                 f"{self!r} has no backend for {device} arrays; start with "
                 f"init_process_group('{self.config},{device}:...') or backend=None{here()}"
             )
-        backend = create_backend(name, self._options_for(device))
+        backend = _created(name, self._options_for(device))
         if not isinstance(backend, Backend):
             raise UnsupportedOperationError(
                 f"backend {name!r} makes whole process groups, which can't serve {device} arrays beside "
@@ -250,22 +443,85 @@ class ProcessGroup(Operations):
         return backend
 
     def _options_for(self, device: str) -> BackendOptions:
-        return BackendOptions(
-            store=None,
-            rank=self.rank,
-            size=self.size,
-            timeout=self.timeout,
-            ranks=self.ranks,
-            group_name=self.name,
-            device=device,
-            comm=self.comm,
-            tuning=self.tuning,
-            device_id=self.device_id,
-        )
+        return BackendOptions(**_fields(self), device=device)
 
 
-class _LazyBackends(DeviceMap):
-    """The usual device map: a backend is made when the first array of its device comes along."""
+def make_group(membership: Membership) -> ProcessGroup:
+    """Make a group; a custom backend that is alone in its configuration may bring one of its own class."""
+    fields = _fields(membership)
+    group = ProcessGroup(**fields)
+    names = set(group.config.device_map.values())
+    if len(names) == 1 and is_custom(*names):
+        (name,), device = names, next(iter(group.config.device_map))
+        made = _created(name, group._options_for(device))
+        if isinstance(made, ProcessGroup):
+            group = made
+            ProcessGroup.__init__(group, **fields)
+            group._backends.update(dict.fromkeys(group.config.device_map, _NotOverridden(group, name)))
+        else:
+            group._backends[device] = made
+    return group
+
+
+def as_timedelta(timeout: timedelta | float | None, default: timedelta = DEFAULT_TIMEOUT) -> timedelta:
+    """Return the timeout of a group; ValueError or TypeError if it is none."""
+    if timeout is None:
+        return default
+    seconds = as_seconds(timeout)
+    if not seconds > 0:
+        raise ValueError(f"timeout is {timeout}; expected a positive timedelta or number of seconds{here()}")
+    return timedelta(seconds=min(seconds, timedelta.max.total_seconds() / 2))
+
+
+def some(ranks: Sequence[int]) -> str:
+    """Name some ranks of maybe very many."""
+    return ", ".join(map(str, ranks)) if len(ranks) <= 16 else f"{', '.join(map(str, ranks[:8]))} ... {ranks[-1]}"
+
+
+def _fields(membership: Membership) -> dict[str, Any]:
+    return {name: getattr(membership, name) for name in Membership.__dataclass_fields__}
+
+
+def _created(name: str, options: BackendOptions) -> Backend | ProcessGroup:
+    """Call the creator of a backend."""
+    row = registry.REGISTRY[name]
+    try:
+        creator = row.load()
+    except (ImportError, AttributeError) as error:
+        raise DistBackendError(
+            f"the {name!r} backend, which serves {options.device} arrays, can't be loaded: {error}{here()}"
+        ) from error
+    if row.extended_api:
+        made = creator(options, None)
+    else:
+        made = creator(options.store, options.rank, options.size, options.timeout)
+    if isinstance(made, Backend):
+        if type(made).name == Backend.name:
+            made.name = name
+        return made
+    if isinstance(made, ProcessGroup):
+        return made
+    raise TypeError(f"the creator of backend {name!r} returned {made!r}; expected a Backend or a ProcessGroup{here()}")
+
+
+def _through_the_door(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a group's own operation `name` as one that hooks see; it sees to its arguments itself."""
+    signature = inspect.signature(override)
+
+    @functools.wraps(override)
+    def operation(group: ProcessGroup, *arguments: Any, **options: Any) -> Any:
+        bound = signature.bind(group, *arguments, **options)
+        async_op = bool(bound.arguments.get("async_op", False))
+        spec = OPERATIONS[name]
+        described = tuple(bound.arguments.get(argument) for argument in spec.arguments)
+        call = name, group._any_device(), bound.arguments.get("array"), described
+        return group._run(call, async_op, functools.partial(override, group, *arguments, **options))
+
+    return operation
+
+
+class _LazyBackends(dict[str, Backend]):
+    """The backends by device; each is made when the first array of its device comes along."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
@@ -273,12 +529,13 @@ class _LazyBackends(DeviceMap):
     def __missing__(self, device: str) -> Backend:
         self[device] = backend = self._group._make_backend(device)
         if device == "cpu":
-            self.fast = backend.fast_path
+            self._group._fast_path = backend.fast_path
+            self._group._choose_fast_path()
         return backend
 
 
-class _Destroyed(DeviceMap):
-    """The device map of a destroyed group."""
+class _Destroyed(dict[str, Backend]):
+    """The backends of a destroyed group."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._name = group.name
@@ -287,5 +544,14 @@ class _Destroyed(DeviceMap):
         raise DistError(f"the process group {self._name!r} has been destroyed; make another one{here()}")
 
 
-def _some(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks)) if len(ranks) <= 16 else f"{', '.join(map(str, ranks[:8]))} ... {ranks[-1]}"
+class _NotOverridden(Backend):
+    """What serves the operations that a ProcessGroup of the program's own class leaves to the base class."""
+
+    def __init__(self, group: ProcessGroup, name: str) -> None:
+        super().__init__(group.rank, group.size)
+        self.name = name
+        self._group = group
+
+    @property
+    def implementation(self) -> str:
+        return type(self._group).__name__

@@ -2,42 +2,78 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
 
 from ..errors import here
-from .group import ProcessGroup
+from .group import ProcessGroup, some
+from .operation_list import OPERATIONS
+from .options import DEFAULT_TIMEOUT
+from .persistent_work import PersistentWork
+from .registry import BackendConfig
+from .work import CompletedWork
+
+Group: TypeAlias = "ProcessGroup | NonMember"
 
 
 class NonMember:
-    """What `new_group` returns on a rank outside the group: every operation on it warns once and returns None."""
+    """What `new_group` returns on a rank outside the group.
+
+    Every operation on it does nothing: the first one warns, by its name, and each returns None, or with
+    ``async_op=True`` a Work that is done.
+
+    Attributes
+    ----------
+    rank, size : int
+        -1, as in c10d.
+    ranks : tuple of int
+        The global ranks of the members; empty where this rank can't know them (after `split_group`).
+    name : str
+    config : BackendConfig
+    """
 
     rank = -1
     size = -1
+    comm = None
+    is_destroyed = False
+    sequence_number = 0
+    description = ""
+    timeout: timedelta = DEFAULT_TIMEOUT
 
-    def __init__(self, ranks: Sequence[int] = (), name: str = "") -> None:
+    def __init__(self, ranks: Sequence[int] = (), name: str = "", config: BackendConfig | None = None) -> None:
         self.ranks = tuple(ranks)
         self.name = name
-        self._warned = False
+        self.config = config or BackendConfig()
+        self._has_warned = False
 
-    def __getattr__(self, operation: str) -> Callable[..., None]:
-        if operation.startswith("_") or not hasattr(ProcessGroup, operation):
-            raise AttributeError(operation)
+    def says_no(self, operation: str, stacklevel: int = 3) -> None:
+        """Warn, once for this group, that `operation` does nothing on this rank."""
+        if not self._has_warned:
+            self._has_warned = True
+            message = f"{operation}: this rank is not in {self!r}; nothing is done{here()}"
+            warnings.warn(message, RuntimeWarning, stacklevel=stacklevel + 1)
 
-        def nothing(*_: object, **__: object) -> None:
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"{operation}: this rank is not in {self!r}; nothing is done{here()}", RuntimeWarning, stacklevel=3
-                )
+    def group_rank(self, global_rank: int) -> int:
+        """Return the rank in the group of a global rank; ValueError if it is no member."""
+        if global_rank not in self.ranks:
+            raise ValueError(f"rank {global_rank} is not a member of {self!r} ({some(self.ranks)}){here()}")
+        return self.ranks.index(global_rank)
 
-        return nothing
+    def global_rank(self, group_rank: int) -> int:
+        """Return the global rank of a rank of the group; ValueError if there is no such rank."""
+        if not 0 <= group_rank < len(self.ranks):
+            raise ValueError(f"group rank is {group_rank}; {self!r} has {len(self.ranks)} ranks{here()}")
+        return self.ranks[group_rank]
 
     def peer(self, *_: object) -> int:
         """Return a rank that nothing is sent to."""
         return -1
 
-    root = peer
+    root = source = peer
 
     def destroy(self) -> None:
         """Do nothing: there is nothing to destroy on this rank."""
@@ -56,3 +92,36 @@ class NonMember:
 
     def __repr__(self) -> str:
         return f"<NonMember of {self.name!r}>"
+
+
+class _NothingToStart(PersistentWork):
+    """The persistent operation of a rank outside its group."""
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def free(self) -> None:
+        """Do nothing."""
+
+
+def _nothing(name: str) -> Callable[..., Any]:
+    """Return the method of NonMember that stands for an operation of ProcessGroup."""
+    method = getattr(ProcessGroup, name)
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def operation(group: NonMember, *arguments: Any, **options: Any) -> Any:
+        group.says_no(name)
+        if name.endswith("_init"):
+            return _NothingToStart()
+        is_async = signature.bind(group, *arguments, **options).arguments.get("async_op", False)
+        return CompletedWork() if is_async else None
+
+    return operation
+
+
+for _spec in OPERATIONS.values():
+    for _name in (_spec.name, f"{_spec.name}_init"):
+        if hasattr(ProcessGroup, _name):
+            setattr(NonMember, _name, _nothing(_name))
+NonMember.peer_view = _nothing("peer_view")  # type: ignore[attr-defined]

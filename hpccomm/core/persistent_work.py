@@ -5,10 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import DistError, DistTimeoutError, here
 from .work import as_seconds
+
+if TYPE_CHECKING:
+    from .calls import Call
+    from .group import ProcessGroup
+    from .hooks import Operation
 
 
 class PersistentWork:
@@ -29,7 +34,9 @@ class PersistentWork:
 
     op_type = ""
     output: Any = None
-    forget: Callable[[PersistentWork], None] | None = None  # how its group lets go of it
+    group: ProcessGroup | None = None  # frees it when it is destroyed
+    call: Call  # what the door is told of each start
+    _operation: Operation | None = None  # what hooks know it by
     _active = False
     _freed = False
 
@@ -58,7 +65,10 @@ class PersistentWork:
         """
         if self._active or self._freed:
             self.refuse_to_start()
-        self.begin()
+        if self.group is None:
+            self.begin()
+        else:
+            self.group._start(self)
         self._active = True
 
     def refuse_to_start(self) -> NoReturn:
@@ -75,23 +85,36 @@ class PersistentWork:
             return True
         if timeout is not None:
             deadline = time.monotonic() + as_seconds(timeout)
-            while not self.poll():
+            while not self._ends(self.poll):
                 if time.monotonic() >= deadline:
                     raise DistTimeoutError(
                         f"{self.op_type}: not done after {as_seconds(timeout):g} s; it is still in flight{here()}"
                     )
                 time.sleep(0)
-            self._active = False
         else:
-            self._active = False  # also if it fails: then it has ended
-            self.block()
+            self._ends(self.block)
         return True
+
+    def _ends(self, advance: Callable[[], bool | None]) -> bool:
+        """Ask the transport; return whether the operation has ended, which it has also if that raises."""
+        try:
+            if advance() is False:
+                return False
+        except Exception as error:
+            self._ended(error)
+            raise
+        self._ended(None)
+        return True
+
+    def _ended(self, error: Exception | None) -> None:
+        self._active = False
+        operation, self._operation = self._operation, None
+        if operation is not None:
+            operation.end(error)
 
     def is_completed(self) -> bool:
         """Return whether the operation is done (or not started), without blocking."""
-        if self._active and self.poll():
-            self._active = False
-        return not self._active
+        return not self._active or self._ends(self.poll)
 
     def free(self) -> None:
         """Wait for it, and give back what it holds; it can't be started again. Freeing twice does nothing."""
@@ -99,8 +122,8 @@ class PersistentWork:
             self.wait()
             self._freed = True
             self.release()
-            if self.forget is not None:
-                self.forget(self)
+            if self.group is not None:
+                self.group._persistent.remove(self)
 
     def __enter__(self) -> PersistentWork:
         return self

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ..errors import here
 from .arrays import locate
+from .backend import Backend
+from .by_name import by_name
+from .calls import Call
+from .options import Membership
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 from .work import Work
 
-if TYPE_CHECKING:
-    from .operations import Operations
 
+def all_reduce(
+    group: Membership, backends: Mapping[str, Backend], matrix: Any, op: ReduceOpLike, async_op: bool
+) -> tuple[Call, Callable[[], Work | None]]:
+    """Return the operation that sums `matrix` over the ranks, in place: the call, checked, and how it is done.
 
-def all_reduce(group: Operations, matrix: Any, op: ReduceOpLike, async_op: bool) -> Work | None:
-    """Sum `matrix` over the ranks, in place: everybody's entries are gathered and added in rank order.
-
-    On the host every rank adds the same numbers in the same order, so all end with bitwise the same matrix; the order
-    on GPUs is CuPy's. With `async_op` the exchange of the entry counts still waits for the other ranks.
+    Everybody's entries are gathered and added in rank order. On the host every rank adds the same numbers in the same
+    order, so all end with bitwise the same matrix; the order on GPUs is CuPy's. Also with `async_op` the exchange of
+    the entry counts waits for the other ranks.
     """
     if as_reduce_op("all_reduce", op) is not ReduceOp.SUM:
         raise ValueError(f"all_reduce: sparse matrices can only be summed, not reduced with {op!r}{here()}")
@@ -32,59 +38,39 @@ def all_reduce(group: Operations, matrix: Any, op: ReduceOpLike, async_op: bool)
         raise ValueError(f"all_reduce: the sparse array has {matrix.ndim} dimension(s); expected 2{here()}")
     if matrix.dtype.kind not in "biufc":
         raise TypeError(f"all_reduce: SUM is not defined for a sparse matrix of dtype {matrix.dtype}{here()}")
+    device, _ = locate("all_reduce", "array.data", matrix.data)
+    call = "all_reduce_sparse", device, matrix, (matrix, ReduceOp.SUM)
+    sums = by_name("hpccomm.cuda.sparse:all_reduce") if device == "cuda" else _all_reduce
+    return call, partial(sums, group, backends, matrix, async_op)
 
-    if _is_cupyx(matrix):
-        return _all_reduce_on_gpu(group, matrix, async_op)
 
+def _all_reduce(group: Membership, backends: Mapping[str, Backend], matrix: Any, async_op: bool) -> Work | None:
     entry = np.dtype([("row", np.int64), ("column", np.int64), ("value", matrix.dtype)])
     coordinates = matrix.tocoo()
     mine = np.empty(coordinates.nnz, entry)
     mine["row"], mine["column"], mine["value"] = coordinates.row, coordinates.col, coordinates.data
-    counts = np.empty(group.size, np.int64)
-    group.all_gather_single(counts, np.array([mine.size], np.int64), False)
+    counts = counts_of_all(group, backends, mine.size)
     everybody = np.empty(counts.sum(), entry)
     parts = np.split(everybody, np.cumsum(counts)[:-1])
-
-    work = group.all_gather(parts, mine, async_op)
-    if work is None:
-        _assign(matrix, everybody)
-        return None
-    work.finish_with(lambda: _assign(matrix, everybody), matrix)
-    return work
+    work = backends["cpu"].all_gather(parts, mine, async_op)
+    return finished(work, partial(_assign, matrix, everybody), matrix)
 
 
-def _is_cupyx(matrix: Any) -> bool:
-    """Whether the entries are on a GPU: their dtype has no room for rows and columns beside the values."""
-    return locate("all_reduce", "array.data", matrix.data)[0] == "cuda"
-
-
-def _all_reduce_on_gpu(group: Operations, matrix: Any, async_op: bool) -> Work | None:
-    """Gather everybody's rows, columns and values as three arrays, and add up the entries on each GPU."""
-    from ..cuda import seam
-
-    runtime = seam.runtime()
-    coordinates = matrix.tocoo()
-    mine = [coordinates.row, coordinates.col, coordinates.data]
-    device = matrix.data.data.device_id
-    stream = runtime.current_stream(device)
+def counts_of_all(group: Membership, backends: Mapping[str, Backend], count: int) -> np.ndarray:
+    """Return how many entries each rank has."""
     counts = np.empty(group.size, np.int64)
-    group.all_gather_single(counts, np.array([coordinates.data.size], np.int64), False)
-    everybody = [runtime.empty((int(counts.sum()),), each.dtype, device, stream) for each in mine]
-    ends = np.cumsum(counts)
-    outputs = [
-        [each[end - count : end] for each in everybody]
-        for count, end in zip(counts.tolist(), ends.tolist(), strict=True)
-    ]
+    work = backends["cpu"].all_gather_single(counts, np.array([count], np.int64), False)
+    if work is not None:  # of a backend that has only asynchronous operations
+        work.wait()
+    return counts
 
-    def assign() -> None:
-        rows, columns, values = everybody
-        runtime.sum_entries(matrix, rows, columns, values, device, runtime.current_stream(device))
 
-    work = group.all_gather_coalesced(outputs, mine, async_op)
+def finished(work: Work | None, step: Callable[[], None], result: Any) -> Work | None:
+    """Do `step` at the end of an operation: now, or as the last part of its Work."""
     if work is None:
-        assign()
-        return None
-    work.finish_with(assign, matrix)
+        step()
+    else:
+        work.finish_with(step, result)
     return work
 
 

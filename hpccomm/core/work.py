@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator
 from datetime import timedelta
-from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, here
@@ -15,6 +16,7 @@ from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, her
 if TYPE_CHECKING:
     from .future import Future
     from .group import ProcessGroup
+    from .hooks import Operation
 
 
 class WorkStatus(enum.Enum):
@@ -64,6 +66,7 @@ class Work:
     _source: int | None = None  # the group rank that a message came from
     _callbacks: list[Callable[[Work], None]] | None = None
     _future: Future | None = None
+    _operation: Operation | None = None  # what hooks know it by
 
     def __init__(self, finish: Callable[[], None] | None = None) -> None:
         self._finish = finish  # what is left to do when the transport is done: unpack, divide ...
@@ -182,13 +185,17 @@ class Work:
             if self._future is not None:
                 return self._future
             self._future = future = Future()
+            future.set_running_or_notify_cancel()  # it is under way: cancel() says False
         self.add_done_callback(lambda work: _settle(future, work))
         if self._status is IN_FLIGHT:
             drive(self)  # and not a look here: an earlier operation's Future may still be on its way
         return future
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Call ``callback(self)`` when the operation ends, in the thread that notices; at once if it has ended."""
+        """Call ``callback(self)`` when the operation ends, in the thread that notices; at once if it has ended.
+
+        What it raises is logged (logger ``hpccomm``), and goes no further.
+        """
         with self._lock:
             if self._callbacks is None:
                 self._callbacks = []
@@ -200,7 +207,7 @@ class Work:
         with self._lock:
             first, self._result = self._finish, result
             if self._status is IN_FLIGHT:
-                self._finish = step if first is None else partial(_one_after_the_other, first, step)
+                self._finish = both(first, step)
                 return
         if self._status is COMPLETED:
             step()
@@ -221,7 +228,7 @@ class Work:
             if self._finish is not None:
                 self._finish()
         except Exception as error:
-            self._exception = self.explain(error)
+            self._exception = self.translate_error(error)
             if self._exception is not error:
                 self._exception.__cause__ = error
             self._status = WorkStatus.FAILED
@@ -229,7 +236,7 @@ class Work:
             self._status = COMPLETED
         self._finish = self.alive = None
 
-    def explain(self, error: Exception) -> Exception:
+    def translate_error(self, error: Exception) -> Exception:
         """Return the error that the program should see for what the transport raised."""
         return error
 
@@ -244,7 +251,10 @@ class Work:
                 callback = self._callbacks.pop(0)
             except IndexError:  # another thread took the last one
                 return
-            callback(self)
+            try:
+                callback(self)
+            except Exception:  # whose thread this is has nothing to do with it, and other callbacks wait
+                logging.getLogger("hpccomm").exception("a callback of %r raised", self)
 
 
 class CompletedWork(Work):
@@ -258,14 +268,56 @@ class CompletedWork(Work):
         """Return at once."""
 
 
-def as_seconds(timeout: timedelta | float) -> float:
-    """Return a timeout in seconds, whichever way it was given."""
-    return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+class JoinedWork(Work):
+    """Several Works as one, which is done when all of them are."""
+
+    def __init__(self, works: list[Work]) -> None:
+        super().__init__()
+        self.alive = works
+        self._works = works
+
+    def poll(self) -> bool:
+        """Return whether all are done; raise what went wrong in one of them."""
+        done = [work.is_completed() for work in self._works]  # a look at each lets it make progress
+        if not all(done):
+            return False
+        self.block()
+        return True
+
+    def block(self) -> None:
+        """Wait for all, also where one has failed; raise what went wrong in the first that has."""
+        errors = [error for work in self._works if (error := _error_of(work)) is not None]
+        if errors:
+            raise errors[0]
 
 
-def _one_after_the_other(first: Callable[[], None], second: Callable[[], None]) -> None:
-    first()
-    second()
+def _error_of(work: Work) -> Exception | None:
+    try:
+        work.wait()
+    except Exception as error:
+        return error
+    return None
+
+
+def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:
+    """Return a timeout in seconds, whichever way it was given; TypeError if it is no time."""
+    if isinstance(timeout, timedelta):
+        return timeout.total_seconds()
+    if not isinstance(timeout, Real) or isinstance(timeout, bool):
+        raise TypeError(f"{what} is {timeout!r}; expected a timedelta or a number of seconds{here()}")
+    return float(timeout)
+
+
+def both(first: Callable[[], None] | None, second: Callable[[], None] | None) -> Callable[[], None] | None:
+    """Return a function that calls `first`, then `second`; where one is None, the other."""
+    if first is None or second is None:
+        return first or second
+
+    def one_after_the_other() -> None:
+        first()
+        second()
+
+    return one_after_the_other
 
 
 def _settle(future: Future, work: Work) -> None:

@@ -12,11 +12,11 @@ from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
 
-from ..core.backend import Backend, BackendOptions
+from ..core.backend import Backend
+from ..core.options import BackendOptions
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work
 from ..errors import DistBackendError, UnsupportedOperationError, here
-from ..ranks import get_local_rank
 from . import seam
 from .packing import Packing
 
@@ -34,13 +34,14 @@ class StagedBackend(Backend):
     def __init__(self, options: BackendOptions, host: Backend) -> None:
         super().__init__(options.rank, options.size)
         self._device_id = options.device_id
+        self._local_rank = options.local_rank
         self._host = host
         self._runtime = seam.runtime()
         self._lanes: dict[int, Lane] = {}  # of each GPU
 
     def connect(self) -> None:
         if self._device_id is not None:
-            self._runtime.use_device(seam.device_of_rank(self._runtime, self._device_id, get_local_rank()))
+            self._runtime.use_device(seam.device_of_rank(self._runtime, self._device_id, self._local_rank))
 
     def _stage(self, *arrays: Any) -> Stage:
         """Begin an operation: copies wait for the current stream."""
@@ -200,9 +201,11 @@ class StagedBackend(Backend):
         for lane in self._lanes.values():
             lane.close()
 
-    def explain(self, operation: str, error: Exception) -> Exception:
+    def translate_error(self, operation: str, error: Exception) -> Exception:
         text = self._runtime.explain(error)
-        return error if text is None else DistBackendError(f"{operation}: CUDA reports {text}{here()}")
+        if text is None:
+            return self._host.translate_error(operation, error)
+        return DistBackendError(f"{operation}: CUDA reports {text}{here()}")
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(f"{operation}: not for GPU arrays over MPI; use a host array{here()}")

@@ -1,7 +1,7 @@
 """MPIBackend: every operation on host arrays, each a few lines around one call of mpi4py.
 
 The blocking and the non-blocking form of an MPI call differ in their first letter and in that the second
-returns a request; `_done` takes what either returned.
+returns a request; `done` takes what either returned. Large asynchronous collectives are blocking calls in a thread.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from ..core.backend import Backend, BackendOptions
+from ..core.backend import Backend
+from ..core.options import BackendOptions
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
-from ..core.work import Work
+from ..core.work import Work, both
 from ..errors import here
-from . import persistent, reductions, tags
-from .communication_thread import CommunicationThread, in_thread_if_large
+from . import persistent, reductions
+from .communication_thread import CommunicationThread
 from .datatypes import LARGEST_COUNT, message, parts
 from .fast_path import MPIFastPath
 from .layout import (
     Finish,
-    apart,
-    both,
     by_dtype,
-    deal,
-    for_reading,
-    for_writing,
     packed,
     packed_any,
+    recv_buffer,
+    send_buffer,
     size_of,
+    unaliased,
+    unpack_into,
     unpacked,
     unpacked_any,
 )
@@ -41,33 +41,10 @@ from .monitored_barrier import MonitoredBarrier
 from .segments import columns, segments
 from .shared_memory import SharedArrays
 from .small_all_reduce import SmallAllReduces
-from .works import MPIWork, ReceiveWork, as_backend_error, check_length
+from .works import ReceiveWork, SendReceiveWork, all_done, as_backend_error, done, joined, received
 
 IN_PLACE = MPI.IN_PLACE
 THREAD_MULTIPLE = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-
-
-def create(options: BackendOptions, _: Any) -> Backend:
-    """Make the backend of one device of one group; the creator that hpccomm registers as "mpi"."""
-    if options.device == "cpu":
-        return _create(options)
-    from .cuda_aware import cuda_awareness
-
-    if cuda_awareness().is_proven:
-        from .cuda_aware_backend import CudaAwareBackend
-
-        return CudaAwareBackend(options, _create(options))
-    from ..cuda.staged_backend import StagedBackend
-
-    return StagedBackend(options, _create(options))
-
-
-def _create(options: BackendOptions) -> MPIBackend:
-    if MPI.VERSION >= 4:
-        return MPIBackend(options)
-    from .large_counts import LargeCountMPIBackend
-
-    return LargeCountMPIBackend(options)
 
 
 class MPIBackend(Backend):
@@ -81,119 +58,132 @@ class MPIBackend(Backend):
             raise TypeError(f"the mpi backend needs a group with an MPI communicator{here()}")
         self._comm = options.comm
         self._tuning = replace(options.tuning, segment_bytes=min(options.tuning.segment_bytes, LARGEST_COUNT))
-        self.shared_arrays = SharedArrays(options.comm, options.tuning)
-        self._windows = self.shared_arrays.windows  # empty until the program makes a node-shared array
-        self.fast_path = MPIFastPath(options.comm, self._windows, self._tuning.segment_bytes)
-        self.thread = CommunicationThread(options.comm, lambda comm: type(self)(replace(options, comm=comm)))
-        self.thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
+        self._segment_bytes = self._tuning.segment_bytes
+        self._shared = SharedArrays(options.comm, options.tuning)
+        self._windows = self._shared.windows  # empty until the program makes a node-shared array
+        self.fast_path = MPIFastPath(options.comm, self._windows, self._segment_bytes)
+        self._thread = CommunicationThread(options.comm, lambda comm: type(self)(replace(options, comm=comm)))
+        self._thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
         self._scratch = np.empty(0)  # at most one segment
         self._small_all_reduces = SmallAllReduces(options.comm, options.tuning)
         self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks)
 
     # -- one array -------------------------------------------------------------------------------
 
-    @in_thread_if_large(argument=0)
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
-        buffer, finish = (for_reading(array), None) if root == self.rank else for_writing(array)
+        if async_op and array.nbytes >= self._thread_bytes:
+            return self._thread.launch("broadcast", array, root)
+        buffer, finish = (send_buffer(array), None) if root == self.rank else recv_buffer(array)
         call = self._comm.Ibcast if async_op else self._comm.Bcast
-        return _done(call(message(buffer), root), finish, buffer)
+        return done(call(message(buffer), root), finish, buffer)
 
-    @in_thread_if_large(argument=0)
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        if self._windows and not async_op and self.shared_arrays.all_reduce(array, op):
+        if async_op:
+            if array.nbytes >= self._thread_bytes:
+                return self._thread.launch("all_reduce", array, op)
+        elif self._windows and self._shared.all_reduce(array, op):
             return None
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iallreduce if async_op else self._comm.Allreduce
-        return _all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in self._segments(buffer)], finish, buffer)
+        if buffer.nbytes <= self._segment_bytes:
+            return done(call(IN_PLACE, (buffer, datatype), mpi_op), finish, buffer)
+        return all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in self._segments(buffer)], finish, buffer)
 
-    @in_thread_if_large(argument=0)
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
-        if self._windows and not async_op and self.shared_arrays.reduce(array, root, op):
+        if async_op:
+            if array.nbytes >= self._thread_bytes:
+                return self._thread.launch("reduce", array, root, op)
+        elif self._windows and self._shared.reduce(array, root, op):
             return None
         call = self._comm.Ireduce if async_op else self._comm.Reduce
         if self.rank != root:
-            sent = reductions.operand(array, op)
-            datatype, mpi_op = reductions.described(sent, op)
-            return _all_done([call((part, datatype), None, mpi_op, root) for part in self._segments(sent)], None, sent)
+            sent = reductions.reduction_input(array, op)
+            datatype, mpi_op = reductions.mpi_type_and_op(sent.dtype, op)
+            return all_done([call((part, datatype), None, mpi_op, root) for part in self._segments(sent)], None, sent)
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
-        return _all_done(
+        return all_done(
             [call(IN_PLACE, (part, datatype), mpi_op, root) for part in self._segments(buffer)], finish, buffer
         )
 
-    @in_thread_if_large(argument=0)
     def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
+        if async_op and array.nbytes >= self._thread_bytes:
+            return self._thread.launch("scan", array, op)
         buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iscan if async_op else self._comm.Scan
-        return _all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in self._segments(buffer)], finish, buffer)
+        return all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in self._segments(buffer)], finish, buffer)
 
-    @in_thread_if_large(argument=0)
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
+        if async_op and array.nbytes >= self._thread_bytes:
+            return self._thread.launch("exscan", array, op)
         # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
         output = array if self.rank else np.empty_like(array)
-        buffer, finish = reductions.receiver(output, op, self.size)
+        buffer, finish = reductions.reduction_output(output, op, self.size)
         if self.rank == 0:
             finish = None  # undefined values may not even convert
-        sent = apart(reductions.operand(array, op), buffer)
-        datatype, mpi_op = reductions.described(buffer, op)
+        sent = unaliased(reductions.reduction_input(array, op), buffer)
+        datatype, mpi_op = reductions.mpi_type_and_op(buffer.dtype, op)
         call = self._comm.Iexscan if async_op else self._comm.Exscan
         pairs = zip(self._segments(sent), self._segments(buffer), strict=True)
-        return _all_done(
+        return all_done(
             [call((part, datatype), (into, datatype), mpi_op) for part, into in pairs], finish, sent, buffer
         )
 
     def _segments(self, buffer: Any) -> Sequence[Any]:
-        return segments(buffer, self._tuning.segment_bytes)
+        return segments(buffer, self._segment_bytes)
 
     # -- one array from or to each rank ----------------------------------------------------------
 
-    @in_thread_if_large(argument=0)
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
-        buffer, finish = for_writing(output)
+        if async_op and output.nbytes >= self._thread_bytes:
+            return self._thread.launch("all_gather_single", output, array)
+        buffer, finish = recv_buffer(output)
         call = self._comm.Iallgather if async_op else self._comm.Allgather
-        sent = apart(array, output)
-        return _done(call(message(sent), message(buffer)), finish, sent, buffer)
+        sent = unaliased(array, output)
+        return done(call(message(sent), message(buffer)), finish, sent, buffer)
 
     def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
         flat, counts, finish = unpacked(outputs)
         call = self._comm.Iallgatherv if async_op else self._comm.Allgatherv
-        sent = for_reading(array)
-        return _done(call(message(sent), parts(flat, counts)), finish, sent, flat)
+        sent = send_buffer(array)
+        return done(call(message(sent), parts(flat, counts)), finish, sent, flat)
 
     def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
         call = self._comm.Igatherv if async_op else self._comm.Gatherv
-        sent = for_reading(array)
+        sent = send_buffer(array)
         if outputs is None:
-            return _done(call(message(sent), None, root), None, sent)
+            return done(call(message(sent), None, root), None, sent)
         flat, counts, finish = unpacked(outputs)
-        return _done(call(message(sent), parts(flat, counts), root), finish, sent, flat)
+        return done(call(message(sent), parts(flat, counts), root), finish, sent, flat)
 
     def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
-        buffer, finish = for_writing(output)
+        buffer, finish = recv_buffer(output)
         call = self._comm.Iscatterv if async_op else self._comm.Scatterv
         sent = None if inputs is None else packed(inputs)
-        return _done(call(sent and parts(*sent), message(buffer), root), finish, sent, buffer)
+        return done(call(sent and parts(*sent), message(buffer), root), finish, sent, buffer)
 
-    @in_thread_if_large(argument=1)
     def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        if self._windows and not async_op and self.shared_arrays.reduce_scatter_single(output, array, op):
+        if async_op:
+            if array.nbytes >= self._thread_bytes:
+                return self._thread.launch("reduce_scatter_single", output, array, op)
+        elif self._windows and self._shared.reduce_scatter_single(output, array, op):
             return None
-        sent = apart(reductions.operand(array, op), output)
-        buffer, finish = reductions.receiver(output, op, self.size)
-        datatype, mpi_op = reductions.described(buffer, op)
+        sent = unaliased(reductions.reduction_input(array, op), output)
+        buffer, finish = reductions.reduction_output(output, op, self.size)
+        datatype, mpi_op = reductions.mpi_type_and_op(buffer.dtype, op)
         if async_op or sent.nbytes <= self._tuning.reduce_scatter_bytes:
             call = self._comm.Ireduce_scatter_block if async_op else self._comm.Reduce_scatter_block
-            return _done(call((sent, datatype), (buffer, datatype), mpi_op), finish, sent, buffer)
-        for piece, target in columns(sent, buffer, self.size, self._tuning.segment_bytes):
+            return done(call((sent, datatype), (buffer, datatype), mpi_op), finish, sent, buffer)
+        for piece, target in columns(sent, buffer, self.size, self._segment_bytes):
             self._comm.Reduce_scatter_block((piece, datatype), (target, datatype), mpi_op)
-        return _done(None, finish)
+        return done(None, finish)
 
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         flat, counts = packed(inputs)
-        sent = reductions.operand(flat, op)
-        buffer, finish = reductions.receiver(output, op, self.size)
-        datatype, mpi_op = reductions.described(buffer, op)
+        sent = reductions.reduction_input(flat, op)
+        buffer, finish = reductions.reduction_output(output, op, self.size)
+        datatype, mpi_op = reductions.mpi_type_and_op(buffer.dtype, op)
         call = self._comm.Ireduce_scatter if async_op else self._comm.Reduce_scatter
-        return _done(call((sent, datatype), (buffer, datatype), counts, mpi_op), finish, sent, buffer)
+        return done(call((sent, datatype), (buffer, datatype), counts, mpi_op), finish, sent, buffer)
 
     def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
         sent, input_counts = packed(inputs)
@@ -205,15 +195,16 @@ class MPIBackend(Backend):
     ) -> Work | None:
         if output_counts is None or input_counts is None:
             return self._all_to_all_equal_parts(output, array, async_op)
-        buffer, finish = for_writing(output)
-        return self._exchange(apart(array, output), input_counts, buffer, output_counts, finish, async_op)
+        buffer, finish = recv_buffer(output)
+        return self._exchange(unaliased(array, output), input_counts, buffer, output_counts, finish, async_op)
 
-    @in_thread_if_large(argument=0)
     def _all_to_all_equal_parts(self, output: Any, array: Any, async_op: bool) -> Work | None:
+        if async_op and output.nbytes >= self._thread_bytes:
+            return self._thread.launch("all_to_all_single", output, array, None, None)
         call = self._comm.Ialltoall if async_op else self._comm.Alltoall
-        buffer, finish = for_writing(output)
-        sent = apart(array, output)
-        return _done(call(message(sent), message(buffer)), finish, sent, buffer)
+        buffer, finish = recv_buffer(output)
+        sent = unaliased(array, output)
+        return done(call(message(sent), message(buffer)), finish, sent, buffer)
 
     def _exchange(
         self,
@@ -225,12 +216,13 @@ class MPIBackend(Backend):
         async_op: bool,
     ) -> Work | None:
         call = self._comm.Ialltoallv if async_op else self._comm.Alltoallv
-        return _done(call(parts(sent, sent_counts), parts(received, received_counts)), finish, sent, received)
+        return done(call(parts(sent, sent_counts), parts(received, received_counts)), finish, sent, received)
 
     # -- many arrays in one message --------------------------------------------------------------
 
-    @in_thread_if_large(argument=0)
     def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
+        if async_op and self._is_large(arrays):
+            return self._thread.launch("all_reduce_coalesced", arrays, op)
         works: list[Work | None] = []
         finish: Finish = None
         for indices in by_dtype(arrays):
@@ -238,10 +230,13 @@ class MPIBackend(Backend):
             flat = np.concatenate(same, axis=None) if async_op else self._packed(same)
             works.append(self.all_reduce(flat, op, async_op))
             if async_op:
-                finish = both(finish, partial(deal, flat, same))
+                finish = both(finish, partial(unpack_into, flat, same))
             else:
-                deal(flat, same)
-        return _joined(works, finish)
+                unpack_into(flat, same)
+        return joined(works, finish)
+
+    def _is_large(self, arrays: list[Any]) -> bool:
+        return bool(sum(array.nbytes for array in arrays) >= self._thread_bytes)
 
     def _packed(self, arrays: list[Any]) -> Any:
         """Pack arrays of one dtype, for a blocking operation, into memory that the next one uses again."""
@@ -249,30 +244,33 @@ class MPIBackend(Backend):
         kept = self._scratch
         if kept.dtype != arrays[0].dtype or kept.size < size:
             kept = np.empty(size, arrays[0].dtype)
-            if kept.nbytes <= self._tuning.segment_bytes:
+            if kept.nbytes <= self._segment_bytes:
                 self._scratch = kept
         return np.concatenate(arrays, axis=None, out=kept[:size])
 
-    @in_thread_if_large(argument=0)
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
+        if async_op and self._is_large(arrays):
+            return self._thread.launch("broadcast_coalesced", arrays, root)
         flat, finish = (packed_any(arrays), None) if root == self.rank else unpacked_any(arrays)
-        return _joined([self.broadcast(flat, root, async_op)], finish)
+        return joined([self.broadcast(flat, root, async_op)], finish)
 
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
         flat, finish = unpacked_any([output for outputs in output_lists for output in outputs])
         ends = np.cumsum([sum(output.nbytes for output in outputs) // flat.itemsize for outputs in output_lists])
-        return _joined([self.all_gather(np.split(flat, ends[:-1]), packed_any(arrays), async_op)], finish)
+        return joined([self.all_gather(np.split(flat, ends[:-1]), packed_any(arrays), async_op)], finish)
 
-    @in_thread_if_large(argument=0)
     def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
+        if async_op and self._is_large(outputs):
+            return self._thread.launch("all_gather_single_coalesced", outputs, arrays)
         mine = packed_any(arrays)
         gathered = np.empty((self.size, mine.size), mine.dtype)
-        return _joined([self.all_gather_single(gathered, mine, async_op)], partial(_deal_columns, gathered, outputs))
+        return joined([self.all_gather_single(gathered, mine, async_op)], partial(_unpack_columns, gathered, outputs))
 
-    @in_thread_if_large(argument=1)
     def reduce_scatter_single_coalesced(
         self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
     ) -> Work | None:
+        if async_op and self._is_large(arrays):
+            return self._thread.launch("reduce_scatter_single_coalesced", outputs, arrays, op)
         works: list[Work | None] = []
         finish: Finish = None
         for indices in by_dtype(arrays):
@@ -280,45 +278,42 @@ class MPIBackend(Backend):
             flat, _, unpack = unpacked([outputs[i] for i in indices])
             works.append(self.reduce_scatter_single(flat, rows, op, async_op))
             finish = both(finish, unpack)
-        return _joined(works, finish)
+        return joined(works, finish)
 
     # -- point to point --------------------------------------------------------------------------
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
         call = self._comm.Isend if async_op else self._comm.Send
-        sent = for_reading(array)
-        return _done(call(message(sent), dst, tags.checked("send", "tag", tag)), None, sent)
+        sent = send_buffer(array)
+        return done(call(message(sent), dst, tag), None, sent)
 
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int:
-        buffer, finish = for_writing(array)
+        buffer, finish = recv_buffer(array)
         source = MPI.ANY_SOURCE if src is None else src
         if async_op:
-            request = self._comm.Irecv(message(buffer), source, tags.checked("irecv", "tag", tag))
-            return ReceiveWork([request], buffer.nbytes, finish, buffer)
+            return ReceiveWork(self._comm.Irecv(message(buffer), source, tag), buffer.nbytes, finish, buffer)
         status = MPI.Status()
-        self._comm.Recv(message(buffer), source, tags.checked("recv", "tag", tag), status)
-        return _received("recv", status, buffer, finish)
+        self._comm.Recv(message(buffer), source, tag, status)
+        return received("recv", status, buffer, finish)
 
     def sendrecv(
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
     ) -> Work | int:
-        buffer, finish = for_writing(output)
-        sent = apart(array, output)
+        buffer, finish = recv_buffer(output)
+        sent = unaliased(array, output)
         source = MPI.ANY_SOURCE if src is None else src
-        tags.checked("sendrecv", "tag", tag)
-        tags.checked("sendrecv", "recv_tag", recv_tag)
         if async_op:
             receive = self._comm.Irecv(message(buffer), source, recv_tag)
             send = self._comm.Isend(message(sent), dst, tag)
-            return ReceiveWork([receive, send], buffer.nbytes, finish, sent, buffer)
+            return SendReceiveWork(receive, send, buffer.nbytes, finish, sent, buffer)
         status = MPI.Status()
         self._comm.Sendrecv(message(sent), dst, tag, message(buffer), source, recv_tag, status)
-        return _received("sendrecv", status, buffer, finish)
+        return received("sendrecv", status, buffer, finish)
 
     # -- the rest --------------------------------------------------------------------------------
 
     def barrier(self, async_op: bool) -> Work | None:
-        return _done(self._comm.Ibarrier() if async_op else self._comm.Barrier(), None)  # type: ignore[func-returns-value]
+        return done(self._comm.Ibarrier() if async_op else self._comm.Barrier(), None)  # type: ignore[func-returns-value]
 
     def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
         self._monitored_barrier(timeout, wait_all_ranks)
@@ -327,53 +322,25 @@ class MPIBackend(Backend):
         work = self._small_all_reduces.set_up(*arguments) if operation == "all_reduce" else None
         return work or persistent.set_up(self._comm, self._tuning, operation, arguments)
 
+    def empty_shared(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self._shared.empty_shared(shape, dtype)
+
+    def peer_view(self, array: Any, rank: int) -> Any:
+        return self._shared.peer_view(array, rank)
+
+    def fence(self, array: Any) -> None:
+        self._shared.fence(array)
+
     def close(self) -> None:
-        self.thread.close()
-        self.shared_arrays.close()
+        self._thread.close()
+        self._shared.close()
         self._small_all_reduces.close()
 
-    def explain(self, operation: str, error: Exception) -> Exception:
+    def translate_error(self, operation: str, error: Exception) -> Exception:
         return as_backend_error(operation, error)
 
 
-def _done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | None:
-    """Take what a call of MPI returned: a request makes a Work that keeps `alive`, None means that it is complete."""
-    if request is not None:
-        return MPIWork([request], finish, *alive)
-    if finish is not None:
-        finish()
-    return None
-
-
-def _all_done(requests: list[MPI.Request | None], finish: Finish, *alive: Any) -> Work | None:
-    """Take what several calls returned: all of them requests, or all of them None."""
-    if requests[0] is not None:
-        return MPIWork(cast("list[MPI.Request]", requests), finish, *alive)
-    if finish is not None:
-        finish()
-    return None
-
-
-def _joined(works: list[Work | None], finish: Finish) -> Work | None:
-    """Make one Work of the parts of a composed operation, with one more thing to do at the end."""
-    pending = [work for work in works if isinstance(work, MPIWork)]
-    if pending:
-        for work in pending:
-            finish = both(work._finish, finish)
-        return MPIWork([request for work in pending for request in work._requests], finish, [w.alive for w in pending])
-    if finish is not None:
-        finish()
-    return None
-
-
-def _received(operation: str, status: MPI.Status, buffer: Any, finish: Finish) -> int:
-    check_length(operation, status, buffer.nbytes)
-    if finish is not None:
-        finish()
-    return status.Get_source()
-
-
-def _deal_columns(gathered: Any, outputs: list[Any]) -> None:
+def _unpack_columns(gathered: Any, outputs: list[Any]) -> None:
     """Cut the rows (one per rank) into the outputs, each of which has a part of every row."""
     start = 0
     for output in outputs:

@@ -11,49 +11,28 @@ so they match each other, and nothing else. It needs MPI_THREAD_MULTIPLE.
 from __future__ import annotations
 
 import atexit
-import functools
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from mpi4py import MPI
 
 from ..core.backend import Backend
 from ..core.work import Work
+from ..process.mpi_library import private
 from .works import as_backend_error
 
+TAG = 1  # of MPI_Comm_create_group, which new_group calls with 0
 LONGEST_GOODBYE = 5.0  # seconds, at the end of a program that has not waited for its operations
-
-Operation = TypeVar("Operation", bound=Callable[..., Any])
-
-
-def in_thread_if_large(argument: int) -> Callable[[Operation], Operation]:
-    """Let a method of a backend, called with ``async_op=True``, run in the backend's thread if it is about a lot.
-
-    The size of that `argument`, an array or a list of arrays, decides; it has to be the same on all ranks.
-    """
-
-    def decorate(operation: Operation) -> Operation:
-        @functools.wraps(operation)
-        def method(backend: Any, *arguments: Any) -> Any:
-            if arguments[-1] and _nbytes(arguments[argument]) >= backend.thread_bytes:
-                return backend.thread.launch(operation.__name__, *arguments[:-1])
-            return operation(backend, *arguments)
-
-        return method  # type: ignore[return-value]
-
-    return decorate
-
-
-def _nbytes(arrays: Any) -> int:
-    return sum(array.nbytes for array in arrays) if isinstance(arrays, list) else arrays.nbytes
 
 
 class CommunicationThread:
     """The thread of one group. `make` makes a backend on the communicator that it is given.
 
-    Both are made at the first launch, which must not wait for the other ranks; so it is the thread that does.
+    Both are made at the first launch, which must not wait for the other ranks; so it is the thread that does. The
+    program's thread, for its part, frees nothing collectively before all ranks have come (`ProcessGroup.destroy`), and
+    makes no window before that (`shared_memory.Window`): so neither ever waits for the other one's work.
     """
 
     def __init__(self, comm: MPI.Intracomm, make: Callable[[MPI.Intracomm], Backend]) -> None:
@@ -66,24 +45,35 @@ class CommunicationThread:
     def launch(self, operation: str, *arguments: Any) -> Work:
         """Queue the backend's blocking `operation`, and return its Work."""
         if self._thread is None:
-            duplicate = self._comm.Idup()
-            self._thread = threading.Thread(target=self._run, args=duplicate, name="hpccomm-communication", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="hpccomm-communication", daemon=True)
             self._thread.start()
             atexit.register(self._stop, LONGEST_GOODBYE)  # before MPI_Finalize, as the progress thread
         work = ThreadWork(operation, arguments)
         self._launched.put(work)
         return work
 
-    def _run(self, comm: MPI.Intracomm, request: MPI.Request) -> None:
+    def _run(self) -> None:
         failure: Exception | None = None
         try:
-            request.Wait()
-            self._backend = self._make(comm)
+            self._backend = self._make(self._duplicate())
         except Exception as error:  # MPI has no communicator left, for example: every operation tells
             failure = error
         while (work := self._launched.get()) is not None:
             work.run(self._backend, failure)
             del work  # and its arrays, while there is no other
+
+    def _duplicate(self) -> MPI.Intracomm:
+        """Make the communicator of the thread, while the group's own is in use.
+
+        Not by MPI_Comm_idup: on Open MPI 5.0 it fails or hangs beside other non-blocking collectives of the same
+        communicator. MPI_Comm_create_group is no collective of the communicator: its messages have a tag of their own
+        (MPI-4.1 §7.4.2).
+        """
+        members = self._comm.Get_group()
+        try:
+            return private(self._comm.Create_group(members, TAG))
+        finally:
+            members.Free()
 
     def _stop(self, timeout: float | None = None) -> None:
         if self._thread is not None:
@@ -107,7 +97,7 @@ class ThreadWork(Work):
     def __init__(self, operation: str, arguments: tuple[Any, ...]) -> None:
         super().__init__()
         self.alive = arguments
-        self._operation = operation
+        self._name = operation
         self._done = threading.Event()
         self._error: Exception | None = None
 
@@ -116,12 +106,12 @@ class ThreadWork(Work):
         try:
             if failure is not None:
                 raise failure
-            getattr(backend, self._operation)(*self.alive, False)
+            getattr(backend, self._name)(*self.alive, False)
         except Exception as error:
             self._error = error
         self._done.set()
 
-    def explain(self, error: Exception) -> Exception:
+    def translate_error(self, error: Exception) -> Exception:
         """Turn MPI's exceptions into DistBackendError."""
         return as_backend_error(self.op_type, error)
 

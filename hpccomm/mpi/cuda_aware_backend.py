@@ -11,13 +11,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..core.backend import Backend, BackendOptions
+from ..core.backend import Backend
+from ..core.options import BackendOptions
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work
 from ..cuda.staged_backend import Stage, StagedBackend
-from . import tags
 from .datatypes import DIRECT, LARGEST_COUNT
-from .works import MPIWork, ReceiveWork, as_backend_error, check_length
+from .works import MPIWork, ReceiveWork, check_length
 
 IN_PLACE = MPI.IN_PLACE
 
@@ -66,7 +66,7 @@ class CudaAwareBackend(StagedBackend):
         stage = self._stage(array)
         stage.alive.append(array)
         call = self._comm.Isend if async_op else self._comm.Send
-        return self._call(stage, call, _bytes(stage.reading(array)), dst, tags.checked("send", "tag", tag))
+        return self._call(stage, call, _bytes(stage.reading(array)), dst, tag)
 
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int | None:
         if not _fits(array):
@@ -76,10 +76,10 @@ class CudaAwareBackend(StagedBackend):
         source = MPI.ANY_SOURCE if src is None else src
         stage.synchronize()
         if async_op:
-            request = self._comm.Irecv(_bytes(buffer), source, tags.checked("irecv", "tag", tag))
-            return ReceiveWork([request], buffer.nbytes, stage.deliver, array, stage.alive)
+            request = self._comm.Irecv(_bytes(buffer), source, tag)
+            return ReceiveWork(request, buffer.nbytes, stage.deliver, (array, stage.alive))
         status = MPI.Status()
-        self._comm.Recv(_bytes(buffer), source, tags.checked("recv", "tag", tag), status)
+        self._comm.Recv(_bytes(buffer), source, tag, status)
         check_length("recv", status, buffer.nbytes)
         stage.deliver()
         return status.Get_source()
@@ -89,12 +89,9 @@ class CudaAwareBackend(StagedBackend):
         stage.synchronize()
         request = call(*arguments)
         if request is not None:
-            return MPIWork([request], stage.deliver, arguments, stage)
+            return MPIWork(request, stage.deliver, (arguments, stage))
         stage.deliver()
         return None
-
-    def explain(self, operation: str, error: Exception) -> Exception:
-        return as_backend_error(operation, super().explain(operation, error))
 
 
 def _fits(array: Any) -> bool:

@@ -17,9 +17,9 @@ from typing import Any
 from mpi4py import MPI
 from numpy import ndarray
 
-from ..core.fast_path import FastPath
+from ..core.backend import FastPath
+from ..process.tags import LARGEST
 from .datatypes import DIRECT, TYPED
-from .tags import LARGEST
 from .works import as_backend_error, check_length
 
 IN_PLACE = MPI.IN_PLACE
@@ -32,6 +32,8 @@ class MPIFastPath(FastPath):
     `windows` is empty until the program makes a node-shared array.
     """
 
+    is_open = True
+
     def __init__(self, comm: MPI.Intracomm, windows: Container[int], largest: int) -> None:
         self._comm = comm
         self._windows = windows
@@ -42,12 +44,15 @@ class MPIFastPath(FastPath):
     def broadcast(self, array: Any, root: int) -> bool:
         if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
             return False
+        if type(root) is not int or not 0 <= root < self._size:
+            return False
         try:
             self._comm.Bcast((array, TYPED[array.dtype]), root)
         except KeyError:
             return False
         except MPI.Exception as error:
             raise as_backend_error("broadcast", error) from error
+        self.count += 1
         return True
 
     def all_reduce(self, array: Any, op: Any) -> bool:
@@ -60,10 +65,13 @@ class MPIFastPath(FastPath):
             return False
         except MPI.Exception as error:
             raise as_backend_error("all_reduce", error) from error
+        self.count += 1
         return True
 
     def reduce(self, array: Any, root: int, op: Any) -> bool:
         if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray or self._windows:
+            return False
+        if type(root) is not int or not 0 <= root < self._size:
             return False
         try:
             datatype, mpi_op = DIRECT[op, array.dtype]
@@ -75,6 +83,7 @@ class MPIFastPath(FastPath):
             return False
         except MPI.Exception as error:
             raise as_backend_error("reduce", error) from error
+        self.count += 1
         return True
 
     def all_gather_single(self, output: Any, array: Any) -> bool:
@@ -87,6 +96,7 @@ class MPIFastPath(FastPath):
             return False
         except MPI.Exception as error:
             raise as_backend_error("all_gather_single", error) from error
+        self.count += 1
         return True
 
     def reduce_scatter_single(self, output: Any, array: Any, op: Any) -> bool:
@@ -101,6 +111,7 @@ class MPIFastPath(FastPath):
             return False
         except MPI.Exception as error:
             raise as_backend_error("reduce_scatter_single", error) from error
+        self.count += 1
         return True
 
     def all_to_all_single(self, output: Any, array: Any) -> bool:
@@ -115,12 +126,13 @@ class MPIFastPath(FastPath):
             return False
         except MPI.Exception as error:
             raise as_backend_error("all_to_all_single", error) from error
+        self.count += 1
         return True
 
     def send(self, array: Any, dst: int, tag: int) -> bool:
         if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
             return False
-        if dst == self._rank or not 0 <= tag <= LARGEST:
+        if dst == self._rank or not (type(dst) is type(tag) is int and 0 <= dst < self._size and 0 <= tag <= LARGEST):
             return False
         try:
             self._comm.Send((array, TYPED[array.dtype]), dst, tag)
@@ -128,12 +140,13 @@ class MPIFastPath(FastPath):
             return False
         except MPI.Exception as error:
             raise as_backend_error("send", error) from error
+        self.count += 1
         return True
 
     def recv(self, array: Any, src: int | None, tag: int) -> int | None:
         if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
             return None
-        if src is None or src == self._rank or not 0 <= tag <= LARGEST:
+        if src == self._rank or not (type(src) is type(tag) is int and 0 <= src < self._size and 0 <= tag <= LARGEST):
             return None
         status = Status()
         try:
@@ -142,15 +155,17 @@ class MPIFastPath(FastPath):
             return None
         except MPI.Exception as error:
             raise as_backend_error("recv", error) from error
-        check_length("recv", status, array.nbytes)
-        return status.Get_source()
+        self.count += 1
+        return check_length("recv", status, array.nbytes)
 
     def sendrecv(
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None
     ) -> int | None:
         if not _ordinary(output, array) or output.nbytes > self._largest or array.nbytes > self._largest:
             return None
-        if src is None or recv_tag is not None or not 0 <= tag <= LARGEST:
+        if recv_tag is not None or not (type(dst) is type(src) is type(tag) is int and 0 <= tag <= LARGEST):
+            return None
+        if not (0 <= dst < self._size and 0 <= src < self._size):
             return None
         status = Status()
         try:
@@ -160,8 +175,8 @@ class MPIFastPath(FastPath):
             return None
         except MPI.Exception as error:
             raise as_backend_error("sendrecv", error) from error
-        check_length("sendrecv", status, output.nbytes)
-        return status.Get_source()
+        self.count += 1
+        return check_length("sendrecv", status, output.nbytes)
 
 
 def _ordinary(output: Any, array: Any) -> bool:

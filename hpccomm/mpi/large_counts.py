@@ -15,12 +15,13 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
-from ..core.work import Work
-from . import datatypes, reductions, tags
-from .backend import MPIBackend, _all_done
+from ..core.work import Work, both
+from ..process import tags
+from . import datatypes, reductions
+from .backend import MPIBackend
 from .datatypes import message
-from .layout import Finish, apart, both, for_reading, for_writing
-from .works import MPIWork
+from .layout import Finish, recv_buffer, send_buffer, unaliased
+from .works import MPIWorks, all_done
 
 
 class LargeCountMPIBackend(MPIBackend):
@@ -29,8 +30,8 @@ class LargeCountMPIBackend(MPIBackend):
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
         if _fits(output):
             return super().all_gather_single(output, array, async_op)
-        buffer, finish = for_writing(output)
-        sent = apart(array, output)
+        buffer, finish = recv_buffer(output)
+        sent = unaliased(array, output)
         return self._pairwise([sent] * self.size, buffer.reshape(self.size, -1), finish, async_op)
 
     def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
@@ -49,16 +50,16 @@ class LargeCountMPIBackend(MPIBackend):
     def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if _fits(array):
             return super().reduce_scatter_single(output, array, op, async_op)
-        return self.reduce_scatter(output, list(for_reading(array).reshape(self.size, -1)), op, async_op)
+        return self.reduce_scatter(output, list(send_buffer(array).reshape(self.size, -1)), op, async_op)
 
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         if _fits(*inputs):
             return super().reduce_scatter(output, inputs, op, async_op)
-        buffer, finish = reductions.receiver(output, op, self.size)
-        datatype, mpi_op = reductions.described(buffer, op)
+        buffer, finish = reductions.reduction_output(output, op, self.size)
+        datatype, mpi_op = reductions.mpi_type_and_op(buffer.dtype, op)
         call = self._comm.Ireduce if async_op else self._comm.Reduce
 
-        operands = [apart(reductions.operand(array, op), buffer) for array in inputs]
+        operands = [unaliased(reductions.reduction_input(array, op), buffer) for array in inputs]
 
         def reductions_to_each() -> Any:
             for root, sent in enumerate(operands):
@@ -66,7 +67,7 @@ class LargeCountMPIBackend(MPIBackend):
                 for part, target in zip(self._segments(sent), into, strict=True):
                     yield call((part, datatype), None if target is None else (target, datatype), mpi_op, root)
 
-        return _all_done(list(reductions_to_each()), finish, operands, buffer)
+        return all_done(list(reductions_to_each()), finish, operands, buffer)
 
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
@@ -75,8 +76,8 @@ class LargeCountMPIBackend(MPIBackend):
             return super().all_to_all_single(output, array, None, None, async_op)
         equal = [array.size // self.size] * self.size
         output_counts, input_counts = output_counts or equal, input_counts or equal
-        buffer, finish = for_writing(output)
-        sends = np.split(apart(array, output).reshape(-1), np.cumsum(input_counts)[:-1])
+        buffer, finish = recv_buffer(output)
+        sends = np.split(unaliased(array, output).reshape(-1), np.cumsum(input_counts)[:-1])
         receives = np.split(buffer.reshape(-1), np.cumsum(output_counts)[:-1])
         return self._pairwise(sends, receives, finish, async_op)
 
@@ -89,17 +90,17 @@ class LargeCountMPIBackend(MPIBackend):
         alive = []
         for rank, output in enumerate(receives):
             if output is not None:
-                buffer, unpack = for_writing(output)
+                buffer, unpack = recv_buffer(output)
                 finish = both(unpack, finish)
                 requests.append(self._comm.Irecv(message(buffer), rank, tags.PAIRWISE))
                 alive.append(buffer)
         for rank, array in enumerate(sends):
             if array is not None:
-                sent = for_reading(array)
+                sent = send_buffer(array)
                 requests.append(self._comm.Isend(message(sent), rank, tags.PAIRWISE))
                 alive.append(sent)
         if async_op:
-            return MPIWork(requests, finish, alive)
+            return MPIWorks(requests, finish, alive)
         MPI.Request.Waitall(requests)
         if finish is not None:
             finish()

@@ -28,12 +28,13 @@ def is_plain(array: Any) -> bool:
     return bool(flags.carray or (flags.c_contiguous and flags.aligned))  # carray: and writeable, in one look
 
 
-def for_reading(array: Any) -> Any:
+def send_buffer(array: Any) -> Any:
     """Return a contiguous array with the values of `array`."""
-    return array if is_plain(array) else array.copy(order="C")
+    flags = array.flags
+    return array if flags.carray or (flags.c_contiguous and flags.aligned) else array.copy(order="C")
 
 
-def for_writing(array: Any) -> tuple[Any, Finish]:
+def recv_buffer(array: Any) -> tuple[Any, Finish]:
     """Return a contiguous array that MPI may write, and how its values get into `array`."""
     if is_plain(array):
         return array, None
@@ -41,7 +42,7 @@ def for_writing(array: Any) -> tuple[Any, Finish]:
     return buffer, partial(np.copyto, array, buffer)
 
 
-def apart(array: Any, output: Any) -> Any:
+def unaliased(array: Any, output: Any) -> Any:
     """Return a contiguous array with the values of `array`, outside the memory of `output` (MPI forbids overlap)."""
     if not is_plain(array):
         return array.copy(order="C")
@@ -58,10 +59,10 @@ def unpacked(arrays: list[Any]) -> tuple[Any, list[int], Callable[[], None]]:
     """Return a flat array to receive the values of `arrays`, all of one dtype, their sizes, and how they get there."""
     counts = list(map(size_of, arrays))
     flat = np.empty(sum(counts), arrays[0].dtype)
-    return flat, counts, partial(deal, flat, arrays)
+    return flat, counts, partial(unpack_into, flat, arrays)
 
 
-def deal(flat: Any, arrays: list[Any]) -> None:
+def unpack_into(flat: Any, arrays: list[Any]) -> None:
     """Copy consecutive parts of `flat` into the arrays."""
     shapes = set(map(shape_of, arrays))
     if len(shapes) == 1 and flat.size:  # NumPy cuts twice as fast
@@ -105,15 +106,3 @@ def by_dtype(arrays: list[Any]) -> list[list[int]]:
     for i, array in enumerate(arrays):
         groups.setdefault(array.dtype, []).append(i)
     return list(groups.values())
-
-
-def both(first: Finish, second: Finish) -> Finish:
-    """Return what does `first`, then `second`."""
-    if first is None or second is None:
-        return first or second
-
-    def finish() -> None:
-        first()
-        second()
-
-    return finish

@@ -11,11 +11,10 @@ from mpi4py import MPI
 
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
-from ..core.tuning import Tuning
-from . import tags
-from .datatypes import message, parts
-from .layout import Finish, for_writing, is_plain
-from .reductions import described, receiver, wider
+from ..process.tuning import Tuning
+from .datatypes import accumulation_dtype, message, parts
+from .layout import Finish, is_plain, recv_buffer
+from .reductions import mpi_type_and_op, multiplied, reduction_output
 from .segments import segments
 from .works import as_backend_error, check_length
 
@@ -93,9 +92,9 @@ def set_up(comm: MPI.Intracomm, tuning: Tuning, operation: str, arguments: tuple
 
 
 def _all_reduce(comm: MPI.Intracomm, segment_bytes: int, array: Any, op: ReduceOp) -> PersistentWork:
-    buffer, finish = receiver(array, op, comm.Get_size())
-    prepare = None if buffer is array and op.factor is None else partial(_fill, buffer, array, op)
-    datatype, mpi_op = described(buffer, op)
+    buffer, finish = reduction_output(array, op, comm.Get_size())
+    prepare = None if buffer is array and not _changes(array, op) else partial(_fill, buffer, array, op)
+    datatype, mpi_op = mpi_type_and_op(buffer.dtype, op)
     requests = [comm.Allreduce_init(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer, segment_bytes)]
     return MPIPersistentWork(requests, prepare, finish, buffer)
 
@@ -104,44 +103,45 @@ def _broadcast(comm: MPI.Intracomm, array: Any, root: int) -> PersistentWork:
     if comm.Get_rank() == root:
         sent, prepare = _source(array)
         return MPIPersistentWork([comm.Bcast_init(message(sent), root)], prepare, None, sent)
-    buffer, finish = for_writing(array)
+    buffer, finish = recv_buffer(array)
     return MPIPersistentWork([comm.Bcast_init(message(buffer), root)], None, finish, buffer)
 
 
 def _all_gather_single(comm: MPI.Intracomm, output: Any, array: Any) -> PersistentWork:
     sent, prepare = _source(array, output)
-    buffer, finish = for_writing(output)
+    buffer, finish = recv_buffer(output)
     return MPIPersistentWork([comm.Allgather_init(message(sent), message(buffer))], prepare, finish, sent, buffer)
 
 
 def _reduce_scatter_single(comm: MPI.Intracomm, output: Any, array: Any, op: ReduceOp) -> PersistentWork:
     sent, prepare = _source(array, output, op)
-    buffer, finish = receiver(output, op, comm.Get_size())
-    datatype, mpi_op = described(buffer, op)
+    buffer, finish = reduction_output(output, op, comm.Get_size())
+    datatype, mpi_op = mpi_type_and_op(buffer.dtype, op)
     request = comm.Reduce_scatter_block_init((sent, datatype), (buffer, datatype), mpi_op)
     return MPIPersistentWork([request], prepare, finish, sent, buffer)
 
 
 def _all_to_all_single(
-    comm: MPI.Intracomm, output: Any, array: Any, output_counts: list[int], input_counts: list[int]
+    comm: MPI.Intracomm, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None
 ) -> PersistentWork:
     sent, prepare = _source(array, output)
-    buffer, finish = for_writing(output)
-    request = comm.Alltoallv_init(parts(sent, input_counts), parts(buffer, output_counts))
+    buffer, finish = recv_buffer(output)
+    if output_counts is None or input_counts is None:  # equal parts
+        request = comm.Alltoall_init(message(sent), message(buffer))
+    else:
+        request = comm.Alltoallv_init(parts(sent, input_counts), parts(buffer, output_counts))
     return MPIPersistentWork([request], prepare, finish, sent, buffer)
 
 
 def _send(comm: MPI.Intracomm, array: Any, dst: int, tag: int) -> PersistentWork:
     sent, prepare = _source(array)
-    return MPIPersistentWork(
-        [comm.Send_init(message(sent), dst, tags.checked("send_init", "tag", tag))], prepare, None, sent
-    )
+    return MPIPersistentWork([comm.Send_init(message(sent), dst, tag)], prepare, None, sent)
 
 
 def _recv(comm: MPI.Intracomm, array: Any, src: int | None, tag: int) -> PersistentWork:
-    buffer, finish = for_writing(array)
+    buffer, finish = recv_buffer(array)
     source = MPI.ANY_SOURCE if src is None else src
-    request = comm.Recv_init(message(buffer), source, tags.checked("recv_init", "tag", tag))
+    request = comm.Recv_init(message(buffer), source, tag)
     return PersistentReceive(request, finish, buffer)
 
 
@@ -157,16 +157,23 @@ _OPERATIONS: dict[str, Callable[..., PersistentWork]] = {
 
 def _source(array: Any, output: Any = None, op: ReduceOp | None = None) -> tuple[Any, Finish]:
     """Return the buffer that is sent, and what fills it before each start (None: it is the array itself)."""
-    dtype = array.dtype if op is None or op.mpi_op is not None else wider(array.dtype)
+    dtype = array.dtype if op is None or op.mpi_op is not None else accumulation_dtype(array.dtype)
     overlaps = output is not None and np.may_share_memory(array, output)
-    if is_plain(array) and dtype is array.dtype and (op is None or op.factor is None) and not overlaps:
+    if is_plain(array) and dtype is array.dtype and not _changes(array, op) and not overlaps:
         return array, None
     buffer = np.empty(array.shape, dtype)
     return buffer, partial(_fill, buffer, array, op)
 
 
+def _changes(array: Any, op: ReduceOp | None) -> bool:
+    """Whether other values than the array's own are sent."""
+    return op is not None and (op.factor is not None or array.dtype.kind == "b")
+
+
 def _fill(buffer: Any, array: Any, op: ReduceOp | None) -> None:
-    if op is None or op.factor is None:
-        np.copyto(buffer, array, casting="unsafe")  # half precision to float32, exactly
+    if op is not None and op.factor is not None:
+        multiplied(array, op, buffer)
+    elif op is not None and array.dtype.kind == "b":
+        np.not_equal(array.view(np.uint8), 0, out=buffer)
     else:
-        np.multiply(array, op.factor, out=buffer, casting="same_kind")
+        np.copyto(buffer, array, casting="unsafe")  # to a wider dtype, exactly

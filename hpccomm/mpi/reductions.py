@@ -1,4 +1,8 @@
-"""What a reduction needs around MPI's: float32 for the half precisions, AVG's division, PREMUL_SUM's product."""
+"""What a reduction needs around MPI's: a wider dtype for some, AVG's division, PREMUL_SUM's product, bytes of bools.
+
+NumPy's warnings of overflow are off in here: MPI does not warn either, and where warnings are errors, one in the middle
+of an operation would leave the ranks apart.
+"""
 
 from __future__ import annotations
 
@@ -9,61 +13,68 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
-from .datatypes import DIRECT, arithmetic_type, mpi_op
-from .layout import Finish, for_reading, for_writing, is_plain
-
-_wider: dict[Any, Any] = {}
-
-
-def wider(dtype: Any) -> Any:
-    """Return the dtype in which arrays of `dtype` are reduced: float32 for the half precisions, otherwise itself."""
-    if dtype not in _wider:
-        _wider[dtype] = np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
-    return _wider[dtype]
+from .datatypes import DIRECT, accumulation_dtype, arithmetic_type, mpi_op
+from .layout import Finish, is_plain, recv_buffer, send_buffer
 
 
 def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, MPI.Datatype, MPI.Op, Finish]:
     """Return (buffer, datatype, MPI operation, what to do afterwards) to reduce `array` where it is."""
     direct = DIRECT.get((op, array.dtype))
-    if direct is not None and is_plain(array):
-        return array, *direct, None
-    given = operand(array, op)
-    if given is not array:
-        return given, *described(given, op), partial(_deliver, array, given, op, ranks)
-    return array, *described(array, op), partial(_divide, array, ranks) if op is ReduceOp.AVG else None
+    if direct is not None:
+        if is_plain(array):
+            return array, *direct, None
+        buffer = array.copy(order="C")
+        return buffer, *direct, partial(np.copyto, array, buffer)
+    buffer = reduction_input(array, op)
+    datatype, operation = mpi_type_and_op(buffer.dtype, op)
+    if buffer is not array:
+        return buffer, datatype, operation, partial(_deliver, array, buffer, op, ranks)
+    return array, datatype, operation, partial(_divide, array, ranks) if op is ReduceOp.AVG else None
 
 
-def operand(array: Any, op: ReduceOp) -> Any:
+def reduction_input(array: Any, op: ReduceOp) -> Any:
     """Return the contiguous array that a rank contributes: `array` itself where possible, never changed."""
-    if op.mpi_op is None and wider(array.dtype) is not array.dtype:
-        array = array.astype(wider(array.dtype), order="C")
+    if op.mpi_op is None:
+        if array.dtype.kind == "b":
+            return np.not_equal(array.view(np.uint8), 0, out=np.empty(array.shape, bool))
+        wide = accumulation_dtype(array.dtype)
+        if wide is not array.dtype:
+            array = array.astype(wide, order="C")
     if op.factor is not None:
-        return np.multiply(array, op.factor, out=np.empty(array.shape, array.dtype), casting="same_kind")
-    return for_reading(array)
+        return multiplied(array, op, np.empty(array.shape, array.dtype))
+    return send_buffer(array)
 
 
-def receiver(output: Any, op: ReduceOp, ranks: int) -> tuple[Any, Finish]:
+def reduction_output(output: Any, op: ReduceOp, ranks: int) -> tuple[Any, Finish]:
     """Return the contiguous array that MPI writes the reduced values to, and how they get into `output`."""
-    if op.mpi_op is None and wider(output.dtype) is not output.dtype:
-        wide = np.empty(output.shape, wider(output.dtype))
+    if op.mpi_op is None and accumulation_dtype(output.dtype) is not output.dtype:
+        wide = np.empty(output.shape, accumulation_dtype(output.dtype))
         return wide, partial(_deliver, output, wide, op, ranks)
-    buffer, unpack = for_writing(output)
+    buffer, unpack = recv_buffer(output)
     if op is ReduceOp.AVG:
         return buffer, partial(_deliver, output, buffer, op, ranks)
     return buffer, unpack
 
 
-def described(buffer: Any, op: ReduceOp) -> tuple[MPI.Datatype, MPI.Op]:
-    """Return MPI's datatype and operation for a buffer made by `operand` or `receiver`."""
-    return arithmetic_type(buffer.dtype, op), mpi_op(op, buffer.dtype)
+def mpi_type_and_op(dtype: np.dtype[Any], op: ReduceOp) -> tuple[MPI.Datatype, MPI.Op]:
+    """Return MPI's datatype and operation for a buffer made by `reduction_input` or `reduction_output`."""
+    return arithmetic_type(dtype, op), mpi_op(op, dtype)
+
+
+def multiplied(array: Any, op: ReduceOp, out: Any) -> Any:
+    """Return PREMUL_SUM's product, in `out`."""
+    with np.errstate(all="ignore"):
+        return np.multiply(array, op.factor, out=out, casting="same_kind")
 
 
 def _deliver(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> None:
     if op is ReduceOp.AVG:
         _divide(buffer, ranks)
     if buffer is not output:
-        np.copyto(output, buffer, casting="unsafe")  # float32 to half precision rounds to nearest
+        with np.errstate(all="ignore"):
+            np.copyto(output, buffer, casting="unsafe")  # float32 to half precision rounds to nearest
 
 
 def _divide(buffer: Any, ranks: int) -> None:
-    np.divide(buffer, ranks, out=buffer)
+    with np.errstate(all="ignore"):
+        np.divide(buffer, ranks, out=buffer)

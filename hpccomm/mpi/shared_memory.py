@@ -24,11 +24,10 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
-from ..core.tuning import Tuning
 from ..errors import here
-from .datatypes import ARITHMETIC
+from ..process.tuning import Tuning
+from .datatypes import ARITHMETIC, accumulation_dtype
 from .layout import is_plain
-from .reductions import wider
 from .works import as_backend_error
 
 SHM_DIRECTORY = "/dev/shm"  # where MPICH and Open MPI keep the windows
@@ -66,6 +65,9 @@ class Window:
         # not contiguous: each rank's memory has pages of its own, on the NUMA domain of that rank (MPI-4.1 §12.2.3)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         self._node = node
+        # MPI_Win_allocate_shared and MPI_Win_free keep other threads from their work in MPI while they wait for other
+        # ranks (MPICH 5.0 and Open MPI 5.0 do): so all ranks meet first, in a barrier, which does not.
+        node.Barrier()
         self._win = MPI.Win.Allocate_shared(max(nbytes, 1), 1, info, node)
         info.Free()
         # Loads and stores need an epoch too, and Sync is only allowed inside one (MPI-4.1 §12.5.4).
@@ -219,7 +221,7 @@ class SharedArrays:
             if op.factor is not None:  # each rank has its own factor
                 np.multiply(array, op.factor, out=array, casting="same_kind")
                 window.fence()
-            scratch = self._scratch(array.dtype) if wider(array.dtype) is not array.dtype else None
+            scratch = self._scratch(array.dtype) if accumulation_dtype(array.dtype) is not array.dtype else None
             for part in self._own_parts(array.size, array.itemsize):
                 chunks = [each[part] for each in arrays]
                 total = _reduced(chunks, op, chunks[0] if scratch is None else scratch)
@@ -254,7 +256,7 @@ class SharedArrays:
             return False
         window, arrays = met
         flat, mine = output.reshape(-1), self._comm.rank * output.size
-        scratch = self._scratch(output.dtype) if wider(output.dtype) is not output.dtype else None
+        scratch = self._scratch(output.dtype) if accumulation_dtype(output.dtype) is not output.dtype else None
         with np.errstate(all="ignore"):
             for part in _parts(0, output.size, self._tuning.shared_chunk_bytes // output.itemsize):
                 chunks = [each[mine + part.start : mine + part.stop] for each in arrays]
@@ -268,7 +270,7 @@ class SharedArrays:
         """Whether a reduction may be done here, by what is the same on all ranks."""
         if array.nbytes < self._tuning.shared_bytes or not self._is_on_one_node or op.mpi_op is not None:
             return False
-        return array.dtype in ARITHMETIC or (wider(array.dtype) is not array.dtype and op.factor is None)
+        return array.dtype in ARITHMETIC or (accumulation_dtype(array.dtype) is not array.dtype and op.factor is None)
 
     def _meet(self, call: str, op: str, root: int, array: Any, usable: Any) -> tuple[Window, list[Any]] | None:
         """Wait for all ranks; return the window, whose fence is due afterwards, and everybody's `array`, flat.
@@ -313,7 +315,7 @@ class SharedArrays:
         return _parts(*share(self._comm.rank, self._comm.size, count), self._tuning.shared_chunk_bytes // itemsize)
 
     def _scratch(self, dtype: np.dtype[Any]) -> Any:
-        return np.empty(self._tuning.shared_chunk_bytes // dtype.itemsize, wider(dtype))
+        return np.empty(self._tuning.shared_chunk_bytes // dtype.itemsize, accumulation_dtype(dtype))
 
 
 def share(rank: int, ranks: int, count: int) -> tuple[int, int]:

@@ -27,9 +27,9 @@ from mpi4py import MPI
 
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
-from ..core.tuning import Tuning
+from ..core.work import both
+from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC
-from .layout import both
 from .shared_memory import UFUNCS, Window, free_bytes
 
 LINE_BYTES = 64  # what slots and flags are aligned to: a cache line
@@ -80,15 +80,24 @@ class SmallAllReduce(PersistentWork):
     # Of a microsecond, one call from `start` to `begin`, or from `wait` to `block`, takes a twentieth.
 
     def start(self) -> None:
-        """As PersistentWork; show the other ranks what this rank contributes."""
+        """As PersistentWork, but past the door."""
         if self._active or self._freed:
             self.refuse_to_start()
+        fast = self.group._fast  # type: ignore[union-attr]
+        if not fast.is_open:  # the fast path steps aside: a hook listens, a block collects ...
+            super().start()
+            return
+        fast.count += 1
+        self.begin()
+        self._active = True
+
+    def begin(self) -> None:
+        """Show the other ranks what this rank contributes."""
         turn = (self._turn + 1) & 255
         fill, flags, self._look, self._finish = self._sets[turn & 1]
         self._expected = self._all[turn]
         fill()
         flags[self._rank] = self._turn = turn
-        self._active = True
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """As PersistentWork; look until all ranks have begun, and reduce."""
@@ -102,6 +111,8 @@ class SmallAllReduce(PersistentWork):
                 sched_yield()
         self._active = False
         self._finish()
+        if self._operation is not None:
+            self._ended(None)
         return True
 
     def poll(self) -> bool:

@@ -2,98 +2,169 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from mpi4py import MPI
 
-from ..core.work import Work
+from ..core.work import Work, both
 from ..errors import DistBackendError, DistError, here
 from .layout import Finish
 
 
 class MPIWork(Work):
-    """An operation of one or more MPI requests.
+    """An operation of one MPI request.
 
     `alive` are the arrays whose memory MPI works on: mpi4py's requests keep the buffers of some operations alive and
     not those of others (mpi4py 4.1: not those of reductions, of the root of Iscatterv, ...).
     """
 
-    def __init__(self, requests: list[MPI.Request], finish: Finish, *alive: Any) -> None:
+    def __init__(self, request: MPI.Request, finish: Finish, alive: Any) -> None:
+        self._finish = finish  # not by super(): there is one of these for every message
+        self._lock = threading.Lock()
+        self._request = request
+        self.alive = alive
+
+    def poll(self) -> bool:
+        """Return whether the request is complete; this also lets MPI make progress."""
+        return self._request.Test()
+
+    def block(self) -> None:
+        """Wait for the request; other threads run meanwhile."""
+        self._request.Wait()
+
+    def translate_error(self, error: Exception) -> Exception:
+        """Turn MPI's exceptions into DistBackendError."""
+        return as_backend_error(self.op_type, error)
+
+
+class MPIWorks(Work):
+    """An operation of several MPI requests."""
+
+    def __init__(self, requests: list[MPI.Request], finish: Finish, alive: Any) -> None:
         super().__init__(finish)
         self.alive = alive
         self._requests = requests
+        self._statuses: list[MPI.Status] = []
 
     def poll(self) -> bool:
         """Return whether every request is complete; this also lets MPI make progress."""
-        if len(self._requests) == 1:
-            return self._requests[0].Test()
-        return MPI.Request.Testall(self._requests, self._statuses())
+        self._statuses = [MPI.Status() for _ in self._requests]
+        return MPI.Request.Testall(self._requests, self._statuses)
 
     def block(self) -> None:
         """Wait for every request; other threads run meanwhile."""
-        if len(self._requests) == 1:
-            self._requests[0].Wait()
-        else:
-            MPI.Request.Waitall(self._requests, self._statuses())
+        self._statuses = [MPI.Status() for _ in self._requests]
+        MPI.Request.Waitall(self._requests, self._statuses)
 
-    def _statuses(self) -> list[MPI.Status]:
-        self.statuses = [MPI.Status() for _ in self._requests]
-        return self.statuses
-
-    def explain(self, error: Exception) -> Exception:
+    def translate_error(self, error: Exception) -> Exception:
         """Turn MPI's exceptions into DistBackendError."""
         if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_IN_STATUS:
-            codes = [status.Get_error() for status in self.statuses]
+            codes = [status.Get_error() for status in self._statuses]
             error = MPI.Exception(next(code for code in codes if code not in (MPI.SUCCESS, MPI.ERR_PENDING)))
         return as_backend_error(self.op_type, error)
 
 
 class ReceiveWork(MPIWork):
-    """A receive (the first request), maybe with a send beside it.
+    """A receive: it knows the sender, notices short messages, and can be taken back."""
 
-    It knows the sender, notices short messages, and can be taken back.
-    """
-
-    def __init__(self, requests: list[MPI.Request], nbytes: int, finish: Finish, *alive: Any) -> None:
-        super().__init__(requests, finish, *alive)
+    def __init__(self, request: MPI.Request, nbytes: int, finish: Finish, alive: Any) -> None:
+        self._finish = finish
+        self._lock = threading.Lock()
+        self._request = request
+        self.alive = alive
         self._nbytes = nbytes
 
     def poll(self) -> bool:
         """As MPIWork; then look at the message."""
-        if not MPI.Request.Testall(self._requests, self._statuses()):
+        status = MPI.Status()
+        if not self._request.Test(status):
             return False
-        self._inspect()
+        self._source = check_length(self.op_type, status, self._nbytes)
         return True
 
     def block(self) -> None:
         """As MPIWork; then look at the message."""
-        statuses = self._statuses()
-        if len(statuses) == 1:
-            self._requests[0].Wait(statuses[0])
-        else:
-            MPI.Request.Waitall(self._requests, statuses)
-        self._inspect()
-
-    def _inspect(self) -> None:
-        self._source = self.statuses[0].Get_source()
-        check_length(self.op_type, self.statuses[0], self._nbytes)
+        status = MPI.Status()
+        self._request.Wait(status)
+        self._source = check_length(self.op_type, status, self._nbytes)
 
     def cancel(self) -> None:
         """Take the receive back (MPI_Cancel); it may have been matched already, and then completes."""
-        if len(self._requests) > 1:  # MPI-4.1 has deprecated the cancelling of sends
-            super().cancel()
-        self._requests[0].Cancel()
-        MPI.Request.Waitall(self._requests)
+        self._request.Cancel()
+        self._request.Wait()
 
 
-def check_length(operation: str, status: MPI.Status, expected: int) -> None:
-    """Raise if a message was shorter than the array it was received into (MPI itself refuses longer ones)."""
-    received = status.Get_elements(MPI.BYTE)
-    if received != expected:
+class SendReceiveWork(MPIWorks):
+    """A receive and a send at once; MPI-4.1 has deprecated the cancelling of sends, so it can't be taken back."""
+
+    def __init__(self, receive: MPI.Request, send: MPI.Request, nbytes: int, finish: Finish, *alive: Any) -> None:
+        super().__init__([receive, send], finish, alive)
+        self._nbytes = nbytes
+
+    def poll(self) -> bool:
+        """As MPIWorks; then look at the message."""
+        if not super().poll():
+            return False
+        self._source = check_length(self.op_type, self._statuses[0], self._nbytes)
+        return True
+
+    def block(self) -> None:
+        """As MPIWorks; then look at the message."""
+        super().block()
+        self._source = check_length(self.op_type, self._statuses[0], self._nbytes)
+
+
+def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | None:
+    """Take what a call of MPI returned: a request makes a Work that keeps `alive`, None means that it is complete."""
+    if request is not None:
+        return MPIWork(request, finish, alive)
+    if finish is not None:
+        finish()
+    return None
+
+
+def all_done(requests: list[MPI.Request | None], finish: Finish, *alive: Any) -> Work | None:
+    """Take what several calls returned: all of them requests, or all of them None."""
+    pending = [request for request in requests if request is not None]
+    if len(pending) < 2:
+        return done(pending[0] if pending else None, finish, *alive)
+    return MPIWorks(pending, finish, alive)
+
+
+def joined(works: list[Work | None], finish: Finish) -> Work | None:
+    """Make one Work of the parts of a composed operation, with one more thing to do at the end."""
+    requests: list[MPI.Request] = []
+    alive = []
+    for work in works:
+        if isinstance(work, MPIWork):
+            requests.append(work._request)
+        elif isinstance(work, MPIWorks):
+            requests += work._requests
+        elif work is not None:
+            raise TypeError(f"a part of a composed operation is {work!r}, not one of MPI's requests")
+        if work is not None:
+            alive.append(work.alive)
+            finish = both(work._finish, finish)
+    return all_done(list(requests), finish, alive)
+
+
+def received(operation: str, status: MPI.Status, buffer: Any, finish: Finish) -> int:
+    """Look at a message that has come, unpack it, and return its sender."""
+    source = check_length(operation, status, buffer.nbytes)
+    if finish is not None:
+        finish()
+    return source
+
+
+def check_length(operation: str, status: MPI.Status, expected: int) -> int:
+    """Return the sender; raise if a message was shorter than its array (MPI itself refuses longer ones)."""
+    if status.Get_elements(MPI.BYTE) != expected:
         raise DistBackendError(
-            f"{operation}: the message has {received} bytes, but the array {expected}; only its first part was "
-            f"written. Send and receive arrays of one dtype and size{here()}"
+            f"{operation}: the message has {status.Get_elements(MPI.BYTE)} bytes, but the array {expected}; only its "
+            f"first part was written. Send and receive arrays of one dtype and size{here()}"
         )
+    return status.Get_source()
 
 
 def as_backend_error(operation: str, error: Exception) -> Exception:

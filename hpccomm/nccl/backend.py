@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..core.backend import Backend, BackendOptions
+from ..core.backend import Backend
+from ..core.options import BackendOptions
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work, as_seconds
 from ..cuda import seam
 from ..errors import DistBackendError, DistError, UnsupportedOperationError, here
-from ..ranks import get_local_rank
 from . import intra_node
 from .bootstrap import connect
 from .connection import Connection
@@ -65,7 +65,7 @@ class NCCLBackend(Backend):
         named = self._options.device_id
         if named is None and device is not None:
             return device
-        return seam.device_of_rank(self._runtime, "auto" if named is None else named, get_local_rank())
+        return seam.device_of_rank(self._runtime, "auto" if named is None else named, self._options.local_rank)
 
     def _connected(self, comm: seam.Communicator, device: int) -> Connection:
         wait_blocks = os.environ.get("HPCCOMM_BLOCKING_WAIT") == "1"
@@ -293,7 +293,7 @@ class NCCLBackend(Backend):
         if self._connection is not None:
             self._connection.abort()
 
-    def explain(self, operation: str, error: Exception) -> Exception:
+    def translate_error(self, operation: str, error: Exception) -> Exception:
         text = self._nccl.explain(error) or self._runtime.explain(error)
         return error if text is None else DistBackendError(f"{operation}: NCCL reports {text}{here()}")
 

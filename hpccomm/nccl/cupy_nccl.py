@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from ..cuda.cupy_runtime import INSTALL
-from ..process.loaded_library import path_of_library
+from ..process.mpi_library import path_of_library
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # CuPy warns of a missing library; here it is an error

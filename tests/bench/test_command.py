@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from hpccomm.bench import command, registry
 from hpccomm.cli import main as cli
-from hpccomm.core.tuning import tuning
+from hpccomm.process.tuning import tuning
 
 from ..launch import clean_environment, launch
 

@@ -206,8 +206,8 @@ def test_one_by_one_makes_an_operation_for_each_array(process_group: hc.ProcessG
             (case,) = session.cases(benchmark, [4096])
             arrays = benchmark.arrays(case)
             call = session.contenders["one_by_one"].call(benchmark, case, arrays, False)
-            before = process_group._sequence
+            before = process_group.sequence_number
             call()
-            assert process_group._sequence - before == len(arrays.send or arrays.receive) > 1, benchmark.name
+            assert process_group.sequence_number - before == len(arrays.send or arrays.receive) > 1, benchmark.name
             (_, one_by_one) = session.measure(benchmark, case, check=True)
             assert one_by_one.wrong == 0

@@ -11,8 +11,8 @@ from mpi4py import MPI
 
 from hpccomm.cli import info
 from hpccomm.cli import main as cli
-from hpccomm.mpi import cuda_aware
-from hpccomm.process.loaded_library import path_of_library
+from hpccomm.process import cuda_aware
+from hpccomm.process.mpi_library import path_of_library
 
 from ..launch import launch
 

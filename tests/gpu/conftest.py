@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import hpccomm as hc
 from hpccomm.cuda import seam
-from hpccomm.mpi.cuda_aware import cuda_awareness
+from hpccomm.process.cuda_aware import cuda_awareness
 
 if importlib.util.find_spec("cupy") is None:
     collect_ignore_glob = ["test_*.py"]  # there are no GPU arrays without CuPy
@@ -42,19 +43,19 @@ def groups(process_group: hc.ProcessGroup, request: pytest.FixtureRequest) -> It
     backend = f"cpu:mpi,cuda:{request.param.split()[-1]}"
     if request.param == "CUDA-aware mpi" and gpus.is_real() and not cuda_awareness().is_proven:
         pytest.skip("the MPI library is not CUDA-aware")
-    with pytest.MonkeyPatch.context() as patch:
+    last = process_group.size - 1
+    made = [
+        hc.new_group(backend=backend, group_desc="everybody"),
+        hc.new_group([last, 0][: process_group.size], backend=backend, sort_ranks=False, group_desc="reversed"),
+        hc.new_group([last], backend=backend, group_desc="alone"),
+    ]
+    mine = [group for group in made if isinstance(group, hc.ProcessGroup)]
+    for group in mine:
         if not gpus.is_real():
-            patch.setenv("HPCCOMM_CUDA_AWARE", "1" if "CUDA-aware" in request.param else "0")
-        last = process_group.size - 1
-        made = [
-            hc.new_group(backend=backend, group_desc="everybody"),
-            hc.new_group([last, 0][: process_group.size], backend=backend, sort_ranks=False, group_desc="reversed"),
-            hc.new_group([last], backend=backend, group_desc="alone"),
-        ]
-        mine = [group for group in made if isinstance(group, hc.ProcessGroup)]
-        yield mine
-        for group in mine:
-            group.destroy()
+            group.settings = replace(group.settings, cuda_aware="CUDA-aware" in request.param)
+    yield mine
+    for group in mine:
+        group.destroy()
 
 
 @pytest.fixture(autouse=True)

@@ -222,7 +222,6 @@ def test_destroy_waits_for_what_is_in_flight() -> None:
     work = hc.all_reduce(array, async_op=True)
     group.destroy()
     assert work.is_success()
-    hc.destroy_process_group()
 
 
 def test_destroy_of_a_communicator_that_does_not_end(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

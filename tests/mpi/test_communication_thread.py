@@ -17,8 +17,8 @@ from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.core.backend import Backend
-from hpccomm.core.tuning import Tuning
 from hpccomm.mpi.communication_thread import ThreadWork
+from hpccomm.process.tuning import Tuning
 
 from ..arrays import LAYOUTS, REDUCTIONS, assert_same, reduced, reductions_of, values
 from ..launch import launch
@@ -132,7 +132,7 @@ def test_a_work_that_is_dropped_goes_on_and_lets_go_of_its_arrays(group: hc.Proc
 
 def test_what_goes_wrong_is_raised_by_wait(group: hc.ProcessGroup) -> None:
     backend: Any = group._backends["cpu"]
-    work = backend.thread.launch("all_reduce", np.ones(10), "no operation")  # the checks would not let it through
+    work = backend._thread.launch("all_reduce", np.ones(10), "no operation")  # the checks would not let it through
     with pytest.raises(AttributeError):
         work.wait()
     assert work.status is hc.WorkStatus.FAILED
@@ -157,7 +157,7 @@ def test_a_thread_that_can_not_be_set_up_fails_its_operations(process_group: hc.
         comm.Free()
         raise hc.DistBackendError("no communicator is left")
 
-    backend.thread._make = make
+    backend._thread._make = make
     for _ in range(2):
         work = hc.all_reduce(np.ones(Tuning.thread_bytes // 8), group=group, async_op=True)
         with pytest.raises(hc.DistBackendError, match="no communicator is left"):

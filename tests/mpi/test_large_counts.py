@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.core.tuning import Tuning
 from hpccomm.mpi import datatypes, large_counts
+from hpccomm.process.tuning import Tuning
 
 from ..arrays import LAYOUTS, REDUCTIONS, assert_same, reduced, values
 
@@ -27,9 +27,8 @@ def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     tuning = Tuning(segment_bytes=32) if request.param == 6 else Tuning()
     datatypes._block.cache_clear()
     with hc.init_process_group() as group:
-        group._backends["cpu"] = large_counts.LargeCountMPIBackend(
-            hc.BackendOptions(None, group.rank, group.size, group.timeout, group.ranks, "", "cpu", group.comm, tuning)
-        )
+        group.tuning = tuning
+        group._backends["cpu"] = large_counts.LargeCountMPIBackend(group._options_for("cpu"))
         yield group
     datatypes._block.cache_clear()
 

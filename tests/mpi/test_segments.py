@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.core.tuning import Tuning
 from hpccomm.mpi.segments import columns, segments
+from hpccomm.process.tuning import Tuning
 
 from ..arrays import LAYOUTS, NUMERIC, REDUCTIONS, assert_same, dtype_name, reduced, reductions_of, values
 

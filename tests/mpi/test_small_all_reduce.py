@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.core.tuning import Tuning
 from hpccomm.mpi import shared_memory, small_all_reduce
 from hpccomm.mpi.small_all_reduce import SmallAllReduce
+from hpccomm.process.tuning import Tuning
 
 pytestmark = [pytest.mark.usefixtures("process_group"), pytest.mark.mpi(min_size=2)]
 

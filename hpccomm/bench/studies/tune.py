@@ -18,7 +18,7 @@ import numpy as np
 
 import hpccomm as hc
 
-from ...core.tuning import Tuning
+from ...process.tuning import Tuning
 from ...ranks import get_node_count
 from ..measure import Plan, measure
 

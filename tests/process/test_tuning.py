@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.core.tuning import Tuning, as_json, tuning
+from hpccomm.process.tuning import Tuning, as_json, tuning
 
 from ..launch import launch
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..process.loaded_library import path_of_library
+from .mpi_library import path_of_library
 
 
 class CudaAwareness(NamedTuple):
@@ -33,6 +33,15 @@ def cuda_awareness(environ: Mapping[str, str] = os.environ) -> CudaAwareness:
         return CudaAwareness(said == "1", f"HPCCOMM_CUDA_AWARE={said}")
     if said:
         raise ValueError(f"HPCCOMM_CUDA_AWARE is {said!r}; expected 0 or 1")
+    return _library_says()
+
+
+def asked_of_the_library() -> bool:
+    """Return whether the MPI library of this process says of itself that it takes pointers to GPU memory."""
+    return _library_says().is_proven
+
+
+def _library_says() -> CudaAwareness:
     path = path_of_library("libmpi")
     if path is None:
         return CudaAwareness(False, "the MPI library's file was not found; HPCCOMM_CUDA_AWARE=1 if you know that it is")

@@ -1,0 +1,361 @@
+"""What each operation accepts: one function for each, used by its ordinary, persistent and batched form alike.
+
+A function checks the arguments and returns the Call, which is all that the door (`ProcessGroup._run`) needs to know.
+Nothing is sent, and no array is touched. `form` is added to the operation's name in messages: ``"_init"``. Ranks are
+ranks of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..errors import here
+from . import checks
+from .arrays import Array
+from .options import Membership
+from .reduce_op import ReduceOp, ReduceOpLike
+from .work import as_seconds
+
+# (name, device, what result() gives back, the arguments of the backend's method without async_op)
+Call: TypeAlias = "tuple[str, str, Any, tuple[Any, ...]]"
+
+
+# -- one array ---------------------------------------------------------------------------------------
+
+
+def broadcast(group: Membership, array: Array, root: int, form: str = "") -> Call:
+    """Accept any array; it is written where this rank is not the root."""
+    name = "broadcast" + form
+    root = rank(group, f"{name}: root", root)
+    device, view = (checks.readable if root == group.rank else checks.writable)(name, "array", array)
+    return "broadcast", device, array, (view, root)
+
+
+def all_reduce(group: Membership, array: Array, op: ReduceOpLike, form: str = "") -> Call:
+    """Accept an array that `op` can reduce."""
+    device, view, reduce_op = checks.reducible("all_reduce" + form, "array", array, op)
+    return "all_reduce", device, array, (view, reduce_op)
+
+
+def reduce(group: Membership, array: Array, root: int, op: ReduceOpLike) -> Call:
+    """Accept an array that `op` can reduce; it is written where this rank is the root."""
+    root = rank(group, "reduce: root", root)
+    check = checks.writable if root == group.rank else checks.readable
+    device, view, reduce_op = checks.reducible("reduce", "array", array, op, check)
+    return "reduce", device, array, (view, root, reduce_op)
+
+
+def scan(group: Membership, name: str, array: Array, op: ReduceOpLike) -> Call:
+    """Accept an array that `op` can reduce; `name` is "scan" or "exscan"."""
+    device, view, reduce_op = checks.reducible(name, "array", array, op)
+    if reduce_op is ReduceOp.AVG:
+        raise ValueError(f"{name}: AVG has no meaning for a prefix; use SUM and divide by the rank + 1{here()}")
+    return name, device, array, (view, reduce_op)
+
+
+# -- one array from or to each rank ------------------------------------------------------------------
+
+
+def all_gather(group: Membership, output_list: Sequence[Array], array: Array) -> Call:
+    """Accept a list of one array for each rank, this rank's as large as `array`."""
+    device, view = checks.readable("all_gather", "array", array)
+    device_out, outputs = checks.writable_list("all_gather", "output_list", output_list, group.size)
+    _check_own_part(group, "all_gather", "output_list", device_out, outputs, "array", device, view)
+    return "all_gather", device, output_list, (outputs, view)
+
+
+def all_gather_single(group: Membership, output: Array, input: Array, form: str = "") -> Call:
+    """Accept an output as large as the inputs of all ranks together."""
+    name = "all_gather_single" + form
+    device, out, view = checks.pair(name, output, input)
+    _check_multiple(group, name, "output", out, "input", view)
+    return "all_gather_single", device, output, (out, view)
+
+
+def gather(group: Membership, array: Array, gather_list: Sequence[Array] | None, root: int) -> Call:
+    """Accept a list of one array for each rank on the root, and none elsewhere."""
+    root = rank(group, "gather: root", root)
+    device, view = checks.readable("gather", "array", array)
+    outputs = None
+    if has_list(group, "gather", "gather_list", gather_list, "destination", root):
+        device_out, outputs = checks.writable_list("gather", "gather_list", gather_list or (), group.size)
+        _check_own_part(group, "gather", "gather_list", device_out, outputs, "array", device, view)
+    return "gather", device, gather_list, (view, outputs, root)
+
+
+def scatter(group: Membership, output: Array, scatter_list: Sequence[Array] | None, root: int) -> Call:
+    """Accept a list of one array for each rank on the root, and none elsewhere."""
+    root = rank(group, "scatter: root", root)
+    device, view = checks.writable("scatter", "output", output)
+    inputs = None
+    if has_list(group, "scatter", "scatter_list", scatter_list, "source", root):
+        device_in, inputs = checks.readable_list("scatter", "scatter_list", scatter_list or (), group.size)
+        _check_own_part(group, "scatter", "scatter_list", device_in, inputs, "output", device, view)
+    return "scatter", device, output, (view, inputs, root)
+
+
+def reduce_scatter(group: Membership, output: Array, input_list: Sequence[Array], op: ReduceOpLike) -> Call:
+    """Accept a list of one array for each rank, this rank's as large as `output`."""
+    device, view = checks.writable("reduce_scatter", "output", output)
+    device_in, inputs = checks.readable_list("reduce_scatter", "input_list", input_list, group.size)
+    _check_own_part(group, "reduce_scatter", "input_list", device_in, inputs, "output", device, view)
+    return "reduce_scatter", device, output, (view, inputs, checks.reduction("reduce_scatter", "output", view, op))
+
+
+def reduce_scatter_single(group: Membership, output: Array, input: Array, op: ReduceOpLike, form: str = "") -> Call:
+    """Accept an input as large as the outputs of all ranks together."""
+    name = "reduce_scatter_single" + form
+    device, out, view = checks.pair(name, output, input)
+    _check_multiple(group, name, "input", view, "output", out)
+    return "reduce_scatter_single", device, output, (out, view, checks.reduction(name, "output", out, op))
+
+
+def all_to_all(group: Membership, output_list: Sequence[Array], input_list: Sequence[Array]) -> Call:
+    """Accept two lists of one array for each rank; this rank's two are as large as each other."""
+    device, outputs = checks.writable_list("all_to_all", "output_list", output_list, group.size)
+    device_in, inputs = checks.readable_list("all_to_all", "input_list", input_list, group.size)
+    own = f"input_list[{group.rank}]"
+    _check_own_part(group, "all_to_all", "output_list", device, outputs, own, device_in, inputs[group.rank])
+    return "all_to_all", device, output_list, (outputs, inputs)
+
+
+def all_to_all_single(
+    group: Membership,
+    output: Array,
+    input: Array,
+    output_split_sizes: Sequence[int] | np.ndarray | None,
+    input_split_sizes: Sequence[int] | np.ndarray | None,
+    form: str = "",
+) -> Call:
+    """Accept two arrays and how many rows of each belong to each rank; without split sizes all get as many."""
+    name = "all_to_all_single" + form
+    device, out, view = checks.pair(name, output, input)
+    to_receive = checks.splits(name, "output", out, output_split_sizes, group.size)
+    to_send = checks.splits(name, "input", view, input_split_sizes, group.size)
+    kept, room = to_send[group.rank], to_receive[group.rank]
+    if kept != room:
+        raise ValueError(f"{name}: this rank sends {kept} elements to itself, but output has room for {room}{here()}")
+    # Equal parts are a form, not a coincidence of counts: ranks can't see each other's counts, and decide alike.
+    if not checks.has_splits(output_split_sizes) and not checks.has_splits(input_split_sizes):
+        return "all_to_all_single", device, output, (out, view, None, None)
+    return "all_to_all_single", device, output, (out, view, to_receive, to_send)
+
+
+# -- many arrays in one message ----------------------------------------------------------------------
+
+
+def all_reduce_coalesced(group: Membership, arrays: Sequence[Array], op: ReduceOpLike, form: str = "") -> Call:
+    """Accept arrays of one device that `op` can reduce."""
+    name = "all_reduce_coalesced" + form
+    device, views = checks.array_list(name, "arrays", arrays)
+    return "all_reduce_coalesced", device, arrays, (views, checks.reductions(name, "arrays", views, op))
+
+
+def broadcast_coalesced(group: Membership, arrays: Sequence[Array], root: int) -> Call:
+    """Accept arrays of one device; they are written where this rank is not the root."""
+    root = rank(group, "broadcast_coalesced: root", root)
+    check = checks.readable if root == group.rank else checks.writable
+    device, views = checks.array_list("broadcast_coalesced", "arrays", arrays, check)
+    return "broadcast_coalesced", device, arrays, (views, root)
+
+
+def all_gather_coalesced(group: Membership, output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array]) -> Call:
+    """Accept a list for each rank of as many arrays as there are inputs; this rank's are as large as those."""
+    name = "all_gather_coalesced"
+    device, views = checks.array_list(name, "arrays", arrays, checks.readable)
+    if len(output_lists) != group.size or any(len(outputs) != len(views) for outputs in output_lists):
+        raise ValueError(
+            f"{name}: output_lists must be {group.size} lists (one per rank) of {len(views)} arrays "
+            f"(one per input){here()}"
+        )
+    outputs = []
+    for owner, output_list in enumerate(output_lists):
+        device_out, gathered = checks.array_list(name, f"output_lists[{owner}]", output_list)
+        for i, (out, view) in enumerate(zip(gathered, views, strict=True)):
+            names = f"output_lists[{owner}][{i}] and arrays[{i}]"
+            checks.alike(name, device_out, out, device, view, names)
+            if owner == group.rank:
+                checks.same_size(name, names, out, view)
+        outputs.append(gathered)
+    return name, device, output_lists, (outputs, views)
+
+
+def all_gather_single_coalesced(group: Membership, outputs: Sequence[Array], inputs: Sequence[Array]) -> Call:
+    """Accept pairs as all_gather_single does, of one device."""
+    device, outs, views = _pairs(group, "all_gather_single_coalesced", outputs, inputs, larger="outputs")
+    return "all_gather_single_coalesced", device, outputs, (outs, views)
+
+
+def reduce_scatter_single_coalesced(
+    group: Membership, outputs: Sequence[Array], inputs: Sequence[Array], op: ReduceOpLike
+) -> Call:
+    """Accept pairs as reduce_scatter_single does, of one device."""
+    name = "reduce_scatter_single_coalesced"
+    device, outs, views = _pairs(group, name, outputs, inputs, larger="inputs")
+    return name, device, outputs, (outs, views, checks.reductions(name, "outputs", outs, op))
+
+
+def _pairs(
+    group: Membership, name: str, outputs: Sequence[Array], inputs: Sequence[Array], larger: str
+) -> tuple[str, list[Any], list[Any]]:
+    device, outs = checks.array_list(name, "outputs", outputs)
+    device_in, views = checks.array_list(name, "inputs", inputs, checks.readable)
+    if len(outs) != len(views):
+        raise ValueError(f"{name}: there are {len(outs)} outputs and {len(views)} inputs; expected pairs{here()}")
+    large, small = (outs, views) if larger == "outputs" else (views, outs)
+    if device == device_in == "cpu" and checks.pairs_fit(large, small, group.size):
+        return device, outs, views
+    for i, (out, view) in enumerate(zip(outs, views, strict=True)):
+        checks.alike(name, device, out, device_in, view, f"outputs[{i}] and inputs[{i}]")
+        pair = (f"outputs[{i}]", out, f"inputs[{i}]", view)
+        _check_multiple(group, name, *(pair if larger == "outputs" else pair[2:] + pair[:2]))
+    return device, outs, views
+
+
+# -- messages ----------------------------------------------------------------------------------------
+
+
+def send(group: Membership, array: Array, dst: int, tag: int, form: str = "", is_blocking: bool = False) -> Call:
+    """Accept an array, a rank and a tag; a blocking send to this rank itself would never end."""
+    name = "send" + form
+    device, view = checks.readable(name, "array", array)
+    return "send", device, array, (view, _peer(group, name, "dst", dst, is_blocking), _tag(group, name, "tag", tag))
+
+
+def recv(group: Membership, array: Array, src: int | None, tag: int, form: str = "", is_blocking: bool = False) -> Call:
+    """Accept an array, a rank (None: any) and a tag; a blocking receive from this rank itself would never end."""
+    name = "recv" + form
+    device, view = checks.writable(name, "array", array)
+    source = None if src is None else _peer(group, name, "src", src, is_blocking)
+    return "recv", device, array, (view, source, _tag(group, name, "tag", tag))
+
+
+def sendrecv(
+    group: Membership, array: Array, dst: int, output: Array, src: int | None, tag: int, recv_tag: int | None
+) -> Call:
+    """Accept two arrays of one device, of whatever dtypes and sizes."""
+    device, view = checks.readable("sendrecv", "array", array)
+    device_out, out = checks.writable("sendrecv", "output", output)
+    if device != device_out:
+        raise ValueError(f"sendrecv: array and output are on {device} and {device_out}; one call, one device{here()}")
+    dst = rank(group, "sendrecv: dst", dst)
+    source = None if src is None else rank(group, "sendrecv: src", src)
+    tag = _tag(group, "sendrecv", "tag", tag)
+    recv_tag = tag if recv_tag is None else _tag(group, "sendrecv", "recv_tag", recv_tag)
+    return "sendrecv", device, output, (view, dst, out, source, tag, recv_tag)
+
+
+def _peer(group: Membership, name: str, argument: str, given: int, is_blocking: bool) -> int:
+    peer = rank(group, f"{name}: {argument}", given)
+    if is_blocking and peer == group.rank:
+        raise ValueError(
+            f"{name}: {argument} is this rank itself, which a blocking {name} would wait for for ever; "
+            f"use i{name}, or sendrecv{here()}"
+        )
+    return peer
+
+
+# -- objects -----------------------------------------------------------------------------------------
+
+
+def send_object_list(group: Membership, dst: int, tag: int) -> tuple[int, int]:
+    """Accept a rank other than this one, and a tag."""
+    return _peer(group, "send_object_list", "dst", dst, True), _tag(group, "send_object_list", "tag", tag)
+
+
+def recv_object_list(group: Membership, src: int | None, tag: int) -> tuple[int | None, int]:
+    """Accept a rank other than this one (None: any), and a tag."""
+    source = None if src is None else _peer(group, "recv_object_list", "src", src, True)
+    return source, _tag(group, "recv_object_list", "tag", tag)
+
+
+def slots(group: Membership, name: str, argument: str, given: Sequence[Any] | None) -> None:
+    """Refuse a list that has not one slot for each rank."""
+    if not hasattr(given, "__len__"):
+        raise TypeError(f"{name}: {argument} is {given!r}; expected a list{here()}")
+    if len(given) != group.size:  # type: ignore[arg-type]
+        raise ValueError(
+            f"{name}: {argument} has {len(given)} slots; "  # type: ignore[arg-type]
+            f"expected one for each of the {group.size} ranks{here()}"
+        )
+
+
+# -- the rest ----------------------------------------------------------------------------------------
+
+
+def monitored_barrier(group: Membership, timeout: timedelta | float | None) -> float:
+    """Accept a time of 0 or more; return it in seconds."""
+    seconds = as_seconds(group.timeout if timeout is None else timeout, "monitored_barrier: timeout")
+    if not seconds >= 0:
+        raise ValueError(f"monitored_barrier: timeout is {timeout}; expected 0 or more seconds{here()}")
+    return seconds
+
+
+def empty_shared(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Accept lengths of 0 or more and any dtype that can be moved."""
+    given = shape if isinstance(shape, tuple | list) else (shape,)
+    lengths = tuple(checks.integer("empty_shared: a length of shape", length) for length in given)
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"empty_shared: shape is {shape}; a length can't be negative{here()}")
+    kind = np.dtype(dtype)
+    checks.writable("empty_shared", "the array", np.empty(0, kind))
+    return lengths, kind
+
+
+# -- pieces ------------------------------------------------------------------------------------------
+
+
+def rank(group: Membership, what: str, given: int) -> int:
+    """Return a rank of the group, having checked that it is one."""
+    number = checks.integer(what, given)
+    if not 0 <= number < group.size:
+        raise ValueError(f"{what} is {number}; expected 0 to {group.size - 1}{here()}")
+    return number
+
+
+def _tag(group: Membership, name: str, argument: str, given: int) -> int:
+    tag = checks.integer(f"{name}: {argument}", given)
+    if not 0 <= tag <= group.largest_tag:
+        raise ValueError(f"{name}: {argument} is {tag}; this MPI allows 0 to {group.largest_tag}{here()}")
+    return tag
+
+
+def has_list(group: Membership, name: str, argument: str, given: Sequence[Any] | None, role: str, root: int) -> bool:
+    """Whether this rank is the root, having checked that the list is given there and nowhere else."""
+    if group.rank == root:
+        if given is None:
+            raise ValueError(f"{name}: {argument} is missing, and this rank is the {role}{here()}")
+        return True
+    if given:
+        raise ValueError(
+            f"{name}: {argument} is given, but this rank is not the {role}; pass it on that rank only{here()}"
+        )
+    return False
+
+
+def _check_own_part(
+    group: Membership,
+    name: str,
+    argument: str,
+    device: str,
+    parts: list[Any],
+    other: str,
+    other_device: str,
+    array: Any,
+) -> None:
+    names = f"{argument}[{group.rank}] and {other}"
+    part = parts[group.rank]
+    checks.alike(name, device, part, other_device, array, names)
+    checks.same_size(name, names, part, array)
+
+
+def _check_multiple(group: Membership, name: str, large_name: str, large: Any, small_name: str, small: Any) -> None:
+    if large.size != group.size * small.size:
+        raise ValueError(
+            f"{name}: {large_name} has {large.size} elements; expected {group.size * small.size}, "
+            f"{group.size} ranks times the {small.size} of {small_name}{here()}"
+        )

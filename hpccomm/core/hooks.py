@@ -1,0 +1,138 @@
+"""Hooks: what a program can hang on the one door that every operation of a group passes."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .group import ProcessGroup
+    from .reduce_op import ReduceOp
+
+
+class Operation:
+    """One operation of a group, as hooks see it.
+
+    Attributes
+    ----------
+    group : ProcessGroup
+    name : str
+        ``"all_reduce"``; the start of a persistent operation is ``"all_reduce_start"``.
+    sequence_number : int
+        Its number among the operations of its group on this rank, from 1.
+    device : str
+        Whose backend does it: ``"cpu"``, ``"cuda"`` ... or ``"objects"``.
+    async_op : bool
+    arguments : dict
+        What the backend is called with, by name: ``{"array": ..., "op": ReduceOp.SUM}``. Ranks in it are ranks of the
+        group. The names of each operation are in the documentation, "Operations".
+    error : BaseException or None
+        What went wrong, when it has ended.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_hooks",
+        "arguments",
+        "async_op",
+        "device",
+        "error",
+        "group",
+        "name",
+        "sequence_number",
+    )
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        name: str,
+        sequence_number: int,
+        device: str,
+        async_op: bool,
+        arguments: dict[str, Any],
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.group = group
+        self.name = name
+        self.sequence_number = sequence_number
+        self.device = device
+        self.async_op = async_op
+        self.arguments = arguments
+        self.error: BaseException | None = None
+        self._hooks = hooks
+
+    def begin(self) -> None:
+        """Tell the hooks that it is about to begin."""
+        for hook in self._hooks:
+            hook.begin(self)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Tell the same hooks that it has ended, also one that has been removed meanwhile."""
+        self.error = error
+        for hook in self._hooks:
+            hook.end(self)
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays among the arguments, those of lists one by one."""
+        found: list[Any] = []
+        pending = list(self.arguments.values())
+        while pending:
+            value = pending.pop(0)
+            if isinstance(value, list | tuple):
+                pending[:0] = value
+            elif hasattr(value, "dtype") and hasattr(value, "size"):
+                found.append(value)
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays together."""
+        return sum(array.size * array.dtype.itemsize for array in self.arrays)
+
+    @property
+    def op(self) -> ReduceOp | None:
+        """The reduction, of an operation that reduces."""
+        return self.arguments.get("op")
+
+    @property
+    def peer(self) -> int | None:
+        """The root, the destination or the source: a rank of the group; None where there is none, and for "any"."""
+        for name in ("root", "dst", "src"):
+            if name in self.arguments:
+                return self.arguments[name]  # type: ignore[no-any-return]
+        return None
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.name} #{self.sequence_number} of {self.group.name!r}>"
+
+
+class Hook(Protocol):
+    """What `ProcessGroup.register_hook` takes; both methods are called on every operation of the group."""
+
+    def begin(self, operation: Operation) -> None:
+        """Called before the transport is; what it raises keeps the operation from starting."""
+
+    def end(self, operation: Operation) -> None:
+        """Called when the operation has ended, well or not: of an asynchronous one in the thread that notices."""
+
+
+class RemovableHandle:
+    """What `register_hook` returns: `remove` takes the hook away again, and so does the end of a ``with`` block."""
+
+    def __init__(self, remove: Callable[[], None]) -> None:
+        self._remove: Callable[[], None] | None = remove
+
+    def remove(self) -> None:
+        """Take the hook away; doing it twice does nothing."""
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
+
+    def __enter__(self) -> RemovableHandle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.remove()

@@ -1,0 +1,106 @@
+"""The list of operations: what each is called, what it is about, and which forms it has.
+
+Hooks get their description of an operation from it, `NonMember` its methods, the documentation its table
+(``docs/guide/operations.md``), and the tests their matrix. Adding an operation begins with a line here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OperationSpec:
+    """One operation.
+
+    Attributes
+    ----------
+    name : str
+        What it is called in `hpccomm`, in `ProcessGroup` and in `Backend`.
+    arguments : tuple of str
+        What describes a call of it, in the order in which `Backend`'s method takes it.
+    summary : str
+        What it does.
+    is_asynchronous : bool
+        Whether it takes ``async_op``.
+    is_collected : bool
+        Whether a coalescing() block collects it.
+    is_persistent : bool
+        Whether there is a ``*_init`` form.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    summary: str
+    is_asynchronous: bool = True
+    is_collected: bool = False
+    is_persistent: bool = False
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it combines the ranks' arrays by a ReduceOp."""
+        return "op" in self.arguments
+
+    @property
+    def is_on_lists(self) -> bool:
+        """Whether it takes lists of arrays."""
+        return bool({"outputs", "inputs", "arrays", "output_lists"} & set(self.arguments))
+
+    @property
+    def is_a_message(self) -> bool:
+        """Whether it is between two ranks."""
+        return "dst" in self.arguments or "src" in self.arguments
+
+
+def _spec(name: str, arguments: str, summary: str, forms: str = "async") -> OperationSpec:
+    words = forms.split()
+    return OperationSpec(
+        name, tuple(arguments.split()), summary, "async" in words, "collected" in words, "persistent" in words
+    )
+
+
+OPERATIONS: dict[str, OperationSpec] = {
+    spec.name: spec
+    for spec in (
+        _spec("broadcast", "array root", "one rank's array to all", "async collected persistent"),
+        _spec("all_reduce", "array op", "the reduction, on every rank", "async collected persistent"),
+        _spec("reduce", "array root op", "the reduction, on one rank"),
+        _spec("scan", "array op", "the reduction over ranks 0 to this one"),
+        _spec("exscan", "array op", "the reduction over the ranks before this one"),
+        _spec("all_gather", "outputs array", "every rank's array, in a list, on every rank"),
+        _spec("all_gather_single", "output array", "the same, in one array", "async collected persistent"),
+        _spec("gather", "array outputs root", "every rank's array, in a list, on one rank"),
+        _spec("scatter", "output inputs root", "one array of one rank's list to each rank"),
+        _spec("reduce_scatter", "output inputs op", "the reduction of the r-th arrays, on rank r"),
+        _spec("reduce_scatter_single", "output array op", "the same, of one array", "async collected persistent"),
+        _spec("all_to_all", "outputs inputs", "one array from each rank to each rank"),
+        _spec(
+            "all_to_all_single",
+            "output array output_counts input_counts",
+            "the same, with parts of one array",
+            "async persistent",
+        ),
+        _spec("all_reduce_coalesced", "arrays op", "all_reduce of many arrays at once", "async persistent"),
+        _spec("broadcast_coalesced", "arrays root", "broadcast of many arrays at once"),
+        _spec("all_gather_coalesced", "output_lists arrays", "all_gather of many arrays at once"),
+        _spec("all_gather_single_coalesced", "outputs arrays", "all_gather_single of many arrays at once"),
+        _spec("reduce_scatter_single_coalesced", "outputs arrays op", "reduce_scatter_single of many arrays at once"),
+        _spec("all_reduce_sparse", "matrix op", "the sum of sparse matrices: what all_reduce does with one"),
+        _spec("send", "array dst tag", "a message to one rank (isend)", "async persistent"),
+        _spec("recv", "array src tag", "a message from one rank, or from any (irecv)", "async persistent"),
+        _spec("sendrecv", "array dst output src tag recv_tag", "a message each way at once"),
+        _spec("barrier", "", "every rank has arrived"),
+        _spec("monitored_barrier", "timeout wait_all_ranks", "the same, or who is missing", ""),
+        _spec("all_gather_object", "obj", "every rank's Python object, on every rank", ""),
+        _spec("gather_object", "obj root", "every rank's Python object, on one rank", ""),
+        _spec("broadcast_object_list", "objects root", "one rank's Python objects to all", ""),
+        _spec("scatter_object_list", "objects root", "one Python object of one rank's list to each rank", ""),
+        _spec("send_object_list", "objects dst tag", "Python objects to one rank", ""),
+        _spec("recv_object_list", "src tag", "Python objects from one rank, or from any", ""),
+        _spec("empty_shared", "shape dtype", "an array that the ranks of a node share", ""),
+        _spec("fence", "array", "what was written to a node-shared array is there for all", ""),
+        _spec("coalescing", "calls", "what a coalescing() block has collected"),
+    )
+}
+
+START = "_start"  # what the start of a persistent operation is called: "all_reduce_start"

@@ -1,0 +1,98 @@
+"""What a group is made of, and what the creator of a backend is told of it: one list of fields for both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..process.settings import Settings
+from ..process.tuning import Tuning
+from .registry import BackendConfig
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(eq=False, repr=False)
+class Membership:
+    """The members of a group, as one of them sees it.
+
+    Attributes
+    ----------
+    rank : int
+        This process's rank in the group.
+    size : int
+        How many ranks there are.
+    ranks : tuple of int
+        The global rank of each member.
+    comm : mpi4py.MPI.Intracomm
+        The group's private communicator. Traffic of your own on it would mix with hpccomm's: duplicate it first.
+    nodes : tuple of int
+        The number of the node of each member.
+    config : BackendConfig
+    settings : Settings
+        What the environment variables HPCCOMM_* say, the same on every rank.
+    timeout : timedelta
+        What monitored_barrier and destroy allow.
+    name : str
+    description : str
+    device_id : int, "auto" or None
+        What init_process_group was told of this rank's GPU.
+    largest_tag : int
+        The largest tag that a message may have.
+    """
+
+    rank: int
+    size: int
+    ranks: tuple[int, ...] = ()
+    comm: MPI.Intracomm | None = None
+    nodes: tuple[int, ...] = ()
+    config: BackendConfig = field(default_factory=BackendConfig)
+    settings: Settings = field(default_factory=Settings)
+    timeout: timedelta = DEFAULT_TIMEOUT
+    name: str = ""
+    description: str = ""
+    device_id: int | Literal["auto"] | None = None
+    largest_tag: int = 32765  # what every MPI allows (MPI-4.1 §9.1.2), less the two that hpccomm uses
+
+    def __post_init__(self) -> None:
+        self.ranks = tuple(self.ranks or range(self.size))
+        self.nodes = tuple(self.nodes or [0] * self.size)
+
+    @property
+    def tuning(self) -> Tuning:
+        """From which sizes on an operation is done in which way."""
+        return self.settings.tuning
+
+    @tuning.setter
+    def tuning(self, table: Tuning) -> None:
+        self.settings = replace(self.settings, tuning=table)
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """The ranks (in the group) of the members on this node."""
+        return [rank for rank, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
+
+    @property
+    def local_rank(self) -> int:
+        """This process's rank among the members on this node."""
+        return self.local_ranks.index(self.rank)
+
+
+@dataclass(eq=False, repr=False)
+class BackendOptions(Membership):
+    """What the creator of a backend is told (``register_backend(..., extended_api=True)``): its group, and its device.
+
+    `store` is None in this version.
+    """
+
+    device: str = "cpu"
+    store: Any = None
+
+    @property
+    def group_name(self) -> str:
+        """The name of the group."""
+        return self.name

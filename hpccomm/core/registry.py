@@ -1,0 +1,186 @@
+"""The registry of backends, by name; BackendConfig: which of them serves which device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import here
+from .arrays import BUILT_IN_DEVICES, known_devices
+from .by_name import by_name
+
+if TYPE_CHECKING:
+    from .backend import Backend
+    from .group import ProcessGroup
+
+DEFAULT_DEVICE_MAP = {"cpu": "mpi", "cuda": "nccl"}
+Creator = Callable[..., "Backend | ProcessGroup"]
+
+
+@dataclass
+class Registered:
+    """One row of the registry; `creator` is a function, or a "module:name" that is imported when needed."""
+
+    creator: Creator | str
+    devices: tuple[str, ...]
+    extended_api: bool
+    needs: str | None = None  # a "module:function" that raises ImportError where what it needs is not installed
+
+    def load(self) -> Creator:
+        """Return the creator, imported; ImportError says what is missing."""
+        if self.needs is not None:
+            by_name(self.needs)()
+        if isinstance(self.creator, str):
+            self.creator = by_name(self.creator)
+        return self.creator  # type: ignore[return-value]
+
+
+REGISTRY: dict[str, Registered] = {
+    "mpi": Registered("hpccomm.mpi.create:create", ("cpu",), extended_api=True),
+    "nccl": Registered("hpccomm.nccl.backend:create", ("cuda",), extended_api=True, needs="hpccomm.cuda.seam:nccl"),
+}
+
+# Python objects travel over the group's MPI communicator, whatever the device map says.
+OBJECTS = "objects"
+OBJECT_TRANSPORT = "hpccomm.mpi.objects:create"
+
+
+def register_backend(
+    name: str, creator: Creator, *, devices: str | Sequence[str] | None = None, extended_api: bool = False
+) -> None:
+    """Add a backend, to be used in configurations: ``init_process_group("cpu:mpi,cuda:" + name)``.
+
+    Parameters
+    ----------
+    name : str
+        What configurations call it.
+    creator : callable
+        Makes one instance for one group: ``creator(store, rank, size, timeout)``, or, with `extended_api`,
+        ``creator(options, backend_options)`` where `options` is a :class:`BackendOptions` and `backend_options`
+        is None for now. It returns a :class:`Backend`; or a whole :class:`ProcessGroup` of a class of your own,
+        which then *is* the group (this needs a configuration with this one backend and nothing else, such as
+        ``init_process_group(name)``). `store` is None in this version.
+    devices : str or list of str, optional
+        The devices it serves. Default: all known ones.
+    extended_api : bool
+        See `creator`.
+
+    Raises
+    ------
+    ValueError
+        The name is taken or is not a plain word, or a device is unknown.
+    TypeError
+        `creator` is not callable.
+
+    Notes
+    -----
+    An installed package announces its backends without being imported, by entry points of the group
+    ``hpccomm.backends``; each is a creator with the extended API, imported when a group first needs it.
+    """
+    name = name.strip().lower()
+    if not name.isidentifier():
+        raise ValueError(f"register_backend: {name!r} is not a backend name; use letters, digits and '_'")
+    if name in known_backends():
+        raise ValueError(f"register_backend: a backend called {name!r} exists already; choose another name")
+    if not callable(creator):
+        raise TypeError(f"register_backend: creator is {creator!r}; expected a function that returns a Backend")
+    serves = known_devices() if devices is None else (devices,) if isinstance(devices, str) else tuple(devices)
+    for device in serves:
+        if device not in known_devices():
+            raise ValueError(
+                f"register_backend: no device is called {device!r}; the devices are "
+                f"{', '.join(known_devices())} (register_device adds one)"
+            )
+    REGISTRY[name] = Registered(creator, serves, extended_api)
+
+
+def known_backends() -> tuple[str, ...]:
+    """Return the names of all backends: built in, registered, and announced by installed packages."""
+    for name, creator in _announced_backends():
+        if name not in REGISTRY:
+            REGISTRY[name] = Registered(creator, known_devices(), extended_api=True)
+    return tuple(REGISTRY)
+
+
+@functools.cache
+def _announced_backends() -> list[tuple[str, str]]:
+    from importlib.metadata import entry_points  # takes 20 ms
+
+    return [(entry.name.lower(), entry.value) for entry in entry_points(group="hpccomm.backends")]
+
+
+def is_custom(name: str) -> bool:
+    """Whether `name` came by register_backend or an installed package, and not with hpccomm."""
+    return name not in DEFAULT_DEVICE_MAP.values()
+
+
+def is_backend_available(name: str) -> bool:
+    """Whether a backend called `name` is known and what it needs is installed here."""
+    name = name.strip().lower()
+    if name not in known_backends():
+        return False
+    try:
+        REGISTRY[name].load()
+    except Exception:  # whatever keeps it from loading: a missing package, a missing library
+        return False
+    return True
+
+
+class BackendConfig:
+    """Which backend serves which device, parsed from what the user wrote.
+
+    ``None`` maps every known device; ``"mpi"`` maps the devices that backend serves; ``"cpu:mpi,cuda:nccl"``
+    says it for each. Case and white space do not matter. Everything else is a ValueError that shows the bad
+    part and lists the names known.
+
+    >>> str(BackendConfig(" CPU:mpi, cuda:NCCL"))
+    'cpu:mpi,cuda:nccl'
+    """
+
+    def __init__(self, backend: str | None = None) -> None:
+        if backend is None:
+            self.device_map = dict(DEFAULT_DEVICE_MAP)
+            for name in known_backends():
+                for device in REGISTRY[name].devices:
+                    if device not in BUILT_IN_DEVICES:
+                        self.device_map.setdefault(device, name)
+        elif isinstance(backend, str):
+            self.device_map = self._parse(backend)
+        else:
+            raise TypeError(f"backend is {backend!r}; expected a string such as 'cpu:mpi,cuda:nccl', or None{here()}")
+
+    @classmethod
+    def _parse(cls, text: str) -> dict[str, str]:
+        if ":" not in text and "," not in text:
+            name = text.strip().lower()
+            cls._known("backend", name, known_backends(), text)
+            return dict.fromkeys(REGISTRY[name].devices, name)
+        device_map: dict[str, str] = {}
+        for part in text.split(","):
+            device, colon, name = (piece.strip().lower() for piece in part.partition(":"))
+            if not colon or not device or not name or ":" in name:
+                raise ValueError(
+                    f"backend {text!r}: {part!r} is not 'device:backend'; "
+                    f"the devices are {', '.join(known_devices())}, the backends {', '.join(known_backends())}{here()}"
+                )
+            cls._known("device", device, known_devices(), text)
+            cls._known("backend", name, known_backends(), text)
+            if device in device_map:
+                raise ValueError(f"backend {text!r}: {part!r} maps {device!r} a second time{here()}")
+            device_map[device] = name
+        return device_map
+
+    @staticmethod
+    def _known(what: str, name: str, names: Sequence[str], text: str) -> None:
+        if name not in names:
+            raise ValueError(
+                f"backend {text!r}: no {what} is called {name!r}; the {what}s are {', '.join(names)}{here()}"
+            )
+
+    def __str__(self) -> str:
+        return ",".join(f"{device}:{name}" for device, name in self.device_map.items())
+
+    def __repr__(self) -> str:
+        return f"BackendConfig({str(self)!r})"

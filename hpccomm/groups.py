@@ -1,0 +1,298 @@
+"""Groups made from the world, or from one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from .core import checks
+from .core.group import ProcessGroup, as_timedelta, make_group
+from .core.non_member import Group, NonMember
+from .core.options import Membership
+from .core.registry import BackendConfig
+from .errors import DistError, here
+from .process import mpi_library
+from .world import connect, current_world, member
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_made = 0  # groups made so far: numbers them in messages
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    sort_ranks: bool = True,
+    comm: MPI.Intracomm | None = None,
+) -> Group:
+    """Make a group of some ranks of the world.
+
+    Every rank of the world calls it, with the same arguments and in the same order as its other groups; with
+    `use_local_synchronization` only the members need to.
+
+    Parameters
+    ----------
+    ranks : list of int, optional
+        Global ranks of the members. Default: all.
+    timeout : timedelta or float (seconds), optional
+        Default: the world's.
+    backend : str, optional
+        As for init_process_group. Default: the world's configuration.
+    use_local_synchronization : bool
+        Only the members call (fewer processes take part).
+    group_desc : str, optional
+        A description for messages.
+    sort_ranks : bool
+        True: ranks in the group follow the global ranks. False: they follow the order of `ranks`.
+    comm : mpi4py.MPI.Intracomm, optional
+        Instead of `ranks`: a communicator of some ranks of the world, such as ``cart.Sub(...)``; it is duplicated. Only
+        its ranks call, and where it is ``MPI.COMM_NULL`` the result is a NonMember.
+
+    Returns
+    -------
+    ProcessGroup or NonMember
+        A NonMember on ranks that are not in the group: operations on it warn once and return None.
+
+    Raises
+    ------
+    ValueError
+        `ranks` is empty, has a duplicate, or a rank that does not exist; a rank of `comm` is not in the world; or both
+        are given.
+    TypeError
+        A rank is no integer, or `comm` no intracommunicator.
+    """
+    world = current_world()
+    config = world.config if backend is None else BackendConfig(backend)
+    duration = as_timedelta(timeout, world.timeout)
+    if comm is not None:
+        return _on_communicator(world, comm, ranks, config, duration, group_desc)
+    members = _checked_ranks("new_group", world.ranks if ranks is None else ranks, world)
+    if sort_ranks:
+        members.sort()
+    name = _next_name(group_desc)
+    _usable("new_group", world)
+    if world.rank not in members:
+        if not use_local_synchronization:
+            _split_backends(world, config, None)
+        return NonMember(members, name, config)
+    # MPI_Comm_create_group is collective over the members only (MPI-4.1 §7.4.2): the others go on at once.
+    parent: Any = world.comm
+    everyone = parent.Get_group()
+    chosen = everyone.Incl(members)
+    created = parent.Create_group(chosen)
+    chosen.Free()
+    everyone.Free()
+    group = _child(world, created, members, config, duration, name, group_desc)
+    if not use_local_synchronization:
+        _split_backends(world, config, group)
+    connect(group)
+    return group
+
+
+def _on_communicator(
+    world: ProcessGroup,
+    comm: Any,
+    ranks: Sequence[int] | None,
+    config: BackendConfig,
+    timeout: timedelta,
+    description: str | None,
+) -> Group:
+    mpi = mpi_library.load()
+    if ranks is not None:
+        raise ValueError(f"new_group: both ranks and comm are given; choose one{here()}")
+    name = _next_name(description)
+    if comm == mpi.COMM_NULL:
+        return NonMember((), name, config)
+    if not isinstance(comm, mpi.Intracomm):
+        raise TypeError(f"new_group: comm is {comm!r}; expected an mpi4py intracommunicator{here()}")
+    _usable("new_group", world)
+    theirs, ours = comm.Get_group(), world.comm.Get_group()  # type: ignore[union-attr]
+    members = mpi.Group.Translate_ranks(theirs, None, ours)
+    theirs.Free()
+    ours.Free()
+    if mpi.UNDEFINED in members:
+        raise ValueError(f"new_group: rank {members.index(mpi.UNDEFINED)} of comm is not in the world group{here()}")
+    group = _child(world, comm.Dup(), members, config, timeout, name, description)
+    connect(group)
+    return group
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: ProcessGroup | None = None,
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    group_desc: str | None = None,
+) -> tuple[Group, list[Group]]:
+    """Split `group` (default: the world) into subgroups of `group_size` consecutive ranks, or one for each node.
+
+    Without `group_size` each node becomes a subgroup, wherever its ranks are. Every rank of the world calls it.
+    Returns this rank's subgroup, and the list of all of them (NonMember for the others').
+
+    Raises
+    ------
+    ValueError
+        `group_size` does not divide the size of the group.
+    """
+    parent = _member_of("new_subgroups", group)
+    if group_size is None:
+        numbers = sorted(set(parent.nodes))
+        rows = [[rank for rank, node in zip(parent.ranks, parent.nodes) if node == number] for number in numbers]
+    else:
+        size = checks.integer("new_subgroups: group_size", group_size)
+        if size < 1 or parent.size % size:
+            raise ValueError(
+                f"new_subgroups: group_size is {size}, "
+                f"which does not divide the {parent.size} ranks of the group{here()}"
+            )
+        rows = [list(parent.ranks[start : start + size]) for start in range(0, parent.size, size)]
+    return new_subgroups_by_enumeration(rows, timeout, backend, group_desc)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    group_desc: str | None = None,
+) -> tuple[Group, list[Group]]:
+    """Make one group for each list of global ranks; the lists must not overlap. Every rank of the world calls it.
+
+    Returns this rank's subgroup (a NonMember if it is in none), and the list of all of them.
+
+    Raises
+    ------
+    ValueError
+        A rank is in two lists, or a list is invalid.
+    """
+    rows = [list(row) for row in ranks_per_subgroup_list]
+    if not rows:
+        raise ValueError(f"new_subgroups_by_enumeration: the list of subgroups is empty{here()}")
+    _checked_ranks("new_subgroups_by_enumeration", [rank for row in rows for rank in row], current_world())
+    subgroups = [new_group(row, timeout, backend, group_desc=group_desc) for row in rows]
+    mine = next((subgroup for subgroup in subgroups if isinstance(subgroup, ProcessGroup)), subgroups[0])
+    return mine, subgroups
+
+
+def split_group(
+    parent: ProcessGroup | None = None,
+    color: int | None = None,
+    key: int = 0,
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    group_desc: str | None = None,
+) -> Group:
+    """Split `parent` (default: the world) into one group per `color`, as MPI_Comm_split.
+
+    Every rank of `parent` calls it. Ranks with the same `color` form a group, ordered by `key`, then by their rank in
+    `parent`; a rank with ``color=None`` is in none, and gets a NonMember.
+
+    Raises
+    ------
+    ValueError
+        `color` is negative.
+    TypeError
+        `color` or `key` is no integer.
+    """
+    group = _member_of("split_group", parent)
+    if color is not None:
+        color = checks.integer("split_group: color", color)
+        if color < 0:
+            raise ValueError(f"split_group: color is {color}; expected 0 or more, or None for no group{here()}")
+    key = checks.integer("split_group: key", key)
+    config = group.config if backend is None else BackendConfig(backend)
+    duration = as_timedelta(timeout, group.timeout)
+    _usable("split_group", group)
+    mpi = mpi_library.load()
+    comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)  # type: ignore[union-attr]
+    name = _next_name(group_desc)
+    if comm == mpi.COMM_NULL:
+        _split_backends(group, config, None)
+        return NonMember((), name, config)
+    members = comm.allgather(group.ranks[group.rank])
+    subgroup = _child(group._owner, comm, members, config, duration, name, group_desc)
+    _split_backends(group, config, subgroup, color or 0)
+    connect(subgroup)
+    return subgroup
+
+
+def _child(
+    owner: ProcessGroup,
+    comm: Any,
+    ranks: Sequence[int],
+    config: BackendConfig,
+    timeout: timedelta,
+    name: str,
+    description: str | None,
+) -> ProcessGroup:
+    """Make the group of a new communicator, whose members are these ranks of its owner; destroyed with it."""
+    mpi_library.private(comm).Set_name(f"hpccomm {name}")
+    place = {rank: i for i, rank in enumerate(owner.ranks)}
+    group = make_group(
+        Membership(
+            comm.Get_rank(),
+            comm.Get_size(),
+            ranks=tuple(ranks),
+            comm=comm,
+            nodes=tuple(owner.nodes[place[rank]] for rank in ranks),
+            config=config,
+            settings=owner.settings,
+            timeout=timeout,
+            name=name,
+            description=description or "",
+            device_id=owner.device_id,
+            largest_tag=owner.largest_tag,
+        )
+    )
+    group._owner = owner
+    owner._children.append(group)
+    group._on_destroy = owner._children.remove
+    return group
+
+
+def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: ProcessGroup | None, color: int = 0) -> None:
+    """Give a new group the connections that its parent has already; every rank of the parent calls it."""
+    for device, backend in list(parent._backends.items()):
+        name = parent.config.device_map.get(device)
+        if name is not None and name == config.device_map.get(device):
+            split = backend.split(None if subgroup is None else subgroup._options_for(device), color)
+            if subgroup is not None and split is not None:
+                subgroup._backends[device] = split
+
+
+def _next_name(description: str | None) -> str:
+    global _made
+    _made += 1
+    return description or f"group {_made}"
+
+
+def _member_of(operation: str, group: Group | None) -> ProcessGroup:
+    """Return the group, of which this process has to be a member."""
+    found = member(group)
+    if isinstance(found, NonMember):
+        raise ValueError(f"{operation}: this process is not a member of {found!r}{here()}")
+    return found
+
+
+def _usable(operation: str, group: ProcessGroup) -> None:
+    """Refuse a group of which no other can be made."""
+    if group.is_destroyed:
+        raise DistError(f"{operation}: the process group {group.name!r} has been destroyed; make another one{here()}")
+    if group.comm is None:
+        raise DistError(f"{operation}: {group!r} has no MPI communicator to make a group of{here()}")
+
+
+def _checked_ranks(operation: str, given: Sequence[int], world: ProcessGroup) -> list[int]:
+    ranks = [checks.integer(f"{operation}: a rank", rank) for rank in given]
+    if not ranks:
+        raise ValueError(f"{operation}: the list of ranks is empty{here()}")
+    for rank in ranks:
+        if not 0 <= rank < world.size:
+            raise ValueError(f"{operation}: there is no rank {rank}; expected 0 to {world.size - 1}{here()}")
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(f"{operation}: a rank is listed twice in {ranks}{here()}")
+    return ranks

@@ -1,0 +1,127 @@
+"""Python objects over MPI: pickled by mpi4py's out-of-band pickling, large buffers apart and without a copy (PEP 574).
+
+An object that can't be pickled travels as a word of its own, so that every rank that takes part raises the same error
+and none waits.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from mpi4py import MPI
+from mpi4py.util import pkl5
+
+from ..core.backend import Backend
+from ..core.options import BackendOptions
+from ..errors import DistError, here
+from .works import as_backend_error
+
+
+def create(options: BackendOptions) -> ObjectTransport:
+    """Make the transport of one group."""
+    if options.comm is None:
+        raise DistError(f"the group {options.name!r} has no MPI communicator, over which objects travel{here()}")
+    return ObjectTransport(options)
+
+
+class ObjectTransport(Backend):
+    """The object operations of one group."""
+
+    name = "objects"
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options.rank, options.size)
+        self._messages = pkl5.Intracomm(options.comm)
+
+    @cached_property
+    def _collectives(self) -> pkl5.Intracomm:
+        # The first collective of mpi4py's pickling duplicates the communicator without letting go of the GIL: a rank
+        # that came early would keep its own communication thread from what another rank waits for. So all meet first.
+        self._messages.Barrier()
+        return self._messages
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Return every rank's object."""
+        return _unwrapped("all_gather_object", self._collectives.allgather(self._wrapped(obj)))
+
+    def gather_object(self, obj: Any, root: int) -> list[Any] | None:
+        """Return every rank's object on the root."""
+        wrapped = self._wrapped(obj)
+        # Only the root sees the objects, so that the others learn of a failure needs a word of its own.
+        failures = self._collectives.allgather(wrapped if isinstance(wrapped, _Unpicklable) else None)
+        _unwrapped("gather_object", failures)
+        return self._collectives.gather(wrapped, root)
+
+    def broadcast_object_list(self, objects: list[Any], root: int) -> list[Any]:
+        """Return the root's objects."""
+        wrapped = self._wrapped(objects) if self.rank == root else None
+        (received,) = _unwrapped("broadcast_object_list", [self._collectives.bcast(wrapped, root)])
+        return received  # type: ignore[no-any-return]
+
+    def scatter_object_list(self, objects: Sequence[Any] | None, root: int) -> Any:
+        """Return this rank's object of the root's list."""
+        wrapped = None
+        if objects is not None:
+            wrapped = [self._wrapped(obj) for obj in objects]
+            failed = next((each for each in wrapped if isinstance(each, _Unpicklable)), None)
+            if failed is not None:
+                wrapped = [failed] * self.size
+        (received,) = _unwrapped("scatter_object_list", [self._collectives.scatter(wrapped, root)])
+        return received
+
+    def send_object_list(self, objects: list[Any], dst: int, tag: int) -> None:
+        """Send the objects."""
+        wrapped = self._wrapped(objects)
+        self._messages.send(wrapped, dst, tag)
+        _unwrapped("send_object_list", [wrapped])
+
+    def recv_object_list(self, src: int | None, tag: int) -> tuple[list[Any], int]:
+        """Return the objects received, and their sender."""
+        status = MPI.Status()
+        wrapped = self._messages.recv(None, MPI.ANY_SOURCE if src is None else src, tag, status)
+        (received,) = _unwrapped("recv_object_list", [wrapped])
+        return received, status.Get_source()
+
+    def translate_error(self, operation: str, error: Exception) -> Exception:
+        return as_backend_error(operation, error)
+
+    def _wrapped(self, obj: Any) -> _Pickled | _Unpicklable:
+        try:
+            return _Pickled(obj)
+        except Exception as error:  # pickling runs any __reduce__, so it can raise anything
+            reason = f"a {type(obj).__name__} can't be pickled ({type(error).__name__}: {error})"
+            return _Unpicklable(self.rank, reason)
+
+
+class _Pickled:
+    """A pickle made already, in-band part and large buffers apart, that itself pickles without a copy."""
+
+    def __init__(self, obj: Any) -> None:
+        data, buffers = pkl5.pickle.dumps_oob(obj)
+        self.parts: list[Any] = [pickle.PickleBuffer(part) for part in (data, *buffers)]  # type: ignore[arg-type]
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        return _unpickle, tuple(self.parts)
+
+
+def _unpickle(data: Any, *buffers: Any) -> Any:
+    return pkl5.pickle.loads_oob(data, list(buffers))
+
+
+class _Unpicklable:
+    """What travels in place of an object that could not be pickled, so that the other ranks do not wait."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        self.rank = rank
+        self.reason = reason
+
+
+def _unwrapped(operation: str, received: Sequence[Any]) -> list[Any]:
+    """Return the objects received, or raise if one of them stands for an object that could not be pickled."""
+    for each in received:
+        if isinstance(each, _Unpicklable):
+            raise TypeError(f"{operation}: on rank {each.rank} of the group, {each.reason}{here()}")
+    return list(received)

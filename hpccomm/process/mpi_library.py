@@ -1,0 +1,110 @@
+"""The MPI library of this process: loading it, and what a group asks of it at its beginning and end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DistBackendError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def load() -> Any:
+    """Import mpi4py.MPI (which initialises MPI) and return it; DistBackendError says what to do where it can't."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise DistBackendError(
+            f"mpi4py can't load an MPI library: {error}\n"
+            "On a cluster: load the site's MPI module (`module load openmpi`, ...) before starting Python, or name the "
+            "library with MPI4PY_LIBMPI=/path/to/libmpi.so. On a machine without MPI: pip install 'hpccomm[mpich]' "
+            "(or [openmpi]), which carries one."
+        ) from error
+    if not MPI.Is_initialized():  # mpi4py.rc.initialize is off: who initialises MPI finalises it
+        MPI.Init_thread()
+        atexit.register(lambda: None if MPI.Is_finalized() else MPI.Finalize())
+    if MPI.Is_finalized():
+        raise DistBackendError("MPI has been finalised; a process can't start it again")
+    return MPI
+
+
+def membership(comm: Any) -> dict[str, Any]:
+    """Return what MPI knows of a new group of the ranks of `comm`: the fields of `Membership`; every rank calls it.
+
+    `comm` is duplicated. TypeError if it is no intracommunicator, and what `agreed` raises.
+    """
+    from .cuda_aware import asked_of_the_library
+    from .settings import agreed
+    from .tags import LARGEST
+
+    mpi = load()
+    if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
+        raise TypeError(f"comm is {comm!r}; expected an mpi4py intracommunicator")
+    comm = private(comm.Dup())
+    try:
+        settings = agreed(comm, asked_of_the_library)
+        nodes = number_nodes(comm)
+    except Exception:
+        comm.Free()
+        raise
+    rank, size = comm.Get_rank(), comm.Get_size()
+    return {"rank": rank, "size": size, "comm": comm, "nodes": nodes, "settings": settings, "largest_tag": LARGEST}
+
+
+def private(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Make a new communicator one of hpccomm's: its failures are exceptions, whatever those of its parent are."""
+    from mpi4py import MPI
+
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    return comm
+
+
+def number_nodes(comm: MPI.Intracomm) -> tuple[int, ...]:
+    """Return the node number of every rank: nodes are what shares memory (MPI_COMM_TYPE_SHARED)."""
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    lowest = node.bcast(comm.Get_rank())
+    node.Free()
+    lowest_of_rank = comm.allgather(lowest)
+    numbers = {first: number for number, first in enumerate(sorted(set(lowest_of_rank)))}
+    return tuple(numbers[first] for first in lowest_of_rank)
+
+
+def free(comm: MPI.Intracomm, group: str, largest_tag: int) -> None:
+    """Free the communicator of `group`, once all of its ranks are about to; messages still on it are dropped.
+
+    MPI uses the context of a freed communicator again, for the next one: a message left on it would be received there.
+    """
+    from mpi4py import MPI
+
+    left: list[str] = []
+    status = MPI.Status()
+    while (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+        message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
+        if status.Get_tag() <= largest_tag:  # of the program: hpccomm's own tags are above
+            size, source = status.Get_count(MPI.BYTE), status.Get_source()
+            left.append(f"{size} bytes from rank {source} with tag {status.Get_tag()}")
+    comm.Free()
+    if left:
+        shown = "; ".join(left[:5]) + (" ..." if len(left) > 5 else "")
+        warnings.warn(
+            f"destroy of {group}: {len(left)} message{'s were' if len(left) > 1 else ' was'} sent to this rank and "
+            f"never received ({shown}; ranks of the group)",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def path_of_library(name: str, maps: str = "/proc/self/maps") -> str | None:
+    """Return the file of the loaded library whose name begins with `name` ("libmpi"); None where that can't be told."""
+    try:
+        with open(maps, encoding="utf-8") as file:
+            paths = [line.split(maxsplit=5)[5].strip() for line in file if "/" in line]
+    except OSError:  # only Linux has it
+        return None
+    return next((path for path in paths if os.path.basename(path).startswith((f"{name}.so", f"{name}_"))), None)
