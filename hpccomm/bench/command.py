@@ -21,7 +21,6 @@ from .contenders import CONTENDERS, contender_class
 from .measure import Plan
 from .registry import UFUNCS, Benchmark
 from .rows import Row
-from .studies import overhead
 
 if TYPE_CHECKING:
     from .. import ProcessGroup
@@ -79,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--plot", metavar="FILE.png", help="draw time and bandwidth against size")
     more = parser.add_argument_group("other measurements")
     more.add_argument(
-        "--overhead", action="store_true", help="what the Python layers add to each call, in ns; on 1 rank"
+        "--overhead", action="store_true", help="what the Python layers add to each call, in ns; on 1 rank or 2"
     )
     more.add_argument(
         "--model", action="store_true", help="fit an alpha-beta-gamma model, and predict 8 to 65,536 ranks"
@@ -176,8 +175,8 @@ def _problem(arguments: argparse.Namespace) -> str | None:
 
 
 def _problem_of_job(arguments: argparse.Namespace, world: ProcessGroup) -> str | None:
-    if arguments.overhead and world.size > 1:
-        return f"--overhead is measured on 1 rank, without a launcher or with mpirun -n 1; this job has {world.size}"
+    if arguments.overhead and world.size > 2:
+        return f"--overhead is measured on 1 rank (calls) or 2 (messages); this job has {world.size}"
     for option in ("model", "tune"):
         if getattr(arguments, option) and world.size == 1:
             return f"--{option} needs at least 2 ranks"
@@ -261,12 +260,15 @@ def _overlap(printer: Printer, session: Any, sizes: Sequence[int], dtype: np.dty
 
 
 def _overhead(arguments: argparse.Namespace, world: ProcessGroup) -> int:
+    from .studies import overhead
+
     found = overhead.overheads(world)
     facts = machine.machine(world)
-    print(f"# {machine.one_line(facts)}\n\n{overhead.table(found)}")
-    if arguments.json:
-        documents = [{**vars(each), "added_ns": each.added_ns} for each in found]
-        _write(arguments.json, report.as_json(facts, _options(arguments), [], overhead=documents))
+    if world.rank == 0:
+        print(f"# {machine.one_line(facts)}\n\n{overhead.table(found, world.size)}")
+        if arguments.json:
+            documents = [{**vars(each), "added_ns": each.added_ns, "ratio": each.ratio} for each in found]
+            _write(arguments.json, report.as_json(facts, _options(arguments), [], overhead=documents))
     return OK
 
 

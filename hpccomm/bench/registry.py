@@ -137,7 +137,7 @@ def assign(arrays: Any, values: Any) -> None:
     """Write flat `values` (None: zeros) into an array, or into a list of arrays one after the other."""
     start = 0
     for each in arrays if isinstance(arrays, list) else [arrays]:
-        each.reshape(-1)[...] = 0 if values is None else values[start : start + each.size]
+        each[...] = 0 if values is None else values[start : start + each.size].reshape(each.shape)
         start += each.size
 
 

@@ -15,7 +15,7 @@ from hpccomm.bench.contenders import contender_class
 from hpccomm.bench.measure import Plan
 from hpccomm.bench.registry import Arrays, Benchmark, Case
 from hpccomm.bench.session import Session
-from hpccomm.bench.studies import overhead, overlap, predict, tune
+from hpccomm.bench.studies import overlap, predict, tune
 
 BENCHMARKS = registry.load()
 TINY = Plan(iterations=2, warmup=1, batch=2)
@@ -147,23 +147,6 @@ def test_the_hidden_share(communication: float, compute: float, both: float, hid
     assert overlap.Overlap("x", "y", 8, communication, compute, both, both, compute, both).hidden == pytest.approx(
         hidden
     )
-
-
-def test_overhead_is_measured_on_one_rank(process_group: hc.ProcessGroup) -> None:
-    alone = hc.split_group(color=process_group.rank)
-    assert isinstance(alone, hc.ProcessGroup)
-    found = overhead.overheads(alone, repetitions=1, batch_seconds=1e-5)
-    names = [each.operation for each in found]
-    assert {*overhead.OPERATIONS, "isend + irecv + 2 waits", "all_reduce, async + wait"} <= set(names)
-    assert all(each.mpi4py_ns > 0 for each in found)
-    assert all(each.added_ns == each.hpccomm_ns - each.mpi4py_ns for each in found)
-    lines = overhead.table(found).splitlines()
-    assert len(lines) == 3 + len(found)
-    assert len({len(line) for line in lines[1:]}) == 1
-    hc.destroy_process_group(alone)
-    if process_group.size > 1:
-        with pytest.raises(ValueError, match=f"on one rank; this group has {process_group.size}"):
-            overhead.overheads(process_group)
 
 
 def test_a_model_of_the_ranks_that_run_the_tests(process_group: hc.ProcessGroup) -> None:
