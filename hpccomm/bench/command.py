@@ -17,7 +17,7 @@ from ..cli.main import is_first_process, let_the_first_process_speak
 from ..core.reduce_op import as_reduce_op
 from ..core.tuning import as_json
 from . import plot, registry, report
-from .contenders import CONTENDERS, contender_class
+from .contenders import CONTENDERS
 from .measure import Plan
 from .registry import UFUNCS, Benchmark
 from .rows import Row
@@ -161,8 +161,6 @@ def _problem(arguments: argparse.Namespace) -> str | None:
     sizes_of(arguments.begin, arguments.end, arguments.factor)
     if arguments.device != "cpu":
         return "--device cuda: hpccomm bench measures host arrays; for GPU arrays: mpiexec -n N python tools/gpu-bench"
-    if "nccl" in arguments.against:
-        return f"--against nccl: {contender_class('nccl').missing()}"
     kind = "f" if arguments.dtype.name == "bfloat16" else arguments.dtype.kind
     op = as_reduce_op("bench", arguments.op)
     if kind not in getattr(op, "kinds", kind):

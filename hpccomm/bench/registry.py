@@ -52,6 +52,16 @@ class Case:
         half = self.ranks // 2
         return None if self.rank >= 2 * half else self.rank + half if self.rank < half else self.rank - half
 
+    @property
+    def right(self) -> int:
+        """The next rank, on a ring."""
+        return (self.rank + 1) % self.ranks
+
+    @property
+    def left(self) -> int:
+        """The rank before."""
+        return (self.rank - 1) % self.ranks
+
     def array(self, *shape: int) -> Any:
         """Return an array whose memory has been touched."""
         made = self.allocate(shape, self.dtype)

@@ -177,7 +177,7 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--device", "cuda"], "--device cuda: hpccomm bench measures host arrays"),
-        (["--against", "mpi4py,nccl"], "--against nccl: needs a GPU; not available here"),
+        (["--against", "mpi4py,nccl"], "no contender is called 'nccl'; there are hpccomm, mpi4py, gloo"),
         (["nothing"], "there is no operation 'nothing'"),
         (["--op", "max", "--dtype", "complex64"], "--op max has no meaning for complex64"),
         (["-b", "16", "-e", "8"], "0 < begin <= end"),
