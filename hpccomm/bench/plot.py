@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .rows import Row
-
-NEEDS = "--plot needs matplotlib: pip install 'hpccomm[cli]'"
-
-
-def missing() -> str | None:
-    """Return what to install, or None."""
-    return None if importlib.util.find_spec("matplotlib") else NEEDS
 
 
 def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .measure import Timing
 from .registry import Benchmark, Case
@@ -60,15 +60,13 @@ def row(
         return empty
     seconds = timing.median
     algbw = case.nbytes / seconds / 1e9 if benchmark.sized else None
-    return Row(
-        **{
-            **vars(empty),
-            "median_us": seconds * 1e6,
-            "min_us": timing.minimum * 1e6,
-            "p99_us": timing.p99 * 1e6,
-            "algbw_gbs": algbw,
-            "busbw_gbs": None if algbw is None else algbw * benchmark.busbw(case.ranks),
-            "messages_per_s": (case.ranks // 2) / seconds if benchmark.rate else None,
-            "ratio": None if reference is None else reference.median / seconds,
-        }
+    return replace(
+        empty,
+        median_us=seconds * 1e6,
+        min_us=timing.minimum * 1e6,
+        p99_us=timing.p99 * 1e6,
+        algbw_gbs=algbw,
+        busbw_gbs=None if algbw is None else algbw * benchmark.busbw(case.ranks),
+        messages_per_s=(case.ranks // 2) / seconds if benchmark.rate else None,
+        ratio=None if reference is None else reference.median / seconds,
     )

@@ -21,12 +21,15 @@ import numpy as np
 from ..contenders import Call, Contender
 from ..measure import Timing, measure, timed
 from ..registry import Benchmark, Case, load
-from ..report import microseconds
+from ..report import aligned, heads, microseconds
 from ..session import Session
 
 OPERATIONS = ("all_reduce", "all_gather_single", "all_to_all_single")
 KERNEL_ELEMENTS = 512  # float64: stays in the first cache, so that computing and communicating do not share memory
 TIMED = ("communication", "compute", "both", "polled", "idle", "both idle")
+COLUMNS = [("size", "bytes", 11), ("contender", "", 10), ("alone", "us", 10), ("compute", "us", 10)]
+COLUMNS += [column for what in ("both", "polled", "idle") for column in ((what, "us", 10), ("hidden", "", 8))]
+SHARES = ("hidden", "hidden_polled", "hidden_idle")
 PIECES = 16  # of the computing, when the library is asked in between
 
 
@@ -145,21 +148,17 @@ def repetitions(seconds: float) -> int:
 
 def head(operation: str) -> str:
     """Return the head of the table."""
-    columns = f"{'size':>11} {'contender':>10} {'alone':>10} {'compute':>10} {'both':>10} {'hidden':>8}"
-    units = f"{'(bytes)':>11} {'':>10} {'(us)':>10} {'(us)':>10} {'(us)':>10} {'':>8}"
     title = (
-        f"overlap of {operation}: the share that hides behind equal compute; polled: asking 16 times if it is done; "
-        "idle: sleeping instead"
+        f"overlap of {operation}: the share that hides behind equal compute; polled: asking {PIECES} times if it is "
+        "done; idle: sleeping instead"
     )
-    columns += f" {'polled':>10} {'hidden':>8} {'idle':>10} {'hidden':>8}"
-    return f"{title}\n{columns}\n{units} {'(us)':>10} {'':>8} {'(us)':>10}"
+    return f"{title}\n{heads(COLUMNS)}"
 
 
 def line(found: Overlap) -> str:
     """Return one line of the table."""
-    return (
-        f"{found.size_bytes:>11} {found.contender:>10} {microseconds(found.communication_us):>10} "
-        f"{microseconds(found.compute_us):>10} {microseconds(found.both_us):>10} {found.hidden:>8.0%} "
-        f"{microseconds(found.polled_us):>10} {found.hidden_polled:>8.0%} "
-        f"{microseconds(found.both_idle_us):>10} {found.hidden_idle:>8.0%}"
-    )
+    cells = [str(found.size_bytes), found.contender]
+    cells += [microseconds(found.communication_us), microseconds(found.compute_us)]
+    for us, share in zip((found.both_us, found.polled_us, found.both_idle_us), SHARES, strict=True):
+        cells += [microseconds(us), f"{getattr(found, share):.0%}"]
+    return aligned(COLUMNS, cells)
