@@ -381,18 +381,13 @@ def size(text: str) -> int:
 
 def dtype(text: str) -> np.dtype[Any]:
     """Read the name of a numeric dtype."""
-    if text == "bfloat16":
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise argparse.ArgumentTypeError("bfloat16 needs ml_dtypes: pip install ml_dtypes") from None
-        half: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return half
     try:
-        found = np.dtype(text)
+        found = np.dtype(importlib.import_module("ml_dtypes").bfloat16 if text == "bfloat16" else text)
+    except ImportError:
+        raise argparse.ArgumentTypeError("bfloat16 needs ml_dtypes: pip install ml_dtypes") from None
     except TypeError:
         raise argparse.ArgumentTypeError(f"NumPy knows no dtype {text!r}") from None
-    if found.kind not in "iufc":
+    if found.kind not in "iufc" and text != "bfloat16":
         raise argparse.ArgumentTypeError(f"{text} is not a numeric dtype")
     return found
 

@@ -40,11 +40,11 @@ class Gloo(TorchModel):
         torch.set_num_threads(1)
         self.torch, self.library = torch, dist
         host = "127.0.0.1" if one_node else comm.bcast(socket.gethostname())
-        if group.rank == 0:
-            store = dist.TCPStore(host, 0, group.size, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined, unused-ignore]
+        first = group.rank == 0
+        port = 0 if first else comm.bcast(None)
+        store = dist.TCPStore(host, port, group.size, is_master=first, wait_for_workers=False)  # type: ignore[attr-defined, unused-ignore]
+        if first:
             comm.bcast(store.port)
-        else:
-            store = dist.TCPStore(host, comm.bcast(None), group.size, is_master=False)  # type: ignore[attr-defined, unused-ignore]
         dist.init_process_group("gloo", store=store, rank=group.rank, world_size=group.size)
 
     @classmethod

@@ -41,8 +41,8 @@ class TorchModel(Contender):
 
     def broadcast(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """From the root."""
-        root = self._rank(case.root)
-        return partial(self.library.broadcast, self._array(arrays.receive), root, self._group, async_op)
+        array, root = self._array(arrays.receive), self._rank(case.root)
+        return partial(self.library.broadcast, array, root, self._group, async_op)
 
     def all_gather_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """One array into one."""
@@ -77,14 +77,14 @@ class TorchModel(Contender):
     def gather(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """One array into a list of rows on the root."""
         rows = None if arrays.receive is None else self._rows(arrays.receive)
-        root = self._rank(case.root)
-        return partial(self.library.gather, self._array(arrays.send), rows, root, self._group, async_op)
+        return partial(
+            self.library.gather, self._array(arrays.send), rows, self._rank(case.root), self._group, async_op
+        )
 
     def scatter(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """A list of rows on the root into one array."""
-        rows = self._rows(arrays.send) if case.rank == case.root else None
-        root = self._rank(case.root)
-        return partial(self.library.scatter, self._array(arrays.receive), rows, root, self._group, async_op)
+        out, rows = self._array(arrays.receive), self._rows(arrays.send) if case.rank == case.root else None
+        return partial(self.library.scatter, out, rows, self._rank(case.root), self._group, async_op)
 
     def barrier(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """Without arrays."""

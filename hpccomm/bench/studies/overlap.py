@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..contenders import Call, Contender
-from ..measure import Timing, measure, timed
+from ..measure import measure, timed
 from ..registry import Benchmark, Case, load
 from ..report import aligned, heads, microseconds
 from ..session import Session
@@ -78,14 +78,14 @@ def overlaps(session: Session, operation: str, sizes: Sequence[int], dtype: Any)
         for contender in session.contenders.values():
             contender.release()
         yield [
-            _result(operation, name, case.nbytes, timings)
+            Overlap(operation, name, case.nbytes, *(timings[f"{name} {what}"].median * 1e6 for what in TIMED))
             for name in session.contenders
             if f"{name} communication" in timings
         ]
 
 
 def _calls(session: Session, contender: Contender, benchmark: Benchmark, case: Case) -> dict[str, Call]:
-    """Return the four calls of one contender; none, if it has not this operation."""
+    """Return the calls of one contender, as TIMED names them; none, if it has not this operation."""
     try:
         arrays = contender.arrays(benchmark, case)
         start = contender.start(benchmark, case, arrays)
@@ -94,18 +94,21 @@ def _calls(session: Session, contender: Contender, benchmark: Benchmark, case: C
         return {}
     wait, poll = contender.wait, contender.poll
 
+    def beside(work: Call) -> Call:
+        def call() -> None:
+            handle = start()
+            work()
+            wait(handle)
+
+        return call
+
     def communicate() -> None:
         wait(start())
 
     seconds = measure({"": communicate}, session.comm, replace(session.plan, iterations=20))[""].median
     times = session.comm.bcast(repetitions(seconds))
-    compute = partial(_compute, times)
-    piece = partial(_compute, max(1, times // PIECES))
-
-    def both() -> None:
-        handle = start()
-        compute()
-        wait(handle)
+    compute, piece = partial(_compute, times), partial(_compute, max(1, times // PIECES))
+    idle = partial(time.sleep, session.comm.bcast(seconds))
 
     def polled() -> None:
         handle = start()
@@ -114,20 +117,8 @@ def _calls(session: Session, contender: Contender, benchmark: Benchmark, case: C
             poll(handle)
         wait(handle)
 
-    idle = partial(time.sleep, session.comm.bcast(seconds))
-
-    def both_idle() -> None:
-        handle = start()
-        idle()
-        wait(handle)
-
-    calls: dict[str, Call] = dict(zip(TIMED, (communicate, compute, both, polled, idle, both_idle), strict=True))
-    return {f"{contender.name} {what}": call for what, call in calls.items()}
-
-
-def _result(operation: str, name: str, nbytes: int, timings: dict[str, Timing]) -> Overlap:
-    medians = (timings[f"{name} {what}"].median * 1e6 for what in TIMED)
-    return Overlap(operation, name, nbytes, *medians)
+    calls: tuple[Call, ...] = (communicate, compute, beside(compute), polled, idle, beside(idle))
+    return {f"{contender.name} {what}": call for what, call in zip(TIMED, calls, strict=True)}
 
 
 _kernel_array = np.ones(KERNEL_ELEMENTS)
