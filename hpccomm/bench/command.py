@@ -9,22 +9,21 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+import hpccomm as hc
+
 from ..cli import machine
 from ..cli.main import is_first_process, let_the_first_process_speak
-from ..core.reduce_op import as_reduce_op
 from ..core.tuning import as_json
 from . import plot, registry, report
 from .contenders import CONTENDERS
 from .measure import Plan
 from .registry import UFUNCS, Benchmark
 from .rows import Row
-
-if TYPE_CHECKING:
-    from .. import ProcessGroup
+from .studies import startup
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -99,16 +98,12 @@ def run(arguments: argparse.Namespace) -> int:
     if problem is not None:
         return _say(f"hpccomm bench: {problem}", MISUSED)
 
-    import hpccomm as hc
-
-    from .studies.startup import startup, table
-
     study = _study(arguments)
     steps = []
     if "init" in names and study is None:  # before there is a world group
-        steps = startup()
+        steps = startup.startup()
         if is_first_process() and not arguments.csv:
-            print(table(steps), end="\n\n", flush=True)
+            print(startup.table(steps), end="\n\n", flush=True)
     with hc.init_process_group() as world:
         problem = _problem_of_job(arguments, world)
         if problem is not None:
@@ -152,8 +147,7 @@ def _problem(arguments: argparse.Namespace) -> str | None:
     if arguments.device != "cpu":
         return "--device cuda: hpccomm bench measures host arrays; for GPU arrays: mpiexec -n N python tools/gpu-bench"
     kind = "f" if arguments.dtype.name == "bfloat16" else arguments.dtype.kind
-    op = as_reduce_op("bench", arguments.op)
-    if kind not in getattr(op, "kinds", kind):
+    if kind not in getattr(getattr(hc.ReduceOp, arguments.op.upper()), "kinds", kind):
         return f"--op {arguments.op} has no meaning for {arguments.dtype}"
     for option, module in NEEDS.items():
         if getattr(arguments, option) and importlib.util.find_spec(module) is None:
@@ -163,7 +157,7 @@ def _problem(arguments: argparse.Namespace) -> str | None:
     return None
 
 
-def _problem_of_job(arguments: argparse.Namespace, world: ProcessGroup) -> str | None:
+def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> str | None:
     if arguments.overhead and world.size > 2:
         return f"--overhead is measured on 1 rank (calls) or 2 (messages); this job has {world.size}"
     for option in ("model", "tune"):
@@ -189,7 +183,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 # -- doing it ----------------------------------------------------------------------------------------------------
 
 
-def _benchmarks(arguments: argparse.Namespace, world: ProcessGroup, names: Sequence[str], **more: Any) -> int:
+def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Sequence[str], **more: Any) -> int:
     from .session import Session
 
     benchmarks = [registry.BENCHMARKS[name] for name in names if name in registry.BENCHMARKS]
@@ -200,10 +194,8 @@ def _benchmarks(arguments: argparse.Namespace, world: ProcessGroup, names: Seque
         facts = machine.machine(world, tuple(session.contenders))
         how = f"{arguments.dtype}, {'async' if arguments.async_op else 'blocking'}"
         if benchmarks or "overlap" in names:
-            printer.remark(f"# {machine.one_line(facts)}")
-            printer.remark(
-                f"# {how}; time: median of the iterations, each on the slowest rank; ratio: hpccomm / the other"
-            )
+            what = "time: median of the iterations, each on the slowest rank; ratio: hpccomm / the other"
+            printer.remark(f"# {machine.one_line(facts)}\n# {how}; {what}")
         if arguments.csv:
             printer.line(report.csv_head())
         runnable = [each for each in benchmarks if each.least_ranks <= world.size]
@@ -244,7 +236,7 @@ def _overlap(printer: Printer, session: Any, sizes: Sequence[int], dtype: np.dty
 # -- the other measurements: each returns what is printed, and its part of the JSON ---------------------------------
 
 
-def _overhead(arguments: argparse.Namespace, world: ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
+def _overhead(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
     from .studies import overhead
 
     found = overhead.overheads(world)
@@ -252,7 +244,7 @@ def _overhead(arguments: argparse.Namespace, world: ProcessGroup, facts: dict[st
     return overhead.table(found, world.size), documents
 
 
-def _model(arguments: argparse.Namespace, world: ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
+def _model(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
     from .studies import predict
 
     assumed = predict.Network(arguments.ranks_per_node, *arguments.network)
@@ -260,7 +252,7 @@ def _model(arguments: argparse.Namespace, world: ProcessGroup, facts: dict[str, 
     return predict.run(world, sizes, _plan(arguments), assumed)
 
 
-def _tune(arguments: argparse.Namespace, world: ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
+def _tune(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
     from .studies import tune
 
     table, text = tune.tune(world, _plan(arguments))
@@ -278,7 +270,7 @@ def _study(arguments: argparse.Namespace) -> str | None:
     return next((name for name in STUDIES if getattr(arguments, name)), None)
 
 
-def _run_study(name: str, arguments: argparse.Namespace, world: ProcessGroup) -> int:
+def _run_study(name: str, arguments: argparse.Namespace, world: hc.ProcessGroup) -> int:
     facts = machine.machine(world)
     text, document = STUDIES[name](arguments, world, facts)
     if world.rank == 0:

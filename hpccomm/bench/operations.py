@@ -179,20 +179,17 @@ def all_gather_single_coalesced(case: Case) -> Arrays:
         values = np.stack([case.values(rank, case.part) for rank in range(case.ranks)])
         return np.concatenate([each.reshape(-1) for each in np.split(values, _ends(parts), axis=1)])
 
-    return Arrays(
-        send=[case.array(part) for part in parts],
-        receive=[case.array(case.ranks, part) for part in parts],
-        given=lambda: case.values(case.rank, case.part),
-        expected=expected,
-    )
+    send, receive = [case.array(part) for part in parts], [case.array(case.ranks, part) for part in parts]
+    return replace(all_gather_single(case), send=send, receive=receive, expected=expected)
 
 
 @benchmark("all_gather_coalesced", busbw=_share, kind="coalesced", shared=True)
 def all_gather_coalesced(case: Case) -> Arrays:
     """Gather many arrays in as many for each rank, everywhere, in one call."""
     parts = [count // case.ranks for count in _pieces(case, case.ranks)]
-    received = [case.array(part) for _ in range(case.ranks) for part in parts]
-    return replace(all_gather_single(case), send=[case.array(part) for part in parts], receive=received)
+    send = [case.array(part) for part in parts]
+    receive = [case.array(part) for _ in range(case.ranks) for part in parts]
+    return replace(all_gather_single(case), send=send, receive=receive)
 
 
 @benchmark("reduce_scatter_single_coalesced", busbw=_share, kind="coalesced", shared=True, reduces=True)
@@ -204,12 +201,8 @@ def reduce_scatter_single_coalesced(case: Case) -> Arrays:
         reduced = np.split(case.reduced(case.count), _ends(pieces))
         return np.concatenate([each.reshape(case.ranks, -1)[case.rank] for each in reduced])
 
-    return Arrays(
-        send=[case.array(count) for count in pieces],
-        receive=[case.array(count // case.ranks) for count in pieces],
-        given=lambda: case.values(case.rank, case.count),
-        expected=expected,
-    )
+    send, receive = [case.array(count) for count in pieces], [case.array(count // case.ranks) for count in pieces]
+    return replace(reduce_scatter_single(case), send=send, receive=receive, expected=expected)
 
 
 # -- messages --------------------------------------------------------------------------------------------

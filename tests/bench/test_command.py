@@ -151,6 +151,15 @@ def test_overhead_of_messages_on_two_ranks() -> None:
     assert [row.split(":")[0] for row in rows] == ["ping-pong", "halo", "halo"]
 
 
+@pytest.mark.parametrize(("option", "module"), [(["--model"], "scipy"), (["--plot", "x.png"], "matplotlib")])
+def test_what_is_missing_is_named(option: list[str], module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command._problem(parser.parse_args(option)) is None
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert command._problem(parser.parse_args(option)) == f"{option[0]} needs {module}: pip install 'hpccomm[cli]'"
+
+
 def test_overhead_is_not_measured_on_more_ranks() -> None:
     world: Any = SimpleNamespace(size=3)
     found = command._problem_of_job(argparse.Namespace(overhead=True), world)
@@ -182,6 +191,7 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
         (["--op", "max", "--dtype", "complex64"], "--op max has no meaning for complex64"),
         (["-b", "16", "-e", "8"], "0 < begin <= end"),
         (["-f", "1"], "argument -f/--factor: invalid factor value: '1'"),
+        (["--budget", "nan"], "argument --budget: invalid seconds value: 'nan'"),
         (["--json", "/nowhere/result.json"], "No such file or directory"),
     ],
 )

@@ -180,14 +180,26 @@ def test_a_threshold_is_where_one_way_begins_to_win_and_goes_on() -> None:
     assert tune.threshold([(1, True), (2, False)]) == tune.NEVER
 
 
-def test_one_by_one_makes_an_operation_for_each_array(process_group: hc.ProcessGroup) -> None:
+def test_one_by_one_makes_an_operation_for_each_array(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def counted(name: str) -> Any:
+        operation = getattr(hc, name)
+        return lambda *arguments: [made.append(name), operation(*arguments)][1]
+
+    coalesced = [each for each in BENCHMARKS.values() if each.kind == "coalesced"]
+    for name in [each.name.removesuffix("_coalesced") for each in coalesced]:
+        monkeypatch.setattr(hc, name, counted(name))
     with Session(process_group, ["one_by_one"], TINY) as session:
-        for benchmark in (each for each in BENCHMARKS.values() if each.kind == "coalesced"):
+        for benchmark in coalesced:
             (case,) = session.cases(benchmark, [4096])
             arrays = benchmark.arrays(case)
             call = session.contenders["one_by_one"].call(benchmark, case, arrays, False)
-            before = process_group._sequence
+            made.clear()
             call()
-            assert process_group._sequence - before == len(arrays.send or arrays.receive) > 1, benchmark.name
+            assert made == [benchmark.name.removesuffix("_coalesced")] * len(arrays.send or arrays.receive)
+            assert len(made) > 1
             (_, one_by_one) = session.measure(benchmark, case, check=True)
             assert one_by_one.wrong == 0

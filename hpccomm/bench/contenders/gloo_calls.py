@@ -8,15 +8,14 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ... import ranks
+import hpccomm as hc
+
 from ..registry import Arrays, Case
 from .contender import Call, Unsupported
 from .torch_model import TorchModel
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-    from ... import ProcessGroup
 
 OPS = ("sum", "product", "min", "max", "band", "bor", "bxor")
 
@@ -27,11 +26,11 @@ class Gloo(TorchModel):
     name = "gloo"
     refusals = (*TorchModel.refusals, RuntimeError)
 
-    def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
+    def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
         super().__init__(group, comm)
         import socket
 
-        one_node = ranks.get_node_count(group) == 1
+        one_node = hc.get_node_count(group) == 1
         if one_node:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         import torch

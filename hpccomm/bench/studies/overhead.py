@@ -80,14 +80,11 @@ def on_one_rank(session: Session) -> Iterator[Comparison]:
     yield _converted(session, "all_reduce, strided", np.float32, _every_other)
     yield _converted(session, "all_reduce, float16", np.float16)
     yield _coalesced(session, "all_reduce_coalesced, 3 arrays", 3)
-    yield _benchmark(session, "broadcast")
-    yield _benchmark(session, "reduce")
-    yield _benchmark(session, "all_gather_single")
+    for name in ("broadcast", "reduce", "all_gather_single"):
+        yield _benchmark(session, name)
     yield _list(session, "all_gather, list of arrays")
-    yield _benchmark(session, "reduce_scatter_single")
-    yield _benchmark(session, "all_to_all_single")
-    yield _benchmark(session, "sendrecv")
-    yield _benchmark(session, "barrier")
+    for name in ("reduce_scatter_single", "all_to_all_single", "sendrecv", "barrier"):
+        yield _benchmark(session, name)
     for name in ("all_reduce", "broadcast", "barrier"):
         yield _benchmark(session, name, f"{name}, async + wait", async_op=True)
     # A blocking send to oneself waits for ever, so the pair of messages is the asynchronous one.
@@ -176,9 +173,7 @@ def _exchange(session: Session, title: str, directions: Sequence[int], batch: bo
     for each in session.contenders.values():
         starts = [each.receiver(arrays.receive[i], (rank - to) % ranks, True) for i, to in enumerate(directions)]
         starts += [each.sender(arrays.send[i], (rank + to) % ranks, True) for i, to in enumerate(directions)]
-        both[each.name] = _started(starts, each.wait_all)
-        if batch and each.name == "hpccomm":
-            both[each.name] = _batch(starts)
+        both[each.name] = _batch(starts) if batch and each.name == "hpccomm" else _started(starts, each.wait_all)
     return Comparison(title, arrays, **both)
 
 

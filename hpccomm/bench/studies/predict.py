@@ -20,7 +20,7 @@ from ..registry import load
 from ..report import bandwidth
 from ..session import Session
 from .fit import Fit, Point, fit
-from .model import ALGORITHMS, Machine, best, crossovers
+from .model import Machine, best, crossovers
 
 MEASURED = ("ping_pong", "barrier", "all_reduce", "reduce_scatter_single", "all_gather_single", "broadcast",
             "reduce", "all_to_all_single")  # fmt: skip
@@ -172,8 +172,7 @@ def as_document(points: Sequence[Point], found: Fit, machine: Machine) -> dict[s
         ],
         "predictions": [
             {"operation": operation, "ranks": ranks, "best_from_bytes": dict(crossovers(operation, ranks, machine))}
-            for operation in ALGORITHMS
-            if operation in PREDICTED
+            for operation in PREDICTED
             for ranks in RANKS
         ],
     }

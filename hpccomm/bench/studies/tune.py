@@ -19,7 +19,6 @@ import numpy as np
 import hpccomm as hc
 
 from ...core.tuning import Tuning
-from ...ranks import get_node_count
 from ..measure import Plan, measure
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -56,7 +55,7 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
     medians = trial.medians("reduce_scatter_single in", ways, sizes.reduce_scatters, _reduce_scatter)
     table = replace(table, reduce_scatter_bytes=max(1, _second_wins_from(medians) - 1))  # what one call still takes
 
-    if world.size > 1 and get_node_count(world) == 1:
+    if world.size > 1 and hc.get_node_count(world) == 1:
         ways = {_bytes(each): replace(table, shared_bytes=1, shared_chunk_bytes=each) for each in sizes.chunks}
         medians = trial.medians("shared all_reduce in chunks of", ways, [sizes.shared_reduction], _shared_all_reduce)
         table = replace(table, shared_chunk_bytes=ways[_fastest(medians)].shared_chunk_bytes)
