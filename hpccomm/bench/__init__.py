@@ -9,11 +9,11 @@ contenders          the same work by hpccomm, by raw mpi4py, by torch's gloo
 measure             interleaved timing, the maximum over the ranks, how many iterations
 session             the benchmarks of one command, one after the other; checks
 rows, report, plot  the results, as a table, CSV, JSON and pictures
-machine             what the results were measured on
-overhead            what the Python layers add to a call, in ns, on one rank
-overlap             the share of an asynchronous operation that hides behind computing
-startup             how long the start of a program takes
-model, fit, predict an alpha-beta-gamma model: fitted here, and drawn out to 65,536 ranks
+studies.overhead    what the Python layers add to calls and messages, in ns
+studies.overlap     the share of an asynchronous operation that hides behind computing
+studies.startup     how long the start of a program takes
+studies.tune        from which sizes on an operation is done in which way
+studies.model       alpha-beta-gamma costs; `fit` fits them here, `predict` draws them out
 command             the command line
 =================== ========================================================================
 """

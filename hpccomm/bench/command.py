@@ -5,34 +5,35 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
+import hpccomm as hc
+
 from ..cli import machine
 from ..cli.main import is_first_process, let_the_first_process_speak
-from ..core.reduce_op import as_reduce_op
 from ..process.tuning import as_json
 from . import plot, registry, report
-from .contenders import CONTENDERS, contender_class
+from .contenders import CONTENDERS
 from .measure import Plan
 from .registry import UFUNCS, Benchmark
 from .rows import Row
-from .studies import overhead
-
-if TYPE_CHECKING:
-    from .. import ProcessGroup
+from .studies import startup
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 KINDS = {"collectives": "collective", "coalesced": "coalesced", "messages": "message"}
 SPECIAL = {
     "overlap": "The share of an asynchronous operation that hides behind equal compute.",
     "init": "What the start of a program takes.",
 }
+NEEDS = {"plot": "matplotlib", "model": "scipy"}  # options, and modules that hpccomm does not require
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 OK, WRONG, MISUSED = 0, 1, 2
 
@@ -50,46 +51,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("operations", nargs="*", metavar="OPERATION", help="default: all_reduce; also collectives, coalesced, "
         "messages, all; --list shows them")  # fmt: skip
     add("--list", action="store_true", help="show what can be measured, and end")
-    sizes = parser.add_argument_group("sizes, in bytes; 64K, 4M, 1G are understood")
-    sizes.add_argument("-b", "--begin", type=size, default=8, metavar="SIZE", help="smallest (default: 8)")
-    sizes.add_argument("-e", "--end", type=size, default=64 << 20, metavar="SIZE", help="largest (default: 64M)")
-    sizes.add_argument("-f", "--factor", type=factor, default=4, metavar="N", help="between sizes (default: 4)")
-    how = parser.add_argument_group("how much")
-    how.add_argument(
-        "-n", "--iterations", type=positive, metavar="N", help="default: what the budget allows, 10 to 1000"
-    )
-    how.add_argument("-w", "--warmup", type=count, default=5, metavar="N", help="calls before timing (default: 5)")
-    how.add_argument("--budget", type=seconds, default=0.5, metavar="SECONDS", help="for each size (default: 0.5)")
-    how.add_argument(
-        "--batch", type=positive, metavar="N", help="calls timed together; default: as many as last 100 us"
-    )
-    what = parser.add_argument_group("what")
-    what.add_argument("--dtype", type=dtype, default="float32", metavar="NAME", help="default: float32")
-    what.add_argument("--op", choices=list(UFUNCS), default="sum", help="default: sum")
-    what.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
-    what.add_argument("--check", action="store_true", help="compare each result with NumPy's before it is timed; "
-                      "exit status 1 if one differs")  # fmt: skip
-    what.add_argument("--async", dest="async_op", action="store_true", help="start, and wait")
-    what.add_argument("--against", type=contenders, default="mpi4py", metavar="NAMES",
-                      help=f"{', '.join(CONTENDERS)}, with commas; or none (default: mpi4py)")  # fmt: skip
-    out = parser.add_argument_group("output")
-    out.add_argument("--json", metavar="FILE", help="write everything there as well")
-    out.add_argument("--csv", action="store_true", help="print CSV instead of tables, one line for each contender")
-    out.add_argument("-q", "--quiet", action="store_true", help="no progress bar on stderr")
-    out.add_argument("--plot", metavar="FILE.png", help="draw time and bandwidth against size")
-    more = parser.add_argument_group("other measurements")
-    more.add_argument(
-        "--overhead", action="store_true", help="what the Python layers add to each call, in ns; on 1 rank"
-    )
-    more.add_argument(
-        "--model", action="store_true", help="fit an alpha-beta-gamma model, and predict 8 to 65,536 ranks"
-    )
-    more.add_argument("--tune", metavar="FILE", help="measure from which sizes on an operation is done in which way, "
-                      "and write what HPCCOMM_TUNING=FILE reads")  # fmt: skip
-    more.add_argument("--ranks-per-node", type=positive, default=64, metavar="N",
-                      help="of the machine to predict, where one node is measured (default: 64)")  # fmt: skip
-    more.add_argument("--network", type=network, default="2,25", metavar="US,GB/S",
-                      help="its latency between nodes and the bandwidth of a node's link (default: 2,25)")  # fmt: skip
+    add = parser.add_argument_group("sizes, in bytes; 64K, 4M, 1G are understood").add_argument
+    add("-b", "--begin", type=size, default=8, metavar="SIZE", help="smallest (default: 8)")
+    add("-e", "--end", type=size, default=64 << 20, metavar="SIZE", help="largest (default: 64M)")
+    add("-f", "--factor", type=factor, default=4, metavar="N", help="between sizes (default: 4)")
+    add = parser.add_argument_group("how much").add_argument
+    add("-n", "--iterations", type=positive, metavar="N", help="default: what the budget allows, 10 to 1000")
+    add("-w", "--warmup", type=count, default=5, metavar="N", help="calls before timing (default: 5)")
+    add("--budget", type=seconds, default=0.5, metavar="SECONDS", help="for each size (default: 0.5)")
+    add("--batch", type=positive, metavar="N", help="calls timed together; default: as many as last 100 us")
+    add = parser.add_argument_group("what").add_argument
+    add("--dtype", type=dtype, default="float32", metavar="NAME", help="default: float32")
+    add("--op", choices=list(UFUNCS), default="sum", help="default: sum")
+    add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
+    add("--check", action="store_true", help="compare each result with NumPy's before it is timed; "
+        "exit status 1 if one differs")  # fmt: skip
+    add("--async", dest="async_op", action="store_true", help="start, and wait")
+    add("--against", type=contenders, default="mpi4py", metavar="NAMES",
+        help=f"{', '.join(CONTENDERS)}, with commas; or none (default: mpi4py)")  # fmt: skip
+    add = parser.add_argument_group("output").add_argument
+    add("--json", metavar="FILE", help="write everything there as well")
+    add("--csv", action="store_true", help="print CSV instead of tables, one line for each contender")
+    add("-q", "--quiet", action="store_true", help="no progress bar on stderr")
+    add("--plot", metavar="FILE.png", help="draw time and bandwidth against size")
+    add = parser.add_argument_group("other measurements").add_argument
+    add("--overhead", action="store_true", help="what the Python layers add to each call, in ns; on 1 rank or 2")
+    add("--model", action="store_true", help="fit an alpha-beta-gamma model, and predict 8 to 65,536 ranks")
+    add("--tune", metavar="FILE", help="measure from which sizes on an operation is done in which way, "
+        "and write what HPCCOMM_TUNING=FILE reads")  # fmt: skip
+    add("--ranks-per-node", type=positive, default=64, metavar="N",
+        help="of the machine to predict, where one node is measured (default: 64)")  # fmt: skip
+    add("--network", type=network, default="2,25", metavar="US,GB/S",
+        help="its latency between nodes and the bandwidth of a node's link (default: 2,25)")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -105,27 +98,18 @@ def run(arguments: argparse.Namespace) -> int:
     if problem is not None:
         return _say(f"hpccomm bench: {problem}", MISUSED)
 
-    import hpccomm as hc
-
-    from .studies.startup import startup, table
-
+    study = _study(arguments)
     steps = []
-    if "init" in names and not (
-        arguments.overhead or arguments.model or arguments.tune
-    ):  # before there is a world group
-        steps = startup()
+    if "init" in names and study is None:  # before there is a world group
+        steps = startup.startup()
         if is_first_process() and not arguments.csv:
-            print(table(steps), end="\n\n", flush=True)
+            print(startup.table(steps), end="\n\n", flush=True)
     with hc.init_process_group() as world:
         problem = _problem_of_job(arguments, world)
         if problem is not None:
             return _say(f"hpccomm bench: {problem}", MISUSED)
-        if arguments.overhead:
-            return _overhead(arguments, world)
-        if arguments.model:
-            return _model(arguments, world)
-        if arguments.tune:
-            return _tune(arguments, world)
+        if study is not None:
+            return _run_study(study, arguments, world)
         return _benchmarks(arguments, world, names, startup=[vars(step) for step in steps])
 
 
@@ -162,22 +146,20 @@ def _problem(arguments: argparse.Namespace) -> str | None:
     sizes_of(arguments.begin, arguments.end, arguments.factor)
     if arguments.device != "cpu":
         return "--device cuda: hpccomm bench measures host arrays; for GPU arrays: mpiexec -n N python tools/gpu-bench"
-    if "nccl" in arguments.against:
-        return f"--against nccl: {contender_class('nccl').missing()}"
     kind = "f" if arguments.dtype.name == "bfloat16" else arguments.dtype.kind
-    op = as_reduce_op("bench", arguments.op)
-    if kind not in getattr(op, "kinds", kind):
+    if kind not in getattr(getattr(hc.ReduceOp, arguments.op.upper()), "kinds", kind):
         return f"--op {arguments.op} has no meaning for {arguments.dtype}"
-    if arguments.plot and plot.missing():
-        return plot.missing()
-    if arguments.plot and (arguments.overhead or arguments.model or arguments.tune):
+    for option, module in NEEDS.items():
+        if getattr(arguments, option) and importlib.util.find_spec(module) is None:
+            return f"--{option} needs {module}: pip install 'hpccomm[cli]'"
+    if arguments.plot and _study(arguments) is not None:
         return "--plot draws measured operations, not --overhead, --model or --tune"
     return None
 
 
-def _problem_of_job(arguments: argparse.Namespace, world: ProcessGroup) -> str | None:
-    if arguments.overhead and world.size > 1:
-        return f"--overhead is measured on 1 rank, without a launcher or with mpirun -n 1; this job has {world.size}"
+def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> str | None:
+    if arguments.overhead and world.size > 2:
+        return f"--overhead is measured on 1 rank (calls) or 2 (messages); this job has {world.size}"
     for option in ("model", "tune"):
         if getattr(arguments, option) and world.size == 1:
             return f"--{option} needs at least 2 ranks"
@@ -201,7 +183,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 # -- doing it ----------------------------------------------------------------------------------------------------
 
 
-def _benchmarks(arguments: argparse.Namespace, world: ProcessGroup, names: Sequence[str], **more: Any) -> int:
+def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Sequence[str], **more: Any) -> int:
     from .session import Session
 
     benchmarks = [registry.BENCHMARKS[name] for name in names if name in registry.BENCHMARKS]
@@ -212,10 +194,8 @@ def _benchmarks(arguments: argparse.Namespace, world: ProcessGroup, names: Seque
         facts = machine.machine(world, tuple(session.contenders))
         how = f"{arguments.dtype}, {'async' if arguments.async_op else 'blocking'}"
         if benchmarks or "overlap" in names:
-            printer.remark(f"# {machine.one_line(facts)}")
-            printer.remark(
-                f"# {how}; time: median of the iterations, each on the slowest rank; ratio: hpccomm / the other"
-            )
+            what = "time: median of the iterations, each on the slowest rank; ratio: hpccomm / the other"
+            printer.remark(f"# {machine.one_line(facts)}\n# {how}; {what}")
         if arguments.csv:
             printer.line(report.csv_head())
         runnable = [each for each in benchmarks if each.least_ranks <= world.size]
@@ -249,53 +229,54 @@ def _overlap(printer: Printer, session: Any, sizes: Sequence[int], dtype: np.dty
         for of_size in overlap.overlaps(session, operation, sizes, dtype):
             for each in of_size:
                 printer.remark(overlap.line(each))
-                found.append(
-                    {
-                        **vars(each),
-                        "hidden": each.hidden,
-                        "hidden_polled": each.hidden_polled,
-                        "hidden_idle": each.hidden_idle,
-                    }
-                )
+                found.append({**vars(each), **{name: getattr(each, name) for name in overlap.SHARES}})
     return found
 
 
-def _overhead(arguments: argparse.Namespace, world: ProcessGroup) -> int:
+# -- the other measurements: each returns what is printed, and its part of the JSON ---------------------------------
+
+
+def _overhead(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
+    from .studies import overhead
+
     found = overhead.overheads(world)
-    facts = machine.machine(world)
-    print(f"# {machine.one_line(facts)}\n\n{overhead.table(found)}")
-    if arguments.json:
-        documents = [{**vars(each), "added_ns": each.added_ns} for each in found]
-        _write(arguments.json, report.as_json(facts, _options(arguments), [], overhead=documents))
-    return OK
+    documents = [{**vars(each), "added_ns": each.added_ns, "ratio": each.ratio} for each in found]
+    return overhead.table(found, world.size), documents
 
 
-def _model(arguments: argparse.Namespace, world: ProcessGroup) -> int:
+def _model(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
     from .studies import predict
 
-    alpha, beta = arguments.network
-    assumed = predict.Network(arguments.ranks_per_node, alpha, beta)
+    assumed = predict.Network(arguments.ranks_per_node, *arguments.network)
     sizes = sizes_of(arguments.begin, arguments.end, arguments.factor)
-    text, document = predict.run(world, sizes, _plan(arguments), assumed)
-    facts = machine.machine(world)
-    if world.rank == 0:
-        print(f"# {machine.one_line(facts)}\n\n{text}")
-        if arguments.json:
-            _write(arguments.json, report.as_json(facts, _options(arguments), [], model=document))
-    return OK
+    return predict.run(world, sizes, _plan(arguments), assumed)
 
 
-def _tune(arguments: argparse.Namespace, world: ProcessGroup) -> int:
+def _tune(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
     from .studies import tune
 
     table, text = tune.tune(world, _plan(arguments))
-    facts = machine.machine(world)
     if world.rank == 0:
-        print(f"# {machine.one_line(facts)}\n\n{text}\n")
-        for name, value in vars(table).items():
-            print(f"{name:<22} {value}")
-        print(f"\nTo use this table: export HPCCOMM_TUNING={arguments.tune}")
         _write(arguments.tune, as_json(table, facts))
+    entries = "\n".join(f"{name:<22} {value}" for name, value in vars(table).items())
+    return f"{text}\n\n{entries}\n\nTo use this table: export HPCCOMM_TUNING={arguments.tune}", vars(table)
+
+
+STUDIES = {"overhead": _overhead, "model": _model, "tune": _tune}  # by option
+
+
+def _study(arguments: argparse.Namespace) -> str | None:
+    """Return which of the other measurements is asked for."""
+    return next((name for name in STUDIES if getattr(arguments, name)), None)
+
+
+def _run_study(name: str, arguments: argparse.Namespace, world: hc.ProcessGroup) -> int:
+    facts = machine.machine(world)
+    text, document = STUDIES[name](arguments, world, facts)
+    if world.rank == 0:
+        print(f"# {machine.one_line(facts)}\n\n{text}")
+        if arguments.json:
+            _write(arguments.json, report.as_json(facts, _options(arguments), [], **{name: document}))
     return OK
 
 
@@ -392,18 +373,13 @@ def size(text: str) -> int:
 
 def dtype(text: str) -> np.dtype[Any]:
     """Read the name of a numeric dtype."""
-    if text == "bfloat16":
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise argparse.ArgumentTypeError("bfloat16 needs ml_dtypes: pip install ml_dtypes") from None
-        half: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return half
     try:
-        found = np.dtype(text)
+        found = np.dtype(importlib.import_module("ml_dtypes").bfloat16 if text == "bfloat16" else text)
+    except ImportError:
+        raise argparse.ArgumentTypeError("bfloat16 needs ml_dtypes: pip install ml_dtypes") from None
     except TypeError:
         raise argparse.ArgumentTypeError(f"NumPy knows no dtype {text!r}") from None
-    if found.kind not in "iufc":
+    if found.kind not in "iufc" and text != "bfloat16":
         raise argparse.ArgumentTypeError(f"{text} is not a numeric dtype")
     return found
 
@@ -425,33 +401,20 @@ def network(text: str) -> tuple[float, float]:
     return latency * 1e-6, 1e-9 / rate
 
 
-def positive(text: str) -> int:
-    """Read a whole number above 0."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+def _number(name: str, kind: Callable[[str], N], allowed: Callable[[N], bool]) -> Callable[[str], N]:
+    """Return a type of numbers; argparse says its name of a number that is not allowed."""
+
+    def read(text: str) -> N:
+        number = kind(text)
+        if not allowed(number):
+            raise ValueError(text)
+        return number
+
+    read.__name__ = name
+    return read
 
 
-def count(text: str) -> int:
-    """Read a whole number, 0 or more."""
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
-
-
-def factor(text: str) -> int:
-    """Read a whole number above 1."""
-    number = int(text)
-    if number < 2:
-        raise ValueError(text)
-    return number
-
-
-def seconds(text: str) -> float:
-    """Read a positive time."""
-    number = float(text)
-    if not number > 0:
-        raise ValueError(text)
-    return number
+positive = _number("positive", int, lambda number: number > 0)
+count = _number("count", int, lambda number: number >= 0)
+factor = _number("factor", int, lambda number: number > 1)
+seconds = _number("seconds", float, lambda number: number > 0)

@@ -71,6 +71,8 @@ class Timing:
 
 def measure(calls: Mapping[str, Callable[[], Any]], comm: MPI.Intracomm, plan: Plan) -> dict[str, Timing]:
     """Time each of `calls` on all ranks of `comm`, which make the same calls under the same names."""
+    from mpi4py import MPI  # which starts MPI: not at the top
+
     if not calls:
         return {}
     batches = {}
@@ -89,7 +91,7 @@ def measure(calls: Mapping[str, Callable[[], Any]], comm: MPI.Intracomm, plan: P
             comm.Barrier()
             samples[k, i] = timed(calls[names[k]], batch) / batch
     slowest = np.empty_like(samples)
-    comm.Allreduce(samples, slowest, _max())
+    comm.Allreduce(samples, slowest, MPI.MAX)
     return {name: Timing(slowest[k], batches[name]) for k, name in enumerate(names)}
 
 
@@ -107,14 +109,8 @@ def _batch(call: Callable[[], Any], comm: MPI.Intracomm, plan: Plan) -> tuple[in
     batch = plan.batch or 1
     while True:
         comm.Barrier()
-        seconds = comm.allreduce(timed(call, batch), _max())
+        seconds = max(comm.allgather(timed(call, batch)))
         if plan.batch or seconds >= plan.batch_seconds or batch >= LARGEST_BATCH:
             return batch, seconds
         wanted = batch * plan.batch_seconds / max(seconds, 1e-9)
         batch = min(LARGEST_BATCH, max(2 * batch, int(wanted * 1.1)))
-
-
-def _max() -> MPI.Op:
-    from mpi4py import MPI
-
-    return MPI.MAX

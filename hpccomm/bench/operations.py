@@ -7,16 +7,15 @@ scattered or exchanged on one rank.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from .registry import Arrays, Case, benchmark
 
 FEWEST_PIECES, MOST_PIECES, PIECE_BYTES = 16, 1000, 1000  # arrays in one coalesced call
-
-
-def _one(ranks: int) -> float:
-    return 1.0
 
 
 def _share(ranks: int) -> float:
@@ -31,34 +30,28 @@ def _twice_the_share(ranks: int) -> float:
 # -- collectives -------------------------------------------------------------------------------------
 
 
+def _in_place(case: Case, expected: Callable[[], Any] | None) -> Arrays:
+    """Return one array of values of every rank's own, which the result replaces."""
+    return Arrays(receive=case.array(case.count), given=lambda: case.values(case.rank, case.count), expected=expected)
+
+
 @benchmark("all_reduce", busbw=_twice_the_share, reduces=True)
 def all_reduce(case: Case) -> Arrays:
     """Reduce an array over all ranks, in place."""
-    return Arrays(
-        receive=case.array(case.count),
-        given=lambda: case.values(case.rank, case.count),
-        expected=lambda: case.reduced(case.count),
-    )
+    return _in_place(case, lambda: case.reduced(case.count))
 
 
-@benchmark("reduce", busbw=_one, reduces=True)
+@benchmark("reduce", reduces=True)
 def reduce(case: Case) -> Arrays:
     """Reduce an array over all ranks, in place on one."""
-    return Arrays(
-        receive=case.array(case.count),
-        given=lambda: case.values(case.rank, case.count),
-        expected=(lambda: case.reduced(case.count)) if case.rank == case.root else None,
-    )
+    return _in_place(case, (lambda: case.reduced(case.count)) if case.rank == case.root else None)
 
 
-@benchmark("broadcast", busbw=_one)
+@benchmark("broadcast")
 def broadcast(case: Case) -> Arrays:
     """Copy an array of one rank to all."""
-    return Arrays(
-        receive=case.array(case.count),
-        given=(lambda: case.values(case.root, case.count)) if case.rank == case.root else None,
-        expected=lambda: case.values(case.root, case.count),
-    )
+    arrays = _in_place(case, lambda: case.values(case.root, case.count))
+    return arrays if case.rank == case.root else replace(arrays, given=None)
 
 
 @benchmark("all_gather_single", busbw=_share, shared=True)
@@ -115,15 +108,8 @@ def all_to_all(case: Case) -> Arrays:
 @benchmark("gather", busbw=_share, shared=True)
 def gather(case: Case) -> Arrays:
     """Collect everyone's array in a list of arrays, on one rank."""
-    is_root = case.rank == case.root
-    return Arrays(
-        send=case.array(case.part),
-        receive=case.array(case.ranks, case.part) if is_root else None,
-        given=lambda: case.values(case.rank, case.part),
-        expected=(lambda: np.concatenate([case.values(rank, case.part) for rank in range(case.ranks)]))
-        if is_root
-        else None,
-    )
+    arrays = all_gather_single(case)
+    return arrays if case.rank == case.root else replace(arrays, receive=None, expected=None)
 
 
 @benchmark("scatter", busbw=_share, shared=True)
@@ -141,21 +127,13 @@ def scatter(case: Case) -> Arrays:
 @benchmark("scan", reduces=True)
 def scan(case: Case) -> Arrays:
     """Reduce the arrays of ranks 0 to r, on rank r, in place."""
-    return Arrays(
-        receive=case.array(case.count),
-        given=lambda: case.values(case.rank, case.count),
-        expected=lambda: case.reduced(case.count, range(case.rank + 1)),
-    )
+    return _in_place(case, lambda: case.reduced(case.count, range(case.rank + 1)))
 
 
 @benchmark("exscan", reduces=True)
 def exscan(case: Case) -> Arrays:
     """Reduce the arrays of ranks 0 to r-1, on rank r, in place."""
-    return Arrays(
-        receive=case.array(case.count),
-        given=lambda: case.values(case.rank, case.count),
-        expected=(lambda: case.reduced(case.count, range(case.rank))) if case.rank else None,
-    )
+    return _in_place(case, (lambda: case.reduced(case.count, range(case.rank))) if case.rank else None)
 
 
 @benchmark("barrier", sized=False)
@@ -175,60 +153,43 @@ def _pieces(case: Case, ranks: int = 1) -> list[int]:
     return [(end - start) * ranks for start, end in itertools.pairwise(ends)]
 
 
-def _starts(pieces: list[int]) -> list[int]:
-    return [sum(pieces[:i]) for i in range(len(pieces))]
+def _ends(pieces: list[int]) -> list[int]:
+    """Return where all but the last end."""
+    return list(itertools.accumulate(pieces[:-1]))
 
 
 @benchmark("all_reduce_coalesced", busbw=_twice_the_share, kind="coalesced", reduces=True)
 def all_reduce_coalesced(case: Case) -> Arrays:
     """All-reduce many arrays in one call."""
-    return Arrays(
-        receive=[case.array(count) for count in _pieces(case)],
-        given=lambda: case.values(case.rank, case.count),
-        expected=lambda: case.reduced(case.count),
-    )
+    return replace(all_reduce(case), receive=[case.array(count) for count in _pieces(case)])
 
 
 @benchmark("broadcast_coalesced", kind="coalesced")
 def broadcast_coalesced(case: Case) -> Arrays:
     """Broadcast many arrays in one call."""
-    return Arrays(
-        receive=[case.array(count) for count in _pieces(case)],
-        given=(lambda: case.values(case.root, case.count)) if case.rank == case.root else None,
-        expected=lambda: case.values(case.root, case.count),
-    )
+    return replace(broadcast(case), receive=[case.array(count) for count in _pieces(case)])
 
 
 @benchmark("all_gather_single_coalesced", busbw=_share, kind="coalesced", shared=True)
 def all_gather_single_coalesced(case: Case) -> Arrays:
     """Gather many arrays in as many, everywhere, in one call."""
-    pieces = _pieces(case, case.ranks)
-    parts = [count // case.ranks for count in pieces]
+    parts = [count // case.ranks for count in _pieces(case, case.ranks)]
 
-    def expected() -> np.ndarray:
-        values = [case.values(rank, case.part) for rank in range(case.ranks)]
-        return np.concatenate(
-            [each[start : start + part] for start, part in zip(_starts(parts), parts, strict=True) for each in values]
-        )
+    def expected() -> Any:
+        values = np.stack([case.values(rank, case.part) for rank in range(case.ranks)])
+        return np.concatenate([each.reshape(-1) for each in np.split(values, _ends(parts), axis=1)])
 
-    return Arrays(
-        send=[case.array(part) for part in parts],
-        receive=[case.array(case.ranks, part) for part in parts],
-        given=lambda: case.values(case.rank, case.part),
-        expected=expected,
-    )
+    send, receive = [case.array(part) for part in parts], [case.array(case.ranks, part) for part in parts]
+    return replace(all_gather_single(case), send=send, receive=receive, expected=expected)
 
 
 @benchmark("all_gather_coalesced", busbw=_share, kind="coalesced", shared=True)
 def all_gather_coalesced(case: Case) -> Arrays:
     """Gather many arrays in as many for each rank, everywhere, in one call."""
     parts = [count // case.ranks for count in _pieces(case, case.ranks)]
-    return Arrays(
-        send=[case.array(part) for part in parts],
-        receive=[case.array(part) for _ in range(case.ranks) for part in parts],
-        given=lambda: case.values(case.rank, case.part),
-        expected=lambda: np.concatenate([case.values(rank, case.part) for rank in range(case.ranks)]),
-    )
+    send = [case.array(part) for part in parts]
+    receive = [case.array(part) for _ in range(case.ranks) for part in parts]
+    return replace(all_gather_single(case), send=send, receive=receive)
 
 
 @benchmark("reduce_scatter_single_coalesced", busbw=_share, kind="coalesced", shared=True, reduces=True)
@@ -236,18 +197,12 @@ def reduce_scatter_single_coalesced(case: Case) -> Arrays:
     """Reduce many arrays and hand each out in equal parts, in one call."""
     pieces = _pieces(case, case.ranks)
 
-    def expected() -> np.ndarray:
-        values = case.reduced(case.count)
-        parts = [count // case.ranks for count in pieces]
-        begins = [start + case.rank * part for start, part in zip(_starts(pieces), parts, strict=True)]
-        return np.concatenate([values[begin : begin + part] for begin, part in zip(begins, parts, strict=True)])
+    def expected() -> Any:
+        reduced = np.split(case.reduced(case.count), _ends(pieces))
+        return np.concatenate([each.reshape(case.ranks, -1)[case.rank] for each in reduced])
 
-    return Arrays(
-        send=[case.array(count) for count in pieces],
-        receive=[case.array(count // case.ranks) for count in pieces],
-        given=lambda: case.values(case.rank, case.count),
-        expected=expected,
-    )
+    send, receive = [case.array(count) for count in pieces], [case.array(count // case.ranks) for count in pieces]
+    return replace(reduce_scatter_single(case), send=send, receive=receive, expected=expected)
 
 
 # -- messages --------------------------------------------------------------------------------------------
@@ -275,13 +230,8 @@ def ping_pong(case: Case) -> Arrays:
 @benchmark("sendrecv", kind="message")
 def sendrecv(case: Case) -> Arrays:
     """Send to the right neighbour and receive from the left one, all ranks at once."""
-    left = (case.rank - 1) % case.ranks
-    return Arrays(
-        send=case.array(case.count),
-        receive=case.array(case.count),
-        given=lambda: case.values(case.rank, case.count),
-        expected=lambda: case.values(left, case.count),
-    )
+    arrays = _in_place(case, lambda: case.values(case.left, case.count))
+    return replace(arrays, send=case.array(case.count))
 
 
 @benchmark("bidirectional", kind="message", busbw=lambda n: 2.0, least_ranks=2, transfers=lambda case: case.window)
@@ -294,6 +244,4 @@ def bidirectional(case: Case) -> Arrays:
 def message_rate(case: Case) -> Arrays:
     """Send many messages one way; messages per second of all pairs (osu_mbw_mr)."""
     arrays = _to_peer(case, case.window)
-    if case.rank < case.ranks // 2:  # the senders
-        arrays.expected = None
-    return arrays
+    return replace(arrays, expected=None) if case.rank < case.ranks // 2 else arrays  # the first half sends

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .rows import Row
-
-NEEDS = "--plot needs matplotlib: pip install 'hpccomm[cli]'"
-
-
-def missing() -> str | None:
-    """Return what to install, or None."""
-    return None if importlib.util.find_spec("matplotlib") else NEEDS
 
 
 def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
@@ -51,11 +43,6 @@ def _lines(time: Any, rate: Any, rows: Sequence[Row]) -> None:
     sizes = [each.size_bytes for each in measured]
     label = measured[0].contender
     (line,) = time.plot(sizes, [each.median_us for each in measured], marker="o", markersize=3, label=label)
-    time.fill_between(
-        sizes,
-        [each.min_us for each in measured],
-        [each.p99_us for each in measured],
-        alpha=0.12,
-        color=line.get_color(),
-    )
+    lowest, highest = [each.min_us for each in measured], [each.p99_us for each in measured]
+    time.fill_between(sizes, lowest, highest, alpha=0.12, color=line.get_color())
     rate.plot(sizes, [each.busbw_gbs for each in measured], marker="o", markersize=3, label=label)

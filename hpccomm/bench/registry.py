@@ -52,6 +52,16 @@ class Case:
         half = self.ranks // 2
         return None if self.rank >= 2 * half else self.rank + half if self.rank < half else self.rank - half
 
+    @property
+    def right(self) -> int:
+        """The next rank, on a ring."""
+        return (self.rank + 1) % self.ranks
+
+    @property
+    def left(self) -> int:
+        """The rank before."""
+        return (self.rank - 1) % self.ranks
+
     def array(self, *shape: int) -> Any:
         """Return an array whose memory has been touched."""
         made = self.allocate(shape, self.dtype)
@@ -137,25 +147,27 @@ def assign(arrays: Any, values: Any) -> None:
     """Write flat `values` (None: zeros) into an array, or into a list of arrays one after the other."""
     start = 0
     for each in arrays if isinstance(arrays, list) else [arrays]:
-        each.reshape(-1)[...] = 0 if values is None else values[start : start + each.size]
+        each[...] = 0 if values is None else values[start : start + each.size].reshape(each.shape)
         start += each.size
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A row of the registry; :func:`benchmark` says what its fields mean."""
+    """A row of the registry; :func:`benchmark` adds one."""
 
-    name: str
-    kind: str
-    summary: str
-    arrays: Callable[[Case], Arrays]
-    busbw: Callable[[int], float]
-    shared: bool
-    sized: bool
-    reduces: bool
-    least_ranks: int
-    transfers: Callable[[Case], int]
-    rate: bool
+    name: str  # what the command line calls it, and which method of a contender runs it
+    summary: str  # the first line of the decorated function's docstring
+    arrays: Callable[[Case], Arrays]  # the decorated function
+    # What size / time is multiplied by for the bus bandwidth, from the number of ranks: the factors of nccl-tests'
+    # doc/PERFORMANCE.md.
+    busbw: Callable[[int], float] = lambda n: 1.0
+    kind: str = "collective"  # or "coalesced", or "message": the command line has a word for all of a kind
+    shared: bool = False  # whether the ranks share the array whose size is shown: its count is a multiple of theirs
+    sized: bool = True  # False: there is nothing to measure against size
+    reduces: bool = False  # whether `op` matters
+    least_ranks: int = 1  # with fewer it is left out
+    transfers: Callable[[Case], int] = lambda case: 1  # of that size, in one call; times are per transfer
+    rate: bool = False  # whether messages per second are shown
 
     def case(self, rank: int, ranks: int, nbytes: int, dtype: np.dtype[Any], op: str = "sum") -> Case:
         """Return the point of about `nbytes`: at least one element, and one for each rank where they share it."""
@@ -173,50 +185,14 @@ class Benchmark:
 BENCHMARKS: dict[str, Benchmark] = {}
 
 
-def benchmark(
-    name: str,
-    *,
-    busbw: Callable[[int], float] = lambda n: 1.0,
-    kind: str = "collective",
-    shared: bool = False,
-    sized: bool = True,
-    reduces: bool = False,
-    least_ranks: int = 1,
-    transfers: Callable[[Case], int] = lambda case: 1,
-    rate: bool = False,
-) -> Callable[[Callable[[Case], Arrays]], Callable[[Case], Arrays]]:
-    """Add a benchmark: the decorated function makes the arrays of one case.
-
-    Parameters
-    ----------
-    name : str
-        What the command line calls it, and which method of a contender runs it.
-    busbw : callable
-        What the algorithm bandwidth (size / time) is multiplied by for the bus bandwidth, from the number of ranks:
-        nccl-tests' factors (its doc/PERFORMANCE.md).
-    kind : str
-        "collective", "coalesced" or "message"; also the command line's names for all of a kind.
-    shared : bool
-        Whether the ranks share the array whose size is shown, so that its count is a multiple of theirs.
-    sized : bool
-        False: there is nothing to measure against size.
-    reduces : bool
-        Whether `op` matters.
-    least_ranks : int
-        With fewer, the benchmark is left out.
-    transfers : callable
-        How many transfers of that size one call makes, from the case; times are per transfer.
-    rate : bool
-        Whether messages per second are shown.
-    """
+def benchmark(name: str, **fields: Any) -> Callable[[Callable[[Case], Arrays]], Callable[[Case], Arrays]]:
+    """Add a benchmark: the decorated function makes the arrays of one case, `fields` are :class:`Benchmark`'s."""
 
     def add(function: Callable[[Case], Arrays]) -> Callable[[Case], Arrays]:
         if name in BENCHMARKS:
             raise ValueError(f"benchmark: {name!r} exists already")
         summary = (function.__doc__ or "").strip().split("\n")[0]
-        BENCHMARKS[name] = Benchmark(
-            name, kind, summary, function, busbw, shared, sized, reduces, least_ranks, transfers, rate
-        )
+        BENCHMARKS[name] = Benchmark(name, summary, function, **fields)
         return function
 
     return add

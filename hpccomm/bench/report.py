@@ -9,13 +9,14 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from .registry import Benchmark
 from .rows import Row
 
+Column: TypeAlias = tuple[str, str, int]  # its name, its unit, and how wide it is
 SCHEMA = 1  # of the JSON: raised when a key changes its meaning
 
 
@@ -30,41 +31,32 @@ class Table:
         self._first, *self._others = contenders
         self._check = check
         self._rows: list[Row] = []
-        columns = [("size", "bytes", 11), ("count", "elements", 11)] if benchmark.sized else []
-        columns += [("time", "us", 9), ("min", "us", 9), ("p99", "us", 9)]
+        # Each column, the field of a row that it shows, and how.
+        fields: list[tuple[Column, str, Callable[[Any], str]]] = []
         if benchmark.sized:
-            columns += [("algbw", "GB/s", 7), ("busbw", "GB/s", 7)]
+            fields += [(("size", "bytes", 11), "size_bytes", str), (("count", "elements", 11), "count", str)]
+        for name, field in (("time", "median_us"), ("min", "min_us"), ("p99", "p99_us")):
+            fields.append(((name, "us", 9), field, microseconds))
+        if benchmark.sized:
+            fields += [((name, "GB/s", 7), f"{name}_gbs", bandwidth) for name in ("algbw", "busbw")]
         if benchmark.rate:
-            columns.append(("rate", "Mmsg/s", 7))
+            fields.append((("rate", "Mmsg/s", 7), "messages_per_s", millions))
+        self._fields = [(self._first, *each) for each in fields]
         for name in self._others:
-            columns += [(name, "us", max(10, len(name) + 1)), ("ratio", "", 6)]
-        if check:
-            columns.append(("check", "", 6))
-        self._columns = columns
+            self._fields.append((name, (name, "us", max(10, len(name) + 1)), "median_us", microseconds))
+            self._fields.append((name, ("ratio", "", 6), "ratio", ratio))
+        self._columns = [column for _, column, _, _ in self._fields] + [("check", "", 6)] * check
 
     def head(self) -> str:
         """Return the title and two lines of column heads."""
-        names = " ".join(name.rjust(width) for name, _, width in self._columns)
-        units = " ".join((f"({unit})" if unit else "").rjust(width) for _, unit, width in self._columns)
-        return f"{self._benchmark.name}: {self._benchmark.summary}\n{names.rstrip()}\n{units.rstrip()}"
+        return f"{self._benchmark.name}: {self._benchmark.summary}\n{heads(self._columns)}"
 
     def line(self, rows: Sequence[Row]) -> str:
         """Return the line of one size."""
         self._rows += rows
         by_name = {each.contender: each for each in rows}
-        first = by_name[self._first]
-        cells = [str(first.size_bytes), str(first.count)] if self._benchmark.sized else []
-        cells += [microseconds(each) for each in (first.median_us, first.min_us, first.p99_us)]
-        if self._benchmark.sized:
-            cells += [bandwidth(first.algbw_gbs), bandwidth(first.busbw_gbs)]
-        if self._benchmark.rate:
-            cells.append("-" if first.messages_per_s is None else f"{first.messages_per_s / 1e6:.3f}")
-        for name in self._others:
-            cells += [microseconds(by_name[name].median_us), ratio(by_name[name].ratio)]
-        if self._check:
-            cells.append(verdict(rows))
-        widths = (width for _, _, width in self._columns)
-        return " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        cells = [show(getattr(by_name[contender], field)) for contender, _, field, show in self._fields]
+        return aligned(self._columns, [*cells, verdict(rows)] if self._check else cells)
 
     def summary(self) -> str:
         """Return the lines below the table: mean ratios, why columns are empty, what was wrong."""
@@ -86,6 +78,17 @@ class Table:
         return "\n".join(lines)
 
 
+def heads(columns: Sequence[Column]) -> str:
+    """Return two lines: the names, and the units."""
+    units = [f"({unit})" if unit else "" for _, unit, _ in columns]
+    return "\n".join(aligned(columns, line).rstrip() for line in ([name for name, _, _ in columns], units))
+
+
+def aligned(columns: Sequence[Column], cells: Sequence[str]) -> str:
+    """Return one line of a table."""
+    return " ".join(cell.rjust(width) for cell, (_, _, width) in zip(cells, columns, strict=True))
+
+
 def microseconds(time: float | None) -> str:
     """Return a time with as many digits as mean something."""
     if time is None:
@@ -96,6 +99,11 @@ def microseconds(time: float | None) -> str:
 def bandwidth(rate: float | None) -> str:
     """Return GB/s."""
     return "-" if rate is None else f"{rate:.2f}" if rate >= 1 or rate == 0 else f"{rate:.3f}"
+
+
+def millions(rate: float | None) -> str:
+    """Return a rate in millions per second."""
+    return "-" if rate is None else f"{rate / 1e6:.3f}"
 
 
 def ratio(value: float | None) -> str:

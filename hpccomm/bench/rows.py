@@ -42,33 +42,23 @@ def row(
     note: str = "",
 ) -> Row:
     """Make the row of `contender`, with its ratio to `reference`, the timing of the first contender."""
-    empty = Row(
-        benchmark.name,
-        contender,
-        case.nbytes,
-        case.count,
-        str(case.dtype),
-        case.op if benchmark.reduces else "",
-        case.ranks,
-        0 if timing is None else len(timing.samples),
-        0 if timing is None else timing.batch,
-        None,
-        wrong=wrong,
-        note=note,
-    )
+    op = case.op if benchmark.reduces else ""
+    point = (benchmark.name, contender, case.nbytes, case.count, str(case.dtype), op, case.ranks)
     if timing is None:
-        return empty
+        return Row(*point, 0, 0, None, wrong=wrong, note=note)
     seconds = timing.median
     algbw = case.nbytes / seconds / 1e9 if benchmark.sized else None
     return Row(
-        **{
-            **vars(empty),
-            "median_us": seconds * 1e6,
-            "min_us": timing.minimum * 1e6,
-            "p99_us": timing.p99 * 1e6,
-            "algbw_gbs": algbw,
-            "busbw_gbs": None if algbw is None else algbw * benchmark.busbw(case.ranks),
-            "messages_per_s": (case.ranks // 2) / seconds if benchmark.rate else None,
-            "ratio": None if reference is None else reference.median / seconds,
-        }
+        *point,
+        len(timing.samples),
+        timing.batch,
+        median_us=seconds * 1e6,
+        min_us=timing.minimum * 1e6,
+        p99_us=timing.p99 * 1e6,
+        algbw_gbs=algbw,
+        busbw_gbs=None if algbw is None else algbw * benchmark.busbw(case.ranks),
+        messages_per_s=(case.ranks // 2) / seconds if benchmark.rate else None,
+        ratio=None if reference is None else reference.median / seconds,
+        wrong=wrong,
+        note=note,
     )

@@ -8,6 +8,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -134,9 +135,35 @@ def test_overhead_without_a_launcher(tmp_path: Path) -> None:
         env=clean_environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    assert "(ns)" in ended.stdout
-    found = json.loads((tmp_path / "overhead.json").read_text())["overhead"]
-    assert found[0]["operation"] == "all_reduce"
+    assert ": 1 rank, 8 bytes, minimum of the repetitions" in ended.stdout
+    first = json.loads((tmp_path / "overhead.json").read_text())["overhead"][0]
+    assert first["operation"] == "all_reduce"
+    assert first["ratio"] == pytest.approx(first["hpccomm_ns"] / first["mpi4py_ns"])
+
+
+@alone
+def test_overhead_of_messages_on_two_ranks() -> None:
+    ended = bench(2, "--overhead")
+    assert ended.returncode == 0, ended.stderr
+    title, columns, _, *rows = ended.stdout.splitlines()[2:]
+    assert title.endswith(": 2 ranks, 8 bytes, median of the repetitions")
+    assert columns.split() == ["operation", "mpi4py", "hpccomm", "added", "ratio"]
+    assert [row.split(":")[0] for row in rows] == ["ping-pong", "halo", "halo"]
+
+
+@pytest.mark.parametrize(("option", "module"), [(["--model"], "scipy"), (["--plot", "x.png"], "matplotlib")])
+def test_what_is_missing_is_named(option: list[str], module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command._problem(parser.parse_args(option)) is None
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert command._problem(parser.parse_args(option)) == f"{option[0]} needs {module}: pip install 'hpccomm[cli]'"
+
+
+def test_overhead_is_not_measured_on_more_ranks() -> None:
+    world: Any = SimpleNamespace(size=3)
+    found = command._problem_of_job(argparse.Namespace(overhead=True), world)
+    assert found == "--overhead is measured on 1 rank (calls) or 2 (messages); this job has 3"
 
 
 @alone
@@ -159,12 +186,12 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--device", "cuda"], "--device cuda: hpccomm bench measures host arrays"),
-        (["--against", "mpi4py,nccl"], "--against nccl: needs a GPU; not available here"),
-        (["--overhead"], "--overhead is measured on 1 rank"),
+        (["--against", "mpi4py,nccl"], "no contender is called 'nccl'; there are hpccomm, mpi4py, gloo"),
         (["nothing"], "there is no operation 'nothing'"),
         (["--op", "max", "--dtype", "complex64"], "--op max has no meaning for complex64"),
         (["-b", "16", "-e", "8"], "0 < begin <= end"),
         (["-f", "1"], "argument -f/--factor: invalid factor value: '1'"),
+        (["--budget", "nan"], "argument --budget: invalid seconds value: 'nan'"),
         (["--json", "/nowhere/result.json"], "No such file or directory"),
     ],
 )

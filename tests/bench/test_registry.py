@@ -66,7 +66,6 @@ def test_every_contender_can_say_whether_it_is_there() -> None:
     for name in CONTENDERS:
         missing = contender_class(name).missing()
         assert missing is None or isinstance(missing, str)
-    assert contender_class("nccl").missing() == "needs a GPU; not available here"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

@@ -398,4 +398,4 @@ def test_the_mpi_backend_needs_a_communicator() -> None:
     from hpccomm.mpi.create import create
 
     with pytest.raises(TypeError, match="needs a group with an MPI communicator"):
-        create(hc.BackendOptions(None, 0, 1, timedelta(1), (0,), "", "cpu", None), None)
+        create(hc.BackendOptions(0, 1), None)

@@ -19,7 +19,6 @@ CONTENDERS = {
     "persistent": "persistent_calls:Persistent",
     "one_by_one": "one_by_one_calls:OneByOne",
     "copy": "copy_calls:Copy",
-    "nccl": "nccl_calls:NCCL",
 }
 
 

@@ -1,4 +1,4 @@
-"""Contender: what the four have in common, and the benchmarks of messages between two ranks."""
+"""Contender: what all have in common, and the benchmarks of messages."""
 
 from __future__ import annotations
 
@@ -96,6 +96,11 @@ class Contender:
         """Return a call that receives, or starts to receive, into `array`."""
         raise NotImplementedError
 
+    def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        """Send to the right neighbour and receive from the left one, both started and waited for."""
+        receive, send = self.receiver(arrays.receive, case.left, True), self.sender(arrays.send, case.right, True)
+        return lambda: self.wait_all([receive(), send()])
+
     def ping_pong(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """Send and receive, or receive and send."""
         if case.peer is None:
@@ -103,20 +108,17 @@ class Contender:
         send = self.sender(arrays.send, case.peer, async_op)
         receive = self.receiver(arrays.receive[0], case.peer, async_op)
         first, second = (send, receive) if case.rank < case.peer else (receive, send)
-        if not async_op:
-
-            def exchange() -> None:
-                first()
-                second()
-
-            return exchange
         wait = self.wait
+
+        def exchange() -> None:
+            first()
+            second()
 
         def started_and_waited_for() -> None:
             wait(first())
             wait(second())
 
-        return started_and_waited_for
+        return started_and_waited_for if async_op else exchange
 
     def bidirectional(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """Start all receives, then all sends, and wait for all."""

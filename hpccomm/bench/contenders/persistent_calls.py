@@ -16,11 +16,6 @@ class Persistent(HPCComm):
 
     name = "persistent"
 
-    @classmethod
-    def missing(cls) -> str | None:
-        """Older versions have no persistent operations."""
-        return None if hasattr(hc, "all_reduce_init") else "this hpccomm has no all_reduce_init"
-
     def call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """Start, and wait: blocking or not is the same here."""
         operation = self._operation(benchmark, case, arrays)

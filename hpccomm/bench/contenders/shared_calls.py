@@ -28,25 +28,16 @@ class Shared(HPCComm):
         super().__init__(group, comm)
         self._parent = group
 
-    @classmethod
-    def missing(cls) -> str | None:
-        """Older versions have no node-shared arrays."""
-        return None if hasattr(hc, "empty_shared") else "this hpccomm has no empty_shared"
-
     def arrays(self, benchmark: Benchmark, case: Case) -> Arrays:
         """Make the arrays in a group of their own, because their memory is given back with their group."""
         if benchmark.name not in FASTER:
             raise Unsupported(f"{benchmark.name} is the same on node-shared arrays")
         group: Any = hc.split_group(self._parent, 0)
         self.group = group
-        return benchmark.arrays(replace(case, allocate=partial(_empty, group)))
+        return benchmark.arrays(replace(case, allocate=partial(hc.empty_shared, group=group)))
 
     def release(self) -> None:
         """Give the memory back."""
         if self.group is not self._parent:
             hc.destroy_process_group(self.group)
             self.group = self._parent
-
-
-def _empty(group: hc.ProcessGroup, shape: tuple[int, ...], dtype: Any) -> Any:
-    return getattr(hc, "empty_shared")(shape, dtype, group)  # noqa: B009 (mypy has to accept its absence)

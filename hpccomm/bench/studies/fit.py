@@ -10,7 +10,6 @@ time and the one modelled before. No parameter may be negative.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -129,20 +128,11 @@ def _fastest(point: Point, machine: Machine) -> tuple[str, list[float]]:
 
 
 def relative_least_squares(matrix: np.ndarray, measured: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Return the non-negative x with the smallest ``sum(((matrix @ x - measured) / scale) ** 2)``.
+    """Return the non-negative x with the smallest ``sum(((matrix @ x - measured) / scale) ** 2)``."""
+    from scipy.optimize import nnls
 
-    There are five unknowns at most, so every choice of which of them are zero is tried.
-    """
-    scaled, goal = matrix / scale[:, None], measured / scale
-    widths = np.linalg.norm(scaled, axis=0)
-    used = np.flatnonzero(widths)
-    best, best_residual = np.zeros(matrix.shape[1]), float(np.sum(goal**2))
-    for count in range(1, len(used) + 1):
-        for subset in map(list, itertools.combinations(used, count)):
-            columns = scaled[:, subset] / widths[subset]  # seconds and seconds per byte differ by a factor of 10^6
-            solution = np.linalg.lstsq(columns, goal, rcond=None)[0]
-            residual = float(np.sum((columns @ solution - goal) ** 2))
-            if (solution >= 0).all() and residual < best_residual * (1 - 1e-12):
-                best, best_residual = np.zeros(matrix.shape[1]), residual
-                best[subset] = solution / widths[subset]
-    return best
+    scaled = matrix / scale[:, None]
+    widths = np.linalg.norm(scaled, axis=0)  # seconds and seconds per byte differ by a factor of 10^6
+    widths[widths == 0] = 1
+    solution: np.ndarray = nnls(scaled / widths, measured / scale)[0] / widths
+    return solution

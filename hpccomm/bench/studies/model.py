@@ -84,13 +84,9 @@ def distances(ranks: int) -> list[int]:
     return [1 << i for i in range((ranks - 1).bit_length())]
 
 
-def _is_power_of_two(ranks: int) -> bool:
-    return ranks & (ranks - 1) == 0
-
-
 def _fold(ranks: int, nbytes: float, machine: Machine, reduces: bool) -> float:
     """What ranks above a power of two add: a neighbour takes their data before, and gives them the result."""
-    if _is_power_of_two(ranks):
+    if ranks & (ranks - 1) == 0:
         return 0.0
     there = shift(ranks, 1, nbytes, machine)
     return 2 * there + (nbytes * machine.gamma if reduces else 0.0)

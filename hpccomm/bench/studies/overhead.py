@@ -1,42 +1,44 @@
-"""What the Python layers add to a call: hpccomm's call minus mpi4py's own, in ns, on one rank.
+"""What the Python layers add to a call: hpccomm's call minus the same work written by hand with mpi4py, in ns.
 
 With one rank MPI has next to nothing to do, so what is left is the way there. The smallest of many repetitions is
-taken, as timeit advises: everything that disturbs a repetition makes it longer.
+taken, as timeit advises: everything that disturbs a repetition makes it longer. Two ranks exchange messages. How long
+that takes depends on when the other rank comes, so there the median counts, of the slower rank's times.
 """
 
 from __future__ import annotations
 
-import timeit
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 import hpccomm as hc
 
-from ..contenders import Contender
-from ..registry import Arrays, Case, load
+from ..contenders import Call
+from ..measure import Plan, measure
+from ..registry import Arrays, Benchmark, Case, load
 from ..session import Session
 
-OPERATIONS = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather_single",
-    "reduce_scatter_single",
-    "all_to_all_single",
-    "sendrecv",
-    "barrier",
-)
-ASYNCHRONOUS = ("all_reduce", "broadcast", "barrier")
-BYTES = 8
+BYTES = 8  # of each array
+PLANS = {1: Plan(iterations=50, batch_seconds=2e-3), 2: Plan(iterations=400, batch_seconds=5e-4)}  # by ranks
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One piece of work, done by both on the same arrays."""
+
+    operation: str
+    arrays: Arrays
+    mpi4py: Call
+    hpccomm: Call
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """One operation's times, in ns."""
+    """What a comparison has found, in ns."""
 
     operation: str
     mpi4py_ns: float
@@ -47,72 +49,166 @@ class Overhead:
         """What hpccomm adds to mpi4py's call."""
         return self.hpccomm_ns - self.mpi4py_ns
 
+    @property
+    def ratio(self) -> float:
+        """How many times as long hpccomm takes."""
+        return self.hpccomm_ns / self.mpi4py_ns
 
-def overheads(group: hc.ProcessGroup, repetitions: int = 50, batch_seconds: float = 2e-3) -> list[Overhead]:
-    """Measure every operation; `group` has one rank. The two take turns, so that both see the same machine."""
-    if group.size != 1:
-        raise ValueError(f"overheads are measured on one rank; this group has {group.size}")
+
+def overheads(group: hc.ProcessGroup, plan: Plan | None = None) -> list[Overhead]:
+    """Measure calls on one rank, messages on two. Both contenders take turns, so that they see the same machine."""
+    if group.size not in PLANS:
+        raise ValueError(f"overheads are measured on 1 or 2 ranks; this group has {group.size}")
     found = []
-    with Session(group, ["mpi4py"]) as session:
-        for name, pair in _pairs(session).items():
-            best = _best(pair, repetitions, batch_seconds)
-            found.append(Overhead(name, best["mpi4py"], best["hpccomm"]))
+    with Session(group) as session:
+        for each in on_one_rank(session) if group.size == 1 else on_two_ranks(session):
+            calls = {"mpi4py": each.mpi4py, "hpccomm": each.hpccomm}
+            gc.disable()  # as timeit does
+            try:
+                timings = measure(calls, session.comm, plan or PLANS[group.size])
+            finally:
+                gc.enable()
+            seconds = [timings[name].minimum if group.size == 1 else timings[name].median for name in calls]
+            found.append(Overhead(each.operation, *(each * 1e9 for each in seconds)))
     return found
 
 
-def _pairs(session: Session) -> dict[str, dict[str, Callable[[], Any]]]:
-    """Return the calls of both, by operation."""
-    benchmarks = load()
-    pairs: dict[str, dict[str, Callable[[], Any]]] = {}
-    for async_op, names in ((False, OPERATIONS), (True, ASYNCHRONOUS)):
-        for name in names:
-            benchmark = benchmarks[name]
-            case = benchmark.case(0, 1, BYTES, np.dtype(np.float64))
-            arrays = benchmark.arrays(case)
-            pairs[f"{name}, async + wait" if async_op else name] = {
-                contender.name: contender.call(benchmark, case, arrays, async_op)
-                for contender in session.contenders.values()
-            }
-        if not async_op:
-            # A blocking send to oneself waits for ever, so the pair of messages is the asynchronous one.
-            pairs["isend + irecv + 2 waits"] = {
-                contender.name: _message_to_itself(contender) for contender in session.contenders.values()
-            }
-    return pairs
+def on_one_rank(session: Session) -> Iterator[Comparison]:
+    """Yield what is measured on one rank. It works on any number; messages go to the right neighbour."""
+    yield _benchmark(session, "all_reduce")
+    yield _benchmark(session, "all_reduce", "all_reduce, AVG", op="avg")
+    yield _converted(session, "all_reduce, strided", np.float32, _every_other)
+    yield _converted(session, "all_reduce, float16", np.float16)
+    yield _coalesced(session, "all_reduce_coalesced, 3 arrays", 3)
+    for name in ("broadcast", "reduce", "all_gather_single"):
+        yield _benchmark(session, name)
+    yield _list(session, "all_gather, list of arrays")
+    for name in ("reduce_scatter_single", "all_to_all_single", "sendrecv", "barrier"):
+        yield _benchmark(session, name)
+    for name in ("all_reduce", "broadcast", "barrier"):
+        yield _benchmark(session, name, f"{name}, async + wait", async_op=True)
+    # A blocking send to oneself waits for ever, so the pair of messages is the asynchronous one.
+    yield _exchange(session, "isend + irecv + 2 waits", [1])
+    yield _exchange(session, "batch of isend + irecv + 2 waits", [1], batch=True)
 
 
-def _message_to_itself(contender: Contender) -> Callable[[], Any]:
-    case = Case(0, 1, 1, np.dtype(np.float64))
-    arrays = Arrays(send=case.array(1), receive=case.array(1))
-    receive, send = contender.receiver(arrays.receive, 0, True), contender.sender(arrays.send, 0, True)
-    return partial(_exchange, contender.wait_all, receive, send)
+def on_two_ranks(session: Session) -> Iterator[Comparison]:
+    """Yield what is measured on two ranks, which are both neighbours of each other."""
+    yield _benchmark(session, "ping_pong", "ping-pong: send + recv")
+    yield _exchange(session, "halo: 2 irecv + 2 isend + 4 waits", [1, -1])
+    yield _exchange(session, "halo: batch_isend_irecv + 4 waits", [1, -1], batch=True)
 
 
-def _exchange(wait_all: Callable[[Any], None], receive: Callable[[], Any], send: Callable[[], Any]) -> None:
-    wait_all([receive(), send()])
+# -- the comparisons -----------------------------------------------------------------------------------------
 
 
-def _best(calls: dict[str, Callable[[], Any]], repetitions: int, batch_seconds: float) -> dict[str, float]:
-    timers = {name: timeit.Timer(call) for name, call in calls.items()}
-    batches = {}
-    for name, timer in timers.items():
-        batch = 100
-        while (seconds := timer.timeit(batch)) < batch_seconds / 4:
-            batch *= 2
-        batches[name] = max(1, int(batch * batch_seconds / seconds))
-    best = dict.fromkeys(timers, float("inf"))
-    for _ in range(repetitions):
-        for name, timer in timers.items():
-            best[name] = min(best[name], timer.timeit(batches[name]) / batches[name] * 1e9)
-    return best
+def _case(session: Session, name: str, dtype: Any = np.float64, op: str = "sum") -> tuple[Benchmark, Case]:
+    benchmark = load()[name]
+    (case,) = session.cases(benchmark, [BYTES], dtype, op)
+    return benchmark, case
 
 
-def table(found: list[Overhead]) -> str:
+def _benchmark(session: Session, name: str, title: str = "", op: str = "sum", async_op: bool = False) -> Comparison:
+    """Compare an operation as ``hpccomm bench`` does."""
+    benchmark, case = _case(session, name, op=op)
+    arrays = benchmark.arrays(case)
+    both = {each.name: each.call(benchmark, case, arrays, async_op) for each in session.contenders.values()}
+    return Comparison(title or name, arrays, **both)
+
+
+def _converted(session: Session, title: str, dtype: Any, allocate: Any = np.empty) -> Comparison:
+    """Compare the sum of an array that MPI does not take as it is: by hand, of a contiguous copy in float32."""
+    benchmark, case = _case(session, "all_reduce", dtype)
+    arrays = benchmark.arrays(replace(case, allocate=allocate))
+    array, all_reduce = arrays.receive, session.comm.Allreduce
+
+    def by_hand() -> None:
+        copy = array.astype(np.float32)
+        all_reduce(MPI.IN_PLACE, [copy, MPI.FLOAT], MPI.SUM)
+        array[...] = copy
+
+    return Comparison(title, arrays, by_hand, session.contenders["hpccomm"].call(benchmark, case, arrays, False))
+
+
+def _every_other(shape: tuple[int, ...], dtype: Any) -> Any:
+    return np.empty((*shape, 2), dtype)[..., 0]
+
+
+def _coalesced(session: Session, title: str, pieces: int) -> Comparison:
+    """Compare the sums of several arrays in one call."""
+    _, case = _case(session, "all_reduce")
+    whole = replace(case, count=pieces * case.count)
+    arrays = replace(load()["all_reduce"].arrays(whole), receive=[case.array(case.count) for _ in range(pieces)])
+    benchmark = load()["all_reduce_coalesced"]
+    both = {each.name: each.call(benchmark, whole, arrays, False) for each in session.contenders.values()}
+    return Comparison(title, arrays, **both)
+
+
+def _list(session: Session, title: str) -> Comparison:
+    """Compare gathering into a list of arrays: by hand, into one array that is kept, and from there into the list."""
+    benchmark, case = _case(session, "all_gather")
+    arrays = replace(benchmark.arrays(case), receive=[case.array(case.part) for _ in range(case.ranks)])
+    gathered = case.array(case.ranks, case.part)
+    rows, send, receive = list(gathered), [arrays.send, MPI.DOUBLE], [gathered, MPI.DOUBLE]
+    output_list, all_gather = arrays.receive, session.comm.Allgather
+
+    def by_hand() -> None:
+        all_gather(send, receive)
+        for array, row in zip(output_list, rows, strict=True):
+            array[...] = row
+
+    return Comparison(title, arrays, by_hand, session.contenders["hpccomm"].call(benchmark, case, arrays, False))
+
+
+def _exchange(session: Session, title: str, directions: Sequence[int], batch: bool = False) -> Comparison:
+    """Compare sending an element in each direction (1: to the right) and receiving one from the other side."""
+    rank, ranks, count = session.group.rank, session.group.size, len(directions)
+    arrays = Arrays(
+        send=np.zeros((count, 1)),
+        receive=np.zeros((count, 1)),
+        given=lambda: _numbers(rank, count),
+        expected=lambda: [_numbers((rank - step) % ranks, count)[i] for i, step in enumerate(directions)],
+    )
+    both: dict[str, Call] = {}
+    for each in session.contenders.values():
+        starts = [each.receiver(arrays.receive[i], (rank - to) % ranks, True) for i, to in enumerate(directions)]
+        starts += [each.sender(arrays.send[i], (rank + to) % ranks, True) for i, to in enumerate(directions)]
+        both[each.name] = _batch(starts) if batch and each.name == "hpccomm" else _started(starts, each.wait_all)
+    return Comparison(title, arrays, **both)
+
+
+def _numbers(rank: int, count: int) -> Any:
+    return 1.0 + rank * count + np.arange(count)
+
+
+def _started(starts: Sequence[Call], wait_all: Any) -> Call:
+    return lambda: wait_all([start() for start in starts])
+
+
+def _batch(starts: Sequence[Any]) -> Call:
+    """Return a call of batch_isend_irecv, of a list that is made once."""
+    operations = [hc.P2POp(start.func, *start.args) for start in starts]
+
+    def call() -> None:
+        for work in hc.batch_isend_irecv(operations):
+            work.wait()
+
+    return call
+
+
+# -- what is shown -------------------------------------------------------------------------------------------
+
+
+def table(found: Sequence[Overhead], ranks: int) -> str:
     """Return the results as text."""
+    how = "1 rank, 8 bytes, minimum" if ranks == 1 else f"{ranks} ranks, 8 bytes, median"
     lines = [
-        "what hpccomm adds to mpi4py's own call: 1 rank, 8 bytes, minimum of the repetitions",
-        f"{'operation':<28} {'mpi4py':>9} {'hpccomm':>9} {'added':>9}",
-        f"{'':<28} {'(ns)':>9} {'(ns)':>9} {'(ns)':>9}",
+        f"what hpccomm adds to mpi4py's own call: {how} of the repetitions",
+        f"{'operation':<34} {'mpi4py':>9} {'hpccomm':>9} {'added':>9} {'ratio':>6}",
+        f"{'':<34} {'(ns)':>9} {'(ns)':>9} {'(ns)':>9}",
     ]
-    lines += [f"{x.operation:<28} {x.mpi4py_ns:>9.0f} {x.hpccomm_ns:>9.0f} {x.added_ns:>9.0f}" for x in found]
+    lines += [
+        f"{each.operation:<34} {each.mpi4py_ns:>9.0f} {each.hpccomm_ns:>9.0f} {each.added_ns:>9.0f} {each.ratio:>6.2f}"
+        for each in found
+    ]
     return "\n".join(lines)

@@ -19,14 +19,17 @@ from typing import Any
 import numpy as np
 
 from ..contenders import Call, Contender
-from ..measure import Timing, measure, timed
+from ..measure import measure, timed
 from ..registry import Benchmark, Case, load
-from ..report import microseconds
+from ..report import aligned, heads, microseconds
 from ..session import Session
 
 OPERATIONS = ("all_reduce", "all_gather_single", "all_to_all_single")
 KERNEL_ELEMENTS = 512  # float64: stays in the first cache, so that computing and communicating do not share memory
 TIMED = ("communication", "compute", "both", "polled", "idle", "both idle")
+COLUMNS = [("size", "bytes", 11), ("contender", "", 10), ("alone", "us", 10), ("compute", "us", 10)]
+COLUMNS += [column for what in ("both", "polled", "idle") for column in ((what, "us", 10), ("hidden", "", 8))]
+SHARES = ("hidden", "hidden_polled", "hidden_idle")
 PIECES = 16  # of the computing, when the library is asked in between
 
 
@@ -75,14 +78,14 @@ def overlaps(session: Session, operation: str, sizes: Sequence[int], dtype: Any)
         for contender in session.contenders.values():
             contender.release()
         yield [
-            _result(operation, name, case.nbytes, timings)
+            Overlap(operation, name, case.nbytes, *(timings[f"{name} {what}"].median * 1e6 for what in TIMED))
             for name in session.contenders
             if f"{name} communication" in timings
         ]
 
 
 def _calls(session: Session, contender: Contender, benchmark: Benchmark, case: Case) -> dict[str, Call]:
-    """Return the four calls of one contender; none, if it has not this operation."""
+    """Return the calls of one contender, as TIMED names them; none, if it has not this operation."""
     try:
         arrays = contender.arrays(benchmark, case)
         start = contender.start(benchmark, case, arrays)
@@ -91,18 +94,21 @@ def _calls(session: Session, contender: Contender, benchmark: Benchmark, case: C
         return {}
     wait, poll = contender.wait, contender.poll
 
+    def beside(work: Call) -> Call:
+        def call() -> None:
+            handle = start()
+            work()
+            wait(handle)
+
+        return call
+
     def communicate() -> None:
         wait(start())
 
     seconds = measure({"": communicate}, session.comm, replace(session.plan, iterations=20))[""].median
     times = session.comm.bcast(repetitions(seconds))
-    compute = partial(_compute, times)
-    piece = partial(_compute, max(1, times // PIECES))
-
-    def both() -> None:
-        handle = start()
-        compute()
-        wait(handle)
+    compute, piece = partial(_compute, times), partial(_compute, max(1, times // PIECES))
+    idle = partial(time.sleep, session.comm.bcast(seconds))
 
     def polled() -> None:
         handle = start()
@@ -111,20 +117,8 @@ def _calls(session: Session, contender: Contender, benchmark: Benchmark, case: C
             poll(handle)
         wait(handle)
 
-    idle = partial(time.sleep, session.comm.bcast(seconds))
-
-    def both_idle() -> None:
-        handle = start()
-        idle()
-        wait(handle)
-
-    calls: dict[str, Call] = dict(zip(TIMED, (communicate, compute, both, polled, idle, both_idle), strict=True))
-    return {f"{contender.name} {what}": call for what, call in calls.items()}
-
-
-def _result(operation: str, name: str, nbytes: int, timings: dict[str, Timing]) -> Overlap:
-    medians = (timings[f"{name} {what}"].median * 1e6 for what in TIMED)
-    return Overlap(operation, name, nbytes, *medians)
+    calls: tuple[Call, ...] = (communicate, compute, beside(compute), polled, idle, beside(idle))
+    return {f"{contender.name} {what}": call for what, call in zip(TIMED, calls, strict=True)}
 
 
 _kernel_array = np.ones(KERNEL_ELEMENTS)
@@ -145,21 +139,17 @@ def repetitions(seconds: float) -> int:
 
 def head(operation: str) -> str:
     """Return the head of the table."""
-    columns = f"{'size':>11} {'contender':>10} {'alone':>10} {'compute':>10} {'both':>10} {'hidden':>8}"
-    units = f"{'(bytes)':>11} {'':>10} {'(us)':>10} {'(us)':>10} {'(us)':>10} {'':>8}"
     title = (
-        f"overlap of {operation}: the share that hides behind equal compute; polled: asking 16 times if it is done; "
-        "idle: sleeping instead"
+        f"overlap of {operation}: the share that hides behind equal compute; polled: asking {PIECES} times if it is "
+        "done; idle: sleeping instead"
     )
-    columns += f" {'polled':>10} {'hidden':>8} {'idle':>10} {'hidden':>8}"
-    return f"{title}\n{columns}\n{units} {'(us)':>10} {'':>8} {'(us)':>10}"
+    return f"{title}\n{heads(COLUMNS)}"
 
 
 def line(found: Overlap) -> str:
     """Return one line of the table."""
-    return (
-        f"{found.size_bytes:>11} {found.contender:>10} {microseconds(found.communication_us):>10} "
-        f"{microseconds(found.compute_us):>10} {microseconds(found.both_us):>10} {found.hidden:>8.0%} "
-        f"{microseconds(found.polled_us):>10} {found.hidden_polled:>8.0%} "
-        f"{microseconds(found.both_idle_us):>10} {found.hidden_idle:>8.0%}"
-    )
+    cells = [str(found.size_bytes), found.contender]
+    cells += [microseconds(found.communication_us), microseconds(found.compute_us)]
+    for us, share in zip((found.both_us, found.polled_us, found.both_idle_us), SHARES, strict=True):
+        cells += [microseconds(us), f"{getattr(found, share):.0%}"]
+    return aligned(COLUMNS, cells)

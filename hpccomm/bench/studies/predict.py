@@ -20,7 +20,7 @@ from ..registry import load
 from ..report import bandwidth
 from ..session import Session
 from .fit import Fit, Point, fit
-from .model import ALGORITHMS, Machine, best, crossovers
+from .model import Machine, best, crossovers
 
 MEASURED = ("ping_pong", "barrier", "all_reduce", "reduce_scatter_single", "all_gather_single", "broadcast",
             "reduce", "all_to_all_single")  # fmt: skip
@@ -69,10 +69,9 @@ def collect(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> list[Po
 
 def on_a_cluster(found: Fit, network: Network, nodes: int) -> Machine:
     """Return the machine to predict with: what was not measured is assumed."""
-    machine = found.machine
     if nodes > 1:
-        return machine
-    return replace(machine, ranks_per_node=network.ranks_per_node, alpha=network.alpha, beta=network.beta)
+        return found.machine
+    return replace(found.machine, ranks_per_node=network.ranks_per_node, alpha=network.alpha, beta=network.beta)
 
 
 def report(points: Sequence[Point], found: Fit, network: Network, nodes: int) -> str:
@@ -126,15 +125,16 @@ def quality(points: Sequence[Point], found: Fit) -> list[str]:
 
 def predictions(operation: str, machine: Machine) -> list[str]:
     """Return a table of predicted times for RANKS x SIZES, and the sizes where the best algorithm changes."""
-    sizes = SIZES if operation != "barrier" else (0,)
+    sized = operation != "barrier"
+    sizes = SIZES if sized else (0,)
     heads = " ".join(f"{size_name(size):>9}" for size in sizes)
-    lines = [f"{operation}, predicted:", f"  {'ranks':>6} {heads}  best algorithm, and up to which size"]
+    last = "  best algorithm, and up to which size" if sized else ""
+    lines = [f"{operation}, predicted:", f"  {'ranks':>6} {heads}{last}"]
     for ranks in RANKS:
         times = " ".join(f"{duration(best(operation, ranks, size, machine)[1]):>9}" for size in sizes)
-        lines.append(f"  {ranks:>6} {times}  {path(crossovers(operation, ranks, machine)) if sizes != (0,) else ''}")
-    if operation == "barrier":
-        return [line.replace("  best algorithm, and up to which size", "").rstrip() for line in lines]
-    return [line.rstrip() for line in lines]
+        last = f"  {path(crossovers(operation, ranks, machine))}" if sized else ""
+        lines.append(f"  {ranks:>6} {times}{last}")
+    return lines
 
 
 def path(found: Sequence[tuple[str, int]]) -> str:
@@ -172,8 +172,7 @@ def as_document(points: Sequence[Point], found: Fit, machine: Machine) -> dict[s
         ],
         "predictions": [
             {"operation": operation, "ranks": ranks, "best_from_bytes": dict(crossovers(operation, ranks, machine))}
-            for operation in ALGORITHMS
-            if operation in PREDICTED
+            for operation in PREDICTED
             for ranks in RANKS
         ],
     }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 import hpccomm as hc
+
+from ..measure import timed
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,18 @@ def startup(repetitions: int = 5) -> list[Step]:
     if age is not None:
         steps.append(("process start to here: Python, imports (10 ms steps)", [age]))
     if "mpi4py.MPI" not in sys.modules:
-        steps.append(("import mpi4py.MPI: MPI_Init", [_seconds(lambda: __import__("mpi4py.MPI"))]))
+        steps.append(("import mpi4py.MPI: MPI_Init", [timed(lambda: __import__("mpi4py.MPI"), 1)]))
     from mpi4py import MPI
 
     inits, barriers, groups, ends = [], [], [], []
     for _ in range(repetitions):
         MPI.COMM_WORLD.Barrier()
-        inits.append(_seconds(hc.init_process_group))
-        barriers.append(_seconds(hc.barrier))
+        inits.append(timed(hc.init_process_group, 1))
+        barriers.append(timed(hc.barrier, 1))
         hc.barrier()
-        groups.append(_seconds(hc.new_group))
+        groups.append(timed(hc.new_group, 1))
         hc.barrier()
-        ends.append(_seconds(hc.destroy_process_group))
+        ends.append(timed(hc.destroy_process_group, 1))
     steps += [
         ("init_process_group, the first time", inits[:1]),
         ("init_process_group, again", inits[1:] or inits),
@@ -62,12 +62,6 @@ def process_age() -> float | None:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
     except (OSError, ValueError, IndexError, AttributeError):
         return None
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def table(steps: list[Step]) -> str:

@@ -19,11 +19,11 @@ import numpy as np
 import hpccomm as hc
 
 from ...process.tuning import Tuning
-from ...ranks import get_node_count
 from ..measure import Plan, measure
 
 KIB, MIB = 1 << 10, 1 << 20
 NEVER = 1 << 62
+Medians = dict[int, dict[str, float]]
 Make = Callable[[hc.ProcessGroup, int], Callable[[], Any]]
 
 
@@ -47,23 +47,21 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
     trial = _Trial(world, plan, lines)
 
     ways = {_bytes(each): replace(table, segment_bytes=each) for each in sizes.segments}
-    best = trial.best("all_reduce in segments of", ways, sizes.reductions, _all_reduce)
-    table = replace(table, segment_bytes=ways[best].segment_bytes)
+    medians = trial.medians("all_reduce in segments of", ways, sizes.reductions, _all_reduce)
+    table = replace(table, segment_bytes=ways[_fastest(medians)].segment_bytes)
 
-    ways = {
-        "one call": replace(table, reduce_scatter_bytes=NEVER),
-        "pieces": replace(table, reduce_scatter_bytes=1),
-    }
-    above = trial.threshold("reduce_scatter_single in", ways, sizes.reduce_scatters, _reduce_scatter)
-    table = replace(table, reduce_scatter_bytes=max(1, above - 1))  # it is what one call still takes
+    at = {"one call": NEVER, "pieces": 1}
+    ways = {name: replace(table, reduce_scatter_bytes=nbytes) for name, nbytes in at.items()}
+    medians = trial.medians("reduce_scatter_single in", ways, sizes.reduce_scatters, _reduce_scatter)
+    table = replace(table, reduce_scatter_bytes=max(1, _second_wins_from(medians) - 1))  # what one call still takes
 
-    if world.size > 1 and get_node_count(world) == 1:
+    if world.size > 1 and hc.get_node_count(world) == 1:
         ways = {_bytes(each): replace(table, shared_bytes=1, shared_chunk_bytes=each) for each in sizes.chunks}
-        best = trial.best("shared all_reduce in chunks of", ways, [sizes.shared_reduction], _shared_all_reduce)
-        table = replace(table, shared_chunk_bytes=ways[best].shared_chunk_bytes)
+        medians = trial.medians("shared all_reduce in chunks of", ways, [sizes.shared_reduction], _shared_all_reduce)
+        table = replace(table, shared_chunk_bytes=ways[_fastest(medians)].shared_chunk_bytes)
         ways = {"MPI": replace(table, shared_bytes=NEVER), "in place": replace(table, shared_bytes=1)}
-        from_here = trial.threshold("shared all_reduce by", ways, sizes.shared, _shared_all_reduce)
-        table = replace(table, shared_bytes=from_here)
+        medians = trial.medians("shared all_reduce by", ways, sizes.shared, _shared_all_reduce)
+        table = replace(table, shared_bytes=_second_wins_from(medians))
     else:
         lines.append("node-shared arrays: not measured, for this needs several ranks on one node")
 
@@ -71,40 +69,40 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
     return world.comm.bcast((table, "\n".join(lines)))  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
 class _Trial:
     """Measures ways of doing one thing, and notes the medians."""
 
-    def __init__(self, world: hc.ProcessGroup, plan: Plan, lines: list[str]) -> None:
-        self._world = world
-        self._plan = plan
-        self._lines = lines
+    world: hc.ProcessGroup
+    plan: Plan
+    lines: list[str]
 
-    def best(self, what: str, ways: Mapping[str, Tuning], sizes: Sequence[int], make: Make) -> str:
-        """Return the name of the fastest way."""
-        medians = self._medians(what, ways, sizes, make)
-        return min(ways, key=lambda name: float(np.mean(np.log([medians[size][name] for size in sizes]))))
-
-    def threshold(self, what: str, ways: Mapping[str, Tuning], sizes: Sequence[int], make: Make) -> int:
-        """Return the size from which on the second way wins over the first."""
-        medians = self._medians(what, ways, sizes, make)
-        first, second = ways
-        return threshold([(size, medians[size][second] < medians[size][first]) for size in sizes])
-
-    def _medians(
-        self, what: str, ways: Mapping[str, Tuning], sizes: Sequence[int], make: Make
-    ) -> dict[int, dict[str, float]]:
-        comm = self._world.comm
+    def medians(self, what: str, ways: Mapping[str, Tuning], sizes: Sequence[int], make: Make) -> Medians:
+        """Return the seconds that each of `ways` takes, by size and name."""
+        comm = self.world.comm
         assert comm is not None
-        found: dict[int, dict[str, float]] = {}
+        found: Medians = {}
         for size in sizes:
             with _groups(ways) as groups:
                 calls = {name: make(group, size) for name, group in groups.items()}
-                times = measure(calls, comm, self._plan)
+                times = measure(calls, comm, self.plan)
                 del calls
             found[size] = comm.bcast({name: time.median for name, time in times.items()})
             columns = "  ".join(f"{name}: {seconds * 1e6:.0f} us" for name, seconds in found[size].items())
-            self._lines.append(f"{what} ({_bytes(size)}):  {columns}")
+            self.lines.append(f"{what} ({_bytes(size)}):  {columns}")
         return found
+
+
+def _fastest(medians: Medians) -> str:
+    """Return the name of the way with the smallest geometric mean."""
+    names = next(iter(medians.values()))
+    return min(names, key=lambda name: float(np.mean([np.log(of_size[name]) for of_size in medians.values()])))
+
+
+def _second_wins_from(medians: Medians) -> int:
+    """Return the size from which on the second way wins over the first."""
+    pairs = {size: tuple(of_size.values()) for size, of_size in medians.items()}
+    return threshold([(size, second < first) for size, (first, second) in pairs.items()])
 
 
 def threshold(wins: Sequence[tuple[int, bool]]) -> int:

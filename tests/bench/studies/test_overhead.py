@@ -1,0 +1,107 @@
+"""The overhead of calls and messages: both contenders do the same work, and what is printed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm.bench.measure import Plan
+from hpccomm.bench.session import Session
+from hpccomm.bench.studies import overhead
+from hpccomm.bench.studies.overhead import Comparison, Overhead
+
+CALLS = [
+    "all_reduce",
+    "all_reduce, AVG",
+    "all_reduce, strided",
+    "all_reduce, float16",
+    "all_reduce_coalesced, 3 arrays",
+    "broadcast",
+    "reduce",
+    "all_gather_single",
+    "all_gather, list of arrays",
+    "reduce_scatter_single",
+    "all_to_all_single",
+    "sendrecv",
+    "barrier",
+    "all_reduce, async + wait",
+    "broadcast, async + wait",
+    "barrier, async + wait",
+    "isend + irecv + 2 waits",
+    "batch of isend + irecv + 2 waits",
+]
+MESSAGES = ["ping-pong: send + recv", "halo: 2 irecv + 2 isend + 4 waits", "halo: batch_isend_irecv + 4 waits"]
+ONCE = Plan(iterations=1, warmup=0, batch=1)
+
+
+@pytest.fixture
+def session(process_group: hc.ProcessGroup) -> Iterator[Session]:
+    with Session(process_group) as session:
+        yield session
+
+
+def test_both_contenders_leave_what_numpy_computes(session: Session) -> None:
+    found = list(overhead.on_one_rank(session))
+    if session.group.size > 1:
+        found += overhead.on_two_ranks(session)
+    for each in found:
+        for call in (each.mpi4py, each.hpccomm):
+            each.arrays.fill()
+            session.comm.Barrier()  # nobody writes into a rank that is still filling its arrays
+            call()
+            assert each.arrays.wrong() == 0, (each.operation, call)
+
+
+def test_the_arrays_are_what_the_rows_are_named_after(session: Session) -> None:
+    found: dict[str, Comparison] = {each.operation: each for each in overhead.on_one_rank(session)}
+    strided, half = (found[f"all_reduce, {what}"].arrays.receive for what in ("strided", "float16"))
+    assert not strided.flags.c_contiguous
+    assert half.dtype == np.float16
+    for operation, count in (("all_reduce_coalesced, 3 arrays", 3), ("all_gather, list of arrays", session.group.size)):
+        arrays = found[operation].arrays.receive
+        assert len(arrays) == count
+        assert all(each.base is None for each in arrays)  # not rows of one
+    (batch,) = (each for name, each in found.items() if name.startswith("batch"))
+    assert batch.arrays.send.nbytes == overhead.BYTES
+
+
+def test_calls_are_measured_on_one_rank(process_group: hc.ProcessGroup) -> None:
+    alone = hc.split_group(color=process_group.rank)
+    assert isinstance(alone, hc.ProcessGroup)
+    found = overhead.overheads(alone, ONCE)
+    assert [each.operation for each in found] == CALLS
+    assert all(each.mpi4py_ns > 0 and each.hpccomm_ns > 0 for each in found)
+    hc.destroy_process_group(alone)
+
+
+def test_messages_are_measured_on_two_ranks(process_group: hc.ProcessGroup) -> None:
+    if process_group.size == 1:
+        return
+    pair = hc.new_group([0, 1])
+    if isinstance(pair, hc.ProcessGroup):
+        found = overhead.overheads(pair, ONCE)
+        assert [each.operation for each in found] == MESSAGES
+        assert pair.comm is not None
+        assert pair.comm.bcast(found) == found  # the slower rank's times, on both
+        hc.destroy_process_group(pair)
+    if process_group.size > 2:
+        with pytest.raises(ValueError, match=f"on 1 or 2 ranks; this group has {process_group.size}"):
+            overhead.overheads(process_group)
+
+
+def test_a_row_says_what_is_added_and_how_many_times_as_long_it_takes() -> None:
+    first, second = Overhead("all_reduce", 280.0, 854.0), Overhead(MESSAGES[1], 12345.0, 1234567.0)
+    assert (first.added_ns, first.ratio) == (574.0, pytest.approx(3.05))
+    title, columns, units, *lines = overhead.table([first, second], 1).splitlines()
+    assert title == "what hpccomm adds to mpi4py's own call: 1 rank, 8 bytes, minimum of the repetitions"
+    assert columns.split() == ["operation", "mpi4py", "hpccomm", "added", "ratio"]
+    assert units.split() == ["(ns)"] * 3
+    assert [line.split()[-4:] for line in lines] == [
+        ["280", "854", "574", "3.05"],
+        ["12345", "1234567", "1222222", "100.01"],
+    ]
+    assert len({len(line) for line in [columns, *lines]}) == 1
+    assert "2 ranks, 8 bytes, median" in overhead.table([second], 2)
