@@ -218,6 +218,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     receives: list[Message] = []
     sends: list[Message] = []
     works: list[Any] = []
+    is_on_host = True
     # Everything is checked before anything is started: a receive left behind would take the next message of its tag.
     for each in p2p_op_list:
         if type(each) is not P2POp:
@@ -230,14 +231,18 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         if each.op is irecv:
             source = found.source("irecv", each.peer, each.group_peer)
             call = calls.recv(found, each.array, source, each.tag)
+            receives.append((len(works), found, call))
         else:
-            call = calls.send(found, each.array, found.peer("isend", "dst", each.peer, each.group_peer), each.tag)
+            peer = found.peer("isend", "dst", each.peer, each.group_peer)
+            call = calls.send(found, each.array, peer, each.tag)
+            sends.append((len(works), found, call))
         found._backends[call[1]]  # refused by a group that is destroyed, or has no backend for the array
-        (receives if each.op is irecv else sends).append((len(works), found, call))
+        is_on_host = is_on_host and call[1] == "cpu"
         works.append(None)
-    for batch, messages in _batches(receives + sends):
+    messages = receives + sends
+    for batch, members in [(nullcontext(), messages)] if is_on_host else _batches(messages):
         with batch:
-            for i, found, call in messages:
+            for i, found, call in members:
                 works[i] = found._run(call, True)
     return works
 
@@ -247,8 +252,6 @@ Message: TypeAlias = "tuple[int, ProcessGroup, Call]"
 
 def _batches(messages: list[Message]) -> list[tuple[AbstractContextManager[None], list[Message]]]:
     """Return the messages of each backend of GPU arrays, to be launched together, after those on the host."""
-    if all(call[1] == "cpu" for _, _, call in messages):
-        return [(nullcontext(), messages)]
     of_backend: dict[Backend | None, list[Message]] = {None: []}
     for message in messages:
         _, found, (_, device, _, _) = message

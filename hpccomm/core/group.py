@@ -188,7 +188,7 @@ class ProcessGroup(Operations):
     def _track(self, name: str, result: Any, work: Work, async_op: bool, operation: Operation | None) -> Any:
         """Number the Work of an operation that has begun, and keep it, and through it its arrays, while in flight."""
         work.op_type = name
-        work.sequence_number = self.sequence_number
+        work.sequence_number = self._sequence + self._fast_path.count
         work._result = result
         work.group = self
         if not async_op:  # a backend that has only asynchronous operations

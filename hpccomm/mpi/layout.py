@@ -36,10 +36,11 @@ def send_buffer(array: Any) -> Any:
 
 def recv_buffer(array: Any) -> tuple[Any, Finish]:
     """Return a contiguous array that MPI may write, and how its values get into `array`."""
-    if is_plain(array):
+    flags = array.flags
+    if flags.carray or (flags.c_contiguous and flags.aligned):
         return array, None
     buffer = np.empty(array.shape, array.dtype)
-    return buffer, partial(np.copyto, array, buffer)
+    return buffer, partial(setitem, array, ..., buffer)  # a third of the time of np.copyto
 
 
 def unaliased(array: Any, output: Any) -> Any:

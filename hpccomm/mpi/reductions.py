@@ -7,6 +7,7 @@ of an operation would leave the ranks apart.
 from __future__ import annotations
 
 from functools import partial
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,24 @@ from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
 from .datatypes import DIRECT, accumulation_dtype, arithmetic_type, mpi_op
-from .layout import Finish, is_plain, recv_buffer, send_buffer
+from .layout import Finish, recv_buffer, send_buffer
+
+AVG = ReduceOp.AVG  # a look-up in a class is slow
 
 
 def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, MPI.Datatype, MPI.Op, Finish]:
     """Return (buffer, datatype, MPI operation, what to do afterwards) to reduce `array` where it is."""
     direct = DIRECT.get((op, array.dtype))
-    if direct is not None:
-        if is_plain(array):
-            return array, *direct, None
-        buffer = array.copy(order="C")
-        return buffer, *direct, partial(np.copyto, array, buffer)
-    buffer = reduction_input(array, op)
-    datatype, operation = mpi_type_and_op(buffer.dtype, op)
-    if buffer is not array:
-        return buffer, datatype, operation, partial(_deliver, array, buffer, op, ranks)
-    return array, datatype, operation, partial(_divide, array, ranks) if op is ReduceOp.AVG else None
+    if direct is None:  # AVG, a wider dtype, bool, a product first, an operation of the program's own
+        buffer = reduction_input(array, op)
+        direct = mpi_type_and_op(buffer.dtype, op)
+        return (
+            buffer,
+            *direct,
+            None if buffer is array and op is not AVG else partial(_deliver, array, buffer, op, ranks),
+        )
+    buffer = send_buffer(array)
+    return buffer, *direct, None if buffer is array else partial(setitem, array, ..., buffer)
 
 
 def reduction_input(array: Any, op: ReduceOp) -> Any:
@@ -51,7 +54,7 @@ def reduction_output(output: Any, op: ReduceOp, ranks: int) -> tuple[Any, Finish
         wide = np.empty(output.shape, accumulation_dtype(output.dtype))
         return wide, partial(_deliver, output, wide, op, ranks)
     buffer, unpack = recv_buffer(output)
-    if op is ReduceOp.AVG:
+    if op is AVG:
         return buffer, partial(_deliver, output, buffer, op, ranks)
     return buffer, unpack
 
@@ -68,13 +71,11 @@ def multiplied(array: Any, op: ReduceOp, out: Any) -> Any:
 
 
 def _deliver(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> None:
-    if op is ReduceOp.AVG:
-        _divide(buffer, ranks)
-    if buffer is not output:
-        with np.errstate(all="ignore"):
-            np.copyto(output, buffer, casting="unsafe")  # float32 to half precision rounds to nearest
-
-
-def _divide(buffer: Any, ranks: int) -> None:
-    with np.errstate(all="ignore"):
+    if op is AVG:
         np.divide(buffer, ranks, out=buffer)
+    if buffer is not output:
+        if output.dtype.itemsize == 2 and output.dtype.kind not in "iu":  # a half precision may overflow
+            with np.errstate(all="ignore"):
+                output[...] = buffer  # rounds to nearest
+        else:
+            output[...] = buffer
