@@ -169,6 +169,17 @@ def test_operations_on_several_streams_take_turns_at_the_buffers(
         machine.accesses.clear()
 
 
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+def test_destroy_waits_for_what_is_on_a_stream_of_the_program(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL, which waits for its own kernels, does not know of it."""
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
+    with hc.init_process_group(), gpus.another_stream() as stream:
+        array = gpus.array(np.ones(4, np.float32))
+        hc.all_reduce(array)
+        assert machine.host.get(stream, 0) < machine.streams[stream][stream]
+    assert machine.host[stream] == machine.streams[stream][stream]
+
+
 def test_memory_that_can_not_be_opened(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.blind = RANK == 0
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
