@@ -25,6 +25,11 @@ class Packing:
         self._unpacking: list[tuple[Any, Any]] = []
         self.alive: list[Any] = []
 
+    @property
+    def stream(self) -> int:
+        """The stream of the operation."""
+        return self._stream
+
     def reading(self, array: Any) -> Any:
         """Return a contiguous array with the values of `array`."""
         return array if array.flags.c_contiguous else self._packed(array)
@@ -64,23 +69,27 @@ class Packing:
         return target
 
     def copy(self, target: Any, source: Any) -> None:
-        """Copy what a rank sends to itself."""
+        """Copy an array, among others what a rank sends to itself."""
         self._runtime.copy(target, source, self._stream)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return a contiguous array for this operation."""
+        buffer = self._runtime.empty(shape, dtype, self._device, self._stream)
+        self.alive.append(buffer)
+        return buffer
 
     def _packed(self, array: Any) -> Any:
         buffer = self._empty_like(array)
-        self._runtime.copy(buffer, array, self._stream)
+        self.copy(buffer, array)
         return buffer
 
     def _empty_like(self, array: Any) -> Any:
-        buffer = self._runtime.empty(array.shape, array.dtype, self._device, self._stream)
-        self.alive.append(buffer)
-        return buffer
+        return self.empty(array.shape, array.dtype)
 
     def unpack(self) -> None:
         """Copy to the arrays that are not contiguous."""
         for array, buffer in self._unpacking:
-            self._runtime.copy(array, buffer, self._stream)
+            self.copy(array, buffer)
 
 
 def _touches(array: Any, starts: list[int], extents: list[tuple[int, int]]) -> bool:

@@ -78,8 +78,8 @@ class NCCLBackend(Backend):
         connection = self._connection
         if connection is None:
             return None
-        connection.synchronize()  # ncclCommSplit wants nothing in flight
         with seam.on_device(self._runtime, connection.device):
+            connection.synchronize()  # ncclCommSplit wants nothing in flight
             comm = connection.comm.split(-1 if options is None else color, 0 if options is None else options.rank)
         if comm is None or options is None:
             return None
@@ -90,14 +90,14 @@ class NCCLBackend(Backend):
     # -- one array -------------------------------------------------------------------------------
 
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
-        launch = self._launch(array)
+        launch = self._launch(async_op, array)
         buffer = launch.reading(array) if root == self.rank else launch.writing(array)
         launch.broadcast(buffer, buffer, root)
         return self._end(launch, async_op, array)
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         how = reduced("all_reduce", array.dtype, op)
-        launch = self._launch(array)
+        launch = self._launch(async_op, array)
         if self._intra_node is not None and self._intra_node.all_reduce(launch, array, op):
             return self._end(launch, async_op, array)
         buffer = launch.in_place(array)
@@ -106,7 +106,7 @@ class NCCLBackend(Backend):
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
         how = reduced("reduce", array.dtype, op)
-        launch = self._launch(array)
+        launch = self._launch(async_op, array)
         buffer = launch.in_place(array) if root == self.rank else launch.reading(array)
         launch.reduce(launch.multiplied(buffer, op.factor), buffer, root, how)
         return self._end(launch, async_op, array)
@@ -120,7 +120,7 @@ class NCCLBackend(Backend):
         return self.all_gather_coalesced([[output] for output in outputs], [array], async_op)
 
     def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
-        launch = self._launch(array, *(outputs or ()))
+        launch = self._launch(async_op, array, *(outputs or ()))
         (sent,) = launch.apart([array], outputs or ())
         if outputs is None:
             launch.send(sent, root)
@@ -132,7 +132,7 @@ class NCCLBackend(Backend):
         return self._end(launch, async_op, (outputs, array))
 
     def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
-        launch = self._launch(output, *(inputs or ()))
+        launch = self._launch(async_op, output, *(inputs or ()))
         if inputs is None:
             launch.recv(launch.writing(output), root)
         for rank, part in enumerate(launch.apart(inputs or (), [output])):
@@ -147,7 +147,7 @@ class NCCLBackend(Backend):
 
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         how = reduced("reduce_scatter", output.dtype, op)
-        launch = self._launch(output, *inputs)
+        launch = self._launch(async_op, output, *inputs)
         buffer = launch.writing(output)
         for root, part in enumerate(launch.apart(inputs, [output])):  # their sizes may differ
             sent = launch.multiplied(part, op.factor)
@@ -155,14 +155,14 @@ class NCCLBackend(Backend):
         return self._end(launch, async_op, (output, inputs))
 
     def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
-        launch = self._launch(*outputs, *inputs)
+        launch = self._launch(async_op, *outputs, *inputs)
         self._exchange(launch, outputs, launch.apart(inputs, outputs))
         return self._end(launch, async_op, (outputs, inputs))
 
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work | None:
-        launch = self._launch(output, array)
+        launch = self._launch(async_op, output, array)
         (sent,) = launch.apart([array], [output])
         buffer = launch.writing(output)
         if output_counts is not None and input_counts is not None:
@@ -188,14 +188,14 @@ class NCCLBackend(Backend):
 
     def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         hows = [reduced("all_reduce_coalesced", array.dtype, op) for array in arrays]
-        launch = self._launch(*arrays)
+        launch = self._launch(async_op, *arrays)
         for array, how in zip(arrays, hows, strict=True):
             buffer = launch.in_place(array)
             launch.all_reduce(launch.multiplied(buffer, op.factor, buffer), buffer, how)
         return self._end(launch, async_op, arrays)
 
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
-        launch = self._launch(*arrays)
+        launch = self._launch(async_op, *arrays)
         for array in arrays:
             buffer = launch.reading(array) if root == self.rank else launch.writing(array)
             launch.broadcast(buffer, buffer, root)
@@ -203,7 +203,7 @@ class NCCLBackend(Backend):
 
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
         everything = [output for outputs in output_lists for output in outputs]
-        launch = self._launch(*arrays, *everything)
+        launch = self._launch(async_op, *arrays, *everything)
         sent = launch.apart(arrays, everything)
         for root, outputs in enumerate(output_lists):  # a broadcast of each: the sizes may differ
             for array, output in zip(sent, outputs, strict=True):
@@ -212,7 +212,7 @@ class NCCLBackend(Backend):
         return self._end(launch, async_op, (output_lists, arrays))
 
     def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
-        launch = self._launch(*outputs, *arrays)
+        launch = self._launch(async_op, *outputs, *arrays)
         for output, sent in zip(outputs, launch.apart(arrays, outputs), strict=True):
             launch.all_gather(sent, launch.writing(output))
         return self._end(launch, async_op, (outputs, arrays))
@@ -221,7 +221,7 @@ class NCCLBackend(Backend):
         self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
     ) -> Work | None:
         hows = [reduced("reduce_scatter_single", output.dtype, op) for output in outputs]
-        launch = self._launch(*outputs, *arrays)
+        launch = self._launch(async_op, *outputs, *arrays)
         for output, array, how in zip(outputs, launch.apart(arrays, outputs), hows, strict=True):
             launch.reduce_scatter(launch.multiplied(array, op.factor), launch.writing(output), how)
         return self._end(launch, async_op, (outputs, arrays))
@@ -229,13 +229,13 @@ class NCCLBackend(Backend):
     # -- point to point --------------------------------------------------------------------------
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
-        launch = self._message("send", tag, array)
+        launch = self._message("send", tag, async_op, array)
         launch.send(launch.reading(array), dst)
         return self._end(launch, async_op, array)
 
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int:
         source = _known("recv", src)
-        launch = self._message("recv", tag, array)
+        launch = self._message("recv", tag, async_op, array)
         launch.recv(launch.writing(array), source)
         return _from(source, self._end(launch, async_op, array))
 
@@ -243,7 +243,7 @@ class NCCLBackend(Backend):
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
     ) -> Work | int:
         source = _known("sendrecv", src)
-        launch = self._message("sendrecv", tag or recv_tag, array, output)
+        launch = self._message("sendrecv", tag or recv_tag, async_op, array, output)
         (sent,) = launch.apart([array], [output])
         launch.send(sent, dst)
         launch.recv(launch.writing(output), source)
@@ -255,10 +255,10 @@ class NCCLBackend(Backend):
                 f"batch_isend_irecv: {len(arrays)} messages on GPU arrays; NCCL takes {MOST_CALLS} at once, so make "
                 f"several batches{here()}"
             )
-        self._message("batch_isend_irecv", 0, *arrays)
+        self._message("batch_isend_irecv", 0, True, *arrays)
         return cast("Connection", self._connection).batch()
 
-    def _message(self, operation: str, tag: int, *arrays: Any) -> Launch:
+    def _message(self, operation: str, tag: int, async_op: bool, *arrays: Any) -> Launch:
         """Begin a message: only two ranks make the call, and connecting takes all of them."""
         if tag != 0:
             raise UnsupportedOperationError(
@@ -270,18 +270,16 @@ class NCCLBackend(Backend):
                 f"{operation}: the ranks of the group are not connected by NCCL yet, and that takes all of them: "
                 f"start with init_process_group(device_id=...), or call a collective on GPU arrays first{here()}"
             )
-        return self._launch(*arrays)
+        return self._launch(async_op, *arrays)
 
     # -- the rest --------------------------------------------------------------------------------
 
     def barrier(self, async_op: bool) -> Work | None:
         connection = self._connection or self.connect()
-        token = self._runtime.empty((1,), np.dtype(np.uint8), connection.device, connection.stream)
-        with seam.on_device(self._runtime, connection.device):
-            work = self.all_reduce(token, ReduceOp.MAX, async_op)
-        if not async_op:
-            connection.synchronize()
-        return work
+        launch = connection.launch(async_op)
+        token = launch.empty((1,), np.dtype(np.uint8))
+        launch.all_reduce(token, token, reduced("barrier", token.dtype, ReduceOp.MAX))
+        return connection.end(launch, async_op, token, host_waits=not async_op)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -303,7 +301,7 @@ class NCCLBackend(Backend):
             f"new_group(backend='cpu:mpi,cuda:mpi'){here()}"
         )
 
-    def _launch(self, *arrays: Any) -> Launch:
+    def _launch(self, async_op: bool, *arrays: Any) -> Launch:
         """Begin an operation on these arrays; the first one connects the ranks."""
         connection = self._connection
         if connection is None:
@@ -314,7 +312,7 @@ class NCCLBackend(Backend):
                     f"an array is on GPU {array.data.device_id}, but this rank's GPU in the group is "
                     f"{connection.device}: one GPU per rank in a group{here()}"
                 )
-        return connection.launch()
+        return connection.launch(async_op)
 
     def _end(self, launch: Launch, async_op: bool, arrays: Any) -> Work | None:
         return self._connection.end(launch, async_op, arrays)  # type: ignore[union-attr]

@@ -1,12 +1,17 @@
 """Connection: a group's NCCL communicator, its stream, and the order between that stream and the program's.
 
-The rule, for every operation:
-
-1. The communicator's stream waits for what the program's current stream has been given so far.
-2. Packing, NCCL's calls and unpacking go on the communicator's stream.
-3. The current stream waits for all that: at once, or, of an asynchronous operation, in ``Work.wait()``.
+1. A blocking operation goes on the program's current stream, as a kernel of the program's would: packing, NCCL's calls
+   and unpacking, with no event.
+2. An asynchronous one goes on the communicator's stream. That waits for what the current stream has been given so far;
+   the current stream waits for the operation in ``Work.wait()``.
+3. Where an operation goes on another stream than the one before it, its stream waits for that one.
 
 The host waits for nothing.
+
+NCCL itself lets each kernel of a communicator wait for the one before, on whatever stream that was ("NCCL adds CUDA
+events to enforce that", NVIDIA/nccl#574; `deviceStream` in its src/enqueue.cc). Its user guide does not promise that,
+so rule 3 makes sure, except for what is on streams that the program has made: it is left to NCCL, because by the time
+of the next operation they may have been destroyed, and CUDA must not be asked about them.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from ..errors import DistBackendError, DistTimeoutError, here
 from .launch import Launch
 from .watchdog import Watchdog
 
+DEFAULT_STREAM = 0  # of whichever GPU is the current one
 LONGEST_ABORT = 5.0  # seconds
 
 
@@ -40,28 +46,51 @@ class Connection:
         self._lock = threading.Lock()
         self._is_being_destroyed = False
         self._wait_blocks = wait_blocks
-        self._before = runtime.create_event(device)
-        self._after = runtime.create_event(device)
+        self._last: int | None = None  # of this stream and the default one, that which had an operation last
+        self._used: int | None = None  # the stream of the last operation, which has waited for `_last`
+        self._mark = runtime.create_event(device)
         self._events: list[int] = []  # not in use
         self._batch: list[tuple[Launch, CudaWork]] | None = None
         self._watchdog = Watchdog(comm, self.fail)
 
-    def launch(self) -> Launch:
-        """Begin an operation: what follows on the stream waits for the current stream."""
-        if self.runtime.current_device() != self.device:  # the default stream has the same address on every GPU
-            with on_device(self.runtime, self.device):
-                return self.launch()
+    def launch(self, async_op: bool) -> Launch:
+        """Begin an operation: choose its stream."""
         self.raise_failure()
-        if self._batch is None:
-            self.runtime.record(self._before, self.runtime.current_stream(self.device))
-            self.runtime.wait(self.stream, self._before)
-        return Launch(self.nccl, self.runtime, self.comm, self.device, self.stream)
-
-    def end(self, launch: Launch, async_op: bool, arrays: Any) -> Work | None:
-        """Make NCCL's calls; a Work waits for them, or the current stream does."""
-        if self.runtime.current_device() != self.device:
+        is_elsewhere = self.runtime.current_device() != self.device
+        if is_elsewhere:
             with on_device(self.runtime, self.device):
-                return self.end(launch, async_op, arrays)
+                stream = self._next_stream(async_op)
+        else:
+            stream = self._next_stream(async_op)
+        return Launch(self.nccl, self.runtime, self.comm, self.device, stream, is_elsewhere)
+
+    def _next_stream(self, async_op: bool) -> int:
+        """Return the stream of the next operation, which has been made to wait for what comes before."""
+        current = self.runtime.current_stream(self.device)
+        stream = self.stream if async_op else current
+        if self._batch is None:
+            self._follow(stream, current)
+            if self._last is not None and self._last != current and self._used != stream:
+                self._follow(stream, self._last)
+            if async_op or stream == DEFAULT_STREAM:
+                self._last = stream
+            self._used = stream
+        return stream
+
+    def _follow(self, stream: int, earlier: int) -> None:
+        """Let a stream wait for what an earlier one has been given so far."""
+        if stream != earlier:
+            self.runtime.record(self._mark, earlier)
+            self.runtime.wait(stream, self._mark)
+
+    def end(self, launch: Launch, async_op: bool, arrays: Any, host_waits: bool = False) -> Work | None:
+        """Make NCCL's calls, and unpack; `host_waits`, of a blocking operation: also until that is done."""
+        if launch.is_elsewhere:
+            with on_device(self.runtime, self.device):
+                return self._end(launch, async_op, arrays, host_waits)
+        return self._end(launch, async_op, arrays, host_waits)
+
+    def _end(self, launch: Launch, async_op: bool, arrays: Any, host_waits: bool) -> Work | None:
         launch.make_calls()
         if async_op:
             work = CudaWork(self.runtime, self.device, self._events, lambda: self.ended_by, self._wait_blocks)
@@ -72,10 +101,8 @@ class Connection:
                 self._batch.append((launch, work))
             return work
         launch.unpack()
-        self.runtime.record(self._after, self.stream)
-        self.runtime.wait(self.runtime.current_stream(self.device), self._after)
-        if self._wait_blocks:
-            self.runtime.synchronize_event(self._after)
+        if host_waits or self._wait_blocks:
+            self.runtime.synchronize_stream(launch.stream)
             self.raise_failure()
         return None
 
@@ -101,8 +128,8 @@ class Connection:
                     self._mark_end(launch, work)
 
     def synchronize(self) -> None:
-        """Block the host until the stream has done everything."""
-        self.runtime.synchronize_stream(self.stream)
+        """Block the host until the current stream and this one have done everything; the GPU is the current one."""
+        self.runtime.synchronize_stream(self._next_stream(async_op=True))
         self.raise_failure()
 
     def raise_failure(self) -> None:
@@ -143,7 +170,7 @@ class Connection:
                 f"NCCL's communicator could not be destroyed within {timeout:g} s, and was given up. Has every rank "
                 f"destroyed the group?{here()}"
             )
-        for event in (self._before, self._after, *self._events):
+        for event in (self._mark, *self._events):
             self.runtime.destroy_event(event)
         self.runtime.destroy_stream(self.stream)
 

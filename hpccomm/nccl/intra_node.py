@@ -104,7 +104,8 @@ class IntraNode:
         self._runtime = runtime
         self._comm = comm
         self._device = device
-        self._stream = stream
+        self._stream = stream  # the group's own
+        self._done = runtime.create_event(device)
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         one_node = node.Get_size() == comm.Get_size()
         node.Free()
@@ -157,12 +158,13 @@ class IntraNode:
         return True
 
     def _launch(self, algorithm: Algorithm, packing: Packing, array: Any) -> None:
+        runtime, rank, stream = self._runtime, self._comm.Get_rank(), packing.stream
+        runtime.wait(stream, self._done)  # the buffers are in use by the last operation, on whatever stream that is
         array = packing.in_place(array, alignment=VECTOR_BYTES)
-        runtime, rank = self._runtime, self._comm.Get_rank()
-        runtime.copy_bytes(self._memory + FLAG_BYTES, array.data.ptr, array.nbytes, self._stream)
+        runtime.copy_bytes(self._memory + FLAG_BYTES, array.data.ptr, array.nbytes, stream)
         host_synchronised = self.topology.host_synchronised
         if host_synchronised:
-            self._everybody_waits()
+            self._everybody_waits(stream)
         number = 0 if host_synchronised else self._meetings  # of the first of two or three meetings
         self._meetings = (self._meetings + 3) % 2**32 or 3
         fourth = TWO_SHOT_BYTES // VECTOR_BYTES if algorithm is Algorithm.CUBE_MESH else self.topology.ranks
@@ -170,13 +172,15 @@ class IntraNode:
             (algorithm.value, array.dtype.name),
             (BLOCKS, THREADS),
             (array.data.ptr, self._buffers, self._flags, rank, fourth, number, array.nbytes // VECTOR_BYTES),
-            self._stream,
+            stream,
         )
+        runtime.record(self._done, stream)
+        runtime.wait(self._stream, self._done)  # and with it those who wait for the group to have done everything
         if host_synchronised:
-            self._everybody_waits()
+            self._everybody_waits(stream)
 
-    def _everybody_waits(self) -> None:
-        self._runtime.synchronize_stream(self._stream)
+    def _everybody_waits(self, stream: int) -> None:
+        self._runtime.synchronize_stream(stream)
         self._comm.Barrier()
 
     def close(self) -> None:
@@ -190,3 +194,4 @@ class IntraNode:
             self._runtime.free(self._memory)
         self._runtime.free_table(self._flags)
         self._runtime.free_table(self._buffers)
+        self._runtime.destroy_event(self._done)

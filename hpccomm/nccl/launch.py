@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..cuda.packing import Packing
-from ..cuda.seam import NCCL, Communicator, Runtime
+from ..cuda.seam import NCCL, Communicator, Runtime, on_device
 from .types import Reduction, moved
 
 CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls")
@@ -15,13 +15,24 @@ CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls")
 class Launch(Packing):
     """An operation whose packing may be on the stream already, and whose calls are collected and made at the end."""
 
-    __slots__ = ("_calls", "_comm", "_nccl")
+    __slots__ = ("_calls", "_comm", "_nccl", "is_elsewhere")
 
-    def __init__(self, nccl: NCCL, runtime: Runtime, comm: Communicator, device: int, stream: int) -> None:
+    def __init__(
+        self, nccl: NCCL, runtime: Runtime, comm: Communicator, device: int, stream: int, is_elsewhere: bool
+    ) -> None:
         super().__init__(runtime, device, stream)
+        self.is_elsewhere = is_elsewhere  # `device` is not the current one
         self._nccl = nccl
         self._comm = comm
         self._calls: list[tuple[Callable[..., None], tuple[int, ...]]] = []
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy an array; the default stream is that of the current GPU."""
+        if self.is_elsewhere:
+            with on_device(self._runtime, self._device):
+                super().copy(target, source)
+        else:
+            super().copy(target, source)
 
     def broadcast(self, sent: Any, buffer: Any, root: int) -> None:
         """Copy `sent` of the root into `buffer` of every rank."""

@@ -188,6 +188,12 @@ class CUDAError(Exception):
     """What the imitated CUDA raises."""
 
 
+def _check_default_stream(stream: int, device: int) -> None:
+    """Raise if the default stream of one GPU is meant, and that of another one, the current one, would be taken."""
+    if stream == DEFAULT_STREAM and device != MACHINE.device:
+        raise CUDAError("cudaErrorInvalidResourceHandle: the default stream of another GPU")
+
+
 class Runtime:
     """The CUDA half of the provider."""
 
@@ -233,8 +239,7 @@ class Runtime:
         del MACHINE.events[event]
 
     def record(self, event: int, stream: int) -> None:
-        if stream == DEFAULT_STREAM and MACHINE.events[event].device != MACHINE.device:
-            raise CUDAError("cudaErrorInvalidResourceHandle: the default stream of another GPU")
+        _check_default_stream(stream, MACHINE.events[event].device)
         with MACHINE.lock:
             _merge(MACHINE.streams[stream], MACHINE.host)
             MACHINE.events[event].clock = dict(MACHINE.streams[stream])
@@ -267,6 +272,7 @@ class Runtime:
     def copy(self, target: Any, source: Any, stream: int) -> None:
         assert target.dtype == source.dtype
         assert target.size == source.size
+        _check_default_stream(stream, target.data.device_id)
         MACHINE.runs(stream, "a copy", (extent(source),), (extent(target),))
         as_numpy(target)[...] = as_numpy(source).reshape(target.shape)
 
@@ -343,7 +349,8 @@ class Runtime:
     ) -> None:
         out, buffers, flags, *rest, vectors = arguments
         MACHINE.calls.append(name[0])
-        MACHINE.runs(stream, name[0], writes=((out, out + 16 * vectors),))
+        mine = MACHINE.tables[buffers][rest[0]]
+        MACHINE.runs(stream, name[0], ((mine, mine + 16 * vectors),), ((out, out + 16 * vectors),))
         kernel = Kernel(name[1], out, MACHINE.tables[buffers], MACHINE.tables[flags], *rest, vectors)
         getattr(kernel, name[0])()
 

@@ -142,6 +142,44 @@ def test_groups_of_their_own(world: hc.ProcessGroup) -> None:
     assert_same(gpus.values(array), np.full(8, sum(half.ranks), np.float32))
 
 
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@pytest.mark.parametrize(("first", "second"), [(False, False), (False, True), (True, False)])
+def test_operations_on_several_streams_take_turns_at_the_buffers(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, first: bool, second: bool
+) -> None:
+    from .stand_in import Runtime
+
+    def twice() -> None:
+        machine.held = True
+        for async_op in (first, second):
+            with gpus.another_stream():
+                hc.all_reduce(gpus.array(np.ones(4, np.float32)), async_op=async_op)
+        machine.held = False
+
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
+    with hc.init_process_group():
+        hc.all_reduce(gpus.array(np.ones(4, np.float32)))  # the connection is there
+        twice()
+        assert not machine.races
+        with monkeypatch.context() as patch:
+            patch.setattr(Runtime, "wait", lambda *_: None)
+            twice()
+        races, machine.races = machine.races, []
+        assert any("does not wait for one_shot on stream" in race for race in races)
+        machine.accesses.clear()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+def test_destroy_waits_for_what_is_on_a_stream_of_the_program(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL, which waits for its own kernels, does not know of it."""
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
+    with hc.init_process_group(), gpus.another_stream() as stream:
+        array = gpus.array(np.ones(4, np.float32))
+        hc.all_reduce(array)
+        assert machine.host.get(stream, 0) < machine.streams[stream][stream]
+    assert machine.host[stream] == machine.streams[stream][stream]
+
+
 def test_memory_that_can_not_be_opened(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.blind = RANK == 0
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")

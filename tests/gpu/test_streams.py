@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,28 +24,28 @@ def total(group: hc.ProcessGroup) -> float:
     return float(sum(range(1, group.size + 1)))
 
 
-def operations(group: hc.ProcessGroup) -> dict[str, Callable[[Any, Any], hc.Work | None]]:
+def operations(group: hc.ProcessGroup, async_op: bool = True) -> dict[str, Callable[[Any, Any], hc.Work | None]]:
     """Operations from `array` to `output`, which have group.size elements."""
     n, me = group.size, group.rank
     to, source = (me + 1) % n, (me - 1) % n
     rows = [slice(r, r + 1) for r in range(n)]
     return {
-        "all_reduce": lambda array, output: hc.all_reduce(array, async_op=True),
-        "broadcast": lambda array, output: hc.broadcast(array, 0, async_op=True),
-        "reduce": lambda array, output: hc.reduce(array, 0, async_op=True),
-        "all_gather": lambda array, output: hc.all_gather([output[r] for r in rows], array[:1], async_op=True),
-        "all_gather_single": lambda array, output: hc.all_gather_single(output, array[:1], async_op=True),
+        "all_reduce": lambda array, output: hc.all_reduce(array, async_op=async_op),
+        "broadcast": lambda array, output: hc.broadcast(array, 0, async_op=async_op),
+        "reduce": lambda array, output: hc.reduce(array, 0, async_op=async_op),
+        "all_gather": lambda array, output: hc.all_gather([output[r] for r in rows], array[:1], async_op=async_op),
+        "all_gather_single": lambda array, output: hc.all_gather_single(output, array[:1], async_op=async_op),
         "gather": lambda array, output: hc.gather(
-            array[:1], [output[r] for r in rows] if me == 0 else None, 0, async_op=True
+            array[:1], [output[r] for r in rows] if me == 0 else None, 0, async_op=async_op
         ),
         "scatter": lambda array, output: hc.scatter(
-            output[:1], [array[r] for r in rows] if me == 0 else None, 0, async_op=True
+            output[:1], [array[r] for r in rows] if me == 0 else None, 0, async_op=async_op
         ),
-        "reduce_scatter_single": lambda array, output: hc.reduce_scatter_single(output[:1], array, async_op=True),
-        "all_to_all_single": lambda array, output: hc.all_to_all_single(output, array, async_op=True),
-        "all_reduce_coalesced": lambda array, output: hc.all_reduce_coalesced([array, output], async_op=True),
-        "sendrecv": lambda array, output: hc.sendrecv(array, to, output, source, async_op=True),
-        "PREMUL_SUM": lambda array, output: hc.all_reduce(array, hc.ReduceOp.PREMUL_SUM(2), async_op=True),
+        "reduce_scatter_single": lambda array, output: hc.reduce_scatter_single(output[:1], array, async_op=async_op),
+        "all_to_all_single": lambda array, output: hc.all_to_all_single(output, array, async_op=async_op),
+        "all_reduce_coalesced": lambda array, output: hc.all_reduce_coalesced([array, output], async_op=async_op),
+        "sendrecv": lambda array, output: hc.sendrecv(array, to, output, source, async_op=async_op),
+        "PREMUL_SUM": lambda array, output: hc.all_reduce(array, hc.ReduceOp.PREMUL_SUM(2), async_op=async_op),
     }
 
 
@@ -53,17 +55,19 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize("layout", [np.array, strided])
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operation_waits_for_the_stream_that_made_its_arrays(
-    process_group: hc.ProcessGroup, name: str, layout: Any
+    process_group: hc.ProcessGroup, name: str, layout: Any, async_op: bool
 ) -> None:
     with gpus.another_stream():
         array = gpus.array(np.zeros(process_group.size), layout)
         output = gpus.array(np.zeros(process_group.size), layout)
         gpus.write(array, np.full(process_group.size, process_group.rank + 1.0))
-        work = operations(process_group)[name](array, output)
-        work.wait()
+        work = operations(process_group, async_op)[name](array, output)
+        if isinstance(work, hc.Work):
+            work.wait()
         seen = gpus.values(array), gpus.values(output)
     if name == "all_reduce":
         assert_same(seen[0], np.full(process_group.size, total(process_group)))
@@ -104,15 +108,239 @@ def test_without_the_last_wait_the_stand_in_finds_a_race(
     machine.accesses.clear()
 
 
-def test_a_synchronous_operation_follows_the_same_rule(process_group: hc.ProcessGroup, machine: Any) -> None:
+# -- blocking operations -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [np.array, strided])
+@pytest.mark.parametrize("name", NAMES)
+def test_all_of_a_blocking_operation_is_on_the_current_stream(
+    process_group: hc.ProcessGroup, machine: Any, monkeypatch: pytest.MonkeyPatch, name: str, layout: Any
+) -> None:
+    hc.all_reduce(gpus.array(np.ones(1)))  # the connection is there
+    used = set()
+    runs = machine.runs
+    monkeypatch.setattr(
+        machine, "runs", lambda stream, *rest, **ranges: (used.add(stream), runs(stream, *rest, **ranges))
+    )
+    with gpus.another_stream() as stream:
+        array = gpus.array(np.ones(process_group.size), layout)
+        output = gpus.array(np.ones(process_group.size), layout)
+        machine.held = True  # nothing on the GPU ends any more
+        operations(process_group, async_op=False)[name](array, output)
+        gpus.write(array, 0)
+        gpus.write(output, 0)
+        machine.held = False
+    assert used == {stream}
+    assert not {"synchronize_event", "synchronize_stream"} & set(machine.calls)
+
+
+@pytest.fixture
+def runtime_calls(machine: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the functions of CUDA that are called, through the seam."""
+    from .stand_in import Runtime
+
+    calls: list[str] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: calls.append(name) or function(*arguments)
+
+    for name, function in vars(Runtime).items():
+        if not name.startswith("_"):
+            monkeypatch.setattr(Runtime, name, noted(name, function))
+    return calls
+
+
+def test_a_blocking_all_reduce_is_one_call_of_nccl_and_two_look_ups(machine: Any, runtime_calls: list[str]) -> None:
     array = gpus.array(np.ones(3))
     hc.all_reduce(array)
-    machine.held = True  # nothing on the GPU ends any more
+    hc.all_reduce(array, async_op=True).wait()
+    for stream in (nullcontext(), gpus.another_stream()):
+        with stream:
+            hc.all_reduce(array)  # behind the one on the other stream
+            for calls in (machine.calls, runtime_calls):
+                calls.clear()
+            for _ in range(3):
+                hc.all_reduce(array)
+            assert machine.calls == ["all_reduce"] * 3
+            assert runtime_calls == ["current_device", "current_stream"] * 3
+            gpus.values(array)
+
+
+def test_what_else_an_operation_costs(process_group: hc.ProcessGroup, machine: Any, runtime_calls: list[str]) -> None:
+    array = gpus.array(np.ones(3))
     hc.all_reduce(array)
-    gpus.write(array, 0)  # ordered behind it, by its event
-    assert "synchronize_event" not in machine.calls
-    assert "synchronize_stream" not in machine.calls
+    look_ups = ["current_device", "current_stream"]
+    runtime_calls.clear()
+    machine.held = True  # so that nobody asks for events that have passed
+    hc.all_reduce(array, async_op=True)
+    assert [call for call in runtime_calls if call not in ("is_done", "create_event")] == [
+        *look_ups, "record", "wait", "record",
+    ]  # fmt: skip
+    runtime_calls.clear()
+    hc.all_reduce(array)
+    assert runtime_calls == [*look_ups, "record", "wait"]
+    runtime_calls.clear()
+    hc.all_reduce(array)
+    assert runtime_calls == look_ups
     machine.held = False
+
+
+# -- operations on several streams -------------------------------------------------------------------
+
+
+def own_stream(group: hc.ProcessGroup) -> int:
+    return group._backends["cuda"]._connection.stream
+
+
+def async_then_blocking(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
+    hc.all_reduce(array, async_op=True)
+    hc.all_reduce(array)
+    return own_stream(group), 0
+
+
+def batch_then_blocking(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
+    me, n = group.rank, group.size
+    sent = gpus.array(np.ones(3))
+    hc.batch_isend_irecv([hc.P2POp(hc.irecv, array, (me - 1) % n), hc.P2POp(hc.isend, sent, (me + 1) % n)])
+    hc.all_reduce(array)
+    return own_stream(group), 0
+
+
+def blocking_then_async(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
+    hc.all_reduce(array)
+    hc.all_reduce(array, async_op=True)
+    return 0, own_stream(group)
+
+
+def blocking_then_blocking_on_another_stream(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
+    hc.all_reduce(array)
+    with gpus.another_stream() as stream:
+        hc.all_reduce(array)
+    return 0, stream
+
+
+def blocking_then_async_from_another_stream(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
+    hc.all_reduce(array)
+    with gpus.another_stream():
+        hc.all_reduce(array, async_op=True)
+    return 0, own_stream(group)
+
+
+def async_then_blocking_with_one_on_another_stream_between(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
+    hc.all_reduce(array, async_op=True)
+    with gpus.another_stream():
+        hc.all_reduce(gpus.array(np.ones(3)))
+    hc.all_reduce(array)
+    return own_stream(group), 0
+
+
+SEQUENCES = [
+    async_then_blocking,
+    batch_then_blocking,
+    blocking_then_async,
+    blocking_then_blocking_on_another_stream,
+    blocking_then_async_from_another_stream,
+    async_then_blocking_with_one_on_another_stream_between,
+]
+
+
+@pytest.mark.parametrize("layout", [np.array, strided])
+@pytest.mark.parametrize("sequence", SEQUENCES)
+def test_an_operation_waits_for_the_one_before(
+    process_group: hc.ProcessGroup, machine: Any, sequence: Callable[[Any, Any], Any], layout: Any
+) -> None:
+    """Also where the program does not: it has changed the stream, or has not called wait()."""
+    array = gpus.array(np.ones(3), layout)
+    hc.all_reduce(gpus.array(np.ones(1)))
+    machine.held = True
+    _, last = sequence(process_group, array)
+    assert not machine.races
+    machine.held = False
+    machine.host_waits(machine.streams[last])
+
+
+@pytest.mark.parametrize("layout", [np.array, strided])
+@pytest.mark.parametrize("sequence", SEQUENCES)
+def test_without_that_wait_the_stand_in_finds_a_race(
+    process_group: hc.ProcessGroup,
+    machine: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    sequence: Callable[[Any, Any], tuple[int, int]],
+    layout: Any,
+) -> None:
+    from .stand_in import Runtime
+
+    array = gpus.array(np.ones(3), layout)
+    hc.all_reduce(gpus.array(np.ones(1)))
+    machine.held = True
+    monkeypatch.setattr(Runtime, "wait", lambda *_: None)
+    first, second = sequence(process_group, array)
+    monkeypatch.undo()
+    machine.held = False
+    races, machine.races = machine.races, []
+    earlier, later = f"(all_reduce|recv|a copy) on stream {first}", f"(all_reduce|a copy) on stream {second}"
+    assert any(re.match(f"{later} does not wait for {earlier},", race) for race in races), races
+    machine.accesses.clear()
+
+
+def test_streams_of_the_program_may_be_gone_at_the_next_operation(process_group: hc.ProcessGroup, machine: Any) -> None:
+    """CUDA does not say what happens to who asks about a stream that has been destroyed."""
+    from .stand_in import Runtime
+
+    def once_on_a_stream_of_its_own() -> None:
+        with gpus.another_stream() as stream:
+            hc.all_reduce(gpus.array(np.ones(3), strided))
+            machine.host_waits(machine.streams[stream])
+        Runtime().destroy_stream(stream)
+
+    array = gpus.array(np.ones(3))
+    once_on_a_stream_of_its_own()
+    hc.all_reduce(array)
+    once_on_a_stream_of_its_own()
+    hc.all_reduce(array, async_op=True).wait()
+    once_on_a_stream_of_its_own()
+    with hc.new_group() as group:
+        hc.all_reduce(array, group=group)
+    assert_same(gpus.values(array), np.full(3, float(process_group.size**3)))
+
+
+@pytest.mark.parametrize("layout", [np.array, strided])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_the_gpu_need_not_be_the_current_one(machine: Any, layout: Any, async_op: bool) -> None:
+    machine.devices = 2
+    with hc.new_group(use_local_synchronization=True) as group:  # the GPU of the first array is its own
+        array = gpus.array(np.arange(4.0), layout, device=1)
+        outputs = gpus.array(np.zeros(4 * group.size), layout, device=1)
+        parts = [outputs[4 * r : 4 * r + 4] for r in range(group.size)]
+        for work in (
+            hc.all_reduce(array, group=group, async_op=async_op),
+            hc.all_to_all(parts, [array] * group.size, group=group, async_op=async_op),
+        ):
+            if work is not None:
+                work.wait()
+        assert machine.device == 0
+        assert_same(gpus.values(outputs), np.tile(np.arange(4.0) * group.size, group.size))
+
+
+# -- what the host waits for -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocking_wait", ["0", "1"])
+def test_the_host_waits_in_a_blocking_barrier(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, blocking_wait: str
+) -> None:
+    monkeypatch.setenv("HPCCOMM_BLOCKING_WAIT", blocking_wait)
+    with hc.new_group(backend="nccl") as group:
+        hc.barrier(group)
+        machine.held = True
+        work = hc.barrier(group, async_op=True)
+        assert not work.is_completed()
+        timer = threading.Timer(0.05, setattr, (machine, "held", False))
+        timer.start()
+        hc.barrier(group)
+        assert not machine.held
+        assert work.is_completed()
+        timer.join()
 
 
 def test_wait_orders_the_current_stream_and_does_not_block_the_host(
@@ -152,8 +380,12 @@ def test_blocking_wait(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCCOMM_BLOCKING_WAIT", "1")
     with hc.new_group() as group:
         array = gpus.array(np.ones(3))
+        machine.held = True
+        timer = threading.Timer(0.05, setattr, (machine, "held", False))
+        timer.start()
         hc.all_reduce(array, group=group)
-        assert machine.calls[-1] == "synchronize_event"
+        assert not machine.held
+        timer.join()
         machine.held = True
         work = hc.all_reduce(array, group=group, async_op=True)
         machine.calls.clear()
@@ -186,8 +418,8 @@ def test_a_dropped_array_without_its_work_is_a_race(machine: Any) -> None:
     assert any(race.startswith("the reuse of dropped memory") for race in races)
 
 
-def test_temporary_memory_belongs_to_the_communicators_stream(process_group: hc.ProcessGroup) -> None:
-    for _ in range(3):  # synchronous: nobody keeps the packed copy
+def test_temporary_memory_belongs_to_the_operations_stream(process_group: hc.ProcessGroup) -> None:
+    for _ in range(3):  # blocking: nobody keeps the packed copy
         array = gpus.array(np.ones(8), strided)
         hc.all_reduce(array)
         gc.collect()
