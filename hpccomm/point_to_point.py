@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
-from .core import calls
+import numpy as np
+
+from .core import calls, checks
 from .core.arrays import Array
 from .core.backend import Backend
 from .core.calls import Call
@@ -228,26 +230,53 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
             found.says_no("batch_isend_irecv")
             works.append(CompletedWork())
             continue
-        if each.op is irecv:
-            source = found.source("irecv", each.peer, each.group_peer)
-            call = calls.recv(found, each.array, source, each.tag)
-            receives.append((len(works), found, call))
-        else:
-            peer = found.peer("isend", "dst", each.peer, each.group_peer)
-            call = calls.send(found, each.array, peer, each.tag)
-            sends.append((len(works), found, call))
-        found._backends[call[1]]  # refused by a group that is destroyed, or has no backend for the array
-        is_on_host = is_on_host and call[1] == "cpu"
+        call = _usual(found, each) or _checked(found, each)
+        (receives if each.op is irecv else sends).append((len(works), found, call))
+        if call[1] != "cpu":
+            is_on_host = False
+        if call[1] not in found._backends:
+            found._backends[call[1]]  # made now, or refused by a group that is destroyed or has none for the array
         works.append(None)
-    messages = receives + sends
-    for batch, members in [(nullcontext(), messages)] if is_on_host else _batches(messages):
+    if is_on_host:
+        for i, found, (_, _, array, (_, source, tag)) in receives:
+            works[i] = found.recv(array, source, tag, True)
+        for i, found, (_, _, array, (_, peer, tag)) in sends:
+            works[i] = found.send(array, peer, tag, True)
+        return works
+    for batch, messages in _batches(receives + sends):
         with batch:
-            for i, found, call in members:
+            for i, found, call in messages:
                 works[i] = found._run(call, True)
     return works
 
 
 Message: TypeAlias = "tuple[int, ProcessGroup, Call]"
+
+
+def _usual(group: ProcessGroup, message: P2POp) -> Call | None:
+    """Return the Call of a message against which nothing can be said, found out in few look-ups; or None."""
+    array, tag = message.array, message.tag
+    if (
+        type(array) is np.ndarray
+        and type(message.peer) is type(tag) is int
+        and message.group_peer is None
+        and message.peer in group._group_ranks
+        and 0 <= tag <= group.largest_tag
+        and array.dtype in checks.movable
+        and array.flags.writeable
+    ):
+        name = "recv" if message.op is irecv else "send"
+        return name, "cpu", array, (array, group._group_ranks[message.peer], tag)
+    return None
+
+
+def _checked(group: ProcessGroup, message: P2POp) -> Call:
+    """Return the Call of any other message, or raise what is wrong with it."""
+    if message.op is irecv:
+        source = group.source("irecv", message.peer, message.group_peer)
+        return calls.recv(group, message.array, source, message.tag)
+    peer = group.peer("isend", "dst", message.peer, message.group_peer)
+    return calls.send(group, message.array, peer, message.tag)
 
 
 def _batches(messages: list[Message]) -> list[tuple[AbstractContextManager[None], list[Message]]]:

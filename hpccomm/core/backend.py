@@ -18,9 +18,9 @@ class FastPath:
     """Blocking operations on NumPy arrays in the ordinary case, for a backend whose calls take about a microsecond.
 
     The group asks here before it checks anything. A method does the whole operation and returns True (a receive: the
-    rank the message came from), or does nothing and returns False (None): then the operation goes through the
-    checks to the backend. This class leaves all of them to the backend; it is what a group asks while the real one
-    steps aside.
+    rank the message came from; an asynchronous operation: its Work), or does nothing and returns False (None): then the
+    operation goes through the checks to the backend. This class leaves all of them to the backend; it is what a group
+    asks while the real one steps aside.
 
     `count` is how many operations it has done: they are numbered with all others. `is_open` is false in this class.
     """
@@ -64,6 +64,18 @@ class FastPath:
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None
     ) -> int | None:
         """See `Backend.sendrecv`."""
+        return None
+
+    def iall_reduce(self, array: Any, op: Any) -> Work | None:
+        """See `Backend.all_reduce`, with ``async_op=True``."""
+        return None
+
+    def isend(self, array: Any, dst: int, tag: int) -> Work | None:
+        """See `Backend.send`, with ``async_op=True``."""
+        return None
+
+    def irecv(self, array: Any, src: int | None, tag: int) -> Work | None:
+        """See `Backend.recv`, with ``async_op=True``."""
         return None
 
 

@@ -223,19 +223,15 @@ def send(group: Membership, array: Array, dst: int, tag: int, form: str = "", is
     """Accept an array, a rank and a tag; a blocking send to this rank itself would never end."""
     name = "send" + form
     device, view = checks.readable(name, "array", array)
-    if is_blocking or not _is_usual(group, dst, tag):
-        dst, tag = _peer(group, name, "dst", dst, is_blocking), _tag(group, name, "tag", tag)
-    return "send", device, array, (view, dst, tag)
+    return "send", device, array, (view, _peer(group, name, "dst", dst, is_blocking), _tag(group, name, "tag", tag))
 
 
 def recv(group: Membership, array: Array, src: int | None, tag: int, form: str = "", is_blocking: bool = False) -> Call:
     """Accept an array, a rank (None: any) and a tag; a blocking receive from this rank itself would never end."""
     name = "recv" + form
     device, view = checks.writable(name, "array", array)
-    if is_blocking or not _is_usual(group, src, tag):
-        src = None if src is None else _peer(group, name, "src", src, is_blocking)
-        tag = _tag(group, name, "tag", tag)
-    return "recv", device, array, (view, src, tag)
+    source = None if src is None else _peer(group, name, "src", src, is_blocking)
+    return "recv", device, array, (view, source, _tag(group, name, "tag", tag))
 
 
 def sendrecv(
@@ -251,11 +247,6 @@ def sendrecv(
     tag = _tag(group, "sendrecv", "tag", tag)
     recv_tag = tag if recv_tag is None else _tag(group, "sendrecv", "recv_tag", recv_tag)
     return "sendrecv", device, output, (view, dst, out, source, tag, recv_tag)
-
-
-def _is_usual(group: Membership, peer: Any, tag: Any) -> bool:
-    """Whether nothing can be said against a rank and a tag, in few look-ups."""
-    return type(peer) is type(tag) is int and 0 <= peer < group.size and 0 <= tag <= group.largest_tag
 
 
 def _peer(group: Membership, name: str, argument: str, given: int, is_blocking: bool) -> int:

@@ -185,7 +185,7 @@ class ProcessGroup(Operations):
             operation.end()
         return outcome  # type: ignore[no-any-return]  # None; of a receive: the sender's rank
 
-    def _track(self, name: str, result: Any, work: Work, async_op: bool, operation: Operation | None) -> Any:
+    def _track(self, name: str, result: Any, work: Work, async_op: bool, operation: Operation | None = None) -> Any:
         """Number the Work of an operation that has begun, and keep it, and through it its arrays, while in flight."""
         work.op_type = name
         work.sequence_number = self._sequence + self._fast_path.count

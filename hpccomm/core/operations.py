@@ -14,6 +14,7 @@ from . import calls, sparse
 from .arrays import Array, is_sparse
 from .backend import Backend, FastPath
 from .calls import Call
+from .hooks import Operation
 from .options import Membership
 from .persistent_work import PersistentWork
 from .reduce_op import ReduceOp, ReduceOpLike
@@ -36,6 +37,9 @@ class Operations(Membership):
     def _run(self, call: Call, async_op: bool, step: Callable[[], Any] | None = None) -> Work | None:
         raise NotImplementedError
 
+    def _track(self, name: str, result: Any, work: Work, async_op: bool, operation: Operation | None = None) -> Any:
+        raise NotImplementedError
+
     def _set_up(self, call: Call) -> PersistentWork:
         raise NotImplementedError
 
@@ -52,7 +56,11 @@ class Operations(Membership):
 
     def all_reduce(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_reduce`."""
-        if not async_op and self._fast.all_reduce(array, op):
+        if async_op:
+            if (work := self._fast.iall_reduce(array, op)) is not None:
+                self._track("all_reduce", array, work, True)
+                return work
+        elif self._fast.all_reduce(array, op):
             return None
         if type(array) is not ndarray and is_sparse(array):
             call, step = sparse.all_reduce(self, self._backends, array, op, async_op)
@@ -172,13 +180,20 @@ class Operations(Membership):
 
     def send(self, array: Array, dst: int, tag: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.send` and :func:`hpccomm.isend`."""
-        if not async_op and self._fast.send(array, dst, tag):
+        if async_op:
+            if (work := self._fast.isend(array, dst, tag)) is not None:
+                self._track("send", array, work, True)
+                return work
+        elif self._fast.send(array, dst, tag):
             return None
         return self._run(calls.send(self, array, dst, tag, is_blocking=not async_op), async_op)
 
     def recv(self, array: Array, src: int | None = None, tag: int = 0, async_op: bool = False) -> Any:
         """See :func:`hpccomm.recv` and :func:`hpccomm.irecv`; returns the sender's *group* rank, or a Work."""
-        if not async_op and (sender := self._fast.recv(array, src, tag)) is not None:
+        if async_op:
+            if (work := self._fast.irecv(array, src, tag)) is not None:
+                return self._track("recv", array, work, True)
+        elif (sender := self._fast.recv(array, src, tag)) is not None:
             return sender
         return self._run(calls.recv(self, array, src, tag, is_blocking=not async_op), async_op)
 

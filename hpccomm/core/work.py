@@ -102,9 +102,20 @@ class Work:
             self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
         elif self._status is IN_FLIGHT:
             with self._lock:
-                if self._status is IN_FLIGHT:
-                    self._complete(self.block)
-            self._announce()
+                if self._status is IN_FLIGHT:  # as `_complete`, for every call counts here
+                    try:
+                        self.block()
+                        if self._finish is not None:
+                            self._finish()
+                        self._status = COMPLETED
+                    except Exception as error:
+                        self._fail(error)
+                    self._finish = self.alive = None
+            group = self.group
+            if group is not None:
+                group._forget(self)
+            if self._callbacks:
+                self._announce()
         if self._exception is not None:
             self.error_was_seen = True
             raise self._exception
@@ -228,13 +239,17 @@ class Work:
             if self._finish is not None:
                 self._finish()
         except Exception as error:
-            self._exception = self.translate_error(error)
-            if self._exception is not error:
-                self._exception.__cause__ = error
-            self._status = WorkStatus.FAILED
+            self._fail(error)
         else:
             self._status = COMPLETED
         self._finish = self.alive = None
+
+    def _fail(self, error: Exception) -> None:
+        """Note what went wrong, in the words of the transport."""
+        self._exception = self.translate_error(error)
+        if self._exception is not error:
+            self._exception.__cause__ = error
+        self._status = WorkStatus.FAILED
 
     def translate_error(self, error: Exception) -> Exception:
         """Return the error that the program should see for what the transport raised."""

@@ -61,9 +61,9 @@ class MPIBackend(Backend):
         self._segment_bytes = self._tuning.segment_bytes
         self._shared = SharedArrays(options.comm, options.tuning)
         self._windows = self._shared.windows  # empty until the program makes a node-shared array
-        self.fast_path = MPIFastPath(options.comm, self._windows, self._segment_bytes)
         self._thread = CommunicationThread(options.comm, lambda comm: type(self)(replace(options, comm=comm)))
         self._thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
+        self.fast_path = MPIFastPath(options.comm, self._windows, self._segment_bytes, self._thread_bytes)
         self._scratch = np.empty(0)  # at most one segment
         self._small_all_reduces = SmallAllReduces(options.comm, options.tuning)
         self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks)

@@ -18,26 +18,28 @@ from mpi4py import MPI
 from numpy import ndarray
 
 from ..core.backend import FastPath
+from ..core.work import Work
 from ..process.tags import LARGEST
 from .datatypes import DIRECT, TYPED
-from .works import as_backend_error, check_length
+from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 
 IN_PLACE = MPI.IN_PLACE
 Status = MPI.Status
 
 
 class MPIFastPath(FastPath):
-    """The fast path of one group, for arrays of up to `largest` bytes.
+    """The fast path of one group, for arrays of up to `largest` bytes (asynchronous ones: below `thread_bytes`).
 
     `windows` is empty until the program makes a node-shared array.
     """
 
     is_open = True
 
-    def __init__(self, comm: MPI.Intracomm, windows: Container[int], largest: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, windows: Container[int], largest: int, thread_bytes: int) -> None:
         self._comm = comm
         self._windows = windows
         self._largest = largest
+        self._largest_async = min(thread_bytes, largest + 1)
         self._rank: int = comm.Get_rank()
         self._size: int = comm.Get_size()
 
@@ -59,9 +61,12 @@ class MPIFastPath(FastPath):
         if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray or self._windows:
             return False
         try:
-            datatype, mpi_op = DIRECT[op, array.dtype]
+            direct = DIRECT.get((op, array.dtype))
+            if direct is None:
+                return False
+            datatype, mpi_op = direct
             self._comm.Allreduce(IN_PLACE, (array, datatype), mpi_op)
-        except (KeyError, TypeError):
+        except TypeError:  # an op that can't be looked up
             return False
         except MPI.Exception as error:
             raise as_backend_error("all_reduce", error) from error
@@ -74,12 +79,15 @@ class MPIFastPath(FastPath):
         if type(root) is not int or not 0 <= root < self._size:
             return False
         try:
-            datatype, mpi_op = DIRECT[op, array.dtype]
+            direct = DIRECT.get((op, array.dtype))
+            if direct is None:
+                return False
+            datatype, mpi_op = direct
             if self._rank == root:
                 self._comm.Reduce(IN_PLACE, (array, datatype), mpi_op, root)
             else:
                 self._comm.Reduce((array, datatype), None, mpi_op, root)
-        except (KeyError, TypeError):
+        except TypeError:  # an op that can't be looked up
             return False
         except MPI.Exception as error:
             raise as_backend_error("reduce", error) from error
@@ -105,9 +113,12 @@ class MPIFastPath(FastPath):
         if self._windows:
             return False
         try:
-            datatype, mpi_op = DIRECT[op, array.dtype]
+            direct = DIRECT.get((op, array.dtype))
+            if direct is None:
+                return False
+            datatype, mpi_op = direct
             self._comm.Reduce_scatter_block((array, datatype), (output, datatype), mpi_op)
-        except (KeyError, TypeError):
+        except TypeError:  # an op that can't be looked up
             return False
         except MPI.Exception as error:
             raise as_backend_error("reduce_scatter_single", error) from error
@@ -177,6 +188,50 @@ class MPIFastPath(FastPath):
             raise as_backend_error("sendrecv", error) from error
         self.count += 1
         return check_length("sendrecv", status, output.nbytes)
+
+    def iall_reduce(self, array: Any, op: Any) -> Work | None:
+        if type(array) is not ndarray or array.nbytes >= self._largest_async or not array.flags.carray:
+            return None
+        try:
+            direct = DIRECT.get((op, array.dtype))
+            if direct is None:
+                return None
+            datatype, mpi_op = direct
+            request = self._comm.Iallreduce(IN_PLACE, (array, datatype), mpi_op)
+        except TypeError:  # an op that can't be looked up
+            return None
+        except MPI.Exception as error:
+            raise as_backend_error("all_reduce", error) from error
+        self.count += 1
+        return MPIWork(request, None, array)
+
+    def isend(self, array: Any, dst: int, tag: int) -> Work | None:
+        if type(array) is not ndarray or not array.flags.carray or array.nbytes > self._largest:
+            return None
+        if not (type(dst) is type(tag) is int and 0 <= dst < self._size and 0 <= tag <= LARGEST):
+            return None
+        try:
+            request = self._comm.Isend((array, TYPED[array.dtype]), dst, tag)
+        except KeyError:
+            return None
+        except MPI.Exception as error:
+            raise as_backend_error("send", error) from error
+        self.count += 1
+        return MPIWork(request, None, array)
+
+    def irecv(self, array: Any, src: int | None, tag: int) -> Work | None:
+        if type(array) is not ndarray or not array.flags.carray or array.nbytes > self._largest:
+            return None
+        if not (type(src) is type(tag) is int and 0 <= src < self._size and 0 <= tag <= LARGEST):
+            return None
+        try:
+            request = self._comm.Irecv((array, TYPED[array.dtype]), src, tag)
+        except KeyError:
+            return None
+        except MPI.Exception as error:
+            raise as_backend_error("recv", error) from error
+        self.count += 1
+        return ReceiveWork(request, array.nbytes, None, array)
 
 
 def _ordinary(output: Any, array: Any) -> bool:

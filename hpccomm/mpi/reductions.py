@@ -7,42 +7,53 @@ of an operation would leave the ranks apart.
 from __future__ import annotations
 
 from functools import partial
-from operator import setitem
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
-from .datatypes import DIRECT, accumulation_dtype, arithmetic_type, mpi_op
+from .datatypes import accumulation_dtype, arithmetic_type, mpi_op
 from .layout import Finish, recv_buffer, send_buffer
 
 AVG = ReduceOp.AVG  # a look-up in a class is slow
 
+# (MPI's datatype, MPI's operation, the dtype to reduce in, whether the values are other than the array's own)
+Plan: TypeAlias = "tuple[MPI.Datatype, MPI.Op, np.dtype[Any], bool]"
+_plans: dict[tuple[ReduceOp, np.dtype[Any]], Plan] = {}
+
+
+def plan(op: ReduceOp, dtype: np.dtype[Any]) -> Plan:
+    """Return how `op` reduces arrays of `dtype`."""
+    found = _plans.get((op, dtype))
+    if found is None:
+        wide = dtype if op.mpi_op is not None else accumulation_dtype(dtype)
+        is_bool = dtype.kind == "b" and op.mpi_op is None
+        changes = wide is not dtype or op.factor is not None or is_bool
+        found = arithmetic_type(wide, op), mpi_op(op, wide), wide, changes
+        if op.factor is None and op.mpi_op is None:  # there are but a few of these
+            _plans[op, dtype] = found
+    return found
+
 
 def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, MPI.Datatype, MPI.Op, Finish]:
     """Return (buffer, datatype, MPI operation, what to do afterwards) to reduce `array` where it is."""
-    direct = DIRECT.get((op, array.dtype))
-    if direct is None:  # AVG, a wider dtype, bool, a product first, an operation of the program's own
-        buffer = reduction_input(array, op)
-        direct = mpi_type_and_op(buffer.dtype, op)
-        return (
-            buffer,
-            *direct,
-            None if buffer is array and op is not AVG else partial(_deliver, array, buffer, op, ranks),
-        )
-    buffer = send_buffer(array)
-    return buffer, *direct, None if buffer is array else partial(setitem, array, ..., buffer)
+    datatype, operation, _, changes = plan(op, array.dtype)
+    buffer = reduction_input(array, op) if changes else send_buffer(array)
+    if buffer is array:
+        return array, datatype, operation, partial(np.divide, array, ranks, array) if op is AVG else None
+    return buffer, datatype, operation, partial(_deliver, array, buffer, op, ranks)
 
 
 def reduction_input(array: Any, op: ReduceOp) -> Any:
     """Return the contiguous array that a rank contributes: `array` itself where possible, never changed."""
-    if op.mpi_op is None:
-        if array.dtype.kind == "b":
-            return np.not_equal(array.view(np.uint8), 0, out=np.empty(array.shape, bool))
-        wide = accumulation_dtype(array.dtype)
-        if wide is not array.dtype:
-            array = array.astype(wide, order="C")
+    _, _, wide, changes = plan(op, array.dtype)
+    if not changes:
+        return send_buffer(array)
+    if wide is not array.dtype:
+        array = array.astype(wide)
+    elif wide.kind == "b":
+        return np.not_equal(array.view(np.uint8), 0, out=np.empty(array.shape, bool))
     if op.factor is not None:
         return multiplied(array, op, np.empty(array.shape, array.dtype))
     return send_buffer(array)
@@ -50,13 +61,14 @@ def reduction_input(array: Any, op: ReduceOp) -> Any:
 
 def reduction_output(output: Any, op: ReduceOp, ranks: int) -> tuple[Any, Finish]:
     """Return the contiguous array that MPI writes the reduced values to, and how they get into `output`."""
-    if op.mpi_op is None and accumulation_dtype(output.dtype) is not output.dtype:
-        wide = np.empty(output.shape, accumulation_dtype(output.dtype))
-        return wide, partial(_deliver, output, wide, op, ranks)
-    buffer, unpack = recv_buffer(output)
-    if op is AVG:
-        return buffer, partial(_deliver, output, buffer, op, ranks)
-    return buffer, unpack
+    _, _, wide, _ = plan(op, output.dtype)
+    if wide is not output.dtype:
+        buffer = np.empty(output.shape, wide)
+    else:
+        buffer, unpack = recv_buffer(output)
+        if op is not AVG:
+            return buffer, unpack
+    return buffer, partial(_deliver, output, buffer, op, ranks)
 
 
 def mpi_type_and_op(dtype: np.dtype[Any], op: ReduceOp) -> tuple[MPI.Datatype, MPI.Op]:
@@ -72,10 +84,11 @@ def multiplied(array: Any, op: ReduceOp, out: Any) -> Any:
 
 def _deliver(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> None:
     if op is AVG:
-        np.divide(buffer, ranks, out=buffer)
-    if buffer is not output:
-        if output.dtype.itemsize == 2 and output.dtype.kind not in "iu":  # a half precision may overflow
-            with np.errstate(all="ignore"):
-                output[...] = buffer  # rounds to nearest
-        else:
-            output[...] = buffer
+        np.divide(buffer, ranks, buffer)
+    if buffer is output:
+        return
+    if output.dtype.itemsize == 2 and output.dtype is not buffer.dtype:  # a half precision may overflow
+        with np.errstate(all="ignore"):
+            output[...] = buffer  # rounds to nearest
+    else:
+        output[...] = buffer
