@@ -16,12 +16,12 @@ from .world import Group, member_of
 def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group | None = None) -> np.ndarray:
     """Make a NumPy array on each rank, in memory that all ranks of its node share.
 
-    Every rank of the group calls it. Each gets an array of its own; :func:`peer_view` gives it those of its
-    neighbours on the node, and :func:`fence` is what has to be between one rank's writing and another's reading.
+    Every rank of the group calls it, and gets an array of its own. :func:`peer_view` gives access to the arrays of the
+    neighbours on the node; a :func:`fence` must separate one rank's writing from another's reading.
 
     `all_reduce`, `reduce`, `broadcast`, `all_gather_single` and `reduce_scatter_single` of such arrays are several
-    times faster than of others, where all ranks of the group are on one node. Every other operation takes them too:
-    they are ordinary arrays.
+    times faster than of ordinary arrays if all ranks of the group are on one node. Every other operation takes them
+    too: they are NumPy arrays.
 
     Parameters
     ----------
@@ -58,8 +58,11 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
     Examples
     --------
     >>> x = hc.empty_shared((2, 3), np.float32)
-    >>> x[...] = hc.get_rank()
+    >>> x[...] = 1
     >>> hc.all_reduce(x)
+    >>> x  # on 4 ranks the sums are 4
+    array([[1., 1., 1.],
+           [1., 1., 1.]], dtype=float32)
     """
     found = member_of(group)
     lengths = tuple(index(length) for length in (shape if isinstance(shape, tuple | list) else (shape,)))
@@ -119,7 +122,7 @@ def peer_view(array: np.ndarray, rank: int, group: Group | None = None) -> np.nd
 
 
 def fence(array: np.ndarray, group: Group | None = None) -> None:
-    """Wait for all ranks of the node; then what each has written to the shared array is visible to all.
+    """Wait for all ranks of the node; afterwards what each wrote to the shared array before is visible to all.
 
     Every rank of the group calls it. It is needed twice around an exchange: after the writing and before others read,
     and after the reading and before it is overwritten. The collectives need none.
@@ -130,6 +133,11 @@ def fence(array: np.ndarray, group: Group | None = None) -> None:
         What :func:`empty_shared` returned, or a view of it. The fence is for the whole array.
     group : ProcessGroup, optional
         The group that `array` was made with. Default: the world.
+
+    Returns
+    -------
+    None
+        When all ranks of the group on this node have called it.
 
     Raises
     ------
@@ -144,16 +152,20 @@ def fence(array: np.ndarray, group: Group | None = None) -> None:
 
     Examples
     --------
-    >>> x = hc.empty_shared(4)
-    >>> x[...] = 1
+    >>> n, me = hc.get_world_size(), hc.get_rank()
+    >>> x = hc.empty_shared(2)
+    >>> right = hc.peer_view(x, (me + 1) % n)  # all ranks are on one node
+    >>> right[...] = me
     >>> hc.fence(x)
+    >>> x  # on rank 1: array([0., 0.]), which rank 0 wrote
+    array([0., 0.])
     """
     found = member_of(group)
     _shared_arrays("fence", found).fence(array)
 
 
 def _shared_arrays(operation: str, group: ProcessGroup) -> Any:
-    """Return what makes and finds the node-shared arrays of a group: an attribute of the backends that have them."""
+    """Return the object that makes and finds the node-shared arrays of a group; not every backend has one."""
     backend = group._backends["cpu"]
     shared = getattr(backend, "shared_arrays", None)
     if shared is None:
