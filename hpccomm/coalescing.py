@@ -19,9 +19,10 @@ class coalescing:
     """Collect the operations of a ``with`` block and send them together at its end.
 
     Inside the block, `all_reduce`, `broadcast`, `all_gather_single` and `reduce_scatter_single` on the group return
-    None at once and their arrays may not be touched. At the end of the block, neighbours of the same kind (and op,
-    or root) go as one coalesced operation. Other operations on arrays of the group are refused inside the block,
-    and so is ``async_op=True``; an exception in the block drops what was collected.
+    None at once, and their arrays may not be touched before the block ends (with `async_ops`, before `wait()`). At
+    the end of the block, operations of the same kind (with the same op or root) that follow one another go as one
+    coalesced operation. Other operations on arrays of the group are refused inside the block, and so is
+    ``async_op=True``; an exception in the block drops what was collected.
 
     Parameters
     ----------
@@ -32,11 +33,17 @@ class coalescing:
 
     Examples
     --------
-    >>> a, b = np.ones(3), np.ones(4)
-    >>> with hc.coalescing(async_ops=True) as pending:
+    >>> a, b = np.ones(3), np.arange(4)
+    >>> with hc.coalescing():
     ...     hc.all_reduce(a)
     ...     hc.all_reduce(b)
+    >>> b  # on 4 ranks: array([ 0,  4,  8, 12])
+    array([0, 1, 2, 3])
+    >>> with hc.coalescing(async_ops=True) as pending:
+    ...     hc.all_reduce(a, "max")
     >>> pending.wait()
+    >>> a
+    array([1., 1., 1.])
     """
 
     def __init__(self, group: ProcessGroup | NonMember | None = None, async_ops: bool = False) -> None:
@@ -89,7 +96,7 @@ class _Collectors(DeviceMap):
 
 
 class _Collector(Backend):
-    """Notes (device, operation, what all arrays share, the arrays) instead of doing it."""
+    """Notes (device, operation, arguments that all arrays share, arrays) instead of doing the operation."""
 
     name = "coalescing"
 

@@ -44,7 +44,17 @@ _abort_on_exception = AbortOnException()
 
 
 def is_mpi_available() -> bool:
-    """Return whether mpi4py finds an MPI library. Asking loads the library, and so initialises MPI."""
+    """Say whether mpi4py finds an MPI library. Asking loads the library, and so initialises MPI.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> hc.is_mpi_available()
+    True
+    """
     try:
         _load_mpi()
     except DistBackendError:
@@ -53,17 +63,51 @@ def is_mpi_available() -> bool:
 
 
 def is_available() -> bool:
-    """Return whether hpccomm can be used here: the same as :func:`is_mpi_available`."""
+    """Say whether hpccomm can be used here: the same as :func:`is_mpi_available`.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> hc.is_available()
+    True
+    """
     return is_mpi_available()
 
 
 def is_nccl_available() -> bool:
-    """Return whether GPU arrays can be sent through NCCL here (CuPy is installed, with its NCCL)."""
+    """Say whether GPU arrays can be sent through NCCL here (CuPy is installed, and finds NCCL).
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> hc.is_nccl_available() == hc.is_backend_available("nccl")  # True and True, or False and False
+    True
+    """
     return importlib.util.find_spec("cupy") is not None and is_backend_available("nccl")
 
 
 def is_initialized() -> bool:
-    """Return whether there is a world group: init_process_group has been called and destroy has not."""
+    """Say whether there is a world group.
+
+    Returns
+    -------
+    bool
+        True between :func:`init_process_group` and :func:`destroy_process_group`.
+
+    Examples
+    --------
+    >>> hc.is_initialized()
+    True
+    >>> hc.destroy_process_group()
+    >>> hc.is_initialized()
+    False
+    """
     return _world is not None
 
 
@@ -86,12 +130,12 @@ def init_process_group(
     ----------
     backend : str, optional
         Which backend serves the arrays of which device: ``"cpu:mpi,cuda:nccl"``, or one name. Default: every
-        known device is mapped. A backend is only made when the first array of its device comes along, so the
-        default also runs where there is no GPU.
+        known device is mapped. A backend is made when the first array of its device is used, so the default also
+        runs where there is no GPU.
     comm : mpi4py.MPI.Intracomm, optional
         The processes that form the world; it is duplicated. Default: ``MPI.COMM_WORLD``.
     timeout : timedelta or float (seconds)
-        What `monitored_barrier` and destroy allow. Default: 30 minutes.
+        How long `monitored_barrier` and destroy wait. Default: 30 minutes.
     rank, world_size : int, optional
         For scripts written for torch.distributed: checked against what MPI says.
     group_name : str, optional
@@ -115,12 +159,24 @@ def init_process_group(
     DistBackendError
         mpi4py finds no MPI library.
     ValueError, TypeError
-        `backend` is malformed, `comm` is no intracommunicator, or `rank` / `world_size` contradict MPI.
+        `backend` is malformed, `comm` is not an intracommunicator, or `rank` / `world_size` contradict MPI.
 
     Notes
     -----
     From here on an uncaught exception on one rank prints its traceback and ends the whole job (MPI_Abort),
     instead of leaving the others to hang. ``HPCCOMM_ABORT_ON_EXCEPTION=0`` turns that off.
+
+    Examples
+    --------
+    >>> hc.destroy_process_group()  # the one of the examples before
+    >>> hc.init_process_group("cpu:mpi,cuda:nccl")  # on rank 1 of 4: ... rank 1 of 4 ...
+    <ProcessGroup 'world': rank 0 of 1, cpu:mpi,cuda:nccl>
+    >>> hc.destroy_process_group()
+    >>> with hc.init_process_group() as world:  # destroyed at the end of the block
+    ...     hc.is_initialized()
+    True
+    >>> hc.is_initialized()
+    False
     """
     global _world
     if _world is not None:
@@ -160,8 +216,17 @@ def init_process_group(
 def destroy_process_group(group: Group | None = None) -> None:
     """Finish what is in flight on `group` and free it; without `group`, on every group, the world last.
 
-    Every rank of the group calls it. The group refuses every operation afterwards; after the world is destroyed,
-    init_process_group may be called again. Also called by the end of a ``with`` block.
+    Every rank of the group calls it. The group refuses every operation afterwards. After the world is destroyed,
+    init_process_group may be called again. The end of a ``with`` block of a group does the same.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: all groups.
+
+    Returns
+    -------
+    None
 
     Raises
     ------
@@ -169,6 +234,16 @@ def destroy_process_group(group: Group | None = None) -> None:
         There is no world group.
     DistTimeoutError
         Something is still in flight after the group's timeout; nothing is destroyed.
+
+    Examples
+    --------
+    >>> group = hc.new_group()
+    >>> hc.destroy_process_group(group)
+    >>> group.is_destroyed, hc.is_initialized()
+    (True, True)
+    >>> hc.destroy_process_group()
+    >>> hc.is_initialized()
+    False
     """
     global _world
     if group is not None and (_world is None or group is not _world.group):
@@ -209,7 +284,7 @@ def new_group(
     backend : str, optional
         As for init_process_group. Default: the world's configuration.
     use_local_synchronization : bool
-        Only the members call (fewer processes take part).
+        True: only the members call, and only they take part.
     group_desc : str, optional
         A description for messages.
     sort_ranks : bool
@@ -224,6 +299,15 @@ def new_group(
     ------
     ValueError
         `ranks` is empty, has a duplicate, or a rank that does not exist.
+
+    Examples
+    --------
+    >>> evens = hc.new_group(range(0, hc.get_world_size(), 2))
+    >>> x = np.array([1.0])
+    >>> if hc.get_rank() in evens.ranks:
+    ...     hc.all_reduce(x, group=evens)
+    >>> x  # on 4 ranks: array([2.]) on ranks 0 and 2, array([1.]) on the others
+    array([1.])
     """
     world = current_world()
     members = list(world.group.ranks if ranks is None else ranks)
@@ -261,15 +345,39 @@ def new_subgroups(
     backend: str | None = None,
     group_desc: str | None = None,
 ) -> tuple[Group, list[Group]]:
-    """Split `group` (default: the world) into subgroups of `group_size` consecutive ranks, or one for each node.
+    """Split `group` into subgroups of `group_size` consecutive ranks, or into one for each node.
 
-    Without `group_size` each node becomes a subgroup, wherever its ranks are. Every rank of the world calls it.
-    Returns this rank's subgroup, and the list of all of them (NonMember for the others').
+    Every rank of the world calls it.
+
+    Parameters
+    ----------
+    group_size : int, optional
+        Ranks in each subgroup. Default: each node becomes a subgroup, wherever its ranks are.
+    group : ProcessGroup, optional
+        What to split. Default: the world.
+    timeout, backend, group_desc
+        As for :func:`new_group`.
+
+    Returns
+    -------
+    mine : ProcessGroup
+        The subgroup of this rank.
+    all : list of ProcessGroup or NonMember
+        All of them; those that this rank is not in are NonMembers.
 
     Raises
     ------
     ValueError
         `group_size` does not divide the size of the group.
+
+    Examples
+    --------
+    >>> node, nodes = hc.new_subgroups()
+    >>> node.size == hc.get_local_size(), len(nodes) == hc.get_node_count()
+    (True, True)
+    >>> alone, everybody = hc.new_subgroups(group_size=1)
+    >>> alone.ranks  # on rank 3: (3,)
+    (0,)
     """
     parent = member_of(group)
     if group_size is None:
@@ -293,14 +401,36 @@ def new_subgroups_by_enumeration(
     backend: str | None = None,
     group_desc: str | None = None,
 ) -> tuple[Group, list[Group]]:
-    """Make one group for each list of global ranks; the lists must not overlap. Every rank of the world calls it.
+    """Make one group for each list of global ranks.
 
-    Returns this rank's subgroup (a NonMember if it is in none), and the list of all of them.
+    Every rank of the world calls it.
+
+    Parameters
+    ----------
+    ranks_per_subgroup_list : list of lists of int
+        The global ranks of each subgroup; the lists must not overlap.
+    timeout, backend, group_desc
+        As for :func:`new_group`.
+
+    Returns
+    -------
+    mine : ProcessGroup or NonMember
+        The subgroup of this rank; a NonMember if it is in none.
+    all : list of ProcessGroup or NonMember
+        All of them, in the order of the lists.
 
     Raises
     ------
     ValueError
         A rank is in two lists, or a list is invalid.
+
+    Examples
+    --------
+    >>> n = hc.get_world_size()
+    >>> evens, odds = range(0, n, 2), range(1, n, 2)
+    >>> mine, groups = hc.new_subgroups_by_enumeration([evens, odds] if n > 1 else [evens])
+    >>> mine.ranks  # on 4 ranks: (0, 2), (1, 3), (0, 2), (1, 3)
+    (0,)
     """
     rows = [list(row) for row in ranks_per_subgroup_list]
     if not rows:
@@ -319,15 +449,43 @@ def split_group(
     backend: str | None = None,
     group_desc: str | None = None,
 ) -> Group:
-    """Split `parent` (default: the world) into one group per `color`, as MPI_Comm_split.
+    """Split `parent` into one group for each `color`, as MPI_Comm_split.
 
-    Every rank of `parent` calls it. Ranks with the same `color` form a group, ordered by `key`, then by their rank in
-    `parent`; a rank with ``color=None`` is in none, and gets a NonMember.
+    Every rank of `parent` calls it.
+
+    Parameters
+    ----------
+    parent : ProcessGroup, optional
+        What to split. Default: the world.
+    color : int, optional
+        Ranks with the same color, 0 or more, form a group. Default: this rank is in no group.
+    key : int
+        The ranks of a group are ordered by `key`, then by their rank in `parent`.
+    timeout, backend, group_desc
+        As for :func:`new_group`; the default is what `parent` has.
+
+    Returns
+    -------
+    ProcessGroup or NonMember
+        The group of this rank's color; a NonMember with ``color=None``.
 
     Raises
     ------
     ValueError
         `color` is negative.
+
+    Notes
+    -----
+    Semantics: MPI_Comm_split (MPI-4.1 §7.4.2).
+
+    Examples
+    --------
+    >>> half = hc.split_group(color=hc.get_rank() % 2, group_desc="half")
+    >>> half.ranks  # on 4 ranks: (0, 2), (1, 3), (0, 2), (1, 3)
+    (0,)
+    >>> reverse = hc.split_group(color=0, key=-hc.get_rank())
+    >>> reverse.ranks  # on 4 ranks: (3, 2, 1, 0)
+    (0,)
     """
     world = current_world()
     group = member_of(parent)
@@ -362,7 +520,15 @@ class _WorldAttribute(type):
 
 
 class GroupMember(metaclass=_WorldAttribute):
-    """c10d's names: ``GroupMember.WORLD`` is the world group, ``NON_GROUP_MEMBER`` equals every NonMember."""
+    """c10d's names: ``GroupMember.WORLD`` is the world group, ``NON_GROUP_MEMBER`` equals every NonMember.
+
+    Examples
+    --------
+    >>> hc.GroupMember.WORLD.ranks  # on 4 ranks: (0, 1, 2, 3)
+    (0,)
+    >>> hc.GroupMember.WORLD == hc.GroupMember.NON_GROUP_MEMBER
+    False
+    """
 
     NON_GROUP_MEMBER = NonMember()
 
@@ -371,7 +537,7 @@ class GroupMember(metaclass=_WorldAttribute):
 
 
 def member(group: Group | None) -> ProcessGroup:
-    """Return the group to call: the world for None. (A NonMember is returned as it is: it answers every operation.)"""
+    """Return the group to call: the world for None. A NonMember is returned too: it answers every operation."""
     if group is None:
         return _world.group if _world is not None else current_world().group
     if type(group) is not ProcessGroup and not isinstance(group, (ProcessGroup, NonMember)):
@@ -380,7 +546,7 @@ def member(group: Group | None) -> ProcessGroup:
 
 
 def member_of(group: Group | None) -> ProcessGroup:
-    """Return the group, of which this process has to be a member."""
+    """Return the group (the world for None); ValueError if this process is not a member of it."""
     found = member(group)
     if isinstance(found, NonMember):
         raise ValueError(f"this process is not a member of {found!r}{here()}")
@@ -452,7 +618,7 @@ def _make_group(
 
 
 class _NotOverridden(Backend):
-    """What serves the operations that a ProcessGroup of the program's own class leaves to the base class."""
+    """Serves the operations that a ProcessGroup class of the program's own does not override: it refuses them."""
 
     def __init__(self, group: ProcessGroup, name: str) -> None:
         super().__init__(group.rank, group.size)
@@ -465,7 +631,7 @@ class _NotOverridden(Backend):
 
 
 def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: ProcessGroup | None, color: int = 0) -> None:
-    """Give a new group the connections that its parent has already; every rank of the parent calls it."""
+    """Give a new group the connections that its parent already has; every rank of the parent calls it."""
     for device, backend in list(parent._backends.items()):
         if config.device_map.get(device) == parent.config.device_map.get(device):
             options = None if subgroup is None else subgroup._options_for(device)
@@ -475,7 +641,7 @@ def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: Proce
 
 
 def _connect(group: ProcessGroup) -> None:
-    """Connect the GPUs of a new group now, if the program has said at init which they are."""
+    """Connect the GPUs of a new group now, if the program gave ``device_id`` at init."""
     if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group._backends:
         group._backends["cuda"].connect()
 
@@ -512,7 +678,7 @@ def _check_ranks(operation: str, ranks: Sequence[int], world: ProcessGroup) -> N
 
 
 def _number_nodes(mpi: Any, comm: MPI.Intracomm) -> list[int]:
-    """Return the node number of every rank: nodes are what shares memory (MPI_COMM_TYPE_SHARED)."""
+    """Return the node number of every rank: a node is a set of ranks that share memory (MPI_COMM_TYPE_SHARED)."""
     node = comm.Split_type(mpi.COMM_TYPE_SHARED)
     lowest = node.bcast(comm.Get_rank())
     node.Free()

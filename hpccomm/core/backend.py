@@ -79,6 +79,14 @@ class Backend:
     With ``async_op=True`` an operation returns a :class:`Work` (or None, if it has completed already). With
     ``async_op=False`` it returns None after completion (or a Work, which the group waits for); a `recv` returns the
     rank the message came from.
+
+    Examples
+    --------
+    >>> class Alone(hc.Backend):  # for groups of one rank: every array is its own sum
+    ...     def all_reduce(self, array, op, async_op):
+    ...         return hc.CompletedWork() if async_op else None
+    >>> Alone(rank=0, size=1).all_reduce(np.ones(2), hc.ReduceOp.SUM, async_op=True).wait()
+    True
     """
 
     name = "custom"
@@ -205,17 +213,17 @@ class Backend:
         raise self._lacks("persistent")
 
     def connect(self) -> Any:
-        """Do now what the first operation would do before it starts; called by every rank (``device_id=``)."""
+        """Make the connections that the first operation would make; called by every rank (``device_id=``)."""
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
-        """Return a context in which the asynchronous sends and receives of these arrays are launched together."""
+        """Return a context manager: the asynchronous sends and receives of these arrays inside it start together."""
         return nullcontext()
 
     def split(self, options: BackendOptions | None, color: int) -> Backend | None:
-        """Return the backend of a group that is made of ranks of this one, or None to have it made when needed.
+        """Return the backend of a group made of ranks of this one, or None to have it made when needed.
 
-        Every rank of this group calls it; those that are in no new group with None. The ranks with the same `color`
-        are in the same new group.
+        Every rank of this group calls it; those that are in no new group with ``options=None``. The ranks with the same
+        `color` are in the same new group.
         """
         return None
 
@@ -258,11 +266,34 @@ class DeviceMap(dict[str, Backend]):
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What the creator of a backend is told (``register_backend(..., extended_api=True)``).
+    """What the creator of a backend is given (``register_backend(..., extended_api=True)``).
 
-    `comm` is the group's own communicator. Rank r of the group is rank ``ranks[r]`` of the world. `tuning` says from
-    which sizes on an operation is done in which way; it is the same on all ranks. `device_id` is what
-    init_process_group was told of this rank's GPU.
+    Parameters
+    ----------
+    store : None
+        Reserved.
+    rank, size : int
+        This process's rank in the group, and the number of ranks.
+    timeout : timedelta
+        That of the group.
+    ranks : sequence of int
+        Rank r of the group is rank ``ranks[r]`` of the world.
+    group_name : str
+    device : str
+        The device whose arrays the backend will serve.
+    comm : mpi4py.MPI.Intracomm or None
+        The group's own communicator.
+    tuning : Tuning
+        The sizes from which an operation is done in another way; the same on all ranks.
+    device_id : int, "auto" or None
+        The `device_id` given to init_process_group.
+
+    Examples
+    --------
+    >>> from datetime import timedelta
+    >>> options = hc.BackendOptions(None, 0, 1, timedelta(seconds=60), (0,), "world", "cpu", None)
+    >>> options.device
+    'cpu'
     """
 
     store: Any
@@ -316,7 +347,7 @@ def register_backend(
     Parameters
     ----------
     name : str
-        What configurations call it.
+        The name for configurations: letters, digits and "_".
     creator : callable
         Makes one instance for one group: ``creator(store, rank, size, timeout)``, or, with `extended_api`,
         ``creator(options, backend_options)`` where `options` is a :class:`BackendOptions` and `backend_options`
@@ -327,6 +358,10 @@ def register_backend(
         The devices it serves. Default: all known ones.
     extended_api : bool
         See `creator`.
+
+    Returns
+    -------
+    None
 
     Raises
     ------
@@ -339,6 +374,18 @@ def register_backend(
     -----
     An installed package announces its backends without being imported, by entry points of the group
     ``hpccomm.backends``; each is a creator with the extended API, imported when a group first needs it.
+
+    Examples
+    --------
+    >>> class Alone(hc.Backend):
+    ...     def all_reduce(self, array, op, async_op):
+    ...         array *= self.size
+    >>> hc.register_backend("alone_backend", lambda store, rank, size, timeout: Alone(rank, size), devices="cpu")
+    >>> group = hc.new_group(backend="cpu:alone_backend")
+    >>> x = np.array([1.0])
+    >>> hc.all_reduce(x, group=group)
+    >>> x  # on 4 ranks: array([4.])
+    array([1.])
     """
     name = name.strip().lower()
     if not name.isidentifier():
@@ -371,12 +418,27 @@ def _announced_backends() -> list[tuple[str, str]]:
 
 
 def is_custom(name: str) -> bool:
-    """Whether `name` came by register_backend or an installed package, and not with hpccomm."""
+    """Say whether `name` comes from register_backend or an installed package, and not from hpccomm."""
     return name not in DEFAULT_DEVICE_MAP.values()
 
 
 def is_backend_available(name: str) -> bool:
-    """Whether a backend called `name` is known and what it needs is installed here."""
+    """Say whether there is a backend called `name`, and what it needs is installed here.
+
+    Parameters
+    ----------
+    name : str
+        A built-in backend, a registered one, or one of an installed package.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> hc.is_backend_available("mpi"), hc.is_backend_available("pigeons")
+    (True, False)
+    """
     name = name.strip().lower()
     if name not in known_backends():
         return False
@@ -412,14 +474,33 @@ def create_backend(name: str, options: BackendOptions) -> Backend | ProcessGroup
 
 
 class BackendConfig:
-    """Which backend serves which device, parsed from what the user wrote.
+    """Which backend serves which device, parsed from what the program wrote.
 
-    ``None`` maps every known device; ``"mpi"`` maps the devices that backend serves; ``"cpu:mpi,cuda:nccl"``
-    says it for each. Case and white space do not matter. Everything else is a ValueError that shows the bad
-    part and lists the names known.
+    Parameters
+    ----------
+    backend : str, optional
+        ``"cpu:mpi,cuda:nccl"`` names a backend for each device; ``"mpi"`` maps the devices that this backend serves.
+        Case and white space do not matter. Default: every known device is mapped.
 
-    >>> str(BackendConfig(" CPU:mpi, cuda:NCCL"))
+    Attributes
+    ----------
+    device_map : dict
+        The name of the backend of each device.
+
+    Raises
+    ------
+    ValueError
+        `backend` is malformed, or a name is unknown; the message shows the bad part and lists the known names.
+    TypeError
+        `backend` is not a string.
+
+    Examples
+    --------
+    >>> config = hc.BackendConfig(" CPU:mpi, cuda:NCCL")
+    >>> str(config)
     'cpu:mpi,cuda:nccl'
+    >>> config.device_map
+    {'cpu': 'mpi', 'cuda': 'nccl'}
     """
 
     def __init__(self, backend: str | None = None) -> None:

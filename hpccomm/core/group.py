@@ -44,11 +44,21 @@ class ProcessGroup(Operations):
         The group's private communicator. Traffic of your own on it would mix with hpccomm's: duplicate it first.
     config : BackendConfig
     timeout : timedelta
-        What monitored_barrier and destroy allow, and what creators of backends are told.
+        How long monitored_barrier and destroy wait; creators of backends are given it.
     name : str
     description : str
     device_id : int, "auto" or None
-        What init_process_group was told of this rank's GPU.
+        The `device_id` given to init_process_group.
+
+    Examples
+    --------
+    >>> world = hc.GroupMember.WORLD
+    >>> world.rank, world.size  # on rank 1 of 4: (1, 4)
+    (0, 1)
+    >>> with hc.new_group() as group:  # destroyed at the end of the block
+    ...     hc.barrier(group)
+    >>> group.is_destroyed
+    True
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -90,7 +100,7 @@ class ProcessGroup(Operations):
     # -- members ---------------------------------------------------------------------------------
 
     def group_rank(self, global_rank: int) -> int:
-        """Return the rank in this group of a global rank; ValueError if it is no member."""
+        """Convert a global rank into the rank in this group; ValueError if it is not a member."""
         try:
             return self._group_ranks[global_rank]
         except KeyError:
@@ -99,7 +109,7 @@ class ProcessGroup(Operations):
             ) from None
 
     def global_rank(self, group_rank: int) -> int:
-        """Return the global rank of a rank of this group; ValueError if there is no such rank."""
+        """Convert a rank in this group into the global rank; ValueError if there is no such rank."""
         return self.ranks[self._in_range("group rank", group_rank)]
 
     def peer(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
@@ -118,7 +128,7 @@ class ProcessGroup(Operations):
         )
 
     def root(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
-        """As `peer`, with the group's first rank where neither is given."""
+        """As `peer`; the group's first rank if neither is given."""
         if global_rank is None and group_rank is None:
             return 0
         return self.peer(operation, argument, global_rank, group_rank)
@@ -163,7 +173,7 @@ class ProcessGroup(Operations):
 
     @property
     def is_destroyed(self) -> bool:
-        """Whether the group refuses every operation, because it has been destroyed."""
+        """Whether the group has been destroyed, so that it refuses every operation."""
         return isinstance(self._backends, _Destroyed)
 
     def abort(self, status: int = 1) -> NoReturn:

@@ -10,7 +10,16 @@ from .group import ProcessGroup
 
 
 class NonMember:
-    """What `new_group` returns on a rank outside the group: every operation on it warns once and returns None."""
+    """What `new_group` returns on a rank outside the group: every operation on it warns once and returns None.
+
+    Examples
+    --------
+    >>> outside = hc.NonMember()
+    >>> hc.get_rank(outside), hc.get_world_size(outside)
+    (-1, -1)
+    >>> outside == hc.GroupMember.NON_GROUP_MEMBER
+    True
+    """
 
     rank = -1
     size = -1
