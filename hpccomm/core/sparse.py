@@ -54,7 +54,7 @@ def all_reduce(group: Operations, matrix: Any, op: ReduceOpLike, async_op: bool)
 
 
 def _is_cupyx(matrix: Any) -> bool:
-    """Whether the entries are on a GPU: their dtype has no room for rows and columns beside the values."""
+    """Say whether the entries are on a GPU. (There, a dtype can't hold row, column and value together.)"""
     return locate("all_reduce", "array.data", matrix.data)[0] == "cuda"
 
 

@@ -29,9 +29,9 @@ Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 
 def in_thread_if_large(argument: int) -> Callable[[Operation], Operation]:
-    """Let a method of a backend, called with ``async_op=True``, run in the backend's thread if it is about a lot.
+    """Make a method of a backend run in the backend's thread, if it is called with ``async_op=True`` on large arrays.
 
-    The size of that `argument`, an array or a list of arrays, decides; it has to be the same on all ranks.
+    The size of `argument`, an array or a list of arrays, decides; it has to be the same on all ranks.
     """
 
     def decorate(operation: Operation) -> Operation:
@@ -112,7 +112,7 @@ class ThreadWork(Work):
         self._error: Exception | None = None
 
     def run(self, backend: Backend | None, failure: Exception | None) -> None:
-        """Do it, or fail with `failure`; called by the thread."""
+        """Do the operation, or fail with `failure`; called by the thread."""
         try:
             if failure is not None:
                 raise failure
@@ -126,7 +126,7 @@ class ThreadWork(Work):
         return as_backend_error(self.op_type, error)
 
     def poll(self) -> bool:
-        """Return whether the thread has done it; raise what it raised."""
+        """Say whether the thread has done the operation; raise what it raised."""
         if not self._done.is_set():
             return False
         if self._error is not None:
@@ -134,6 +134,6 @@ class ThreadWork(Work):
         return True
 
     def block(self) -> None:
-        """Wait until the thread has done it; raise what it raised."""
+        """Wait until the thread has done the operation; raise what it raised."""
         self._done.wait()
         self.poll()

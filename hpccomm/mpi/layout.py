@@ -34,7 +34,7 @@ def for_reading(array: Any) -> Any:
 
 
 def for_writing(array: Any) -> tuple[Any, Finish]:
-    """Return a contiguous array that MPI may write, and how its values get into `array`."""
+    """Return a contiguous array that MPI may write, and the function that copies it to `array` (None: not needed)."""
     if is_plain(array):
         return array, None
     buffer = np.empty(array.shape, array.dtype)
@@ -42,7 +42,7 @@ def for_writing(array: Any) -> tuple[Any, Finish]:
 
 
 def apart(array: Any, output: Any) -> Any:
-    """Return a contiguous array with the values of `array`, outside the memory of `output` (MPI forbids overlap)."""
+    """Return a contiguous array with the values of `array`, in memory that does not overlap `output` (an MPI rule)."""
     if not is_plain(array):
         return array.copy(order="C")
     own_memory = array.base is None and output.base is None and array is not output
@@ -55,7 +55,7 @@ def packed(arrays: list[Any]) -> tuple[Any, list[int]]:
 
 
 def unpacked(arrays: list[Any]) -> tuple[Any, list[int], Callable[[], None]]:
-    """Return a flat array to receive the values of `arrays`, all of one dtype, their sizes, and how they get there."""
+    """Return a flat array for the values of `arrays` (all of one dtype), their sizes, and the function that unpacks."""
     counts = list(map(size_of, arrays))
     flat = np.empty(sum(counts), arrays[0].dtype)
     return flat, counts, partial(deal, flat, arrays)
@@ -82,7 +82,7 @@ def packed_any(arrays: list[Any]) -> Any:
 
 
 def unpacked_any(arrays: list[Any]) -> tuple[Any, Callable[[], None]]:
-    """Return a flat array to receive what `packed_any` makes of arrays like these, and how it gets there."""
+    """Return a flat array for what `packed_any` makes of such arrays, and the function that unpacks it."""
     if len(set(map(dtype_of, arrays))) == 1:
         flat, _, unpack = unpacked(arrays)
         return flat, unpack
@@ -108,7 +108,7 @@ def by_dtype(arrays: list[Any]) -> list[list[int]]:
 
 
 def both(first: Finish, second: Finish) -> Finish:
-    """Return what does `first`, then `second`."""
+    """Return a function that calls `first`, then `second`; either may be None, which stands for nothing to do."""
     if first is None or second is None:
         return first or second
 

@@ -16,14 +16,14 @@ _wider: dict[Any, Any] = {}
 
 
 def wider(dtype: Any) -> Any:
-    """Return the dtype in which arrays of `dtype` are reduced: float32 for the half precisions, otherwise itself."""
+    """Return the dtype in which arrays of `dtype` are accumulated: float32 for the half precisions, else itself."""
     if dtype not in _wider:
         _wider[dtype] = np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
     return _wider[dtype]
 
 
 def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, MPI.Datatype, MPI.Op, Finish]:
-    """Return (buffer, datatype, MPI operation, what to do afterwards) to reduce `array` where it is."""
+    """Return (buffer, datatype, MPI operation, what to do afterwards or None) to reduce `array` in place."""
     direct = DIRECT.get((op, array.dtype))
     if direct is not None and is_plain(array):
         return array, *direct, None
@@ -34,7 +34,7 @@ def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, MPI.Datatype, M
 
 
 def operand(array: Any, op: ReduceOp) -> Any:
-    """Return the contiguous array that a rank contributes: `array` itself where possible, never changed."""
+    """Return this rank's contribution as a contiguous array that is only read: `array` itself where possible."""
     if op.mpi_op is None and wider(array.dtype) is not array.dtype:
         array = array.astype(wider(array.dtype), order="C")
     if op.factor is not None:
@@ -43,7 +43,7 @@ def operand(array: Any, op: ReduceOp) -> Any:
 
 
 def receiver(output: Any, op: ReduceOp, ranks: int) -> tuple[Any, Finish]:
-    """Return the contiguous array that MPI writes the reduced values to, and how they get into `output`."""
+    """Return a contiguous array for the reduced values, and the function that copies them to `output` (or None)."""
     if op.mpi_op is None and wider(output.dtype) is not output.dtype:
         wide = np.empty(output.shape, wider(output.dtype))
         return wide, partial(_deliver, output, wide, op, ranks)

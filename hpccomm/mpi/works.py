@@ -24,7 +24,7 @@ class MPIWork(Work):
         self._requests = requests
 
     def poll(self) -> bool:
-        """Return whether every request is complete; this also lets MPI make progress."""
+        """Say whether every request is complete; this also lets MPI make progress."""
         if len(self._requests) == 1:
             return self._requests[0].Test()
         return MPI.Request.Testall(self._requests, self._statuses())
