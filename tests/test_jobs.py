@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from .launch import IMITATED_GPU, ROOT, launch
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="starts mpiexec itself: once is enough")
+pytestmark = pytest.mark.serial
 
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
 

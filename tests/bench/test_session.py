@@ -139,6 +139,7 @@ def test_overlap_of_every_contender(session: Session) -> None:
             assert str(each.size_bytes) in overlap.line(each)
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("communication", "compute", "both", "hidden"),
     [(10, 10, 20, 0), (10, 10, 10, 1), (10, 10, 15, 0.5), (10, 10, 30, 0), (10, 5, 10, 1), (5, 10, 9, 1)],
@@ -193,6 +194,7 @@ def test_tune_gives_every_rank_one_table_of_what_was_tried(process_group: hc.Pro
         assert "node-shared arrays: not measured" in text
 
 
+@pytest.mark.serial
 def test_a_threshold_is_where_one_way_begins_to_win_and_goes_on() -> None:
     assert tune.threshold([(1, False), (2, True), (4, True)]) == 2
     assert tune.threshold([(1, True), (2, True)]) == 1
