@@ -46,11 +46,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def groups(process_group: hc.ProcessGroup) -> list[hc.ProcessGroup]:
     """The world, a group of two in reverse order, and a group of one: those that this rank is in."""
     last = process_group.size - 1
-    made = [
-        process_group,
-        hc.new_group([last, 0][: process_group.size], sort_ranks=False, group_desc="reversed"),
-        hc.new_group([last], group_desc="alone"),
-    ]
+    made = [process_group, hc.new_group([last], group_desc="alone")]
+    if last > 0:
+        made.append(hc.new_group([last, 0], sort_ranks=False, group_desc="reversed"))
     return [group for group in made if isinstance(group, hc.ProcessGroup)]
 
 
