@@ -18,5 +18,7 @@ def _world_for_doctests(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     request.getfixturevalue("doctest_namespace").update(hc=hc, np=np)
-    with hc.init_process_group():
-        yield
+    hc.init_process_group()
+    yield
+    if hc.is_initialized():  # an example may have destroyed it
+        hc.destroy_process_group()

@@ -28,17 +28,17 @@ class GradientBuckets:
     Parameters
     ----------
     arrays : list of numpy.ndarray or of cupy.ndarray
-        What to make room for; their values are copied. An array larger than `bucket_bytes` has a bucket of its own, and
-        so has each dtype.
+        What to make room for; their values are copied. Each dtype has buckets of its own, and so does an array larger
+        than `bucket_bytes`.
     bucket_bytes : int
-        How large a bucket may become. Default: 4 MiB.
+        The largest size of a bucket of several arrays. Default: 4 MiB.
     op : ReduceOp, str or mpi4py.MPI.Op
         Default: AVG.
     group : ProcessGroup, optional
         Default: the world.
     compression : dtype, optional
-        Reduce in this dtype (``np.float16``, ``ml_dtypes.bfloat16``) and convert back: half the bytes where the backend
-        sends half precision as it is. MPI's does not (it reduces in float32), so with it only the rounding shows.
+        Reduce in this dtype (``np.float16``, ``ml_dtypes.bfloat16``) and convert back. Half the bytes are sent if the
+        backend sends half precision as it is; MPI's reduces it in float32, so nothing is saved, and values are rounded.
 
     Attributes
     ----------
@@ -54,11 +54,13 @@ class GradientBuckets:
 
     Examples
     --------
-    >>> buckets = hc.GradientBuckets([np.zeros((3, 2)), np.zeros(2)])
+    >>> buckets = hc.GradientBuckets([np.zeros((2, 2)), np.zeros(2)])
     >>> for i in (1, 0):
-    ...     buckets.arrays[i][...] = 1.0  # back-propagation
+    ...     buckets.arrays[i][...] = hc.get_rank()  # back-propagation
     ...     buckets.ready(i)
     >>> buckets.wait()
+    >>> buckets.arrays[1]  # on 4 ranks: array([1.5, 1.5])
+    array([0., 0.])
     """
 
     def __init__(

@@ -19,10 +19,11 @@ class coalescing:
     """Collect the operations of a ``with`` block and send them together at its end.
 
     Inside the block, `all_reduce`, `broadcast`, `all_gather_single` and `reduce_scatter_single` on the group return
-    None at once and their arrays may not be touched. At the end of the block, neighbours of the same kind (and op,
-    or root) go as one coalesced operation. Other operations of the group are refused inside the block, and so is
-    ``async_op=True``; an exception in the block drops what was collected. The whole block is one operation, with one
-    sequence number. Other threads are not collected.
+    None at once, and their arrays may not be touched before the block ends (with `async_ops`, before `wait()`). At
+    the end of the block, operations of the same kind (with the same op or root) that follow one another go as one
+    coalesced operation. The whole block is one operation, with one sequence number. Other operations of the group are
+    refused inside the block, those of other threads are not collected; an exception in the block drops what was
+    collected.
 
     Parameters
     ----------
@@ -34,15 +35,23 @@ class coalescing:
     Raises
     ------
     ValueError
-        The group collects already: blocks do not nest.
+        The group collects already (blocks do not nest), or an operation inside has ``async_op=True``.
+    UnsupportedOperationError
+        Another operation of the group.
 
     Examples
     --------
-    >>> a, b = np.ones(3), np.ones(4)
-    >>> with hc.coalescing(async_ops=True) as pending:
+    >>> a, b = np.ones(3), np.arange(4)
+    >>> with hc.coalescing():
     ...     hc.all_reduce(a)
     ...     hc.all_reduce(b)
+    >>> b  # on 4 ranks: array([ 0,  4,  8, 12])
+    array([0, 1, 2, 3])
+    >>> with hc.coalescing(async_ops=True) as pending:
+    ...     hc.all_reduce(a, "max")
     >>> pending.wait()
+    >>> a
+    array([1., 1., 1.])
     """
 
     def __init__(self, group: Group | None = None, async_ops: bool = False) -> None:

@@ -2,8 +2,9 @@
 
 Every function ends with ``group=None, async_op=False``. `group` is what :func:`new_group` returned, or None for
 the world; every rank of the group makes the same call. With ``async_op=False`` the call returns None when the
-result is in place; with ``async_op=True`` it returns a :class:`Work` at once, and the arrays may not be touched
-until that has completed. All ranks of a group must use the same `async_op` (MPI matches blocking operations
+result is in place. With ``async_op=True`` it returns a :class:`Work` at once; until that has completed, the arrays
+may be neither read nor written. The group keeps them alive meanwhile, so the program may drop its own references
+to them, and the Work as well. All ranks of a group must use the same `async_op` (MPI matches blocking operations
 with blocking ones).
 
 Arrays are NumPy or CuPy arrays, or anything else with the buffer protocol or DLPack (``array.array``, torch
@@ -46,12 +47,18 @@ def broadcast(
     group_src : int, optional
         The source's rank in the group, instead of `src`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError
         `src` is not in the group, both or neither of `src` and `group_src` are given, or `array` is read-only.
     TypeError
-        `array` is not an array, or of object dtype or foreign byte order.
+        `array` is not an array, or its dtype holds Python objects or has a foreign byte order.
 
     Notes
     -----
@@ -59,8 +66,10 @@ def broadcast(
 
     Examples
     --------
-    >>> x = np.arange(3)
+    >>> x = np.arange(3) if hc.get_rank() == 0 else np.empty(3, int)
     >>> hc.broadcast(x, src=0)
+    >>> x  # on every rank
+    array([0, 1, 2])
     """
     found = member(group)
     return found.broadcast(array, found.peer("broadcast", "src", src, group_src), async_op)
@@ -79,6 +88,12 @@ def all_reduce(array: Array, op: ReduceOpLike = SUM, group: Group | None = None,
     group, async_op
         See :mod:`hpccomm.collectives`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError
@@ -95,9 +110,10 @@ def all_reduce(array: Array, op: ReduceOpLike = SUM, group: Group | None = None,
     --------
     >>> x = np.array([1.0, 2.0])
     >>> hc.all_reduce(x)
-    >>> hc.all_reduce(x, "max")
-    >>> work = hc.all_reduce(x, hc.ReduceOp.AVG, async_op=True)
-    >>> work.wait()
+    >>> x  # on 4 ranks: array([4., 8.])
+    array([1., 2.])
+    >>> work = hc.all_reduce(x, "max", async_op=True)  # from here ...
+    >>> work.wait()  # ... to here x may not be touched
     True
     """
     return member(group).all_reduce(array, op, async_op)
@@ -125,6 +141,12 @@ def reduce(
     group_dst : int, optional
         The destination's rank in the group, instead of `dst`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError, TypeError
@@ -136,8 +158,10 @@ def reduce(
 
     Examples
     --------
-    >>> x = np.ones(2)
+    >>> x = np.full(2, hc.get_rank() + 1.0)
     >>> hc.reduce(x, dst=0)
+    >>> x  # on rank 0 of 4: array([10., 10.]); on the others it is what it was
+    array([1., 1.])
     """
     found = member(group)
     return found.reduce(array, found.peer("reduce", "dst", dst, group_dst), op, async_op)
@@ -151,6 +175,12 @@ def scan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async
     array, op, group, async_op
         As for :func:`all_reduce`; AVG is refused.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError, TypeError
@@ -162,8 +192,10 @@ def scan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async
 
     Examples
     --------
-    >>> x = np.array([1])
+    >>> x = np.array([hc.get_rank() + 1])
     >>> hc.scan(x)
+    >>> x  # on 4 ranks: array([1]), array([3]), array([6]), array([10])
+    array([1])
     """
     return member(group).scan(array, op, async_op)
 
@@ -178,6 +210,12 @@ def exscan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, asy
     array, op, group, async_op
         As for :func:`all_reduce`; AVG is refused.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError, TypeError
@@ -189,8 +227,10 @@ def exscan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, asy
 
     Examples
     --------
-    >>> offset = np.array([3])
+    >>> offset = np.array([3])  # how many rows this rank has; the sum before it is where they begin
     >>> hc.exscan(offset)
+    >>> offset  # on 4 ranks: array([3]) (unchanged), array([3]), array([6]), array([9])
+    array([3])
     """
     return member(group).exscan(array, op, async_op)
 
@@ -210,10 +250,16 @@ def all_gather(
     group, async_op
         See :mod:`hpccomm.collectives`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError
-        The list has not one array per rank, or this rank's part has not the size of `array`.
+        The list does not have one array per rank, or its part for this rank does not have the size of `array`.
     TypeError
         Dtypes differ.
 
@@ -224,7 +270,9 @@ def all_gather(
     Examples
     --------
     >>> parts = [np.empty(2) for _ in range(hc.get_world_size())]
-    >>> hc.all_gather(parts, np.ones(2))
+    >>> hc.all_gather(parts, np.full(2, hc.get_rank() + 7.0))
+    >>> parts  # on 2 ranks: [array([7., 7.]), array([8., 8.])]
+    [array([7., 7.])]
     """
     return member(group).all_gather(output_list, array, async_op)
 
@@ -242,6 +290,12 @@ def all_gather_single(output: Array, input: Array, group: Group | None = None, a
     group, async_op
         See :mod:`hpccomm.collectives`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError, TypeError
@@ -254,7 +308,9 @@ def all_gather_single(output: Array, input: Array, group: Group | None = None, a
     Examples
     --------
     >>> stacked = np.empty((hc.get_world_size(), 3))
-    >>> hc.all_gather_single(stacked, np.arange(3.0))
+    >>> hc.all_gather_single(stacked, np.arange(3.0) + hc.get_rank())
+    >>> stacked  # one row from each rank
+    array([[0., 1., 2.]])
     """
     return member(group).all_gather_single(output, input, async_op)
 
@@ -282,6 +338,12 @@ def gather(
     group_dst : int, optional
         The destination's rank in the group, instead of `dst`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError
@@ -296,7 +358,9 @@ def gather(
     Examples
     --------
     >>> parts = [np.empty(2) for _ in range(hc.get_world_size())] if hc.get_rank() == 0 else None
-    >>> hc.gather(np.ones(2), parts, dst=0)
+    >>> hc.gather(np.full(2, hc.get_rank() + 7.0), parts, dst=0)
+    >>> parts  # on rank 0 of 2: [array([7., 7.]), array([8., 8.])]; on rank 1: None
+    [array([7., 7.])]
     """
     found = member(group)
     return found.gather(array, gather_list, found.root("gather", "dst", dst, group_dst), async_op)
@@ -325,6 +389,12 @@ def scatter(
     group_src : int, optional
         The source's rank in the group, instead of `src`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError
@@ -339,8 +409,10 @@ def scatter(
     Examples
     --------
     >>> part = np.empty(2)
-    >>> parts = [np.full(2, r) for r in np.arange(1.0 * hc.get_world_size())]
-    >>> hc.scatter(part, parts if hc.get_rank() == 0 else None, src=0)
+    >>> parts = [np.full(2, r + 7.0) for r in range(hc.get_world_size())] if hc.get_rank() == 0 else None
+    >>> hc.scatter(part, parts, src=0)
+    >>> part  # on rank 1: array([8., 8.])
+    array([7., 7.])
     """
     found = member(group)
     return found.scatter(output, scatter_list, found.root("scatter", "src", src, group_src), async_op)
@@ -353,17 +425,23 @@ def reduce_scatter(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Reduce lists of arrays over the ranks; rank r receives the reduction of everybody's ``input_list[r]``.
+    """Reduce lists of arrays over the ranks: rank r receives the reduction of the ``input_list[r]`` of all ranks.
 
     Parameters
     ----------
     output : array
         Receives this rank's part. Sizes may differ between ranks.
     input_list : list of arrays
-        One per rank, of the sizes of the ranks' outputs; one dtype.
+        One per rank: ``input_list[r]`` has as many elements as the `output` of rank r. All have one dtype.
     op : ReduceOp, str or mpi4py.MPI.Op
     group, async_op
         See :mod:`hpccomm.collectives`.
+
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
 
     Raises
     ------
@@ -377,7 +455,9 @@ def reduce_scatter(
     Examples
     --------
     >>> mine = np.empty(2)
-    >>> hc.reduce_scatter(mine, [np.ones(2) for _ in range(hc.get_world_size())])
+    >>> hc.reduce_scatter(mine, [np.full(2, r + 7.0) for r in range(hc.get_world_size())])
+    >>> mine  # on 2 ranks: array([14., 14.]), array([16., 16.])
+    array([7., 7.])
     """
     return member(group).reduce_scatter(output, input_list, op, async_op)
 
@@ -397,6 +477,12 @@ def reduce_scatter_single(
     group, async_op
         See :mod:`hpccomm.collectives`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError, TypeError
@@ -408,8 +494,10 @@ def reduce_scatter_single(
 
     Examples
     --------
-    >>> mine = np.empty(3)
-    >>> hc.reduce_scatter_single(mine, np.ones((hc.get_world_size(), 3)))
+    >>> mine = np.empty(2)
+    >>> hc.reduce_scatter_single(mine, np.arange(2.0 * hc.get_world_size()))
+    >>> mine  # on 2 ranks: array([0., 2.]), array([4., 6.])
+    array([0., 1.])
     """
     return member(group).reduce_scatter_single(output, input, op, async_op)
 
@@ -428,10 +516,16 @@ def all_to_all(
     group, async_op
         See :mod:`hpccomm.collectives`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError, TypeError
-        The lists have not one array per rank, or sizes or dtypes do not fit.
+        A list does not have one array per rank, or sizes or dtypes do not fit.
 
     Notes
     -----
@@ -439,9 +533,11 @@ def all_to_all(
 
     Examples
     --------
-    >>> n = hc.get_world_size()
+    >>> n, me = hc.get_world_size(), hc.get_rank()
     >>> received = [np.empty(1) for _ in range(n)]
-    >>> hc.all_to_all(received, [np.array([float(r)]) for r in range(n)])
+    >>> hc.all_to_all(received, [np.array([10.0 * me + r]) for r in range(n)])
+    >>> received  # on rank 1 of 2: [array([1.]), array([11.])]
+    [array([0.])]
     """
     return member(group).all_to_all(output_list, input_list, async_op)
 
@@ -468,6 +564,12 @@ def all_to_all_single(
     group, async_op
         See :mod:`hpccomm.collectives`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError
@@ -481,9 +583,11 @@ def all_to_all_single(
 
     Examples
     --------
-    >>> n = hc.get_world_size()
-    >>> received = np.empty((n, 2))
-    >>> hc.all_to_all_single(received, np.ones((n, 2)))
+    >>> n, me = hc.get_world_size(), hc.get_rank()
+    >>> received = np.empty(2 * n)
+    >>> hc.all_to_all_single(received, np.repeat(10.0 * me + np.arange(n), 2))
+    >>> received  # on rank 1 of 2: array([ 1.,  1., 11., 11.])
+    array([0., 0.])
     """
     found = member(group)
     return found.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
@@ -497,6 +601,11 @@ def barrier(group: Group | None = None, async_op: bool = False) -> Work | None:
     group, async_op
         See :mod:`hpccomm.collectives`.
 
+    Returns
+    -------
+    Work or None
+        None, when every rank has called it. With ``async_op=True`` a :class:`Work`, at once, which completes then.
+
     Notes
     -----
     Semantics: MPI_Barrier (MPI-4.1 §6.3).
@@ -504,6 +613,9 @@ def barrier(group: Group | None = None, async_op: bool = False) -> Work | None:
     Examples
     --------
     >>> hc.barrier()
+    >>> work = hc.barrier(async_op=True)
+    >>> work.wait()  # every rank has called it
+    True
     """
     return member(group).barrier(async_op)
 
@@ -522,6 +634,10 @@ def monitored_barrier(
     wait_all_ranks : bool
         True: name every missing rank. False: give up as soon as the first is found missing.
 
+    Returns
+    -------
+    None
+
     Raises
     ------
     DistTimeoutError
@@ -533,7 +649,13 @@ def monitored_barrier(
 
     Examples
     --------
-    >>> hc.monitored_barrier(timeout=10)
+    >>> try:
+    ...     hc.monitored_barrier(timeout=10)
+    ... except hc.DistTimeoutError as error:
+    ...     print(error)  # names the ranks that are missing
+    ... else:
+    ...     print("everybody is here")
+    everybody is here
     """
     return member(group).monitored_barrier(timeout, wait_all_ranks)
 
@@ -553,6 +675,12 @@ def all_reduce_coalesced(
     op, group, async_op
         As for :func:`all_reduce`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError, TypeError
@@ -560,7 +688,10 @@ def all_reduce_coalesced(
 
     Examples
     --------
-    >>> hc.all_reduce_coalesced([np.ones(3), np.ones((2, 2))])
+    >>> weights, bias = np.ones((2, 2)), np.arange(3)
+    >>> hc.all_reduce_coalesced([weights, bias])
+    >>> bias  # on 4 ranks: array([0, 4, 8])
+    array([0, 1, 2])
     """
     return member(group).all_reduce_coalesced(arrays, op, async_op)
 
@@ -581,6 +712,12 @@ def broadcast_coalesced(
     src, group, async_op, group_src
         As for :func:`broadcast`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError, TypeError
@@ -588,7 +725,10 @@ def broadcast_coalesced(
 
     Examples
     --------
-    >>> hc.broadcast_coalesced([np.ones(3), np.arange(4)], src=0)
+    >>> weights, bias = np.full(2, hc.get_rank() + 7.0), np.arange(3) + hc.get_rank()
+    >>> hc.broadcast_coalesced([weights, bias], src=0)
+    >>> weights, bias  # on every rank
+    (array([7., 7.]), array([0, 1, 2]))
     """
     found = member(group)
     return found.broadcast_coalesced(arrays, found.peer("broadcast_coalesced", "src", src, group_src), async_op)
@@ -608,6 +748,12 @@ def all_gather_coalesced(
     group, async_op
         See :mod:`hpccomm.collectives`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError, TypeError
@@ -615,8 +761,11 @@ def all_gather_coalesced(
 
     Examples
     --------
-    >>> mine = [np.ones(3), np.arange(4)]
-    >>> hc.all_gather_coalesced([[np.empty(3), np.empty(4, int)] for _ in range(hc.get_world_size())], mine)
+    >>> mine = [np.full(2, hc.get_rank() + 7.0), np.arange(3)]
+    >>> everybody = [[np.empty(2), np.empty(3, int)] for _ in range(hc.get_world_size())]
+    >>> hc.all_gather_coalesced(everybody, mine)
+    >>> everybody  # on 2 ranks a second list follows: [array([8., 8.]), array([0, 1, 2])]
+    [[array([7., 7.]), array([0, 1, 2])]]
     """
     return member(group).all_gather_coalesced(output_lists, arrays, async_op)
 
@@ -633,6 +782,12 @@ def all_gather_single_coalesced(
     group, async_op
         See :mod:`hpccomm.collectives`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError, TypeError
@@ -640,8 +795,11 @@ def all_gather_single_coalesced(
 
     Examples
     --------
-    >>> n = hc.get_world_size()
-    >>> hc.all_gather_single_coalesced([np.empty(2 * n), np.empty((n, 3))], [np.ones(2), np.zeros(3)])
+    >>> n, me = hc.get_world_size(), hc.get_rank()
+    >>> a, b = np.empty(2 * n), np.empty((n, 3), int)
+    >>> hc.all_gather_single_coalesced([a, b], [np.full(2, me + 7.0), np.arange(3)])
+    >>> a, b  # on 2 ranks a is array([7., 7., 8., 8.]), and b has two rows
+    (array([7., 7.]), array([[0, 1, 2]]))
     """
     return member(group).all_gather_single_coalesced(outputs, inputs, async_op)
 
@@ -662,6 +820,12 @@ def reduce_scatter_single_coalesced(
     op, group, async_op
         As for :func:`all_reduce`.
 
+    Returns
+    -------
+    Work or None
+        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
+        touched until it has completed.
+
     Raises
     ------
     ValueError, TypeError
@@ -670,6 +834,9 @@ def reduce_scatter_single_coalesced(
     Examples
     --------
     >>> n = hc.get_world_size()
-    >>> hc.reduce_scatter_single_coalesced([np.empty(2), np.empty(3)], [np.ones(2 * n), np.ones((n, 3))])
+    >>> a, b = np.empty(1), np.empty(2)
+    >>> hc.reduce_scatter_single_coalesced([a, b], [np.arange(1.0 * n), np.ones((n, 2))])
+    >>> a, b  # on rank 1 of 2: (array([2.]), array([2., 2.]))
+    (array([0.]), array([1., 1.]))
     """
     return member(group).reduce_scatter_single_coalesced(outputs, inputs, op, async_op)

@@ -44,7 +44,7 @@ def new_group(
     backend : str, optional
         As for init_process_group. Default: the world's configuration.
     use_local_synchronization : bool
-        Only the members call (fewer processes take part).
+        True: only the members call, and only they take part.
     group_desc : str, optional
         A description for messages.
     sort_ranks : bool
@@ -65,6 +65,15 @@ def new_group(
         are given.
     TypeError
         A rank is no integer, or `comm` no intracommunicator.
+
+    Examples
+    --------
+    >>> evens = hc.new_group(range(0, hc.get_world_size(), 2))
+    >>> x = np.array([1.0])
+    >>> if hc.get_rank() in evens.ranks:
+    ...     hc.all_reduce(x, group=evens)
+    >>> x  # on 4 ranks: array([2.]) on ranks 0 and 2, array([1.]) on the others
+    array([1.])
     """
     world = current_world()
     config = world.config if backend is None else BackendConfig(backend)
@@ -129,15 +138,39 @@ def new_subgroups(
     backend: str | None = None,
     group_desc: str | None = None,
 ) -> tuple[Group, list[Group]]:
-    """Split `group` (default: the world) into subgroups of `group_size` consecutive ranks, or one for each node.
+    """Split `group` into subgroups of `group_size` consecutive ranks, or into one for each node.
 
-    Without `group_size` each node becomes a subgroup, wherever its ranks are. Every rank of the world calls it.
-    Returns this rank's subgroup, and the list of all of them (NonMember for the others').
+    Every rank of the world calls it.
+
+    Parameters
+    ----------
+    group_size : int, optional
+        Ranks in each subgroup. Default: each node becomes a subgroup, wherever its ranks are.
+    group : ProcessGroup, optional
+        What to split. Default: the world.
+    timeout, backend, group_desc
+        As for :func:`new_group`.
+
+    Returns
+    -------
+    mine : ProcessGroup
+        The subgroup of this rank.
+    all : list of ProcessGroup or NonMember
+        All of them; those that this rank is not in are NonMembers.
 
     Raises
     ------
     ValueError
         `group_size` does not divide the size of the group.
+
+    Examples
+    --------
+    >>> node, nodes = hc.new_subgroups()
+    >>> node.size == hc.get_local_size(), len(nodes) == hc.get_node_count()
+    (True, True)
+    >>> alone, everybody = hc.new_subgroups(group_size=1)
+    >>> alone.ranks  # on rank 3: (3,)
+    (0,)
     """
     parent = _member_of("new_subgroups", group)
     if group_size is None:
@@ -160,14 +193,36 @@ def new_subgroups_by_enumeration(
     backend: str | None = None,
     group_desc: str | None = None,
 ) -> tuple[Group, list[Group]]:
-    """Make one group for each list of global ranks; the lists must not overlap. Every rank of the world calls it.
+    """Make one group for each list of global ranks.
 
-    Returns this rank's subgroup (a NonMember if it is in none), and the list of all of them.
+    Every rank of the world calls it.
+
+    Parameters
+    ----------
+    ranks_per_subgroup_list : list of lists of int
+        The global ranks of each subgroup; the lists must not overlap.
+    timeout, backend, group_desc
+        As for :func:`new_group`.
+
+    Returns
+    -------
+    mine : ProcessGroup or NonMember
+        The subgroup of this rank; a NonMember if it is in none.
+    all : list of ProcessGroup or NonMember
+        All of them, in the order of the lists.
 
     Raises
     ------
     ValueError
         A rank is in two lists, or a list is invalid.
+
+    Examples
+    --------
+    >>> n = hc.get_world_size()
+    >>> evens, odds = range(0, n, 2), range(1, n, 2)
+    >>> mine, groups = hc.new_subgroups_by_enumeration([evens, odds] if n > 1 else [evens])
+    >>> mine.ranks  # on 4 ranks: (0, 2), (1, 3), (0, 2), (1, 3)
+    (0,)
     """
     rows = [list(row) for row in ranks_per_subgroup_list]
     if not rows:
@@ -186,10 +241,25 @@ def split_group(
     backend: str | None = None,
     group_desc: str | None = None,
 ) -> Group:
-    """Split `parent` (default: the world) into one group per `color`, as MPI_Comm_split.
+    """Split `parent` into one group for each `color`, as MPI_Comm_split.
 
-    Every rank of `parent` calls it. Ranks with the same `color` form a group, ordered by `key`, then by their rank in
-    `parent`; a rank with ``color=None`` is in none, and gets a NonMember.
+    Every rank of `parent` calls it.
+
+    Parameters
+    ----------
+    parent : ProcessGroup, optional
+        What to split. Default: the world.
+    color : int, optional
+        Ranks with the same color, 0 or more, form a group. Default: this rank is in no group.
+    key : int
+        The ranks of a group are ordered by `key`, then by their rank in `parent`.
+    timeout, backend, group_desc
+        As for :func:`new_group`; the default is what `parent` has.
+
+    Returns
+    -------
+    ProcessGroup or NonMember
+        The group of this rank's color; a NonMember with ``color=None``.
 
     Raises
     ------
@@ -197,6 +267,21 @@ def split_group(
         `color` is negative.
     TypeError
         `color` or `key` is no integer.
+    DistError
+        `parent` has been destroyed.
+
+    Notes
+    -----
+    Semantics: MPI_Comm_split (MPI-4.1 §7.4.2).
+
+    Examples
+    --------
+    >>> half = hc.split_group(color=hc.get_rank() % 2, group_desc="half")
+    >>> half.ranks  # on 4 ranks: (0, 2), (1, 3), (0, 2), (1, 3)
+    (0,)
+    >>> reverse = hc.split_group(color=0, key=-hc.get_rank())
+    >>> reverse.ranks  # on 4 ranks: (3, 2, 1, 0)
+    (0,)
     """
     group = _member_of("split_group", parent)
     if color is not None:
@@ -255,7 +340,7 @@ def _child(
 
 
 def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: ProcessGroup | None, color: int = 0) -> None:
-    """Give a new group the connections that its parent has already; every rank of the parent calls it."""
+    """Give a new group the connections that its parent already has; every rank of the parent calls it."""
     for device, backend in list(parent._backends.items()):
         name = parent.config.device_map.get(device)
         if name is not None and name == config.device_map.get(device):

@@ -27,10 +27,15 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
     group
         See :mod:`hpccomm.collectives`.
 
+    Returns
+    -------
+    None
+        `object_list` is complete.
+
     Raises
     ------
     ValueError
-        `object_list` has not one slot per rank.
+        `object_list` does not have one slot per rank.
     TypeError
         On every rank: an object of some rank can't be pickled.
 
@@ -38,6 +43,8 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
     --------
     >>> names = [None] * hc.get_world_size()
     >>> hc.all_gather_object(names, f"rank {hc.get_rank()}")
+    >>> names  # on 2 ranks: ['rank 0', 'rank 1']
+    ['rank 0']
     """
     member(group).all_gather_object(object_list, obj)
 
@@ -60,10 +67,15 @@ def gather_object(
     dst, group, group_dst
         As for :func:`gather`.
 
+    Returns
+    -------
+    None
+        `object_gather_list` is complete on the destination.
+
     Raises
     ------
     ValueError
-        The list is missing on the destination or given elsewhere, or has not one slot per rank.
+        The list is missing on the destination or given elsewhere, or does not have one slot per rank.
     TypeError
         On every rank: an object of some rank can't be pickled.
 
@@ -71,6 +83,8 @@ def gather_object(
     --------
     >>> names = [None] * hc.get_world_size() if hc.get_rank() == 0 else None
     >>> hc.gather_object(f"rank {hc.get_rank()}", names, dst=0)
+    >>> names  # on rank 0 of 2: ['rank 0', 'rank 1']; on rank 1: None
+    ['rank 0']
     """
     found = member(group)
     found.gather_object(obj, object_gather_list, found.root("gather_object", "dst", dst, group_dst))
@@ -88,6 +102,11 @@ def broadcast_object_list(
     src, group, group_src
         As for :func:`broadcast`, with rank 0 as the default.
 
+    Returns
+    -------
+    None
+        `object_list` holds the objects of the source.
+
     Raises
     ------
     ValueError
@@ -99,6 +118,8 @@ def broadcast_object_list(
     --------
     >>> settings = [{"steps": 10}, "fast"] if hc.get_rank() == 0 else [None, None]
     >>> hc.broadcast_object_list(settings, src=0)
+    >>> settings  # on every rank
+    [{'steps': 10}, 'fast']
     """
     found = member(group)
     found.broadcast_object_list(object_list, found.root("broadcast_object_list", "src", src, group_src))
@@ -122,18 +143,25 @@ def scatter_object_list(
     src, group, group_src
         As for :func:`scatter`.
 
+    Returns
+    -------
+    None
+        ``scatter_object_output_list[0]`` is this rank's object.
+
     Raises
     ------
     ValueError
-        The output list is empty, or the input list is missing on the source or has not one object per rank.
+        The output list is empty, or the input list is missing on the source or does not have one object per rank.
     TypeError
         On every rank: an object can't be pickled.
 
     Examples
     --------
     >>> mine = [None]
-    >>> jobs = list(range(hc.get_world_size())) if hc.get_rank() == 0 else None
+    >>> jobs = [f"job {r}" for r in range(hc.get_world_size())] if hc.get_rank() == 0 else None
     >>> hc.scatter_object_list(mine, jobs, src=0)
+    >>> mine  # on rank 1: ['job 1']
+    ['job 0']
     """
     found = member(group)
     root = found.root("scatter_object_list", "src", src, group_src)
@@ -151,12 +179,28 @@ def send_object_list(
 
     Parameters are those of :func:`send`.
 
+    Returns
+    -------
+    None
+        When the objects may be changed again.
+
     Raises
     ------
     ValueError
         As :func:`send`.
     TypeError
         On the sender and on the receiver: an object can't be pickled.
+
+    Examples
+    --------
+    >>> task = ["solve", 3] if hc.get_rank() == 0 else [None, None]
+    >>> if hc.get_rank() == 0:
+    ...     for other in range(1, hc.get_world_size()):
+    ...         hc.send_object_list(task, dst=other)
+    ... else:
+    ...     sender = hc.recv_object_list(task, src=0)
+    >>> task  # on every rank
+    ['solve', 3]
     """
     found = member(group)
     found.send_object_list(object_list, found.peer("send_object_list", "dst", dst, group_dst), tag)
@@ -169,7 +213,7 @@ def recv_object_list(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receive a list of objects, and return the sender's global rank.
+    """Receive a list of objects.
 
     Parameters
     ----------
@@ -178,12 +222,30 @@ def recv_object_list(
     src, group, tag, group_src
         As for :func:`recv`; ``src=None`` receives from any rank.
 
+    Returns
+    -------
+    int
+        The sender's *global* rank. (None, if `group` is a NonMember.)
+
     Raises
     ------
     ValueError
         As :func:`recv`, or the lists differ in length.
     TypeError
         The sender could not pickle an object.
+
+    Examples
+    --------
+    >>> results = [None] if hc.get_rank() == 0 else [f"done by {hc.get_rank()}"]
+    >>> finished = []
+    >>> if hc.get_rank() > 0:
+    ...     hc.send_object_list(results, dst=0)
+    ... else:
+    ...     for _ in range(1, hc.get_world_size()):
+    ...         sender = hc.recv_object_list(results)  # from any rank, in any order
+    ...         finished.append(sender)
+    >>> sorted(finished)  # on rank 0 of 3: [1, 2]
+    []
     """
     found = member(group)
     source = found.recv_object_list(object_list, found.source("recv_object_list", src, group_src), tag)

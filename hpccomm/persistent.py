@@ -22,19 +22,40 @@ SUM = ReduceOp.SUM
 
 
 def all_reduce_init(array: Array, op: ReduceOpLike = SUM, group: Group | None = None) -> PersistentWork:
-    """Set up an :func:`all_reduce` of `array`; see there for parameters and errors.
+    """Set up an :func:`all_reduce` of `array`, to be started again and again.
+
+    Parameters
+    ----------
+    array, op, group
+        As for :func:`all_reduce`; sparse matrices are refused.
+
+    Returns
+    -------
+    PersistentWork
+        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
+        kept alive until it is freed.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`all_reduce`.
+    UnsupportedOperationError
+        The backend of the arrays' device has no persistent operations.
+
+    Notes
+    -----
+    Semantics: MPI_Allreduce_init (MPI-4.1 §6.13).
 
     Examples
     --------
-    >>> x = np.ones(2)
-    >>> with hc.all_reduce_init(x) as reduction:
+    >>> x = np.zeros(2)
+    >>> with hc.all_reduce_init(x, "max") as reduction:
     ...     for step in range(3):
     ...         x += 1
     ...         reduction.start()
-    ...         reduction.wait()
-    True
-    True
-    True
+    ...         done = reduction.wait()
+    >>> x
+    array([3., 3.])
     """
     return member(group).all_reduce_init(array, op)
 
@@ -65,20 +86,119 @@ def all_reduce_coalesced_init(
 def broadcast_init(
     array: Array, src: int | None = None, group: Group | None = None, group_src: int | None = None
 ) -> PersistentWork:
-    """Set up a :func:`broadcast` of `array`; see there for parameters and errors."""
+    """Set up a :func:`broadcast` of `array`, to be started again and again.
+
+    Parameters
+    ----------
+    array, src, group, group_src
+        As for :func:`broadcast`.
+
+    Returns
+    -------
+    PersistentWork
+        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
+        kept alive until it is freed.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`broadcast`.
+    UnsupportedOperationError
+        The backend of the arrays' device has no persistent operations.
+
+    Notes
+    -----
+    Semantics: MPI_Bcast_init (MPI-4.1 §6.13).
+
+    Examples
+    --------
+    >>> x = np.arange(2.0) if hc.get_rank() == 0 else np.empty(2)
+    >>> with hc.broadcast_init(x, src=0) as copy:
+    ...     copy.start()
+    ...     copy.wait()
+    True
+    >>> x  # on every rank
+    array([0., 1.])
+    """
     found = member(group)
     return found.broadcast_init(array, found.peer("broadcast_init", "src", src, group_src))
 
 
 def all_gather_single_init(output: Array, input: Array, group: Group | None = None) -> PersistentWork:
-    """Set up an :func:`all_gather_single`; see there for parameters and errors."""
+    """Set up an :func:`all_gather_single`, to be started again and again.
+
+    Parameters
+    ----------
+    output, input, group
+        As for :func:`all_gather_single`.
+
+    Returns
+    -------
+    PersistentWork
+        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
+        kept alive until it is freed.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`all_gather_single`.
+    UnsupportedOperationError
+        The backend of the arrays' device has no persistent operations.
+
+    Notes
+    -----
+    Semantics: MPI_Allgather_init (MPI-4.1 §6.13).
+
+    Examples
+    --------
+    >>> parts = np.empty((hc.get_world_size(), 2))
+    >>> with hc.all_gather_single_init(parts, np.full(2, hc.get_rank() + 7.0)) as gathering:
+    ...     gathering.start()
+    ...     gathering.wait()
+    True
+    >>> parts  # one row from each rank
+    array([[7., 7.]])
+    """
     return member(group).all_gather_single_init(output, input)
 
 
 def reduce_scatter_single_init(
     output: Array, input: Array, op: ReduceOpLike = SUM, group: Group | None = None
 ) -> PersistentWork:
-    """Set up a :func:`reduce_scatter_single`; see there for parameters and errors."""
+    """Set up a :func:`reduce_scatter_single`, to be started again and again.
+
+    Parameters
+    ----------
+    output, input, op, group
+        As for :func:`reduce_scatter_single`.
+
+    Returns
+    -------
+    PersistentWork
+        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
+        kept alive until it is freed.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`reduce_scatter_single`.
+    UnsupportedOperationError
+        The backend of the arrays' device has no persistent operations.
+
+    Notes
+    -----
+    Semantics: MPI_Reduce_scatter_block_init (MPI-4.1 §6.13).
+
+    Examples
+    --------
+    >>> mine = np.empty(2)
+    >>> with hc.reduce_scatter_single_init(mine, np.arange(2.0 * hc.get_world_size())) as reduction:
+    ...     reduction.start()
+    ...     reduction.wait()
+    True
+    >>> mine  # on 2 ranks: array([0., 2.]), array([4., 6.])
+    array([0., 1.])
+    """
     return member(group).reduce_scatter_single_init(output, input, op)
 
 
@@ -89,14 +209,84 @@ def all_to_all_single_init(
     input_split_sizes: Sequence[int] | np.ndarray | None = None,
     group: Group | None = None,
 ) -> PersistentWork:
-    """Set up an :func:`all_to_all_single`; see there for parameters and errors."""
+    """Set up an :func:`all_to_all_single`, to be started again and again.
+
+    Parameters
+    ----------
+    output, input, output_split_sizes, input_split_sizes, group
+        As for :func:`all_to_all_single`.
+
+    Returns
+    -------
+    PersistentWork
+        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
+        kept alive until it is freed.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`all_to_all_single`.
+    UnsupportedOperationError
+        The backend of the arrays' device has no persistent operations.
+
+    Notes
+    -----
+    Semantics: MPI_Alltoall_init, and with split sizes MPI_Alltoallv_init (MPI-4.1 §6.13).
+
+    Examples
+    --------
+    >>> n, me = hc.get_world_size(), hc.get_rank()
+    >>> received = np.empty(n)
+    >>> with hc.all_to_all_single_init(received, 10.0 * me + np.arange(n)) as exchange:
+    ...     exchange.start()
+    ...     exchange.wait()
+    True
+    >>> received  # on rank 1 of 2: array([ 1., 11.])
+    array([0.])
+    """
     return member(group).all_to_all_single_init(output, input, output_split_sizes, input_split_sizes)
 
 
 def send_init(
     array: Array, dst: int | None = None, group: Group | None = None, tag: int = 0, group_dst: int | None = None
 ) -> PersistentWork:
-    """Set up an :func:`isend` of `array`; see there for parameters and errors."""
+    """Set up an :func:`isend` of `array`, to be started again and again.
+
+    Parameters
+    ----------
+    array, dst, group, tag, group_dst
+        As for :func:`isend`.
+
+    Returns
+    -------
+    PersistentWork
+        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
+        kept alive until it is freed.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`isend`.
+    UnsupportedOperationError
+        The backend of the arrays' device has no persistent operations.
+
+    Notes
+    -----
+    Semantics: MPI_Send_init (MPI-4.1 §3.9).
+
+    Examples
+    --------
+    >>> n, me = hc.get_world_size(), hc.get_rank()
+    >>> x, left = np.zeros(1), np.empty(1)
+    >>> with hc.send_init(x, (me + 1) % n) as to_right, hc.recv_init(left, (me - 1) % n) as from_left:
+    ...     for step in range(3):
+    ...         x += 1
+    ...         from_left.start()
+    ...         to_right.start()
+    ...         done = from_left.wait() and to_right.wait()
+    >>> left  # on every rank
+    array([3.])
+    """
     found = member(group)
     return found.send_init(array, found.peer("send_init", "dst", dst, group_dst), tag)
 
@@ -104,6 +294,41 @@ def send_init(
 def recv_init(
     array: Array, src: int | None = None, group: Group | None = None, tag: int = 0, group_src: int | None = None
 ) -> PersistentWork:
-    """Set up an :func:`irecv` into `array`; see there for parameters and errors."""
+    """Set up an :func:`irecv` into `array`, to be started again and again.
+
+    Parameters
+    ----------
+    array, src, group, tag, group_src
+        As for :func:`irecv`.
+
+    Returns
+    -------
+    PersistentWork
+        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
+        kept alive until it is freed.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`irecv`.
+    UnsupportedOperationError
+        The backend of the arrays' device has no persistent operations.
+
+    Notes
+    -----
+    Semantics: MPI_Recv_init (MPI-4.1 §3.9).
+
+    Examples
+    --------
+    >>> x = np.empty(2)
+    >>> receive = hc.recv_init(x, src=hc.get_rank())  # from oneself
+    >>> receive.start()
+    >>> sent = hc.isend(np.arange(2.0), dst=hc.get_rank())
+    >>> receive.wait() and sent.wait()
+    True
+    >>> x
+    array([0., 1.])
+    >>> receive.free()
+    """
     found = member(group)
     return found.recv_init(array, found.source("recv_init", src, group_src), tag)

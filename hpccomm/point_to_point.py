@@ -37,9 +37,14 @@ def send(
     group : ProcessGroup, optional
         Default: the world.
     tag : int
-        0 or more; the receive must have the same.
+        0 or more, up to what MPI allows (MPI_TAG_UB), at least 32765; the receive must have the same.
     group_dst : int, optional
         The receiver's rank in the group, instead of `dst`.
+
+    Returns
+    -------
+    None
+        When `array` may be changed again.
 
     Raises
     ------
@@ -48,7 +53,22 @@ def send(
 
     Notes
     -----
-    Semantics: MPI_Send (MPI-4.1 §3.2): it may or may not wait for the receiver.
+    Semantics: MPI_Send (MPI-4.1 §3.2): the call may or may not wait for the receiver.
+
+    Examples
+    --------
+    >>> x = np.full(2, 7.0) if hc.get_rank() == 0 else np.empty(2)
+    >>> if hc.get_rank() == 0:
+    ...     for other in range(1, hc.get_world_size()):
+    ...         hc.send(x, dst=other)
+    ... else:
+    ...     sender = hc.recv(x, src=0)
+    >>> x  # on every rank
+    array([7., 7.])
+    >>> hc.send(x, dst=hc.get_rank())
+    Traceback (most recent call last):
+        ...
+    ValueError: send: dst is this rank itself, ...
     """
     found = member(group)
     found.send(array, found.peer("send", "dst", dst, group_dst), tag)
@@ -57,7 +77,7 @@ def send(
 def recv(
     array: Array, src: int | None = None, group: Group | None = None, tag: int = 0, group_src: int | None = None
 ) -> int:
-    """Receive a message into `array`, and return the sender's global rank.
+    """Receive a message into `array`.
 
     Parameters
     ----------
@@ -70,6 +90,11 @@ def recv(
     group_src : int, optional
         The sender's rank in the group, instead of `src`.
 
+    Returns
+    -------
+    int
+        The sender's *global* rank. (None, if `group` is a NonMember.)
+
     Raises
     ------
     ValueError
@@ -80,6 +105,15 @@ def recv(
     Notes
     -----
     Semantics: MPI_Recv (MPI-4.1 §3.2).
+
+    Examples
+    --------
+    >>> x = np.empty(2)
+    >>> sent = hc.isend(np.arange(2.0), dst=hc.get_rank())  # a message to oneself
+    >>> hc.recv(x)  # from any rank; it came from rank ...
+    0
+    >>> x
+    array([0., 1.])
     """
     found = member(group)
     source: Any = found.recv(array, found.source("recv", src, group_src), tag)
@@ -89,9 +123,39 @@ def recv(
 def isend(
     array: Array, dst: int | None = None, group: Group | None = None, tag: int = 0, group_dst: int | None = None
 ) -> Work | None:
-    """Start to send `array` to one rank; it may not be changed until the returned Work is done.
+    """Start to send `array` to one rank.
 
-    Parameters and errors are those of :func:`send`; sending to this rank itself is allowed.
+    Parameters
+    ----------
+    array : array
+        It may not be changed until the Work is done. The group keeps it alive until then.
+    dst, group, tag, group_dst
+        As for :func:`send`; `dst` may also be this rank itself.
+
+    Returns
+    -------
+    Work
+        Done when `array` may be changed. (None, if `group` is a NonMember.)
+
+    Raises
+    ------
+    ValueError
+        The receiver is not in the group; the tag is out of range.
+
+    Notes
+    -----
+    Semantics: MPI_Isend (MPI-4.1 §3.7.2).
+
+    Examples
+    --------
+    >>> n, me = hc.get_world_size(), hc.get_rank()
+    >>> x = np.empty(2)
+    >>> received = hc.irecv(x, src=(me - 1) % n)  # around a ring
+    >>> sent = hc.isend(np.array([me, 0.5]), dst=(me + 1) % n)
+    >>> sent.wait() and received.wait()
+    True
+    >>> x  # on rank 1: array([0. , 0.5])
+    array([0. , 0.5])
     """
     found = member(group)
     return found.send(array, found.peer("isend", "dst", dst, group_dst), tag, async_op=True)
@@ -100,10 +164,43 @@ def isend(
 def irecv(
     array: Array, src: int | None = None, group: Group | None = None, tag: int = 0, group_src: int | None = None
 ) -> Work | None:
-    """Start to receive a message into `array`; the Work's `source_rank()` is the sender's global rank.
+    """Start to receive a message into `array`.
 
-    Parameters and errors are those of :func:`recv`; receiving from this rank itself is allowed. The receive can be
-    taken back with `Work.abort`.
+    Parameters
+    ----------
+    array : array
+        As many bytes as the message has. It may be neither read nor written until the Work is done. The group keeps it
+        alive until then.
+    src, group, tag, group_src
+        As for :func:`recv`; `src` may also be this rank itself.
+
+    Returns
+    -------
+    Work
+        Done when the message is in `array`; its `source_rank()` is the sender's global rank, and its `abort()` takes
+        the receive back. (None, if `group` is a NonMember.)
+
+    Raises
+    ------
+    ValueError
+        `src` is not in the group; the tag is out of range.
+    DistBackendError
+        From the Work: the message is longer or shorter than `array`.
+
+    Notes
+    -----
+    Semantics: MPI_Irecv (MPI-4.1 §3.7.2).
+
+    Examples
+    --------
+    >>> n, me = hc.get_world_size(), hc.get_rank()
+    >>> x = np.empty(1)
+    >>> received = hc.irecv(x, src=(me - 1) % n)
+    >>> sent = hc.isend(np.array([1.0 * me]), dst=(me + 1) % n)
+    >>> received.source_rank()  # waits; on rank 1: 0
+    0
+    >>> x
+    array([0.])
     """
     found = member(group)
     work: Work | None = found.recv(array, found.source("irecv", src, group_src), tag, async_op=True)
@@ -127,18 +224,18 @@ def sendrecv(
     Parameters
     ----------
     array, dst, tag, group, group_dst
-        What is sent, as for :func:`send`.
+        What is sent, and where to, as for :func:`send`; `dst` may also be this rank itself.
     output, src, group_src
-        What is received, as for :func:`recv`.
+        What is received, and where from, as for :func:`recv`.
     recv_tag : int, optional
         The tag of the message received. Default: `tag`.
     async_op : bool
-        True: return a Work.
+        True: return a Work at once; until it is done, neither array may be touched.
 
     Returns
     -------
     int or Work
-        The sender's global rank, or, with `async_op`, a Work whose `source_rank()` it is.
+        The global rank of the sender of `output`. With ``async_op=True`` a Work, whose `source_rank()` is that rank.
 
     Raises
     ------
@@ -153,8 +250,10 @@ def sendrecv(
     --------
     >>> n, me = hc.get_world_size(), hc.get_rank()
     >>> left = np.empty(1)
-    >>> hc.sendrecv(np.array([1.0 * me]), (me + 1) % n, left, (me - 1) % n)
+    >>> hc.sendrecv(np.array([10.0 * me]), (me + 1) % n, left, (me - 1) % n)  # on rank 1: 0
     0
+    >>> left  # on rank 2: array([10.])
+    array([0.])
     """
     found = member(group)
     to, source = found.peer("sendrecv", "dst", dst, group_dst), found.source("sendrecv", src, group_src)
@@ -176,6 +275,16 @@ class P2POp:
         As for :func:`send`.
     group_peer : int, optional
         The other rank's rank in the group, instead of `peer`.
+
+    Examples
+    --------
+    >>> me = hc.get_rank()
+    >>> x = np.empty(2)
+    >>> pair = [hc.P2POp(hc.irecv, x, me), hc.P2POp(hc.isend, np.arange(2.0), me)]  # a message to oneself
+    >>> all(work.wait() for work in hc.batch_isend_irecv(pair))
+    True
+    >>> x
+    array([0., 1.])
     """
 
     __slots__ = ("array", "group", "group_peer", "op", "peer", "tag")
@@ -200,22 +309,37 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Start several sends and receives, and return their Works in the same order; an empty list is fine.
+    """Start several sends and receives.
 
     Receives are started before sends, so that arriving data finds its place.
+
+    Parameters
+    ----------
+    p2p_op_list : list of P2POp
+        The messages, in any order; the list may be empty.
+
+    Returns
+    -------
+    list of Work
+        One for each message, in the order of the list. Until it is done, its array may not be touched.
 
     Raises
     ------
     TypeError
         The list holds something other than a P2POp.
+    ValueError
+        As :func:`isend` and :func:`irecv`.
 
     Examples
     --------
     >>> n, me = hc.get_world_size(), hc.get_rank()
-    >>> out, into = np.ones(1), np.empty(1)
+    >>> out, into = np.array([10.0 * me]), np.empty(1)
     >>> ring = [hc.P2POp(hc.isend, out, (me + 1) % n), hc.P2POp(hc.irecv, into, (me - 1) % n)]
-    >>> for work in hc.batch_isend_irecv(ring):
-    ...     _ = work.wait()
+    >>> works = hc.batch_isend_irecv(ring)
+    >>> [work.wait() for work in works]
+    [True, True]
+    >>> into  # on rank 2: array([10.])
+    array([0.])
     """
     receives: list[Message] = []
     sends: list[Message] = []

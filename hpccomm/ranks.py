@@ -9,67 +9,260 @@ from .world import member
 
 
 def get_rank(group: Group | None = None) -> int:
-    """Return this process's rank in `group` (default: the world); -1 if it is no member."""
+    """Return this process's rank in `group`.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    int
+        From 0; -1 if this process is not a member.
+
+    Examples
+    --------
+    >>> hc.get_rank()  # another one on each rank
+    0
+    """
     return member(group).rank
 
 
 def get_world_size(group: Group | None = None) -> int:
-    """Return how many ranks `group` (default: the world) has; -1 if this process is no member."""
+    """Return the number of ranks of `group`.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    int
+        -1 if this process is not a member.
+
+    Examples
+    --------
+    >>> hc.get_world_size()
+    1
+    """
     return member(group).size
 
 
 def get_group_rank(group: Group | None, global_rank: int) -> int:
-    """Return the rank in `group` of a global rank; ValueError if it is no member."""
+    """Convert a global rank into the rank in `group`.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    global_rank : int
+        The rank in the world.
+
+    Returns
+    -------
+    int
+        The rank in `group`.
+
+    Raises
+    ------
+    ValueError
+        The rank, or this process, is not a member of `group`.
+
+    Examples
+    --------
+    >>> last = hc.get_world_size() - 1
+    >>> group = hc.new_group([last])
+    >>> if hc.get_rank() == last:
+    ...     print(hc.get_group_rank(group, last))
+    0
+    """
     return member(group).group_rank(global_rank)
 
 
 def get_global_rank(group: Group | None, group_rank: int) -> int:
-    """Return the global rank of a rank of `group`; ValueError if there is no such rank."""
+    """Convert a rank in `group` into the global rank.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    group_rank : int
+        The rank in `group`.
+
+    Returns
+    -------
+    int
+        The rank in the world.
+
+    Raises
+    ------
+    ValueError
+        There is no such rank, or this process is not a member of `group`.
+
+    Examples
+    --------
+    >>> last = hc.get_world_size() - 1
+    >>> group = hc.new_group([last])
+    >>> if hc.get_rank() == last:
+    ...     print(hc.get_global_rank(group, 0))  # on 4 ranks: 3
+    0
+    """
     return member(group).global_rank(group_rank)
 
 
 def get_process_group_ranks(group: Group | None = None) -> list[int]:
-    """Return the global ranks of the members of `group` (default: the world), in the order of their ranks in it."""
+    """Return the global ranks of the members of `group`.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    list of int
+        In the order of their ranks in `group`.
+
+    Examples
+    --------
+    >>> hc.get_process_group_ranks()  # on 4 ranks: [0, 1, 2, 3]
+    [0]
+    """
     return list(member(group).ranks)
 
 
 def get_local_rank(group: Group | None = None) -> int:
     """Return this process's rank among the members of `group` on its node: the usual number of its GPU.
 
-    -1 if it is no member.
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    int
+        -1 if this process is no member; otherwise from 0.
+
+    Examples
+    --------
+    >>> hc.get_local_rank()  # on 2 nodes with 4 ranks each: 0, 1, 2, 3, 0, 1, 2, 3
+    0
     """
     found = member(group)
     return found.rank if isinstance(found, NonMember) else found.local_rank
 
 
 def get_local_size(group: Group | None = None) -> int:
-    """Return how many members of `group` run on this node; -1 if this process is no member."""
+    """Return the number of members of `group` on this node.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    int
+        -1 if this process is no member.
+
+    Examples
+    --------
+    >>> hc.get_local_size()  # on 2 nodes with 4 ranks each: 4
+    1
+    """
     found = member(group)
     return found.size if isinstance(found, NonMember) else len(found.local_ranks)
 
 
 def get_node_rank(group: Group | None = None) -> int:
-    """Return the number of this node among the nodes of `group`, counted in the order of their lowest ranks.
+    """Return the number of this node among the nodes of `group`.
 
-    -1 if this process is no member.
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    int
+        -1 if this process is no member; otherwise from 0; the nodes are counted in the order of their lowest ranks.
+
+    Examples
+    --------
+    >>> hc.get_node_rank()  # on 2 nodes with 4 ranks each: 0, 0, 0, 0, 1, 1, 1, 1
+    0
     """
     found = member(group)
     return found.rank if isinstance(found, NonMember) else sorted(set(found.nodes)).index(found.nodes[found.rank])
 
 
 def get_node_count(group: Group | None = None) -> int:
-    """Return on how many nodes the members of `group` run; -1 if this process is no member."""
+    """Return the number of nodes on which the members of `group` run.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    int
+        -1 if this process is no member.
+
+    Examples
+    --------
+    >>> hc.get_node_count()  # on 2 nodes with 4 ranks each: 2
+    1
+    """
     found = member(group)
     return found.size if isinstance(found, NonMember) else len(set(found.nodes))
 
 
 def get_backend_config(group: Group | None = None) -> str:
-    """Return the device map of `group` as text: ``"cpu:mpi,cuda:nccl"``."""
+    """Return the device map of `group` as text.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    str
+        ``"device:backend"`` for each device, with commas between.
+
+    Examples
+    --------
+    >>> group = hc.new_group(backend="cpu:mpi,cuda:nccl")
+    >>> hc.get_backend_config(group)
+    'cpu:mpi,cuda:nccl'
+    """
     return str(member(group).config)
 
 
 def get_backend(group: Group | None = None) -> str:
-    """Return the name of the backend for host arrays (or of the only one). Deprecated: use get_backend_config."""
+    """Return the name of the backend for host arrays, or of the only one.
+
+    Deprecated: a group has one backend for each device; use :func:`get_backend_config`.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", DeprecationWarning)
+    ...     hc.get_backend()
+    'mpi'
+    """
     warnings.warn("get_backend is deprecated: a group has one backend per device; use get_backend_config",
                   DeprecationWarning, stacklevel=2)  # fmt: skip
     device_map = member(group).config.device_map

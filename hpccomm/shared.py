@@ -13,12 +13,12 @@ from .world import member
 def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group | None = None) -> np.ndarray:
     """Make a NumPy array on each rank, in memory that all ranks of its node share.
 
-    Every rank of the group calls it. Each gets an array of its own; :func:`peer_view` gives it those of its
-    neighbours on the node, and :func:`fence` is what has to be between one rank's writing and another's reading.
+    Every rank of the group calls it, and gets an array of its own. :func:`peer_view` gives access to the arrays of the
+    neighbours on the node; a :func:`fence` must separate one rank's writing from another's reading.
 
     `all_reduce`, `reduce`, `broadcast`, `all_gather_single` and `reduce_scatter_single` of such arrays are several
-    times faster than of others, where all ranks of the group are on one node. Every other operation takes them too:
-    they are ordinary arrays.
+    times faster than of ordinary arrays if all ranks of the group are on one node. Every other operation takes them
+    too: they are NumPy arrays.
 
     Parameters
     ----------
@@ -54,8 +54,11 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
     Examples
     --------
     >>> x = hc.empty_shared((2, 3), np.float32)
-    >>> x[...] = hc.get_rank()
+    >>> x[...] = 1
     >>> hc.all_reduce(x)
+    >>> x  # on 4 ranks the sums are 4
+    array([[1., 1., 1.],
+           [1., 1., 1.]], dtype=float32)
     """
     return member(group).empty_shared(shape, dtype)
 
@@ -106,7 +109,7 @@ def peer_view(array: np.ndarray, rank: int, group: Group | None = None) -> np.nd
 
 
 def fence(array: np.ndarray, group: Group | None = None) -> None:
-    """Wait for all ranks of the node; then what each has written to the shared array is visible to all.
+    """Wait for all ranks of the node; afterwards what each wrote to the shared array before is visible to all.
 
     Every rank of the group calls it. It is needed twice around an exchange: after the writing and before others read,
     and after the reading and before it is overwritten. The collectives need none.
@@ -117,6 +120,11 @@ def fence(array: np.ndarray, group: Group | None = None) -> None:
         What :func:`empty_shared` returned, or a view of it. The fence is for the whole array.
     group : ProcessGroup, optional
         The group that `array` was made with. Default: the world.
+
+    Returns
+    -------
+    None
+        When all ranks of the group on this node have called it.
 
     Raises
     ------
@@ -131,8 +139,12 @@ def fence(array: np.ndarray, group: Group | None = None) -> None:
 
     Examples
     --------
-    >>> x = hc.empty_shared(4)
-    >>> x[...] = 1
+    >>> n, me = hc.get_world_size(), hc.get_rank()
+    >>> x = hc.empty_shared(2)
+    >>> right = hc.peer_view(x, (me + 1) % n)  # all ranks are on one node
+    >>> right[...] = me
     >>> hc.fence(x)
+    >>> x  # on rank 1: array([0., 0.]), which rank 0 wrote
+    array([0., 0.])
     """
     member(group).fence(array)

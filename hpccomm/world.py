@@ -27,7 +27,17 @@ _abort_on_exception = AbortOnException()
 
 
 def is_mpi_available() -> bool:
-    """Return whether mpi4py finds an MPI library. Asking loads the library, and so initialises MPI."""
+    """Say whether mpi4py finds an MPI library. Asking loads the library, and so initialises MPI.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> hc.is_mpi_available()
+    True
+    """
     try:
         mpi_library.load()
     except DistBackendError:
@@ -36,17 +46,51 @@ def is_mpi_available() -> bool:
 
 
 def is_available() -> bool:
-    """Return whether hpccomm can be used here: the same as :func:`is_mpi_available`."""
+    """Say whether hpccomm can be used here: the same as :func:`is_mpi_available`.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> hc.is_available()
+    True
+    """
     return is_mpi_available()
 
 
 def is_nccl_available() -> bool:
-    """Return whether GPU arrays can be sent through NCCL here (CuPy is installed, with its NCCL)."""
+    """Say whether GPU arrays can be sent through NCCL here (CuPy is installed, and finds NCCL).
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> hc.is_nccl_available() == hc.is_backend_available("nccl")  # True and True, or False and False
+    True
+    """
     return importlib.util.find_spec("cupy") is not None and is_backend_available("nccl")
 
 
 def is_initialized() -> bool:
-    """Return whether there is a world group: init_process_group has been called and destroy has not."""
+    """Say whether there is a world group.
+
+    Returns
+    -------
+    bool
+        True between :func:`init_process_group` and :func:`destroy_process_group`.
+
+    Examples
+    --------
+    >>> hc.is_initialized()
+    True
+    >>> hc.destroy_process_group()
+    >>> hc.is_initialized()
+    False
+    """
     return _world is not None
 
 
@@ -69,12 +113,12 @@ def init_process_group(
     ----------
     backend : str, optional
         Which backend serves the arrays of which device: ``"cpu:mpi,cuda:nccl"``, or one name. Default: every
-        known device is mapped. A backend is only made when the first array of its device comes along, so the
-        default also runs where there is no GPU.
+        known device is mapped. A backend is made when the first array of its device is used, so the default also
+        runs where there is no GPU.
     comm : mpi4py.MPI.Intracomm, optional
         The processes that form the world; it is duplicated. Default: ``MPI.COMM_WORLD``.
     timeout : timedelta or float (seconds)
-        What `monitored_barrier` and destroy allow. Default: 30 minutes.
+        How long `monitored_barrier` and destroy wait. Default: 30 minutes.
     rank, world_size : int, optional
         For scripts written for torch.distributed: checked against what MPI says.
     group_name : str, optional
@@ -98,12 +142,24 @@ def init_process_group(
     DistBackendError
         mpi4py finds no MPI library.
     ValueError, TypeError
-        `backend` is malformed, `comm` is no intracommunicator, or `rank` / `world_size` contradict MPI.
+        `backend` is malformed, `comm` is not an intracommunicator, or `rank` / `world_size` contradict MPI.
 
     Notes
     -----
     From here on an uncaught exception on one rank prints its traceback and ends the whole job (MPI_Abort),
     instead of leaving the others to hang. ``HPCCOMM_ABORT_ON_EXCEPTION=0`` turns that off.
+
+    Examples
+    --------
+    >>> hc.destroy_process_group()  # the one of the examples before
+    >>> hc.init_process_group("cpu:mpi,cuda:nccl")  # on rank 1 of 4: ... rank 1 of 4 ...
+    <ProcessGroup 'world': rank 0 of 1, cpu:mpi,cuda:nccl>
+    >>> hc.destroy_process_group()
+    >>> with hc.init_process_group() as world:  # destroyed at the end of the block
+    ...     hc.is_initialized()
+    True
+    >>> hc.is_initialized()
+    False
     """
     global _world
     if _world is not None:
@@ -140,8 +196,17 @@ def init_process_group(
 def destroy_process_group(group: Group | None = None) -> None:
     """Finish what is in flight on `group` and free it; without `group`, on every group, the world last.
 
-    Every rank of the group calls it. The group refuses every operation afterwards; after the world is destroyed,
-    init_process_group may be called again. Also called by the end of a ``with`` block.
+    Every rank of the group calls it. The group refuses every operation afterwards. After the world is destroyed,
+    init_process_group may be called again. The end of a ``with`` block of a group does the same.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: all groups.
+
+    Returns
+    -------
+    None
 
     Raises
     ------
@@ -149,6 +214,16 @@ def destroy_process_group(group: Group | None = None) -> None:
         There is no world group.
     DistTimeoutError
         Something is still in flight after the group's timeout; nothing is destroyed.
+
+    Examples
+    --------
+    >>> group = hc.new_group()
+    >>> hc.destroy_process_group(group)
+    >>> group.is_destroyed, hc.is_initialized()
+    (True, True)
+    >>> hc.destroy_process_group()
+    >>> hc.is_initialized()
+    False
     """
     (current_world() if group is None else member(group)).destroy()
 
@@ -189,7 +264,7 @@ def current_world() -> ProcessGroup:
 
 
 def member(group: Group | None) -> ProcessGroup:
-    """Return the group to call: the world for None. (A NonMember is returned as it is: it answers every operation.)"""
+    """Return the group to call: the world for None. A NonMember is returned too: it answers every operation."""
     if group is None:
         return _world or current_world()
     if type(group) is not ProcessGroup and not isinstance(group, (ProcessGroup, NonMember)):
@@ -205,6 +280,14 @@ class _WorldAttribute(type):
 
 
 class GroupMember(metaclass=_WorldAttribute):
-    """c10d's names: ``GroupMember.WORLD`` is the world group, ``NON_GROUP_MEMBER`` equals every NonMember."""
+    """c10d's names: ``GroupMember.WORLD`` is the world group, ``NON_GROUP_MEMBER`` equals every NonMember.
+
+    Examples
+    --------
+    >>> hc.GroupMember.WORLD.ranks  # on 4 ranks: (0, 1, 2, 3)
+    (0,)
+    >>> hc.GroupMember.WORLD == hc.GroupMember.NON_GROUP_MEMBER
+    False
+    """
 
     NON_GROUP_MEMBER = NonMember()

@@ -4,6 +4,7 @@ import importlib
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 
@@ -18,22 +19,36 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"tests/gpu ran on {importlib.import_module('tests.gpu.gpus').mode()}")
 
 
+DESELECTED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    serial = [item for item in items if item.get_closest_marker("serial")]
+    if serial and MPI.COMM_WORLD.Get_size() > 1:
+        config.hook.pytest_deselected(items=serial)
+        items[:] = [item for item in items if not item.get_closest_marker("serial")]
+        config.stash[DESELECTED] = True
     if not config.getoption("--slow"):
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs --slow"))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    # `make test ARGS="-k report"` goes on to the next number of ranks
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.stash.get(DESELECTED, False):
+        session.exitstatus = pytest.ExitCode.OK
+
+
 @pytest.fixture(scope="module")
 def groups(process_group: hc.ProcessGroup) -> list[hc.ProcessGroup]:
     """The world, a group of two in reverse order, and a group of one: those that this rank is in."""
     last = process_group.size - 1
-    made = [
-        process_group,
-        hc.new_group([last, 0][: process_group.size], sort_ranks=False, group_desc="reversed"),
-        hc.new_group([last], group_desc="alone"),
-    ]
+    made = [process_group, hc.new_group([last], group_desc="alone")]
+    if last > 0:
+        made.append(hc.new_group([last, 0], sort_ranks=False, group_desc="reversed"))
     return [group for group in made if isinstance(group, hc.ProcessGroup)]
 
 

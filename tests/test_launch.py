@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi4py import MPI
 
 from .launch import clean_environment, launch
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts its own jobs")
+pytestmark = pytest.mark.serial
 
 
 def run(program: str, folder: Path, ranks: int = 4, **options: Any) -> Any:

@@ -101,6 +101,7 @@ def test_coalesced_operations_keep_one_segment_at_most(process_group: hc.Process
     hc.destroy_process_group(group)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_a_million_small_operations_leave_nothing_behind(process_group: hc.ProcessGroup) -> None:
     if process_group.size > 2:
         pytest.skip("on 1 and 2 ranks: with more, a small machine takes minutes")

@@ -433,7 +433,7 @@ def test_an_array_outlives_its_group(process_group: Group) -> None:
             hc.fence(array, group)
 
 
-@pytest.mark.skipif("hc.is_initialized() and hc.get_world_size() > 1", reason="starts its own jobs")
+@pytest.mark.serial
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_job_with_shared_arrays_ends_silently(tmp_path: Path, kept: bool) -> None:
     program = tmp_path / "program.py"
@@ -450,7 +450,7 @@ def test_a_job_with_shared_arrays_ends_silently(tmp_path: Path, kept: bool) -> N
     assert (result.returncode, result.stdout.split(), result.stderr) == (0, ["1.0"] * 2, "")
 
 
-@pytest.mark.skipif("hc.is_initialized() and hc.get_world_size() > 1", reason="starts its own jobs")
+@pytest.mark.serial
 def test_two_nodes(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

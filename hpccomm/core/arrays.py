@@ -30,12 +30,31 @@ def register_device(name: str, predicate: Callable[[object], bool]) -> None:
     asked before any built-in rule, for every array that is not a plain ``numpy.ndarray``, so they
     should be quick and must not raise.
 
+    Parameters
+    ----------
+    name : str
+        What configurations call the device: letters, digits and "_".
+    predicate : callable
+        A function of one array; true if the device holds it.
+
+    Returns
+    -------
+    None
+
     Raises
     ------
     ValueError
         The name is built in, registered already, or not a plain word.
     TypeError
         `predicate` is not callable.
+
+    Examples
+    --------
+    >>> hc.register_device("fpga", lambda array: hasattr(array, "fpga_address"))
+    >>> class Field:  # what a library for some board might have
+    ...     fpga_address = 0x1000
+    >>> hc.device_of(Field())
+    'fpga'
     """
     name = name.strip().lower()
     if not name.isidentifier():
@@ -53,12 +72,27 @@ def known_devices() -> tuple[str, ...]:
 
 
 def device_of(array: Array) -> str:
-    """Return the name of the device that holds `array`: ``"cpu"``, ``"cuda"``, ``"rocm"`` or a registered one.
+    """Return the name of the device that holds `array`.
+
+    Parameters
+    ----------
+    array : array
+        Any array that an operation takes.
+
+    Returns
+    -------
+    str
+        ``"cpu"``, ``"cuda"``, ``"rocm"``, or a name given to :func:`register_device`.
 
     Raises
     ------
     TypeError
         `array` is not an array.
+
+    Examples
+    --------
+    >>> hc.device_of(np.ones(2))
+    'cpu'
     """
     return locate("device_of", "array", array)[0]
 
@@ -107,7 +141,7 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
 
 
 def is_sparse(array: object) -> bool:
-    """Whether `array` is a sparse matrix or array of scipy or cupyx, found out without importing them."""
+    """Say whether `array` is a sparse matrix or array of scipy or cupyx, without importing them."""
     for name in ("scipy.sparse", "cupyx.scipy.sparse"):
         module = sys.modules.get(name)
         if module is not None and module.issparse(array):
@@ -122,7 +156,7 @@ def module_of(array: Array) -> Any:
 
 
 def is_read_only(array: Any) -> bool:
-    """Whether a GPU array says that its memory may not be written (JAX's do, CuPy's never)."""
+    """Say whether the memory of a GPU array may not be written (of JAX's it may not, of CuPy's it always may)."""
     if module_of(array) is not np:
         return False
     interface = getattr(array, "__cuda_array_interface__", None)
@@ -135,9 +169,9 @@ def _device_of_cupy(cupy: Any) -> str:
 
 
 def _gpu_view(array: Any) -> Any:
-    """View a GPU array of another library as CuPy, without a copy; as it is where CuPy can't (or is not installed).
+    """View a GPU array of another library as CuPy, without a copy; return it as it is if CuPy can't do that.
 
-    Backends of the program's own may work on arrays that CuPy does not know; hpccomm's say what is missing.
+    Backends of the program's own may work on arrays that CuPy does not know; hpccomm's own say what is missing.
     """
     try:
         return by_name("hpccomm.cuda.seam:runtime")().as_array(array)

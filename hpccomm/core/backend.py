@@ -89,6 +89,14 @@ class Backend:
     With ``async_op=True`` an operation returns a :class:`Work` (or None, if it has completed already). With
     ``async_op=False`` it returns None after completion (or a Work, which the group waits for); a `recv` returns the
     rank the message came from.
+
+    Examples
+    --------
+    >>> class Alone(hc.Backend):  # for groups of one rank: every array is its own sum
+    ...     def all_reduce(self, array, op, async_op):
+    ...         return hc.CompletedWork() if async_op else None
+    >>> Alone(rank=0, size=1).all_reduce(np.ones(2), hc.ReduceOp.SUM, async_op=True).wait()
+    True
     """
 
     name = "custom"
@@ -221,17 +229,17 @@ class Backend:
         raise self._lacks("persistent")
 
     def connect(self) -> Any:
-        """Do now what the first operation would do before it starts; called by every rank (``device_id=``)."""
+        """Make the connections that the first operation would make; called by every rank (``device_id=``)."""
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
-        """Return a context in which the asynchronous sends and receives of these arrays are launched together."""
+        """Return a context manager: the asynchronous sends and receives of these arrays inside it start together."""
         return nullcontext()
 
     def split(self, options: BackendOptions | None, color: int) -> Backend | None:
-        """Return the backend of a group that is made of ranks of this one, or None to have it made when needed.
+        """Return the backend of a group made of ranks of this one, or None to have it made when needed.
 
-        Every rank of this group calls it; those that are in no new group with None. The ranks with the same `color`
-        are in the same new group.
+        Every rank of this group calls it; those that are in no new group with ``options=None``. The ranks with the same
+        `color` are in the same new group.
         """
         return None
 

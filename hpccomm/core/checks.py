@@ -94,7 +94,7 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
 
 
 def _all_plain(arrays: Sequence[Array]) -> bool:
-    """Whether nothing is to be said against any of the arrays: there may be thousands of small ones."""
+    """Say whether all the arrays pass the checks at once (there may be thousands of small ones)."""
     return set(map(type, arrays)) == {ndarray} and set(map(_dtype, arrays)) <= movable and all(map(_writeable, arrays))
 
 
@@ -149,7 +149,7 @@ def pair(operation: str, output: Array, input: Array) -> tuple[str, Any, Any]:
 def alike(
     operation: str, device: str, array: Any, other_device: str, other: Any, names: str = "output and input"
 ) -> None:
-    """Refuse two arrays of one call that differ in device or dtype."""
+    """Raise if two arrays of one call differ in device or dtype."""
     if device != other_device:
         raise ValueError(f"{operation}: {names} are on {device} and {other_device}; one call, one device{here()}")
     if array.dtype != other.dtype:
@@ -157,7 +157,7 @@ def alike(
 
 
 def pairs_fit(large: list[Any], small: list[Any], ranks: int) -> bool:
-    """Whether each of `large` has the dtype of its partner and `ranks` times its size: there may be thousands."""
+    """Say whether each of `large` has the dtype of its partner and `ranks` times its size, all at once."""
     return list(map(_dtype, large)) == list(map(_dtype, small)) and all(
         map(eq, map(_size, large), map(mul, map(_size, small), repeat(ranks)))
     )
@@ -184,7 +184,7 @@ def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> Re
 
 
 def _kind_of(dtype: Any) -> str:
-    """Return the kind of arithmetic of a dtype, in NumPy's letters; "-" where there is none."""
+    """Return the letter of a dtype's kind, as NumPy's; "-" if it has no arithmetic."""
     if dtype.name == "bfloat16":  # whose kind is V, for NumPy
         kind = "f"
     elif getattr(dtype, "isbuiltin", 1) == 2:  # ml_dtypes' other types: storage formats
@@ -229,14 +229,14 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
 
 
 def has_splits(split_sizes: Sequence[int] | np.ndarray | None) -> bool:
-    """Whether the program gave split sizes; an empty list says as little as None."""
+    """Say whether the program gave split sizes; an empty list counts as none."""
     return split_sizes is not None and len(split_sizes) > 0
 
 
 def splits(
     operation: str, argument: str, array: Any, given: Sequence[int] | np.ndarray | None, ranks: int
 ) -> list[int]:
-    """Return how many elements of `array` go to (or come from) each rank, from split sizes along axis 0."""
+    """Return the number of elements of `array` for each rank, from split sizes along axis 0."""
     shape = array.shape or (1,)
     row = prod(shape[1:])
     if given is None or not has_splits(given):

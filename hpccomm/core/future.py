@@ -13,7 +13,9 @@ class Future(concurrent.futures.Future[Any]):
     It is a :class:`concurrent.futures.Future`, so ``concurrent.futures.wait``, ``asyncio.wrap_future`` and
     ``await future`` work; `then`, `value` and `wait` are torch.futures' names.
 
-    >>> future = Future()
+    Examples
+    --------
+    >>> future = hc.Future()
     >>> doubled = future.then(lambda f: 2 * f.value())
     >>> future.set_result(21)
     >>> doubled.wait()
@@ -28,13 +30,13 @@ class Future(concurrent.futures.Future[Any]):
         return self.result(timeout)
 
     def value(self) -> Any:
-        """Return the value of a completed future, or raise its error; RuntimeError when it has none yet."""
+        """Return the value of a completed future, or raise its error; RuntimeError if it is not completed yet."""
         if not self.done():
             raise RuntimeError("Future.value: the future is not completed; call wait(), or check done() first")
         return self.result()
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """Return a Future of what `callback(self)` returns once this one is completed.
+        """Return a Future for the result of ``callback(self)``, which is called when this one is completed.
 
         An exception in the callback becomes the exception of the returned Future. The callback runs in
         the thread that completes this future, or at once if it is completed already.
@@ -59,9 +61,26 @@ class Future(concurrent.futures.Future[Any]):
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """Return a Future of the list of `futures`, completed when all of them are.
+    """Return one Future for several.
 
-    Errors stay in their own futures: look at each with ``value()``.
+    Parameters
+    ----------
+    futures : list of Future
+
+    Returns
+    -------
+    Future
+        Completed when all of `futures` are; its value is the list of them. Errors stay in their own futures: look at
+        each with ``value()``.
+
+    Examples
+    --------
+    >>> a, b = hc.Future(), hc.Future()
+    >>> both = hc.collect_all([a, b])
+    >>> a.set_result(1)
+    >>> b.set_result(2)
+    >>> [future.value() for future in both.wait()]
+    [1, 2]
     """
     futures = list(futures)
     collected = Future()

@@ -36,9 +36,19 @@ class ProcessGroup(Operations):
 
     Programs get one from :func:`init_process_group` or :func:`new_group` and pass it to the functions of
     `hpccomm`; libraries make one on a communicator of their own by :meth:`on`. Its methods of those names (in
-    :class:`Operations`) count ranks *in the group*.
+    :class:`Operations`) count ranks *in the group*. Its attributes are those of :class:`Membership`.
 
     As a context manager it is destroyed at the end of the block.
+
+    Examples
+    --------
+    >>> world = hc.GroupMember.WORLD
+    >>> world.rank, world.size  # on rank 1 of 4: (1, 4)
+    (0, 1)
+    >>> with hc.new_group() as group:  # destroyed at the end of the block
+    ...     hc.barrier(group)
+    >>> group.is_destroyed
+    True
     """
 
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
@@ -118,7 +128,7 @@ class ProcessGroup(Operations):
     # -- members ---------------------------------------------------------------------------------
 
     def group_rank(self, global_rank: int) -> int:
-        """Return the rank in this group of a global rank; ValueError if it is no member."""
+        """Convert a global rank into the rank in this group; ValueError if it is not a member."""
         try:
             return self._group_ranks[checks.integer("global rank", global_rank)]
         except KeyError:
@@ -127,7 +137,7 @@ class ProcessGroup(Operations):
             ) from None
 
     def global_rank(self, group_rank: int) -> int:
-        """Return the global rank of a rank of this group; ValueError if there is no such rank."""
+        """Convert a rank in this group into the global rank; ValueError if there is no such rank."""
         return self.ranks[calls.rank(self, "group rank", group_rank)]
 
     def peer(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
@@ -149,7 +159,7 @@ class ProcessGroup(Operations):
         )
 
     def root(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
-        """As `peer`, with the group's first rank where neither is given."""
+        """As `peer`; the group's first rank if neither is given."""
         if global_rank is None and group_rank is None:
             return 0
         return self.peer(operation, argument, global_rank, group_rank)
@@ -395,7 +405,7 @@ class ProcessGroup(Operations):
 
     @property
     def is_destroyed(self) -> bool:
-        """Whether the group refuses every operation, because it has been destroyed."""
+        """Whether the group has been destroyed, so that it refuses every operation."""
         return isinstance(self._backends, _Destroyed)
 
     def abort(self, status: int = 1) -> NoReturn:
@@ -545,7 +555,7 @@ class _Destroyed(dict[str, Backend]):
 
 
 class _NotOverridden(Backend):
-    """What serves the operations that a ProcessGroup of the program's own class leaves to the base class."""
+    """Serves the operations that a ProcessGroup class of the program's own does not override: it refuses them."""
 
     def __init__(self, group: ProcessGroup, name: str) -> None:
         super().__init__(group.rank, group.size)

@@ -30,6 +30,19 @@ class Operation:
         group. The names of each operation are in the documentation, "Operations".
     error : BaseException or None
         What went wrong, when it has ended.
+
+    Examples
+    --------
+    >>> class Watch:
+    ...     def begin(self, operation):
+    ...         self.seen = operation
+    ...     def end(self, operation):
+    ...         pass
+    >>> watch = Watch()
+    >>> with hc.GroupMember.WORLD.register_hook(watch):
+    ...     hc.broadcast(np.zeros(3, np.float32), src=0)
+    >>> watch.seen.name, watch.seen.nbytes, watch.seen.peer, watch.seen.async_op
+    ('broadcast', 12, 0, False)
     """
 
     __slots__ = (
@@ -110,7 +123,23 @@ class Operation:
 
 
 class Hook(Protocol):
-    """What `ProcessGroup.register_hook` takes; both methods are called on every operation of the group."""
+    """What `ProcessGroup.register_hook` takes; both methods are called on every operation of the group.
+
+    Examples
+    --------
+    >>> class Count(hc.Hook):
+    ...     operations = 0
+    ...     def begin(self, operation):
+    ...         self.operations += 1
+    ...     def end(self, operation):
+    ...         pass
+    >>> count = Count()
+    >>> with hc.GroupMember.WORLD.register_hook(count):
+    ...     hc.barrier()
+    ...     hc.barrier()
+    >>> count.operations
+    2
+    """
 
     def begin(self, operation: Operation) -> None:
         """Called before the transport is; what it raises keeps the operation from starting."""
@@ -120,7 +149,21 @@ class Hook(Protocol):
 
 
 class RemovableHandle:
-    """What `register_hook` returns: `remove` takes the hook away again, and so does the end of a ``with`` block."""
+    """What `register_hook` returns: `remove` takes the hook away again, and so does the end of a ``with`` block.
+
+    Examples
+    --------
+    >>> class Say:
+    ...     def begin(self, operation):
+    ...         print(operation.name)
+    ...     def end(self, operation):
+    ...         pass
+    >>> handle = hc.GroupMember.WORLD.register_hook(Say())
+    >>> hc.barrier()
+    barrier
+    >>> handle.remove()
+    >>> hc.barrier()
+    """
 
     def __init__(self, remove: Callable[[], None]) -> None:
         self._remove: Callable[[], None] | None = remove

@@ -34,6 +34,14 @@ class NonMember:
         The global ranks of the members; empty where this rank can't know them (after `split_group`).
     name : str
     config : BackendConfig
+
+    Examples
+    --------
+    >>> outside = hc.NonMember()
+    >>> hc.get_rank(outside), hc.get_world_size(outside)
+    (-1, -1)
+    >>> outside == hc.GroupMember.NON_GROUP_MEMBER
+    True
     """
 
     rank = -1

@@ -84,9 +84,24 @@ class Membership:
 
 @dataclass(eq=False, repr=False)
 class BackendOptions(Membership):
-    """What the creator of a backend is told (``register_backend(..., extended_api=True)``): its group, and its device.
+    """What the creator of a backend is given (``register_backend(..., extended_api=True)``): its group, and its device.
 
-    `store` is None in this version.
+    It has the attributes of :class:`Membership`, and:
+
+    Attributes
+    ----------
+    device : str
+        The device whose arrays the backend will serve.
+    store : None
+        Reserved.
+    group_name : str
+        The name of the group.
+
+    Examples
+    --------
+    >>> options = hc.BackendOptions(rank=0, size=1, device="cpu")
+    >>> options.device, options.ranks, options.local_rank
+    ('cpu', (0,), 0)
     """
 
     device: str = "cpu"

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class PersistentWork:
     """An operation set up by one of the ``*_init`` functions.
 
-    `start` begins it on what the arrays hold then, `wait` ends it; between the two the arrays may not be touched. As a
-    context manager it is freed at the end of the block; a group that is destroyed frees its own.
+    `start` begins it with the values that the arrays hold at that time, `wait` ends it; between the two the arrays may
+    not be touched. It keeps the arrays alive. `free` gives back what MPI holds; so do
+    the end of a ``with`` block and the end of the group.
 
     A transport subclasses it and writes `begin`, `poll`, `block` and `release`.
 
@@ -30,6 +31,18 @@ class PersistentWork:
         Name of the operation, ``"all_reduce"``.
     output : array
         The array that it writes (or sends).
+
+    Examples
+    --------
+    >>> x = np.array([1.0, 2.0])
+    >>> with hc.all_reduce_init(x) as reduction:
+    ...     reduction.start()
+    ...     reduction.wait()
+    True
+    >>> x  # on 4 ranks: array([4., 8.])
+    array([1., 2.])
+    >>> reduction.is_completed()
+    True
     """
 
     op_type = ""
@@ -45,7 +58,7 @@ class PersistentWork:
         raise NotImplementedError
 
     def poll(self) -> bool:
-        """Return whether the transport is done, without blocking; if so, finish."""
+        """Say whether the transport is done, without blocking; if so, finish."""
         raise NotImplementedError
 
     def block(self) -> None:
@@ -76,10 +89,22 @@ class PersistentWork:
         raise DistError(f"{self.op_type}: {'freed' if self._freed else 'started already; wait() first'}{here()}")
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Block until the operation is done, then return True.
+        """Block until the operation is done; at once if it has not been started.
 
-        With a `timeout` (a timedelta, or seconds) that passes, DistTimeoutError is raised and it stays in flight. A
-        work that has not been started is done.
+        Parameters
+        ----------
+        timeout : timedelta or float (seconds), optional
+            Default: wait for ever.
+
+        Returns
+        -------
+        bool
+            True.
+
+        Raises
+        ------
+        DistTimeoutError
+            The timeout has passed. The operation stays in flight.
         """
         if not self._active:
             return True
@@ -113,11 +138,11 @@ class PersistentWork:
             operation.end(error)
 
     def is_completed(self) -> bool:
-        """Return whether the operation is done (or not started), without blocking."""
+        """Say whether the operation is done (or not started), without blocking."""
         return not self._active or self._ends(self.poll)
 
     def free(self) -> None:
-        """Wait for it, and give back what it holds; it can't be started again. Freeing twice does nothing."""
+        """Wait for the operation and free what it holds; it can't be started again. Freeing twice does nothing."""
         if not self._freed:
             self.wait()
             self._freed = True

@@ -33,6 +33,16 @@ class ReduceOp:
     =========== ===========================================================
 
     On bool the results are those of ``np.add``, ``np.multiply``, ``np.minimum`` ... on bool arrays.
+
+    Examples
+    --------
+    >>> x = np.array([1.0, 2.0])
+    >>> hc.all_reduce(x, hc.ReduceOp.PREMUL_SUM(0.5))
+    >>> x  # on 4 ranks: array([2., 4.])
+    array([0.5, 1. ])
+    >>> hc.all_reduce(x, "max")
+    >>> x
+    array([0.5, 1. ])
     """
 
     __slots__ = ("factor", "kinds", "mpi_op", "name")
@@ -84,7 +94,7 @@ for _name, _op in _NAMED.items():
 
 
 def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
-    """Return the ReduceOp that `op` names; an ``MPI.Op`` that is not one of ours is wrapped."""
+    """Return `op` as a ReduceOp: a name is looked up, an ``MPI.Op`` that is not one of ours is wrapped."""
     if type(op) is ReduceOp:
         return op
     if isinstance(op, str):

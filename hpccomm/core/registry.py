@@ -55,7 +55,7 @@ def register_backend(
     Parameters
     ----------
     name : str
-        What configurations call it.
+        The name for configurations: letters, digits and "_".
     creator : callable
         Makes one instance for one group: ``creator(store, rank, size, timeout)``, or, with `extended_api`,
         ``creator(options, backend_options)`` where `options` is a :class:`BackendOptions` and `backend_options`
@@ -66,6 +66,10 @@ def register_backend(
         The devices it serves. Default: all known ones.
     extended_api : bool
         See `creator`.
+
+    Returns
+    -------
+    None
 
     Raises
     ------
@@ -78,6 +82,18 @@ def register_backend(
     -----
     An installed package announces its backends without being imported, by entry points of the group
     ``hpccomm.backends``; each is a creator with the extended API, imported when a group first needs it.
+
+    Examples
+    --------
+    >>> class Alone(hc.Backend):
+    ...     def all_reduce(self, array, op, async_op):
+    ...         array *= self.size
+    >>> hc.register_backend("alone_backend", lambda store, rank, size, timeout: Alone(rank, size), devices="cpu")
+    >>> group = hc.new_group(backend="cpu:alone_backend")
+    >>> x = np.array([1.0])
+    >>> hc.all_reduce(x, group=group)
+    >>> x  # on 4 ranks: array([4.])
+    array([1.])
     """
     name = name.strip().lower()
     if not name.isidentifier():
@@ -112,12 +128,27 @@ def _announced_backends() -> list[tuple[str, str]]:
 
 
 def is_custom(name: str) -> bool:
-    """Whether `name` came by register_backend or an installed package, and not with hpccomm."""
+    """Say whether `name` comes from register_backend or an installed package, and not from hpccomm."""
     return name not in DEFAULT_DEVICE_MAP.values()
 
 
 def is_backend_available(name: str) -> bool:
-    """Whether a backend called `name` is known and what it needs is installed here."""
+    """Say whether there is a backend called `name`, and what it needs is installed here.
+
+    Parameters
+    ----------
+    name : str
+        A built-in backend, a registered one, or one of an installed package.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> hc.is_backend_available("mpi"), hc.is_backend_available("pigeons")
+    (True, False)
+    """
     name = name.strip().lower()
     if name not in known_backends():
         return False
@@ -129,14 +160,33 @@ def is_backend_available(name: str) -> bool:
 
 
 class BackendConfig:
-    """Which backend serves which device, parsed from what the user wrote.
+    """Which backend serves which device, parsed from what the program wrote.
 
-    ``None`` maps every known device; ``"mpi"`` maps the devices that backend serves; ``"cpu:mpi,cuda:nccl"``
-    says it for each. Case and white space do not matter. Everything else is a ValueError that shows the bad
-    part and lists the names known.
+    Parameters
+    ----------
+    backend : str, optional
+        ``"cpu:mpi,cuda:nccl"`` names a backend for each device; ``"mpi"`` maps the devices that this backend serves.
+        Case and white space do not matter. Default: every known device is mapped.
 
-    >>> str(BackendConfig(" CPU:mpi, cuda:NCCL"))
+    Attributes
+    ----------
+    device_map : dict
+        The name of the backend of each device.
+
+    Raises
+    ------
+    ValueError
+        `backend` is malformed, or a name is unknown; the message shows the bad part and lists the known names.
+    TypeError
+        `backend` is not a string.
+
+    Examples
+    --------
+    >>> config = hc.BackendConfig(" CPU:mpi, cuda:NCCL")
+    >>> str(config)
     'cpu:mpi,cuda:nccl'
+    >>> config.device_map
+    {'cpu': 'mpi', 'cuda': 'nccl'}
     """
 
     def __init__(self, backend: str | None = None) -> None:

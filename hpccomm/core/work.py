@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
 
 class WorkStatus(enum.Enum):
-    """Where a Work stands."""
+    """The state of a Work: IN_FLIGHT, COMPLETED, FAILED or ABORTED.
+
+    Examples
+    --------
+    >>> work = hc.barrier(async_op=True)
+    >>> work.wait()
+    True
+    >>> work.status
+    <WorkStatus.COMPLETED: 'completed'>
+    """
 
     IN_FLIGHT = "in flight"
     COMPLETED = "completed"
@@ -35,13 +44,13 @@ COMPLETED = WorkStatus.COMPLETED
 class Work:
     """An operation in flight; every ``async_op=True`` call returns one.
 
-    The output arrays hold the result once `wait` has returned or `is_completed` has been true, and neither
-    inputs nor outputs may be touched before. A Work may be dropped: its group keeps it and its arrays alive
+    The output arrays hold the result once `wait` has returned or `is_completed` has been true. Until then, neither
+    inputs nor outputs may be touched. A Work may be dropped: its group keeps it and its arrays alive
     until it is done.
 
     On GPU arrays, `wait` makes the *current CUDA stream* wait and returns at once: what the program puts on that
     stream next sees the result. The host waits in `synchronize`, in `wait` with a timeout, and with
-    ``HPCCOMM_BLOCKING_WAIT=1``; `is_completed` tells whether the GPU is done.
+    ``HPCCOMM_BLOCKING_WAIT=1``; `is_completed` says whether the GPU is done.
 
     A transport subclasses it and writes `poll` and `block`, and `cancel` where it can.
 
@@ -51,6 +60,17 @@ class Work:
         Name of the operation, ``"all_reduce"``.
     sequence_number : int
         Its number among the operations of its group on this rank, from 1.
+
+    Examples
+    --------
+    >>> x = np.array([1.0, 2.0])
+    >>> work = hc.all_reduce(x, async_op=True)
+    >>> work.wait()
+    True
+    >>> work.result()  # is x; on 4 ranks: array([4., 8.])
+    array([1., 2.])
+    >>> work.op_type, work.is_success()
+    ('all_reduce', True)
     """
 
     op_type = ""
@@ -75,7 +95,7 @@ class Work:
     # -- what a transport writes ---------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Return whether the transport is done, without blocking; raise what went wrong."""
+        """Say whether the transport is done, without blocking; raise what went wrong."""
         raise NotImplementedError
 
     def block(self) -> None:
@@ -84,7 +104,7 @@ class Work:
             time.sleep(1e-5)
 
     def cancel(self) -> None:
-        """Make the transport give the operation up; returns when no buffer is used any more."""
+        """Make the transport give the operation up; return when it uses no buffer any more."""
         raise UnsupportedOperationError(
             f"{self.op_type}: it has begun and can't be taken back (only receives can); wait for it, "
             f"or end the job with ProcessGroup.abort(){here()}"
@@ -93,10 +113,24 @@ class Work:
     # -- what a program calls ------------------------------------------------------------------
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Block until the operation is done, then return True.
+        """Block until the operation is done.
 
-        With a `timeout` (a timedelta, or seconds) that passes, DistTimeoutError is raised and the operation
-        stays in flight: a later `wait` can still succeed. What went wrong in the operation is raised here.
+        Parameters
+        ----------
+        timeout : timedelta or float (seconds), optional
+            Default: wait for ever.
+
+        Returns
+        -------
+        bool
+            True.
+
+        Raises
+        ------
+        DistTimeoutError
+            The timeout has passed. The operation stays in flight: a later `wait` can still succeed.
+        Exception
+            What went wrong in the operation.
         """
         if timeout is not None:
             self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
@@ -133,7 +167,7 @@ class Work:
             pause = min(pause + 1e-6, 1e-3)
 
     def is_completed(self) -> bool:
-        """Return whether the operation has ended (well or not), without blocking."""
+        """Say whether the operation has ended, well or not, without blocking."""
         if self._status is IN_FLIGHT and self._lock.acquire(blocking=False):
             try:
                 if self._status is IN_FLIGHT:
@@ -144,11 +178,11 @@ class Work:
         return self._status is not IN_FLIGHT
 
     def is_success(self) -> bool:
-        """Return whether the operation has ended well."""
+        """Say whether the operation has ended well, without blocking."""
         return self.is_completed() and self._status is COMPLETED
 
     def exception(self) -> BaseException | None:
-        """Return what went wrong, or None."""
+        """Return the exception that ended the operation, or None."""
         self.is_completed()
         self.error_was_seen = True
         return self._exception
@@ -170,9 +204,9 @@ class Work:
         self.wait()
 
     def abort(self) -> None:
-        """Take a pending receive back; the Work ends as ABORTED and the group goes on.
+        """Take a pending receive back; the Work ends as ABORTED, and the group can be used on.
 
-        Other operations of MPI can't be taken back: UnsupportedOperationError. A Work that has ended is left alone.
+        MPI can't take other operations back: UnsupportedOperationError. Nothing happens to a Work that has ended.
         """
         with self._lock:
             if self._status is IN_FLIGHT:
@@ -183,12 +217,12 @@ class Work:
 
     @property
     def status(self) -> WorkStatus:
-        """Where the operation stands."""
+        """The state of the operation."""
         self.is_completed()
         return self._status
 
     def get_future(self) -> Future:
-        """Return a Future of `result()`. It completes without anybody calling wait: a thread drives the transport."""
+        """Return a Future of `result()`. It completes without a call of `wait`: a thread drives the transport."""
         from .future import Future
         from .progress import drive
 
@@ -214,7 +248,7 @@ class Work:
         self._announce()
 
     def finish_with(self, step: Callable[[], None], result: Any) -> None:
-        """Make `step` the last part of the operation, and `result` what it gives back (for composed operations)."""
+        """Make `step` the last part of the operation, and `result` its result (for composed operations)."""
         with self._lock:
             first, self._result = self._finish, result
             if self._status is IN_FLIGHT:
@@ -273,7 +307,13 @@ class Work:
 
 
 class CompletedWork(Work):
-    """A Work that is done from the start, for backends whose operations complete at once."""
+    """A Work that is done from the start, for backends whose operations complete at once.
+
+    Examples
+    --------
+    >>> hc.CompletedWork().wait()
+    True
+    """
 
     def poll(self) -> bool:
         """Return True."""

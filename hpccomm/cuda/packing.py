@@ -14,7 +14,7 @@ from .seam import Runtime
 
 
 class Packing:
-    """The memory of one operation; `alive` has to live until it is done."""
+    """The temporary memory of one operation; `alive` must be kept until it is done."""
 
     __slots__ = ("_device", "_runtime", "_stream", "_unpacking", "alive")
 
@@ -35,7 +35,7 @@ class Packing:
         return array if array.flags.c_contiguous else self._packed(array)
 
     def writing(self, array: Any) -> Any:
-        """Return a contiguous array whose values get into `array` in the end."""
+        """Return a contiguous array; `unpack` copies its values to `array`."""
         if array.flags.c_contiguous:
             return array
         buffer = self._empty_like(array)
@@ -43,9 +43,9 @@ class Packing:
         return buffer
 
     def in_place(self, array: Any, alignment: int = 1) -> Any:
-        """Return a contiguous array with the values of `array`, whose new ones get into `array` in the end.
+        """Return a contiguous array with the values of `array`; `unpack` copies the new values back.
 
-        Its address is a multiple of `alignment`, in bytes (up to 256, which every allocation of CUDA's is).
+        Its address is a multiple of `alignment` bytes (at most 256, the alignment of every allocation of CUDA).
         """
         if array.flags.c_contiguous and array.data.ptr % alignment == 0:
             return array
@@ -54,13 +54,13 @@ class Packing:
         return buffer
 
     def apart(self, arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        """Return contiguous arrays with the values of `arrays`, outside the memory of `outputs`."""
+        """Return contiguous arrays with the values of `arrays`, in memory that does not overlap `outputs`."""
         written = sorted(_extent(output) for output in outputs if output.size)
         starts = [start for start, _ in written]
         return [self._packed(array) if _touches(array, starts, written) else self.reading(array) for array in arrays]
 
     def multiplied(self, array: Any, factor: Any, target: Any = None) -> Any:
-        """Return `array` times a factor in `target`, or in a new contiguous array; without a factor, as it is."""
+        """Return ``factor * array``, contiguous, in `target` or a new array; without a factor, as `reading`."""
         if factor is None or not array.size:
             return self.reading(array)
         if target is None:
@@ -93,7 +93,7 @@ class Packing:
 
 
 def _touches(array: Any, starts: list[int], extents: list[tuple[int, int]]) -> bool:
-    """Whether an array shares memory with one of these extents, which are in the order of their starts."""
+    """Say whether an array shares memory with one of these extents, which are sorted by their starts."""
     if not starts or not array.size:
         return False
     start, end = _extent(array)
@@ -102,7 +102,7 @@ def _touches(array: Any, starts: list[int], extents: list[tuple[int, int]]) -> b
 
 
 def _extent(array: Any) -> tuple[int, int]:
-    """Return the lowest address of an array, and the one behind its highest."""
+    """Return the lowest address of an array, and the one after its highest."""
     start = end = array.data.ptr
     for length, stride in zip(array.shape, array.strides, strict=True):
         reach = (length - 1) * stride

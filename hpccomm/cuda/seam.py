@@ -35,7 +35,7 @@ class Runtime(Protocol):
         """Make a GPU this thread's current one."""
 
     def identity(self, device: int) -> str:
-        """Return what tells a GPU from every other one in the machine, and is the same in every process."""
+        """Return an identifier of a GPU, unique in the machine and the same in every process."""
 
     # -- streams and events
 
@@ -43,7 +43,7 @@ class Runtime(Protocol):
         """Create a stream that does not wait for the legacy default stream (cudaStreamNonBlocking)."""
 
     def destroy_stream(self, stream: int) -> None:
-        """Destroy it."""
+        """Destroy a stream."""
 
     def current_stream(self, device: int) -> int:
         """Return the stream on which this thread's CuPy calls for a GPU run, whichever GPU is the current one."""
@@ -55,19 +55,19 @@ class Runtime(Protocol):
         """Create an event without timing."""
 
     def destroy_event(self, event: int) -> None:
-        """Destroy it."""
+        """Destroy an event."""
 
     def record(self, event: int, stream: int) -> None:
-        """Let the event stand for all that the stream has been given so far."""
+        """Record an event: it stands for everything that was put on the stream so far."""
 
     def wait(self, stream: int, event: int) -> None:
-        """Let what the stream is given from now on wait for the event; the host does not wait."""
+        """Make later work on the stream wait for the event; the host does not wait."""
 
     def is_done(self, event: int) -> bool:
-        """Return whether all that the event stands for is done."""
+        """Say whether everything that the event stands for is done."""
 
     def synchronize_event(self, event: int) -> None:
-        """Block the host until it is."""
+        """Block the host until everything that the event stands for is done."""
 
     # -- arrays
 
@@ -78,7 +78,7 @@ class Runtime(Protocol):
         """Make a contiguous array; when it is dropped, its memory may be used again by what follows on `stream`."""
 
     def copy(self, target: Any, source: Any, stream: int) -> None:
-        """Copy the values of `source`, of any layout, to `target`, of any layout and the same dtype and size."""
+        """Copy the values of `source` to `target`, which has the same dtype and size; any layouts."""
 
     def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
         """Put ``factor * source`` in `target`, in their dtype."""
@@ -103,16 +103,16 @@ class Runtime(Protocol):
         """Allocate memory that can be shared (cudaMalloc)."""
 
     def free(self, memory: int) -> None:
-        """Free it."""
+        """Free memory from `allocate`."""
 
     def ipc_handle(self, memory: int) -> bytes:
         """Return a handle with which other processes can open the memory."""
 
     def open_ipc(self, handle: bytes, device: int) -> int:
-        """Return where this process sees another one's memory."""
+        """Return the address, in this process, of another process's memory."""
 
     def close_ipc(self, memory: int) -> None:
-        """Give back what `open_ipc` returned."""
+        """Close an address from `open_ipc`."""
 
     def clear(self, memory: int, nbytes: int, stream: int) -> None:
         """Fill memory with zeros."""
@@ -124,7 +124,7 @@ class Runtime(Protocol):
         """Return GPU memory that holds these addresses."""
 
     def free_table(self, table: int) -> None:
-        """Free it."""
+        """Free the memory of a `table`."""
 
     def intra_node_kernel(
         self, name: tuple[str, str], shape: tuple[int, int], arguments: tuple[int, ...], stream: int
@@ -132,7 +132,7 @@ class Runtime(Protocol):
         """Launch a kernel of ``nccl/intra_node.cu``: its name and dtype, (blocks, threads), and its arguments."""
 
     def explain(self, error: Exception) -> str | None:
-        """Return what CUDA says, if `error` came from it."""
+        """Return CUDA's error text if `error` came from CUDA, else None."""
 
 
 class Communicator(Protocol):
@@ -169,7 +169,7 @@ class Communicator(Protocol):
         """ncclCommSplit; None for ``color=-1``. Nothing may be in flight on this communicator."""
 
     def async_error(self) -> str | None:
-        """Return what has gone wrong on the communicator since it was made (ncclCommGetAsyncError)."""
+        """Return the error text if the communicator has failed, else None (ncclCommGetAsyncError)."""
 
     def abort(self) -> None:
         """ncclCommAbort: end what is in flight, and free the communicator. Not collective."""
@@ -179,7 +179,7 @@ class Communicator(Protocol):
 
 
 class NCCL(Protocol):
-    """NCCL: what does not belong to one communicator."""
+    """The functions of NCCL that do not belong to one communicator."""
 
     has_all_to_all: bool  # since NCCL 2.28
 
@@ -199,7 +199,7 @@ class NCCL(Protocol):
         """ncclGroupEnd: launch what was called since `group_start`, as one."""
 
     def explain(self, error: Exception) -> str | None:
-        """Return what NCCL says, with the text of its last error, if `error` came from it."""
+        """Return NCCL's error text, with that of its last error, if `error` came from NCCL, else None."""
 
 
 @contextmanager
@@ -214,7 +214,7 @@ def on_device(runtime: Runtime, device: int) -> Iterator[None]:
 
 
 def device_of_rank(runtime: Runtime, device_id: int | Literal["auto"], local_rank: int) -> int:
-    """Return the GPU that the program has named; with "auto" the ranks of a node take turns."""
+    """Return the GPU that the program named; with "auto", the local rank modulo the number of GPUs."""
     if device_id != "auto":
         return device_id
     count = runtime.device_count()

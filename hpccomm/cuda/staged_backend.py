@@ -220,7 +220,7 @@ class Chunk(NamedTuple):
 
 
 class Lane:
-    """What a group's operations have on one GPU: a stream to the host, one back, and chunks between them."""
+    """A group's streams on one GPU (one to the host, one back), and the chunks of host memory between them."""
 
     def __init__(self, runtime: seam.Runtime, device: int) -> None:
         self._runtime = runtime
@@ -261,7 +261,7 @@ class Stage(Packing):
         return self._runtime.pinned(array.nbytes).view(array.dtype).reshape(array.shape)
 
     def to_host(self, array: Any) -> Any:
-        """Return a host array, to which the values of `array` are on their way."""
+        """Return a host array, and start to copy the values of `array` to it."""
         host = self.room_for(array)
         self._runtime.to_host(host, self.reading(array), self._stream)
         return host
@@ -271,11 +271,11 @@ class Stage(Packing):
         return [self.to_host(array) for array in arrays]
 
     def delivers(self, array: Any, host: Any) -> None:
-        """Copy `host` to `array` in the end."""
+        """Remember to copy `host` to `array` at the end."""
         self._deliveries.append((array, host))
 
     def result(self, array: Any) -> Any:
-        """Return a host array, whose values get to `array` in the end."""
+        """Return a host array; its values are copied to `array` at the end."""
         host = self.room_for(array)
         self.delivers(array, host)
         return host
@@ -295,11 +295,11 @@ class Stage(Packing):
         return outcome
 
     def synchronize(self) -> None:
-        """Let the host wait for what has been put on the stream."""
+        """Block the host until everything on the stream is done."""
         self._runtime.synchronize_stream(self._stream)
 
     def deliver(self) -> None:
-        """Copy the results to their arrays, and let the host wait for it."""
+        """Copy the results to their arrays, and block the host until that is done."""
         for array, host in self._deliveries:
             self._runtime.to_device(self.writing(array), host, self._stream)
         self.unpack()

@@ -13,7 +13,8 @@ from .seam import Runtime, on_device
 class CudaWork(Work):
     """An operation on a stream of its transport; an event marks its end.
 
-    `events` is where the event came from, and returns to. `failure` tells what has gone wrong in the transport.
+    `events` is the pool that the event comes from and goes back to. `failure` returns the error of
+    the transport, or None.
     """
 
     is_let_go_at_once = True  # its arrays are memory of the GPU
@@ -35,7 +36,7 @@ class CudaWork(Work):
         self._event = 0  # until the batch that the operation belongs to has been launched
 
     def launched(self, event: int, alive: Any) -> None:
-        """Take the event that has been recorded behind the operation, and what has to live until it has passed."""
+        """Take the event recorded after the operation, and everything that must be kept until it has passed."""
         self._event = event
         self.alive = alive
 
@@ -58,12 +59,12 @@ class CudaWork(Work):
         super().wait()
 
     def poll(self) -> bool:
-        """Return whether the event has passed; raise what has gone wrong in the transport."""
+        """Say whether the event has passed; raise the error of the transport."""
         self._raise_failure()
         return self._event != 0 and self._runtime.is_done(self._event)
 
     def block(self) -> None:
-        """Return when the event has passed; raise what has gone wrong in the transport."""
+        """Return when the event has passed; raise the error of the transport."""
         self._raise_failure()
         self._runtime.synchronize_event(self._event)
         self._raise_failure()

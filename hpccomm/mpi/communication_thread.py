@@ -102,7 +102,7 @@ class ThreadWork(Work):
         self._error: Exception | None = None
 
     def run(self, backend: Backend | None, failure: Exception | None) -> None:
-        """Do it, or fail with `failure`; called by the thread."""
+        """Do the operation, or fail with `failure`; called by the thread."""
         try:
             if failure is not None:
                 raise failure
@@ -116,7 +116,7 @@ class ThreadWork(Work):
         return as_backend_error(self.op_type, error)
 
     def poll(self) -> bool:
-        """Return whether the thread has done it; raise what it raised."""
+        """Say whether the thread has done the operation; raise what it raised."""
         if not self._done.is_set():
             return False
         if self._error is not None:
@@ -124,6 +124,6 @@ class ThreadWork(Work):
         return True
 
     def block(self) -> None:
-        """Wait until the thread has done it; raise what it raised."""
+        """Wait until the thread has done the operation; raise what it raised."""
         self._done.wait()
         self.poll()

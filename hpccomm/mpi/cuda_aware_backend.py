@@ -95,7 +95,7 @@ class CudaAwareBackend(StagedBackend):
 
 
 def _fits(array: Any) -> bool:
-    """Whether MPI takes an array of this size in one call; other ranks have the same size, of whatever layout."""
+    """Say whether MPI takes an array of this size in one call; the layout, which ranks may not share, plays no part."""
     return bool(array.nbytes <= LARGEST_COUNT)
 
 

@@ -235,7 +235,7 @@ class MPIFastPath(FastPath):
 
 
 def _ordinary(output: Any, array: Any) -> bool:
-    """Whether the two arrays of one call, of whatever sizes, are in the ordinary case, and can't overlap."""
+    """Say whether both arrays of a call are in the ordinary case and can't overlap; their sizes are not compared."""
     return (
         type(output) is ndarray
         and type(array) is ndarray

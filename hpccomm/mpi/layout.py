@@ -57,7 +57,7 @@ def packed(arrays: list[Any]) -> tuple[Any, list[int]]:
 
 
 def unpacked(arrays: list[Any]) -> tuple[Any, list[int], Callable[[], None]]:
-    """Return a flat array to receive the values of `arrays`, all of one dtype, their sizes, and how they get there."""
+    """Return a flat array for the values of `arrays` (all of one dtype), their sizes, and the function that unpacks."""
     counts = list(map(size_of, arrays))
     flat = np.empty(sum(counts), arrays[0].dtype)
     return flat, counts, partial(unpack_into, flat, arrays)
@@ -84,7 +84,7 @@ def packed_any(arrays: list[Any]) -> Any:
 
 
 def unpacked_any(arrays: list[Any]) -> tuple[Any, Callable[[], None]]:
-    """Return a flat array to receive what `packed_any` makes of arrays like these, and how it gets there."""
+    """Return a flat array for what `packed_any` makes of such arrays, and the function that unpacks it."""
     if len(set(map(dtype_of, arrays))) == 1:
         flat, _, unpack = unpacked(arrays)
         return flat, unpack

@@ -37,7 +37,7 @@ def plan(op: ReduceOp, dtype: np.dtype[Any]) -> Plan:
 
 
 def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, MPI.Datatype, MPI.Op, Finish]:
-    """Return (buffer, datatype, MPI operation, what to do afterwards) to reduce `array` where it is."""
+    """Return (buffer, datatype, MPI operation, what to do afterwards or None) to reduce `array` in place."""
     datatype, operation, _, changes = plan(op, array.dtype)
     buffer = reduction_input(array, op) if changes else send_buffer(array)
     if buffer is array:

@@ -174,7 +174,7 @@ class SharedArrays:
             raise as_backend_error("fence", error) from error
 
     def peer_view(self, array: Any, group_rank: int) -> Any:
-        """Return what `array` is on another rank of the node."""
+        """Return the view of another rank's memory that corresponds to `array`."""
         window = self._window_of("peer_view", array)
         if group_rank not in self._node_ranks:
             raise ValueError(
@@ -204,7 +204,7 @@ class SharedArrays:
         return window
 
     def _offset(self, window: Window, array: Any) -> int:
-        """Return where in this rank's part of the window the first element of `array` is, in bytes."""
+        """Return the distance in bytes from the start of this rank's part of the window to the start of `array`."""
         return _address(array) - window.address
 
     # -- collectives -----------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class SharedArrays:
         return True
 
     def _takes(self, array: Any, op: ReduceOp) -> bool:
-        """Whether a reduction may be done here, by what is the same on all ranks."""
+        """Say whether a reduction may be done here; only things that are the same on all ranks decide."""
         if array.nbytes < self._tuning.shared_bytes or not self._is_on_one_node or op.mpi_op is not None:
             return False
         return array.dtype in ARITHMETIC or (accumulation_dtype(array.dtype) is not array.dtype and op.factor is None)
@@ -319,7 +319,7 @@ class SharedArrays:
 
 
 def share(rank: int, ranks: int, count: int) -> tuple[int, int]:
-    """Return where the share of `rank` starts and stops when `ranks` divide `count` elements."""
+    """Return the share of `rank`, (start, stop), when `ranks` divide `count` elements."""
     length = -(-count // (ranks * 64)) * 64  # so that no two ranks write to one cache line
     return min(rank * length, count), min((rank + 1) * length, count)
 
@@ -348,7 +348,7 @@ def _address(array: Any) -> int:
 
 
 def free_bytes() -> int | None:
-    """Return how much room there is for windows on this node; None where they are kept elsewhere."""
+    """Return how many bytes are free for windows on this node; None if that is not known."""
     try:
         status = os.statvfs(SHM_DIRECTORY)
     except OSError:

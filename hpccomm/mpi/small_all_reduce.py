@@ -59,7 +59,7 @@ class SmallAllReduce(PersistentWork):
         ]
 
     def _set(self, window: Window, flags: Any, slots: Any, array: Any, op: ReduceOp) -> tuple[Any, ...]:
-        """Return what is done in one of the two sets: fill my slot, the flags, look at all of them, finish."""
+        """Return the functions for one of the two sets: fill my slot, the flags, look at all flags, finish."""
         fill: Any
         finish: Any
         ranks, mine, ufunc = len(slots), slots[self._rank, ...], UFUNCS[op.name]  # the dots keep a 0-d array an array
@@ -154,7 +154,7 @@ class SmallAllReduces:
         return SmallAllReduce(self._comm, self._windows[-1], memory, array, op)
 
     def _has_another_window(self, needed: int) -> bool:
-        """Make one, if there is memory for it; the answer is the same on all ranks."""
+        """Make another window, if there is memory for it; the answer is the same on all ranks."""
         size = max(needed, FIRST_WINDOW_BYTES << len(self._windows))
         free = free_bytes()  # the first store beyond what there is would end the process with SIGBUS
         if not self._node.bcast(size <= LARGEST_WINDOW_BYTES and (free is None or 2 * size <= free)):
@@ -186,7 +186,7 @@ def _silently(step: Callable[..., Any], *arguments: Any, **options: Any) -> None
 
 @functools.cache
 def _flags_of_all(ranks: int) -> list[bytes]:
-    """Return what the flags are when all ranks have begun a turn, for each number that a turn can have."""
+    """Return the row of flags that says that all ranks have begun a turn, for each number of a turn."""
     return [bytes([turn]) * ranks for turn in range(256)]
 
 

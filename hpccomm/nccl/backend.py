@@ -61,7 +61,7 @@ class NCCLBackend(Backend):
         return self._connected(comm, device)
 
     def _choose_device(self, device: int | None) -> int:
-        """Return the GPU that the program has named; that of the array; or this rank's turn among those of the node."""
+        """Return this rank's GPU: the one that the program named, else that of the array, else by local rank."""
         named = self._options.device_id
         if named is None and device is not None:
             return device
@@ -175,7 +175,7 @@ class NCCLBackend(Backend):
         return self._end(launch, async_op, (output, array))
 
     def _exchange(self, launch: Launch, outputs: list[Any], inputs: list[Any]) -> None:
-        """Send each rank its part of `inputs`, which is apart from `outputs`."""
+        """Send each rank its part of `inputs`, whose memory does not overlap that of `outputs`."""
         launch.copy(outputs[self.rank], inputs[self.rank])
         # In each step everybody sends to the k-th rank after itself: so both ends of a message are in the same group
         # of calls, also where there are several groups.
@@ -332,7 +332,7 @@ def _known(operation: str, src: int | None) -> int:
 
 
 def _from(source: int, work: Work | None) -> Work | int:
-    """Return what a receive returns."""
+    """Return the result of a receive: its Work with the source noted, or the source without a Work."""
     if work is None:
         return source
     work._source = source

@@ -44,7 +44,7 @@ def connect(
 
 
 class _GPU(NamedTuple):
-    """What a rank says of its GPU."""
+    """What a rank says about its GPU."""
 
     number: int = -1
     identity: str = ""
@@ -69,7 +69,7 @@ def _gpu(nccl: NCCL, runtime: Runtime, choose_device: Callable[[], int]) -> _GPU
 
 
 def _check_gpus(gpus: list[_GPU], ranks: Sequence[int]) -> str | None:
-    """Raise if a rank has no GPU; return what is to be said if ranks share one and may not."""
+    """Raise if a rank has no GPU; return the error text if ranks share one without permission, else None."""
     ranks_of: dict[str, list[int]] = {}
     for rank, gpu in zip(ranks, gpus, strict=True):
         if gpu.error is not None:
@@ -97,7 +97,7 @@ class Unavailable:
         )
 
     def split(self, color: int, key: int) -> Unavailable | None:
-        """Return what a new group has: no more than this one."""
+        """Return itself: the new group can't use NCCL either."""
         return None if color < 0 else self
 
     def async_error(self) -> None:

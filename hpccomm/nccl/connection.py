@@ -33,7 +33,7 @@ LONGEST_ABORT = 5.0  # seconds
 
 
 class Connection:
-    """What a group has on one GPU; `comm` is behind the seam."""
+    """The state of a group on one GPU; `comm` is a communicator of the seam."""
 
     def __init__(self, nccl: NCCL, runtime: Runtime, comm: Communicator, device: int, wait_blocks: bool) -> None:
         self.nccl = nccl
@@ -133,14 +133,14 @@ class Connection:
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raise what has gone wrong in NCCL, which ends what is on the stream."""
+        """Raise the error of NCCL, if there is one; it ends everything on the stream."""
         if self.failure is not None:
             raise self.failure
 
     # -- life ------------------------------------------------------------------------------------
 
     def fail(self, reason: str) -> None:
-        """Note what NCCL found wrong, and end what is in flight: nobody would ever be done with it."""
+        """Note the error of NCCL, and abort everything in flight, which would never complete."""
         with self._lock:
             self.failure = DistBackendError(
                 f"NCCL reports {reason}; the group's operations on GPU arrays have been ended, and it takes no more"
@@ -156,7 +156,7 @@ class Connection:
         self.comm.abort()
 
     def abort(self) -> None:
-        """End what is in flight, without the other ranks, and within seconds."""
+        """Abort everything in flight, within seconds and without the other ranks."""
         self._watchdog.stop()
         if self.failure is None:
             self.fail("nothing: the program has aborted the group")
@@ -185,7 +185,7 @@ class Connection:
 
 
 def within(seconds: float, action: Callable[[], None]) -> bool:
-    """Do `action` in a thread; return whether it ended in time. What it raises is raised here."""
+    """Run `action` in a thread; return whether it ended in time, and raise what it raised."""
     errors: list[Exception] = []
 
     def run() -> None:

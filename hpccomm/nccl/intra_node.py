@@ -42,7 +42,7 @@ class Algorithm(enum.Enum):
 
 
 class Links(enum.Enum):
-    """Which GPUs of the node see which."""
+    """Which GPUs of the node can access which."""
 
     ALL = "every GPU sees every other one"
     CUBE_MESH = "hybrid cube mesh"
@@ -77,7 +77,7 @@ def choose(nbytes: int, dtype: str, op: ReduceOp, topology: Topology) -> Algorit
 
 
 def links_of(sees: list[list[bool]]) -> Links:
-    """Return what it is if ``sees[r][s]`` says whether the GPU of rank r sees that of rank s."""
+    """Return the Links of a node; ``sees[r][s]`` says whether the GPU of rank r can access that of rank s."""
     ranks = range(len(sees))
     if all(map(all, sees)):
         return Links.ALL
@@ -87,7 +87,7 @@ def links_of(sees: list[list[bool]]) -> Links:
 
 
 def mode(environ: Mapping[str, str] = os.environ) -> str:
-    """Return what ``HPCCOMM_INTRA_NODE`` says: "0" (also if it says nothing), "1" or "host"."""
+    """Return the value of ``HPCCOMM_INTRA_NODE``: "0" (also if it is not set), "1" or "host"."""
     said = environ.get("HPCCOMM_INTRA_NODE", "").strip() or "0"
     if said not in ("0", "1", "host"):
         raise ValueError(f"HPCCOMM_INTRA_NODE is {said!r}; expected 0, 1 or host{here()}")
@@ -121,7 +121,7 @@ class IntraNode:
         comm.Barrier()
 
     def _allocated(self, device: int) -> tuple[int, bytes | None]:
-        """Return memory for the flags and the buffer, with its second part, and its handle; (0, None) without luck."""
+        """Return memory for the flags and both parts of the buffer, and its handle; (0, None) if that fails."""
         memory = 0
         try:
             memory = self._runtime.allocate(FLAG_BYTES + TWO_SHOT_BYTES + ONE_SHOT_BYTES, device)
@@ -136,7 +136,7 @@ class IntraNode:
             return 0, None
 
     def _open(self, device: int, handle: Any, rank: int) -> int:
-        """Return where this rank sees a rank's memory, 0 if it does not."""
+        """Return the address of another rank's memory in this process; 0 if it can't be opened."""
         if rank == self._comm.Get_rank():
             return self._memory
         if handle is None:
@@ -149,7 +149,7 @@ class IntraNode:
             return 0
 
     def all_reduce(self, packing: Packing, array: Any, op: ReduceOp) -> bool:
-        """Do it, in place; return False, and do nothing, where it is for NCCL."""
+        """Reduce `array` in place and return True; or do nothing and return False: NCCL has to do it."""
         algorithm = choose(array.nbytes, array.dtype.name, op, self.topology)
         if algorithm is Algorithm.NCCL:
             return False

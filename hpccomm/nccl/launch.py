@@ -90,6 +90,6 @@ class Launch(Packing):
 
 
 def _moved(array: Any) -> tuple[int, int]:
-    """Return how many elements of which of NCCL's types an array is."""
+    """Return what NCCL is told about an array: the number of elements, and their datatype."""
     datatype, width = moved(array.dtype)
     return array.size * width, datatype

@@ -51,7 +51,7 @@ _BOOL_OPS = {
 
 
 class Reduction(NamedTuple):
-    """What NCCL does with an array: in which of its types, how many of its elements for one of the array's, and how."""
+    """How NCCL reduces an array: NCCL's type, how many of its elements make one of the array's, NCCL's operation."""
 
     datatype: int
     width: int
@@ -62,7 +62,7 @@ _moved: dict[Any, tuple[int, int]] = {}
 
 
 def moved(dtype: Any) -> tuple[int, int]:
-    """Return NCCL's type in which arrays of `dtype` travel, and how many of its elements one of theirs is."""
+    """Return the NCCL type in which arrays of `dtype` travel, and how many NCCL elements make one of theirs."""
     row = _moved.get(dtype)
     if row is None:
         row = _moved[dtype] = _reduced_type(dtype) or (UINT8, dtype.itemsize)

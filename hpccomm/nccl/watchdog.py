@@ -11,7 +11,7 @@ SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class Watchdog:
-    """Asks a communicator for its asynchronous error until there is one, and then calls `fail` with its text."""
+    """Asks a communicator for its asynchronous error again and again; if there is one, calls `fail` with its text."""
 
     def __init__(self, comm: Communicator, fail: Callable[[str], None]) -> None:
         self._comm = comm

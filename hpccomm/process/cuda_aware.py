@@ -11,7 +11,7 @@ from .mpi_library import path_of_library
 
 
 class CudaAwareness(NamedTuple):
-    """The answer, and how it is known."""
+    """Whether the MPI library is CUDA-aware, and how that is known."""
 
     is_proven: bool
     reason: str

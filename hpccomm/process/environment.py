@@ -39,7 +39,7 @@ def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
 
 
 def silent_singleton(mpi_size: int, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return what went wrong and what to type, if a launcher started N processes that each see a world of one.
+    """Return what to do about it if a launcher started N processes that each see a world of one; otherwise None.
 
     This happens when the launcher and the MPI library do not speak the same protocol: every process then runs
     the whole job alone, and N of them overwrite each other's results.

@@ -47,12 +47,12 @@ class Tuning:
 def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:
     """Return the table that the environment asks for.
 
-    ``HPCCOMM_TUNING`` names a file; ``HPCCOMM_SEGMENT_BYTES`` goes before its `segment_bytes`.
+    ``HPCCOMM_TUNING`` names a file; ``HPCCOMM_SEGMENT_BYTES`` overrides its `segment_bytes`.
 
     Raises
     ------
     ValueError
-        The file can't be read or has something else in it, or the number is none; the message says which.
+        The file can't be read or is not a table, or a value is not a number; the message says which.
     """
     chosen: dict[str, Any] = {}
     file = environ.get("HPCCOMM_TUNING")
@@ -64,7 +64,7 @@ def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:
 
 
 def as_json(table: Tuning, measured: Mapping[str, Any]) -> str:
-    """Return the text of a tuning file; `measured` says on what."""
+    """Return the text of a tuning file; `measured` says on which machine and with which MPI."""
     return json.dumps({**asdict(table), "measured": measured}, indent=2) + "\n"
 
 

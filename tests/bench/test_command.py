@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from hpccomm.bench import command, registry
 from hpccomm.cli import main as cli
@@ -21,7 +20,7 @@ from hpccomm.process.tuning import tuning
 
 from ..launch import clean_environment, launch
 
-alone = pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts its own jobs")
+pytestmark = pytest.mark.serial
 BENCHMARKS = registry.load()
 
 
@@ -89,7 +88,6 @@ def test_one_process_of_a_job_prints(capsys: pytest.CaptureFixture[str]) -> None
 # -- whole runs ----------------------------------------------------------------------------------------------
 
 
-@alone
 def test_a_run_with_check_json_and_csv(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     ended = bench(2, "all_reduce", "barrier", "-b", "8", "-e", "1K", "-f", "8", "-n", "3", "--check", "--csv",
@@ -107,7 +105,6 @@ def test_a_run_with_check_json_and_csv(tmp_path: Path) -> None:
     assert str(tmp_path) not in file.read_text()
 
 
-@alone
 def test_a_table_a_picture_and_the_special_measurements(tmp_path: Path) -> None:
     picture = tmp_path / "bench.png"
     ended = bench(2, "init", "overlap", "ping_pong", "-b", "64", "-e", "64", "-n", "2", "--plot", picture)
@@ -117,7 +114,6 @@ def test_a_table_a_picture_and_the_special_measurements(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@alone
 def test_a_progress_bar_unless_it_is_quiet() -> None:
     arguments = ["all_reduce", "-e", "128", "-n", "2"]
     loud, quiet = bench(2, *arguments), bench(2, *arguments, "-q")
@@ -126,7 +122,6 @@ def test_a_progress_bar_unless_it_is_quiet() -> None:
     assert len(loud.stdout.splitlines()) == len(quiet.stdout.splitlines()) == 3 + 3 + 3 + 1
 
 
-@alone
 def test_overhead_without_a_launcher(tmp_path: Path) -> None:
     import subprocess
 
@@ -141,7 +136,6 @@ def test_overhead_without_a_launcher(tmp_path: Path) -> None:
     assert first["ratio"] == pytest.approx(first["hpccomm_ns"] / first["mpi4py_ns"])
 
 
-@alone
 def test_overhead_of_messages_on_two_ranks() -> None:
     ended = bench(2, "--overhead")
     assert ended.returncode == 0, ended.stderr
@@ -166,7 +160,6 @@ def test_overhead_is_not_measured_on_more_ranks() -> None:
     assert found == "--overhead is measured on 1 rank (calls) or 2 (messages); this job has 3"
 
 
-@alone
 def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
@@ -181,7 +174,6 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
     assert "WRONG: hpccomm, 8 bytes: 2 elements differ from NumPy's" in ended.stdout
 
 
-@alone
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -201,7 +193,6 @@ def test_what_can_not_be_done_is_exit_status_2_and_said_once(arguments: list[str
     assert (ended.stdout + ended.stderr).count(message) == 1
 
 
-@alone
 def test_help_and_list_are_printed_once_and_start_no_mpi() -> None:
     for option in ("--help", "--list"):
         ended = bench(2, option)
@@ -219,7 +210,6 @@ def test_help_and_list_are_printed_once_and_start_no_mpi() -> None:
     )
 
 
-@alone
 def test_tune_writes_what_programs_read(tmp_path: Path) -> None:
     file = tmp_path / "tuning.json"
     done = bench(2, "--tune", file, "-n", "1", "-w", "0", "--batch", "1")

@@ -13,6 +13,7 @@ import hpccomm as hc
 from hpccomm.bench.measure import LARGEST_BATCH, Plan, Timing, measure
 
 
+@pytest.mark.serial
 def test_contenders_take_turns_in_a_random_order() -> None:
     calls: list[str] = []
     contenders = {name: partial(calls.append, name) for name in "abc"}
@@ -23,6 +24,7 @@ def test_contenders_take_turns_in_a_random_order() -> None:
     assert set(rounds) == {"abc", "acb", "bac", "bca", "cab", "cba"}
 
 
+@pytest.mark.serial
 def test_warm_up_iterations_and_batches_are_what_the_plan_says() -> None:
     calls: list[None] = []
     timing = measure({"a": lambda: calls.append(None)}, MPI.COMM_SELF, Plan(iterations=7, warmup=3, batch=5))["a"]
@@ -31,6 +33,7 @@ def test_warm_up_iterations_and_batches_are_what_the_plan_says() -> None:
     assert timing.batch == 5
 
 
+@pytest.mark.serial
 def test_a_batch_of_quick_calls_grows_until_the_clock_can_see_it() -> None:
     quick = measure({"a": lambda: None}, MPI.COMM_SELF, Plan(iterations=1, batch_seconds=1e-3))["a"]
     assert 100 < quick.batch <= LARGEST_BATCH
@@ -47,6 +50,7 @@ def test_the_slowest_rank_counts(process_group: hc.ProcessGroup) -> None:
     assert comm.allgather(timing.samples.tolist()) == [timing.samples.tolist()] * process_group.size
 
 
+@pytest.mark.serial
 def test_the_budget_decides_how_many_iterations() -> None:
     plan = Plan(budget=1.0, fewest=10, most=1000)
     assert plan.iterations_of(0.01) == 100
@@ -55,6 +59,7 @@ def test_the_budget_decides_how_many_iterations() -> None:
     assert Plan(iterations=3).iterations_of(1e-6) == 3
 
 
+@pytest.mark.serial
 def test_statistics() -> None:
     timing = Timing(np.array([3.0, 1.0, 2.0, 100.0]), 1)
     assert (timing.median, timing.minimum) == (2.5, 1.0)

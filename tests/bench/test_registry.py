@@ -9,6 +9,8 @@ from hpccomm.bench import registry
 from hpccomm.bench.contenders import CONTENDERS, contender_class
 from hpccomm.bench.registry import Arrays, Case, assign, benchmark, flat
 
+pytestmark = pytest.mark.serial
+
 BENCHMARKS = registry.load()
 FLOAT = np.dtype(np.float32)
 

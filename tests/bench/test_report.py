@@ -37,6 +37,7 @@ def rows(size: int = 4096, wrong: int | None = None) -> list[Row]:
     ]
 
 
+@pytest.mark.serial
 def test_a_row_says_what_was_measured() -> None:
     ours, raw, gloo = rows()
     assert (ours.median_us, ours.min_us) == (pytest.approx(2), pytest.approx(1))
@@ -46,6 +47,7 @@ def test_a_row_says_what_was_measured() -> None:
     assert (gloo.median_us, gloo.ratio, gloo.iterations) == (None, None, 0)
 
 
+@pytest.mark.serial
 def test_the_columns_of_a_table_are_aligned_and_fit_in_120() -> None:
     table = Table(ALL_REDUCE, ["hpccomm", "mpi4py", "gloo"], check=True)
     _, names, units = table.head().splitlines()
@@ -57,6 +59,7 @@ def test_the_columns_of_a_table_are_aligned_and_fit_in_120() -> None:
     assert lines[1].split() == ["4096", "1024", "2.00", "1.00", "2.98", "2.05", "3.07", "1.60", "1.25", "-", "-", "ok"]
 
 
+@pytest.mark.serial
 def test_the_summary_has_the_mean_ratio_and_why_columns_are_empty() -> None:
     table = Table(ALL_REDUCE, ["hpccomm", "mpi4py", "gloo"])
     table.line(rows(8))
@@ -67,6 +70,7 @@ def test_the_summary_has_the_mean_ratio_and_why_columns_are_empty() -> None:
     ]
 
 
+@pytest.mark.serial
 def test_wrong_results_are_shouted() -> None:
     table = Table(ALL_REDUCE, ["hpccomm", "mpi4py", "gloo"], check=True)
     line = table.line([replace(each, wrong=each.wrong and 3) for each in rows(8, 1)])
@@ -74,6 +78,7 @@ def test_wrong_results_are_shouted() -> None:
     assert "# WRONG: mpi4py, 8 bytes: 3 elements differ from NumPy's" in table.summary()
 
 
+@pytest.mark.serial
 def test_benchmarks_without_sizes_and_with_rates_have_other_columns() -> None:
     benchmarks = registry.load()
     barrier = Table(benchmarks["barrier"], ["hpccomm"])
@@ -84,6 +89,7 @@ def test_benchmarks_without_sizes_and_with_rates_have_other_columns() -> None:
     assert Table(benchmarks["message_rate"], ["hpccomm"]).line([rated]).split()[-1] == "4.000"
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("time", "text"), [(None, "-"), (0.1234, "0.12"), (999.994, "999.99"), (1234.5, "1234.5"), (2e6, "2000000")]
 )
@@ -91,11 +97,13 @@ def test_times(time: float | None, text: str) -> None:
     assert report.microseconds(time) == text
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (1.234, "1.23"), (0.1, "0.10"), (0.01234, "0.012")])
 def test_ratios(value: float | None, text: str) -> None:
     assert report.ratio(value) == text
 
 
+@pytest.mark.serial
 def test_csv_can_be_read_back() -> None:
     text = "\n".join([report.csv_head(), *map(report.csv_line, rows(wrong=0))])
     found = list(csv.DictReader(io.StringIO(text)))
@@ -117,6 +125,7 @@ def test_json_has_the_machine_and_all_rows_and_names_no_host(process_group: hc.P
     assert str(process_group.size) in machine.one_line(facts)
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("version", "name"),
     [
@@ -129,6 +138,7 @@ def test_the_name_of_the_mpi_library_without_its_build_host(version: str, name: 
     assert machine.mpi_library(version) == name
 
 
+@pytest.mark.serial
 def test_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "bench.png"

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.bench import registry
@@ -136,6 +137,7 @@ def test_overlap_of_every_contender(session: Session) -> None:
             assert str(each.size_bytes) in overlap.line(each)
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("communication", "compute", "both", "hidden"),
     [(10, 10, 20, 0), (10, 10, 10, 1), (10, 10, 15, 0.5), (10, 10, 30, 0), (10, 5, 10, 1), (5, 10, 9, 1)],
@@ -146,6 +148,7 @@ def test_the_hidden_share(communication: float, compute: float, both: float, hid
     )
 
 
+@pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 3, reason="on more ranks than cores it takes minutes")
 def test_a_model_of_the_ranks_that_run_the_tests(process_group: hc.ProcessGroup) -> None:
     if process_group.size == 1:
         return
@@ -173,6 +176,7 @@ def test_tune_gives_every_rank_one_table_of_what_was_tried(process_group: hc.Pro
         assert "node-shared arrays: not measured" in text
 
 
+@pytest.mark.serial
 def test_a_threshold_is_where_one_way_begins_to_win_and_goes_on() -> None:
     assert tune.threshold([(1, False), (2, True), (4, True)]) == 2
     assert tune.threshold([(1, True), (2, True)]) == 1

@@ -16,8 +16,6 @@ from hpccomm.process.mpi_library import path_of_library
 
 from ..launch import launch
 
-alone = pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts its own jobs")
-
 
 def facts(gpu: bool = False) -> dict[str, str]:
     return dict(info.collect(gpu))
@@ -57,12 +55,14 @@ def test_mpi_is_described_as_it_is(no_cupy: None) -> None:
     assert found["CUDA-aware MPI"] == "no: MPIX_Query_cuda_support() says so"  # the wheels are built without CUDA
 
 
+@pytest.mark.serial
 def test_without_cupy_it_says_what_to_install(no_cupy: None) -> None:
     found = facts()
     assert found["CuPy"] == "no: it is not installed; pip install 'hpccomm[cuda13]' (or [cuda12])"
     assert found["NCCL"].startswith("no: ")
 
 
+@pytest.mark.serial
 @pytest.mark.usefixtures("fake_cupy")
 def test_cupy_nccl_and_gpus() -> None:
     found = facts()
@@ -72,6 +72,7 @@ def test_cupy_nccl_and_gpus() -> None:
     assert facts(gpu=True)["GPUs"] == "H200 0, H200 1"
 
 
+@pytest.mark.serial
 def test_each_part_may_be_missing(fake_cupy: Path) -> None:
     (fake_cupy / "cuda" / "nccl.py").write_text("raise ImportError('libnccl.so.2: no such file')\n")
     (fake_cupy / "cuda" / "runtime.py").write_text("def getDeviceCount(): raise RuntimeError('no driver')\n")
@@ -80,11 +81,13 @@ def test_each_part_may_be_missing(fake_cupy: Path) -> None:
     assert found["GPUs"] == "no: no driver"
 
 
+@pytest.mark.serial
 def test_a_cupy_that_can_not_be_imported(fake_cupy: Path) -> None:
     (fake_cupy / "__init__.py").write_text("raise ImportError('no libcudart')\n")
     assert facts()["CuPy"] == "no: it can't be imported: no libcudart"
 
 
+@pytest.mark.serial
 def test_the_variable_decides_over_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda_aware.cuda_awareness({"HPCCOMM_CUDA_AWARE": "1"}) == (True, "HPCCOMM_CUDA_AWARE=1")
     assert cuda_aware.cuda_awareness({"HPCCOMM_CUDA_AWARE": "0"}) == (False, "HPCCOMM_CUDA_AWARE=0")
@@ -94,6 +97,7 @@ def test_the_variable_decides_over_the_library(monkeypatch: pytest.MonkeyPatch) 
     assert facts()["CUDA-aware MPI"] == "no: HPCCOMM_CUDA_AWARE is 'yes'; expected 0 or 1"
 
 
+@pytest.mark.serial
 def test_a_library_that_does_not_tell_counts_as_not_aware(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_aware, "path_of_library", lambda name: None)
     assert cuda_aware.cuda_awareness({}).is_proven is False
@@ -103,6 +107,7 @@ def test_a_library_that_does_not_tell_counts_as_not_aware(monkeypatch: pytest.Mo
     assert awareness.reason.startswith("the library has no MPIX_Query_cuda_support")
 
 
+@pytest.mark.serial
 def test_libraries_are_found_by_their_name(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     maps.write_text(
@@ -123,7 +128,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], no_cupy: None, monkeypa
     assert json.loads(capsys.readouterr().out)["thread level"] == "multiple"
 
 
-@alone
+@pytest.mark.serial
 def test_one_process_of_a_job_prints() -> None:
     done = launch(2, sys.executable, "-m", "hpccomm", "info")
     assert done.returncode == 0, done.stderr

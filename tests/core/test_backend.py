@@ -78,6 +78,7 @@ def register(name: str, devices: Any = None) -> list[Noting]:
 # -- BackendConfig -----------------------------------------------------------------------------------
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("text", "device_map"),
     [
@@ -97,6 +98,7 @@ def test_good_configurations(text: str | None, device_map: dict[str, str]) -> No
     assert repr(config) == f"BackendConfig('{config}')"
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("text", "bad"),
     [
@@ -123,6 +125,7 @@ def test_bad_configurations_show_the_bad_part_and_the_names_known(text: str, bad
         hc.new_group(backend=text)
 
 
+@pytest.mark.serial
 def test_a_configuration_that_is_no_text() -> None:
     with pytest.raises(TypeError, match="backend is 3; expected a string such as"):
         hc.BackendConfig(3)  # type: ignore[arg-type]
@@ -131,6 +134,7 @@ def test_a_configuration_that_is_no_text() -> None:
 # -- register_backend and register_device ------------------------------------------------------------
 
 
+@pytest.mark.serial
 def test_registering_again_is_refused() -> None:
     register("mine")
     for name in ("mine", " MINE", "mpi", "nccl"):
@@ -138,6 +142,7 @@ def test_registering_again_is_refused() -> None:
             register(name)
 
 
+@pytest.mark.serial
 def test_bad_registrations() -> None:
     with pytest.raises(ValueError, match="'my backend' is not a backend name"):
         register("my backend")
@@ -154,6 +159,7 @@ def test_bad_registrations() -> None:
     assert "mine" not in registry.known_backends()
 
 
+@pytest.mark.serial
 def test_a_string_of_devices_is_one_device() -> None:
     register("mine", devices="cpu")
     assert hc.BackendConfig("mine").device_map == {"cpu": "mine"}
@@ -394,6 +400,7 @@ def installed(options: hc.BackendOptions, _: Any) -> Noting:
     return Noting(options.rank, options.size)
 
 
+@pytest.mark.serial
 def test_the_mpi_backend_needs_a_communicator() -> None:
     from hpccomm.mpi.create import create
 

@@ -8,6 +8,8 @@ import pytest
 
 import hpccomm as hc
 
+pytestmark = pytest.mark.serial
+
 
 def test_value_before_completion_is_an_error() -> None:
     future = hc.Future()

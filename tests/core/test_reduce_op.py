@@ -7,6 +7,8 @@ import pytest
 
 import hpccomm as hc
 
+pytestmark = pytest.mark.serial
+
 NAMES = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"]
 
 

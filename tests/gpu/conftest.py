@@ -46,9 +46,10 @@ def groups(process_group: hc.ProcessGroup, request: pytest.FixtureRequest) -> It
     last = process_group.size - 1
     made = [
         hc.new_group(backend=backend, group_desc="everybody"),
-        hc.new_group([last, 0][: process_group.size], backend=backend, sort_ranks=False, group_desc="reversed"),
         hc.new_group([last], backend=backend, group_desc="alone"),
     ]
+    if last > 0:
+        made.append(hc.new_group([last, 0], backend=backend, sort_ranks=False, group_desc="reversed"))
     mine = [group for group in made if isinstance(group, hc.ProcessGroup)]
     for group in mine:
         if not gpus.is_real():

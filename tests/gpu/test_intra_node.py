@@ -30,6 +30,7 @@ SUM = hc.ReduceOp.SUM
 # -- the choice --------------------------------------------------------------------------------------
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("nbytes", "dtype", "op", "topology", "expected"),
     [
@@ -67,6 +68,7 @@ def test_choice(nbytes: int, dtype: str, op: Any, topology: Topology, expected: 
     assert choose(nbytes, dtype, op, topology) is expected
 
 
+@pytest.mark.serial
 def test_links() -> None:
     full = [[True] * 8 for _ in range(8)]
     mesh = [[r & 4 == s & 4 or r ^ 4 == s for s in range(8)] for r in range(8)]
@@ -77,6 +79,7 @@ def test_links() -> None:
     assert links_of(mesh) is Links.TOO_FEW
 
 
+@pytest.mark.serial
 def test_the_variable() -> None:
     assert intra_node.mode({}) == "0"
     assert intra_node.mode({"HPCCOMM_INTRA_NODE": "host"}) == "host"
@@ -221,6 +224,7 @@ def test_no_shared_memory_is_left(machine: Any, monkeypatch: pytest.MonkeyPatch)
 # -- the kernels -------------------------------------------------------------------------------------
 
 
+@pytest.mark.serial
 def test_the_cube_mesh_reads_and_writes_its_links_only(machine: Any) -> None:
     """Eight ranks as threads, with the kernel as the stand-in has it."""
     from .stand_in import Kernel
@@ -264,7 +268,7 @@ def test_the_cube_mesh_reads_and_writes_its_links_only(machine: Any) -> None:
         assert_same(output, low + high)
 
 
-@pytest.mark.skipif(RANK > 0 or SIZE > 1, reason="once is enough")
+@pytest.mark.serial
 @pytest.mark.parametrize("architecture", ["compute_75", "compute_80", "compute_90", "compute_100"])
 def test_the_kernels_compile(architecture: str) -> None:
     from cupy.cuda import nvrtc

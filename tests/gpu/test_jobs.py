@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from ..launch import IMITATED_GPU, ROOT, launch
 from . import gpus
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="starts mpiexec itself: once is enough")
+pytestmark = pytest.mark.serial
 
 
 def run_job(ranks: int, job: str, *arguments: str | Path) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.cuda import seam
@@ -30,6 +29,7 @@ def cupy_nccl(monkeypatch: pytest.MonkeyPatch) -> Any:
     forget_provider()
 
 
+@pytest.mark.serial
 def test_result_codes_beyond_cupys_own_table(cupy_nccl: Any) -> None:
     nccl = seam.nccl()
     raised = []
@@ -45,6 +45,7 @@ def test_result_codes_beyond_cupys_own_table(cupy_nccl: Any) -> None:
     assert nccl.explain(ValueError()) is None
 
 
+@pytest.mark.serial
 def test_it_has_what_the_seam_names(cupy_nccl: Any) -> None:
     nccl = seam.nccl()
     assert nccl.version() > 21800
@@ -64,6 +65,7 @@ def camel_case(name: str) -> str:
     return first + "".join(each.capitalize() for each in others)
 
 
+@pytest.mark.serial
 def test_the_last_error_is_told(cupy_nccl: Any) -> None:
     if gpus.is_real():
         pytest.skip("here is a GPU")
@@ -117,7 +119,7 @@ def test_what_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch)
     forget_provider()
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts a job of its own")
+@pytest.mark.serial
 def test_host_operations_do_not_import_cupy() -> None:
     program = (
         "import sys, numpy as np, hpccomm as hc\n"

@@ -23,8 +23,6 @@ from hpccomm.process.tuning import Tuning
 from ..arrays import LAYOUTS, REDUCTIONS, assert_same, reduced, reductions_of, values
 from ..launch import launch
 
-alone = pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts its own jobs")
-
 
 @pytest.fixture(scope="module")
 def group(process_group: hc.ProcessGroup) -> Iterator[hc.ProcessGroup]:
@@ -138,6 +136,7 @@ def test_what_goes_wrong_is_raised_by_wait(group: hc.ProcessGroup) -> None:
     assert work.status is hc.WorkStatus.FAILED
 
 
+@pytest.mark.serial
 def test_errors_of_mpi_are_explained() -> None:
     class Broken(Backend):
         def all_reduce(self, array: Any, op: Any, async_op: bool) -> None:
@@ -200,7 +199,7 @@ def test_without_thread_multiple_there_is_no_thread(
         assert (array == process_group.size).all()
 
 
-@alone
+@pytest.mark.serial
 def test_a_program_that_does_not_wait_for_it_ends_well(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -33,6 +33,7 @@ def call(function: Any, *arguments: Any, async_op: bool, **options: Any) -> None
         work.wait()
 
 
+@pytest.mark.serial
 def test_segments_are_the_whole_in_order() -> None:
     whole = np.arange(100.0)
     assert segments(whole, 800)[0] is whole
@@ -42,6 +43,7 @@ def test_segments_are_the_whole_in_order() -> None:
     assert [piece.size for piece in segments(whole, 3)] == [1] * 100  # smaller than an element
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("nbytes", [1, 100, 10_000])
 def test_columns_have_a_piece_of_every_part(nbytes: int) -> None:
     array, output = np.arange(60.0), np.zeros(20)

@@ -4,6 +4,8 @@ import pytest
 
 from hpccomm.process.environment import launcher, silent_singleton
 
+pytestmark = pytest.mark.serial
+
 
 @pytest.mark.parametrize(
     ("environ", "name"),

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.process.tuning import Tuning, as_json, tuning
 
 from ..launch import launch
 
-alone = pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 1, reason="starts its own jobs")
+pytestmark = pytest.mark.serial
 
 
 def test_without_variables_it_is_the_default() -> None:
@@ -57,7 +56,6 @@ def test_a_missing_file_and_a_bad_number_are_named(tmp_path: Path) -> None:
         tuning({"HPCCOMM_SEGMENT_BYTES": "4M"})
 
 
-@alone
 def test_rank_0_decides_for_all_ranks(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
@@ -77,7 +75,6 @@ def test_rank_0_decides_for_all_ranks(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[:2] == ["64 64", "64 64"], done.stdout + done.stderr
 
 
-@alone
 def test_a_bad_table_is_an_error_on_every_rank(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

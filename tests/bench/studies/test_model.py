@@ -24,6 +24,8 @@ from hpccomm.bench.studies.model import (
 )
 from hpccomm.bench.studies.predict import Network, duration, on_a_cluster, path, predictions, report, size_name
 
+pytestmark = pytest.mark.serial
+
 A, B, G = 2e-6, 1 / 25e9, 1 / 5e9
 FLAT = Machine(A, B, G)
 CLUSTER = Machine(A, B, G, ranks_per_node=16, node_alpha=4e-7, node_beta=1 / 8e9)

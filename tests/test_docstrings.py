@@ -1,0 +1,70 @@
+"""Every public function says what it returns, and shows a result that the doctests compare."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from typing import Any
+
+import pytest
+
+import hpccomm as hc
+
+pytestmark = pytest.mark.serial
+
+PUBLIC = [(name, getattr(hc, name)) for name in hc.__all__]
+FUNCTIONS = [(name, thing) for name, thing in PUBLIC if inspect.isfunction(thing)]
+CLASSES = [
+    (name, thing) for name, thing in PUBLIC if inspect.isclass(thing) and not issubclass(thing, (Exception, Warning))
+]
+
+every_function = pytest.mark.parametrize(("name", "function"), FUNCTIONS, ids=[name for name, _ in FUNCTIONS])
+everything = pytest.mark.parametrize(
+    ("name", "thing"), FUNCTIONS + CLASSES, ids=[name for name, _ in FUNCTIONS + CLASSES]
+)
+
+
+def section(thing: Any, title: str) -> str:
+    """The text under a heading of a docstring in NumPy style; "" if there is none."""
+    lines = (inspect.getdoc(thing) or "").splitlines()
+    headings = [i for i in range(len(lines) - 1) if lines[i] and lines[i + 1] == "-" * len(lines[i])]
+    for i, end in zip(headings, [*headings[1:], len(lines)]):
+        if lines[i] == title:
+            return "\n".join(lines[i + 2 : end]).strip()
+    return ""
+
+
+def test_public_functions_and_classes_are_found() -> None:
+    assert len(FUNCTIONS) > 60
+    assert len(CLASSES) > 10
+    assert len(FUNCTIONS) + len(CLASSES) > 0.9 * len(PUBLIC)
+
+
+@every_function
+def test_a_function_says_what_it_returns(name: str, function: Any) -> None:
+    assert section(function, "Returns"), f"{name} has no section 'Returns'"
+
+
+@everything
+def test_an_example_shows_a_result(name: str, thing: Any) -> None:
+    examples = doctest.DocTestParser().get_examples(section(thing, "Examples"))
+    assert examples, f"{name} has no section 'Examples' with a statement"
+    assert any(example.want for example in examples), f"no example of {name} shows a result, so none can fail"
+    skipped = [example for example in examples if example.options.get(doctest.SKIP)]
+    assert not skipped, f"an example of {name} is skipped"
+
+
+def test_a_function_without_a_result_is_noticed() -> None:
+    def plain() -> None:
+        """Do something.
+
+        Examples
+        --------
+        >>> x = 1
+        """
+
+    assert section(plain, "Returns") == ""
+    with pytest.raises(AssertionError, match="has no section 'Returns'"):
+        test_a_function_says_what_it_returns("plain", plain)
+    with pytest.raises(AssertionError, match="shows a result"):
+        test_an_example_shows_a_result("plain", plain)
