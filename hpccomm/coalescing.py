@@ -11,7 +11,7 @@ from .core.calls import Call
 from .core.non_member import Group, NonMember
 from .core.operation_list import OPERATIONS
 from .core.work import JoinedWork, Work
-from .errors import UnsupportedOperationError, here
+from .errors import DistError, UnsupportedOperationError, here
 from .world import member
 
 
@@ -61,6 +61,8 @@ class coalescing:
 
     def __enter__(self) -> coalescing:
         if not isinstance(self._group, NonMember):
+            if self._group.is_destroyed:
+                raise DistError(f"coalescing: the process group {self._group.name!r} has been destroyed{here()}")
             if self._group._block is not None:
                 raise ValueError(f"coalescing: this group is collecting already; blocks don't nest{here()}")
             self._thread = threading.get_ident()

@@ -167,7 +167,8 @@ def all_gather_coalesced(group: Membership, output_lists: Sequence[Sequence[Arra
     """Accept a list for each rank of as many arrays as there are inputs; this rank's are as large as those."""
     name = "all_gather_coalesced"
     device, views = checks.array_list(name, "arrays", arrays, checks.readable)
-    if len(output_lists) != group.size or any(len(outputs) != len(views) for outputs in output_lists):
+    rows = list(output_lists) if isinstance(output_lists, Sequence) else [None]
+    if len(rows) != group.size or any(not isinstance(row, Sequence) or len(row) != len(views) for row in rows):
         raise ValueError(
             f"{name}: output_lists must be {group.size} lists (one per rank) of {len(views)} arrays "
             f"(one per input){here()}"
@@ -252,9 +253,9 @@ def sendrecv(
 def _peer(group: Membership, name: str, argument: str, given: int, is_blocking: bool) -> int:
     peer = rank(group, f"{name}: {argument}", given)
     if is_blocking and peer == group.rank:
+        hint = "" if name.endswith("list") else f"; use i{name}, or sendrecv"
         raise ValueError(
-            f"{name}: {argument} is this rank itself, which a blocking {name} would wait for for ever; "
-            f"use i{name}, or sendrecv{here()}"
+            f"{name}: {argument} is this rank itself, which a blocking {name} would wait for for ever{hint}{here()}"
         )
     return peer
 

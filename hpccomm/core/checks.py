@@ -230,7 +230,7 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
 
 def has_splits(split_sizes: Sequence[int] | np.ndarray | None) -> bool:
     """Say whether the program gave split sizes; an empty list counts as none."""
-    return split_sizes is not None and len(split_sizes) > 0
+    return split_sizes is not None and (not hasattr(split_sizes, "__len__") or len(split_sizes) > 0)
 
 
 def splits(
@@ -246,6 +246,8 @@ def splits(
                 f"pass {argument}_split_sizes{here()}"
             )
         return [shape[0] // ranks * row] * ranks
+    if not hasattr(given, "__len__"):
+        raise TypeError(f"{operation}: {argument}_split_sizes is {given!r}; expected a list of integers{here()}")
     counts = [integer(f"{operation}: an entry of {argument}_split_sizes", count) for count in given]
     if len(counts) != ranks or min(counts) < 0 or sum(counts) != shape[0]:
         raise ValueError(

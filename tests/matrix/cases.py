@@ -1,0 +1,328 @@
+"""One good call and the bad ones of every operation; `test_matrix` tries each in every form on every kind of group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import hpccomm as hc
+from hpccomm.core.operation_list import OPERATIONS
+
+Outcome = tuple[Any, Any]  # what came out, what NumPy says
+
+
+@dataclass
+class Good:
+    """A call that is right on every rank of a group: the arguments before ``group=``, and what has to come out."""
+
+    arguments: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)  # compared once the operation is done
+    returns: Any = None  # of the blocking form
+
+
+def values(rank: int, n: int = 4, salt: int = 0) -> Any:
+    """What a rank contributes."""
+    return np.random.default_rng([rank, salt]).integers(0, 9, n).astype(float)
+
+
+def everybody(group: hc.ProcessGroup, n: int = 4, salt: int = 0) -> list[Any]:
+    """What all ranks of the group contribute, in group order."""
+    return [values(rank, n, salt) for rank in range(group.size)]
+
+
+def flat(lists: list[list[Any]]) -> list[Any]:
+    return [array for arrays in lists for array in arrays]
+
+
+GOOD: dict[str, Callable[[hc.ProcessGroup], Good]] = {}
+
+
+def good(make: Callable[[hc.ProcessGroup], Good]) -> Callable[[hc.ProcessGroup], Good]:
+    GOOD[make.__name__] = make
+    return make
+
+
+@good
+def broadcast(group: hc.ProcessGroup) -> Good:
+    x = values(group.rank)
+    return Good((x,), {"group_src": group.size - 1}, [(x, values(group.size - 1))])
+
+
+@good
+def all_reduce(group: hc.ProcessGroup) -> Good:
+    x = values(group.rank)
+    return Good((x,), {"op": "max"}, [(x, np.max(everybody(group), axis=0))])
+
+
+@good
+def reduce(group: hc.ProcessGroup) -> Good:
+    x = values(group.rank)
+    total = np.sum(everybody(group), axis=0)
+    return Good((x,), {"group_dst": 0}, [(x, total if group.rank == 0 else values(group.rank))])
+
+
+@good
+def scan(group: hc.ProcessGroup) -> Good:
+    x = values(group.rank)
+    return Good((x,), {}, [(x, np.sum(everybody(group)[: group.rank + 1], axis=0))])
+
+
+@good
+def exscan(group: hc.ProcessGroup) -> Good:
+    x = values(group.rank)
+    before = np.sum(everybody(group)[: group.rank], axis=0) if group.rank else values(0)
+    return Good((x,), {}, [(x, before)])
+
+
+@good
+def all_gather(group: hc.ProcessGroup) -> Good:
+    out = [np.zeros(4) for _ in range(group.size)]
+    return Good((out, values(group.rank)), {}, [(out, everybody(group))])
+
+
+@good
+def all_gather_single(group: hc.ProcessGroup) -> Good:
+    out = np.zeros(4 * group.size)
+    return Good((out, values(group.rank)), {}, [(out, np.concatenate(everybody(group)))])
+
+
+@good
+def gather(group: hc.ProcessGroup) -> Good:
+    out = [np.zeros(4) for _ in range(group.size)] if group.rank == 0 else None
+    outcomes = [(out, everybody(group))] if out else []
+    return Good((values(group.rank), out), {"group_dst": 0}, outcomes)
+
+
+@good
+def scatter(group: hc.ProcessGroup) -> Good:
+    out = np.zeros(4)
+    given = everybody(group) if group.rank == 0 else None
+    return Good((out, given), {"group_src": 0}, [(out, values(group.rank))])
+
+
+@good
+def reduce_scatter(group: hc.ProcessGroup) -> Good:
+    out = np.zeros(4)
+    given = [values(group.rank, salt=r) for r in range(group.size)]
+    return Good((out, given), {}, [(out, np.sum(everybody(group, salt=group.rank), axis=0))])
+
+
+@good
+def reduce_scatter_single(group: hc.ProcessGroup) -> Good:
+    out, n = np.zeros(4), group.size
+    total = np.sum(everybody(group, 4 * n), axis=0)
+    return Good((out, values(group.rank, 4 * n)), {}, [(out, total[4 * group.rank : 4 * group.rank + 4])])
+
+
+@good
+def all_to_all(group: hc.ProcessGroup) -> Good:
+    out = [np.zeros(4) for _ in range(group.size)]
+    given = [values(group.rank, salt=r) for r in range(group.size)]
+    return Good((out, given), {}, [(out, everybody(group, salt=group.rank))])
+
+
+@good
+def all_to_all_single(group: hc.ProcessGroup) -> Good:
+    n = group.size
+    out = np.zeros(2 * n)
+    rows = np.array(everybody(group, 2 * n)).reshape(n, n, 2)
+    return Good((out, values(group.rank, 2 * n)), {}, [(out, rows[:, group.rank].reshape(-1))])
+
+
+@good
+def all_reduce_coalesced(group: hc.ProcessGroup) -> Good:
+    arrays = [values(group.rank, 3), values(group.rank, 2, 1)]
+    sums = [np.sum(everybody(group, 3), axis=0), np.sum(everybody(group, 2, 1), axis=0)]
+    return Good((arrays,), {}, [(arrays, sums)])
+
+
+@good
+def broadcast_coalesced(group: hc.ProcessGroup) -> Good:
+    arrays = [values(group.rank, 3), values(group.rank, 2, 1)]
+    return Good((arrays,), {"group_src": 0}, [(arrays, [values(0, 3), values(0, 2, 1)])])
+
+
+@good
+def all_gather_coalesced(group: hc.ProcessGroup) -> Good:
+    out = [[np.zeros(3), np.zeros(2)] for _ in range(group.size)]
+    expected = [[values(r, 3), values(r, 2, 1)] for r in range(group.size)]
+    given = [values(group.rank, 3), values(group.rank, 2, 1)]
+    return Good((out, given), {}, [(flat(out), flat(expected))])
+
+
+@good
+def all_gather_single_coalesced(group: hc.ProcessGroup) -> Good:
+    out = [np.zeros(3 * group.size), np.zeros(2 * group.size)]
+    given = [values(group.rank, 3), values(group.rank, 2, 1)]
+    expected = [np.concatenate(everybody(group, 3)), np.concatenate(everybody(group, 2, 1))]
+    return Good((out, given), {}, [(out, expected)])
+
+
+@good
+def reduce_scatter_single_coalesced(group: hc.ProcessGroup) -> Good:
+    n, me = group.size, group.rank
+    out = [np.zeros(3), np.zeros(2)]
+    given = [values(me, 3 * n), values(me, 2 * n, 1)]
+    sums = [np.sum(everybody(group, 3 * n), axis=0), np.sum(everybody(group, 2 * n, 1), axis=0)]
+    return Good((out, given), {}, [(out, [sums[0][3 * me : 3 * me + 3], sums[1][2 * me : 2 * me + 2]])])
+
+
+@good
+def all_reduce_sparse(group: hc.ProcessGroup) -> Good:
+    import scipy.sparse
+
+    n = group.size
+    matrix = scipy.sparse.coo_array(([1.0, 2.0], ([0, group.rank], [0, 1])), shape=(n, 2)).tocsr()
+    dense = np.zeros((n, 2))
+    dense[0, 0], dense[:, 1] = n, 2.0
+    return Good((matrix,), {}, [(matrix, dense)])
+
+
+@good
+def send(group: hc.ProcessGroup) -> Good:
+    return Good((values(group.rank),), {"group_dst": (group.rank + 1) % group.size})
+
+
+@good
+def recv(group: hc.ProcessGroup) -> Good:
+    x, source = np.zeros(4), (group.rank - 1) % group.size
+    return Good((x,), {"group_src": source}, [(x, values(source))], returns=group.ranks[source])
+
+
+@good
+def sendrecv(group: hc.ProcessGroup) -> Good:
+    x, source = np.zeros(4), (group.rank - 1) % group.size
+    options = {"group_dst": (group.rank + 1) % group.size, "group_src": source}
+    return Good((values(group.rank), None, x), options, [(x, values(source))], returns=group.ranks[source])
+
+
+@good
+def barrier(group: hc.ProcessGroup) -> Good:
+    return Good()
+
+
+@good
+def monitored_barrier(group: hc.ProcessGroup) -> Good:
+    return Good((), {"timeout": 60})
+
+
+@good
+def all_gather_object(group: hc.ProcessGroup) -> Good:
+    slots: list[Any] = [None] * group.size
+    return Good((slots, {"rank": group.rank}), {}, [(slots, [{"rank": r} for r in range(group.size)])])
+
+
+@good
+def gather_object(group: hc.ProcessGroup) -> Good:
+    slots: list[Any] | None = [None] * group.size if group.rank == 0 else None
+    return Good((group.rank, slots), {"group_dst": 0}, [(slots, list(range(group.size)))] if slots else [])
+
+
+@good
+def broadcast_object_list(group: hc.ProcessGroup) -> Good:
+    slots = [group.rank, "x"]
+    return Good((slots,), {"group_src": 0}, [(slots, [0, "x"])])
+
+
+@good
+def scatter_object_list(group: hc.ProcessGroup) -> Good:
+    mine: list[Any] = [None]
+    given: list[Any] = list(range(group.size)) if group.rank == 0 else [None] * group.size  # ignored, as in c10d
+    return Good((mine, given), {"group_src": 0}, [(mine, [group.rank])])
+
+
+@good
+def send_object_list(group: hc.ProcessGroup) -> Good:
+    return Good(([group.rank],), {"group_dst": (group.rank + 1) % group.size})
+
+
+@good
+def recv_object_list(group: hc.ProcessGroup) -> Good:
+    slots, source = [None], (group.rank - 1) % group.size
+    return Good((slots,), {"group_src": source}, [(slots, [source])], returns=group.ranks[source])
+
+
+FUNCTIONS: dict[str, Any] = {name: getattr(hc, name, None) for name in OPERATIONS} | {
+    "all_reduce_sparse": hc.all_reduce
+}
+MESSAGES = {"send": "isend", "recv": "irecv"}  # whose asynchronous form has a name of its own
+
+
+def function(name: str, form: str) -> Any:
+    """The public function of an operation in a form."""
+    if form == "persistent":
+        return getattr(hc, f"{name}_init")
+    return getattr(hc, MESSAGES[name]) if form == "async" and name in MESSAGES else FUNCTIONS[name]
+
+
+# -- arguments that are refused ----------------------------------------------------------------------
+
+NUMBERS = [0.0, np.float64(0), True, "0", [0], np.zeros(1), 99, -1]
+READ_ONLY = np.broadcast_to(1.0, 4)
+
+
+def bad_calls(name: str, group: hc.ProcessGroup) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """Calls with one wrong argument: (what is wrong, arguments, options)."""
+    found: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def wrong(what: str, place: int | None = None, value: Any = None, **options: Any) -> None:
+        fine = GOOD[name](group)
+        arguments = list(fine.arguments)
+        if place is not None:
+            arguments[place] = value
+        found.append((what, tuple(arguments), {**fine.options, **options}))
+
+    spec = OPERATIONS[name]
+    fine = GOOD[name](group)
+    for option in ("group_src", "group_dst"):
+        if option in fine.options:
+            for value in NUMBERS:
+                wrong(f"{option}={value!r}", **{option: value})
+            if name != "sendrecv":
+                wrong("both kinds of rank", **{option: 0, option.removeprefix("group_"): 0})
+    if "tag" in spec.arguments:
+        for value in (-1, 0.5, None, "x", 2**40):
+            wrong(f"tag={value!r}", tag=value)
+    if spec.reduces and name != "all_reduce_sparse":
+        for value in ("mean", None, 3, hc.ReduceOp.PREMUL_SUM("x"), hc.ReduceOp.BAND, [1]):
+            wrong(f"op={value!r}", op=value)
+    for place, argument in enumerate(fine.arguments):
+        if name.endswith(("object", "object_list")) or name == "all_reduce_sparse":
+            continue
+        if isinstance(argument, np.ndarray):
+            for value in (3.0, None, [1.0], "text", np.array([{}]), np.zeros(4, ">f8"), np.ma.masked_array([1.0])):
+                wrong(f"argument {place} is {value!r}", place, value)
+        if isinstance(argument, list):
+            for value in (3, [], [None] * len(argument), [*argument, argument[0]], [np.array([{}])] * len(argument)):
+                longer = isinstance(value, list) and len(value) == len(argument) + 1
+                if not (longer and name in ("all_reduce_coalesced", "broadcast_coalesced")):
+                    wrong(f"argument {place} is {str(value)[:60]}", place, value)
+    written = {
+        "all_reduce": 0, "scan": 0, "exscan": 0, "all_gather_single": 0, "scatter": 0, "reduce_scatter": 0,
+        "reduce_scatter_single": 0, "all_to_all_single": 0, "recv": 0, "sendrecv": 2,
+    }  # fmt: skip
+    if name in written:
+        wrong("a read-only output", written[name], np.broadcast_to(0.0, fine.arguments[written[name]].shape))
+    sees_both = name != "scatter" or group.rank == 0  # the others have only what they receive
+    if (
+        name in ("all_gather_single", "reduce_scatter_single", "all_to_all_single", "scatter", "reduce_scatter")
+        and sees_both
+    ):
+        wrong("a size that does not fit", 0, np.zeros(4 * group.size + 3))
+        wrong("another dtype", 0, fine.arguments[0].astype(np.float32))
+    if name == "all_to_all_single":
+        for sizes in ([1] * (group.size + 1), [-1] * group.size, [0.5] * group.size, 3):
+            wrong(f"split sizes {sizes}", input_split_sizes=sizes)
+    if name == "monitored_barrier":
+        for value in (-1, "x", [], float("nan"), True):
+            wrong(f"timeout={value!r}", timeout=value)
+    if name in ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"):
+        if name == "all_gather_object" or (name == "gather_object" and group.rank == 0):
+            wrong("too few slots", name == "gather_object", [])
+        if name == "scatter_object_list":
+            wrong("no slot", 0, [])
+    return found
