@@ -1,0 +1,172 @@
+"""Hooks see every operation once, with all that describes it; and nobody pays for them when there are none."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def begin(self, operation: hc.Operation) -> None:
+        self.lines.append(f"begin {operation.name}")
+
+    def end(self, operation: hc.Operation) -> None:
+        self.lines.append(f"end {operation.name} {type(operation.error).__name__}")
+
+
+def test_begin_comes_before_the_transport_and_end_after_it(process_group: hc.ProcessGroup) -> None:
+    log, array = Log(), np.ones(2)
+
+    class Look(Log):
+        def begin(self, operation: hc.Operation) -> None:
+            assert operation.arguments["array"] is array
+            assert operation.op is hc.ReduceOp.SUM
+            assert (array == 1).all()
+
+        def end(self, operation: hc.Operation) -> None:
+            assert (array == process_group.size).all()
+
+    with process_group.register_hook(log), process_group.register_hook(Look()):
+        hc.all_reduce(array)
+    assert log.lines == ["begin all_reduce", "end all_reduce NoneType"]
+    hc.all_reduce(array)
+    assert len(log.lines) == 2  # the handles are gone
+
+
+def test_the_end_of_an_asynchronous_operation_is_when_it_has_ended(process_group: hc.ProcessGroup) -> None:
+    log = Log()
+    handle = process_group.register_hook(log)
+    work = hc.all_reduce(np.ones(2), async_op=True)
+    assert log.lines == ["begin all_reduce"]
+    handle.remove()  # who has seen the begin sees the end
+    handle.remove()
+    work.wait()
+    work.wait()
+    assert log.lines == ["begin all_reduce", "end all_reduce NoneType"]
+
+
+def test_what_describes_an_operation(process_group: hc.ProcessGroup) -> None:
+    n = process_group.size
+    seen: list[hc.Operation] = []
+
+    class Note:
+        def begin(self, operation: hc.Operation) -> None:
+            seen.append(operation)
+
+        def end(self, operation: hc.Operation) -> None:
+            pass
+
+    with process_group.register_hook(Note()):
+        hc.reduce(np.zeros(3, np.float32), group_dst=n - 1, op="max")
+        hc.all_gather([np.zeros(2) for _ in range(n)], np.zeros(2), async_op=True).wait()
+        hc.irecv(np.zeros(1), group_src=0, tag=5).abort()
+        hc.barrier()
+    reduce, gather, recv, barrier = seen
+    assert (reduce.group, reduce.device, reduce.async_op) == (process_group, "cpu", False)
+    assert (reduce.peer, reduce.op, reduce.nbytes) == (n - 1, hc.ReduceOp.MAX, 12)
+    assert (gather.nbytes, len(gather.arrays), gather.async_op, gather.op) == (16 * (n + 1), n + 1, True, None)
+    assert (recv.peer, recv.arguments["tag"]) == (0, 5)
+    assert isinstance(recv.error, hc.DistError)
+    assert (barrier.arrays, barrier.peer, barrier.arguments) == ([], None, {})
+    numbers = [each.sequence_number for each in seen]
+    assert numbers == list(range(numbers[0], numbers[0] + 4))
+    assert repr(barrier) == f"<Operation barrier #{numbers[-1]} of 'world'>"
+
+
+def test_a_hook_can_refuse(process_group: hc.ProcessGroup) -> None:
+    class Refuse(Log):
+        def begin(self, operation: hc.Operation) -> None:
+            raise PermissionError(operation.name)
+
+    array = np.ones(2)
+    with process_group.register_hook(Refuse()), pytest.raises(PermissionError, match="all_reduce"):
+        hc.all_reduce(array)
+    assert (array == 1).all()
+    hc.all_reduce(array)
+    assert (array == process_group.size).all()
+
+
+def test_errors_reach_the_end(process_group: hc.ProcessGroup) -> None:
+    class Failing(hc.Backend):
+        def all_reduce(self, array: Any, op: Any, async_op: bool) -> hc.Work | None:
+            if not async_op:
+                raise ConnectionError("cable pulled")
+
+            class Late(hc.Work):
+                def poll(self) -> bool:
+                    raise ConnectionError("cable pulled later")
+
+            return Late()
+
+        def translate_error(self, operation: str, error: Exception) -> Exception:
+            return hc.DistBackendError(f"{operation}: {error}")
+
+    hc.register_backend("failing_for_hooks", lambda store, rank, size, timeout: Failing(rank, size), devices="cpu")
+    with hc.new_group(backend="failing_for_hooks") as group:
+        log = Log()
+        with group.register_hook(log):
+            with pytest.raises(hc.DistBackendError, match=r"all_reduce: cable pulled$"):
+                hc.all_reduce(np.ones(1), group=group)
+            with pytest.raises(ConnectionError, match="cable pulled later"):
+                hc.all_reduce(np.ones(1), group=group, async_op=True).wait()
+    assert log.lines == ["begin all_reduce", "end all_reduce DistBackendError",
+                         "begin all_reduce", "end all_reduce ConnectionError"]  # fmt: skip
+
+
+def test_what_a_hook_raises_at_the_end(process_group: hc.ProcessGroup, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Log):
+        def end(self, operation: hc.Operation) -> None:
+            raise RuntimeError("hook is broken")
+
+    with process_group.register_hook(Broken()):
+        with pytest.raises(RuntimeError, match="hook is broken"):
+            hc.barrier()
+        with caplog.at_level(logging.ERROR, logger="hpccomm"):
+            assert hc.barrier(async_op=True).wait()  # may be anybody's thread
+        assert "hook is broken" in caplog.text
+
+
+def test_a_class_of_ones_own_passes_the_door() -> None:
+    class Zeros(hc.ProcessGroup):
+        def all_reduce(self, array: Any, op: Any = "sum", async_op: bool = False) -> hc.Work | None:
+            array[:] = 0
+            return hc.CompletedWork() if async_op else None
+
+    hc.register_backend("zeros_for_hooks", lambda store, rank, size, timeout: Zeros(rank, size))
+    with hc.new_group(backend="zeros_for_hooks") as group:
+        assert type(group) is Zeros
+        log, array = Log(), np.ones(2)
+        with group.register_hook(log):
+            hc.all_reduce(array, group=group)
+            assert hc.all_reduce(array, group=group, async_op=True).wait()
+        assert (array == 0).all()
+        assert group.sequence_number == 2
+    assert log.lines == ["begin all_reduce", "end all_reduce NoneType"] * 2
+
+
+def test_a_coalescing_block_collects_its_own_thread_only(process_group: hc.ProcessGroup) -> None:
+    mine, other, group = np.ones(2), np.ones(2), hc.new_group()
+
+    def elsewhere() -> None:
+        hc.all_reduce(other, group=group)
+
+    with hc.coalescing(group):
+        hc.all_reduce(mine, group=group)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert (other == process_group.size).all()
+        assert (mine == 1).all()
+    assert (mine == process_group.size).all()
+    hc.destroy_process_group(group)
