@@ -14,6 +14,7 @@ import hpccomm as hc
 
 from .arrays import (
     ALL_DTYPES,
+    HALVES,
     LAYOUTS,
     NUMERIC,
     REDUCTIONS,
@@ -443,3 +444,74 @@ def test_contiguous_arrays_are_not_copied(process_group: hc.ProcessGroup) -> Non
     finally:
         tracemalloc.stop()
     assert peak < array.nbytes // 8
+
+
+# -- corners of arithmetic ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", "bBhH")
+@pytest.mark.parametrize("op", ["sum", "product", "max", "bxor"])
+def test_small_integers_wrap_around_as_numpys_do(process_group: hc.ProcessGroup, code: str, op: str) -> None:
+    dtype, n, me = np.dtype(code), process_group.size, process_group.rank
+    ufunc = {"sum": np.add, "product": np.multiply, "max": np.maximum, "bxor": np.bitwise_xor}[op]
+    for size in (1, 15, 16, 64, 1000):  # vectorised from 16 on
+        limits = np.iinfo(dtype)
+        given = [
+            np.random.default_rng([r, size]).integers(limits.min, limits.max, n * size, dtype, endpoint=True)
+            for r in range(n)
+        ]
+        expected = ufunc.reduce(np.array(given), 0, dtype)
+        array = given[me].copy()
+        hc.all_reduce(array, op)
+        assert_same(array, expected, op, size)
+        array = given[me].copy()
+        hc.all_reduce(array, op, async_op=True).wait()
+        assert_same(array, expected, op, size)
+        part = np.empty(size, dtype)
+        hc.reduce_scatter_single(part, given[me], op)
+        assert_same(part, expected[me * size : (me + 1) * size], op, size)
+        with hc.all_reduce_init(array, op) as persistent:
+            array[...] = given[me]
+            persistent.start()
+            persistent.wait()
+        assert_same(array, expected, op, size)
+        hc.scan(array := given[me].copy(), op)
+        assert_same(array, ufunc.reduce(np.array(given[: me + 1]), 0, dtype), op, size)
+
+
+@pytest.mark.parametrize("op", ["sum", "product", "min", "max", "band", "bor", "bxor"])
+def test_every_byte_of_a_bool_but_0_is_true(process_group: hc.ProcessGroup, op: str) -> None:
+    n, me = process_group.size, process_group.rank
+    ufunc = {"sum": np.logical_or, "max": np.logical_or, "bor": np.logical_or, "bxor": np.logical_xor}.get(
+        op, np.logical_and
+    )
+    given = [np.array([0, 1, 2, 255, r, 2 * r], np.uint8) for r in range(n)]
+    expected = ufunc.reduce([each != 0 for each in given], 0)
+    for way in (hc.all_reduce, lambda x, op: hc.all_reduce(x, op, async_op=True).wait(), hc.scan):
+        if way is hc.scan and me < n - 1:
+            hc.scan(given[me].copy().view(bool), op)
+            continue
+        array = given[me].copy().view(bool)
+        way(array, op)
+        assert array.view(np.uint8).tolist() == expected.astype(np.uint8).tolist()
+    array = np.zeros(6, bool)
+    with hc.all_reduce_init(array, op) as persistent:
+        array.view(np.uint8)[...] = given[me]
+        persistent.start()
+        persistent.wait()
+    assert array.view(np.uint8).tolist() == expected.astype(np.uint8).tolist()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=dtype_name)
+@pytest.mark.filterwarnings("error")
+def test_an_overflow_is_infinite_and_no_exception(process_group: hc.ProcessGroup, dtype: Any) -> None:
+    n = process_group.size
+    largest = np.array([6e4 if dtype == np.float16 else 3e38] * 3, np.float32).astype(dtype)
+    for op in ("sum", "product", hc.ReduceOp.PREMUL_SUM(4.0)):
+        array = largest.copy()
+        hc.all_reduce(array, op)
+        if n > 1 or not isinstance(op, str):
+            assert np.isinf(array.astype(np.float32)).all()
+    array = np.full(3, 3e38, np.float32)
+    hc.all_reduce(array, hc.ReduceOp.PREMUL_SUM(4.0))
+    assert np.isinf(array).all()

@@ -260,3 +260,45 @@ def test_a_work_of_ones_own_only_needs_poll(process_group: hc.ProcessGroup) -> N
         Countdown().abort()
     assert hc.CompletedWork().is_success()
     assert hc.CompletedWork().wait()
+
+
+# -- what goes wrong in somebody else's code ---------------------------------------------------------
+
+
+def test_a_callback_that_raises_is_logged_and_stops_nothing(
+    process_group: hc.ProcessGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[str] = []
+    work = hc.all_reduce(np.ones(3), async_op=True)
+    work.get_future()
+    work.add_done_callback(lambda _: called.append("before"))
+    work.add_done_callback(lambda _: 1 / 0)
+    work.add_done_callback(lambda _: called.append("behind"))
+    with caplog.at_level("ERROR", logger="hpccomm"):
+        assert work.wait()
+        while len(called) < 2:
+            time.sleep(1e-3)
+    assert "ZeroDivisionError" in caplog.text
+    array = np.ones(3)
+    assert hc.all_reduce(array, async_op=True).get_future().wait(60) is array  # the progress thread lives
+    assert (array == process_group.size).all()
+
+
+def test_a_future_can_not_be_cancelled(process_group: hc.ProcessGroup) -> None:
+    array = np.ones(3)
+    work = hc.all_reduce(array, async_op=True)
+    future = work.get_future()
+    assert not future.cancel()
+    assert work.wait()
+    assert future.wait(60) is array
+    chained = hc.all_reduce(np.ones(3), async_op=True).get_future().then(lambda f: f.value()[0])
+    assert chained.wait(60) == process_group.size
+    assert hc.all_reduce(np.ones(3), async_op=True).get_future().wait(60)[0] == process_group.size
+
+
+@pytest.mark.parametrize("timeout", ["x", [], True, np.zeros(2)])
+def test_a_timeout_is_a_time(process_group: hc.ProcessGroup, timeout: Any) -> None:
+    work = hc.barrier(async_op=True)
+    with pytest.raises(TypeError, match=r"timeout is .*; expected a timedelta or a number of seconds"):
+        work.wait(timeout)
+    assert work.wait(np.float32(60))
