@@ -26,10 +26,11 @@ test-gpu: .venv-gpu/.cuda$(CUDA) ## run the tests of GPU arrays on this machine'
 coverage: $(VENV)/.test ## run the tests and report line and branch coverage, all ranks together
 	COVERAGE=1 tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
 
-lint: $(VENV)/.dev ## ruff and mypy
+lint: $(VENV)/.dev ## ruff, mypy, and that imports point downwards
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict hpccomm
+	$(BIN)/lint-imports --no-cache
 
 bench: $(VENV)/.cli $(if $(GLOO),$(VENV)/.gloo) ## measure what docs/benchmarks.md shows (GLOO=1: torch's gloo as well)
 	tools/run-bench $(BIN) $(MPI)

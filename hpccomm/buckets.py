@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from .collectives import all_reduce
+from .core import checks
 from .core.arrays import Array, module_of
 from .core.non_member import Group
 from .core.reduce_op import ReduceOp, ReduceOpLike
 from .core.work import Work
 from .errors import DistError, here
+from .world import member
 
 BUCKET_BYTES = 4 << 20
 
@@ -50,7 +52,9 @@ class GradientBuckets:
     Raises
     ------
     ValueError
-        There is no array, or `bucket_bytes` is not positive.
+        There is no array, arrays are on different devices, or `bucket_bytes` is not positive.
+    TypeError
+        Something in the list is no array, or of object dtype or foreign byte order.
 
     Examples
     --------
@@ -71,15 +75,15 @@ class GradientBuckets:
         group: Group | None = None,
         compression: Any = None,
     ) -> None:
-        if not arrays or bucket_bytes <= 0:
-            raise ValueError(
-                f"GradientBuckets: {len(arrays)} arrays in buckets of {bucket_bytes} bytes; expected more{here()}"
-            )
+        _, given = checks.array_list("GradientBuckets", "arrays", arrays, checks.readable)
+        bucket_bytes = checks.integer("GradientBuckets: bucket_bytes", bucket_bytes)
+        if bucket_bytes < 1:
+            raise ValueError(f"GradientBuckets: bucket_bytes is {bucket_bytes}; expected 1 or more{here()}")
+        member(group)
         self._op = op
         self._group = group
         self._compression = None if compression is None else np.dtype(compression)
-        module = module_of(arrays[0])
-        given = [module.asarray(array) for array in arrays]
+        module = module_of(given[0])
         self._members = _partition([(array.dtype, array.nbytes) for array in given], bucket_bytes)
         self._bucket_of = {i: number for number, members in enumerate(self._members) for i in members}
         self.buckets: list[Array] = []

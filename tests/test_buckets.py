@@ -92,9 +92,14 @@ def test_mistakes_are_told() -> None:
         buckets.ready(2)
     buckets.ready(0)
     buckets.wait()
-    for wrong in (([], 8), ([np.ones(1)], 0)):
-        with pytest.raises(ValueError, match="expected more"):
-            hc.GradientBuckets(*wrong)
+    with pytest.raises(ValueError, match="GradientBuckets: arrays is empty"):
+        hc.GradientBuckets([])
+    with pytest.raises(ValueError, match="bucket_bytes is 0; expected 1 or more"):
+        hc.GradientBuckets([np.ones(1)], 0)
+    masked = np.ma.masked_array([1.0], [True])
+    for thing in ("text", 3, None, masked, np.ones(2, ">f8"), np.array([{}])):
+        with pytest.raises(TypeError, match=r"GradientBuckets: arrays\[1\] "):
+            hc.GradientBuckets([np.ones(1), thing])
 
 
 def test_outside_the_group_nothing_happens(process_group: hc.ProcessGroup) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from .operations import Operations
 from .options import DEFAULT_TIMEOUT, BackendOptions, Membership
 from .persistent_work import PersistentWork
 from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, is_custom
-from .work import CompletedWork, Work, WorkStatus, as_seconds
+from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception
 
 MESSAGES = ("send", "recv", "sendrecv")  # every other operation keeps the order of its group
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
@@ -232,7 +231,7 @@ class ProcessGroup(Operations):
             try:
                 work._operation.end(work._exception)
             except Exception:  # this may be anybody's thread
-                logging.getLogger("hpccomm").exception("a hook of %r raised at the end of %r", self, work)
+                log_exception("a hook of %r raised at the end of %r", self, work)
 
     def _reap(self) -> None:
         """Let go of completed works that the program has dropped, from the oldest on."""

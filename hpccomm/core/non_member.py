@@ -55,8 +55,13 @@ class NonMember:
     def __init__(self, ranks: Sequence[int] = (), name: str = "", config: BackendConfig | None = None) -> None:
         self.ranks = tuple(ranks)
         self.name = name
-        self.config = config or BackendConfig()
+        self._config = config
         self._has_warned = False
+
+    @property
+    def config(self) -> BackendConfig:
+        """The backends of the group's devices."""
+        return self._config or BackendConfig()
 
     def says_no(self, operation: str, stacklevel: int = 3) -> None:
         """Warn, once for this group, that `operation` does nothing on this rank."""
@@ -115,14 +120,13 @@ class _NothingToStart(PersistentWork):
 def _nothing(name: str) -> Callable[..., Any]:
     """Return the method of NonMember that stands for an operation of ProcessGroup."""
     method = getattr(ProcessGroup, name)
-    signature = inspect.signature(method)
 
     @functools.wraps(method)
     def operation(group: NonMember, *arguments: Any, **options: Any) -> Any:
         group.says_no(name)
         if name.endswith("_init"):
             return _NothingToStart()
-        is_async = signature.bind(group, *arguments, **options).arguments.get("async_op", False)
+        is_async = inspect.signature(method).bind(group, *arguments, **options).arguments.get("async_op", False)
         return CompletedWork() if is_async else None
 
     return operation

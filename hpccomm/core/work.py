@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import logging
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -303,7 +302,7 @@ class Work:
             try:
                 callback(self)
             except Exception:  # whose thread this is has nothing to do with it, and other callbacks wait
-                logging.getLogger("hpccomm").exception("a callback of %r raised", self)
+                log_exception("a callback of %r raised", self)
 
 
 class CompletedWork(Work):
@@ -352,6 +351,13 @@ def _error_of(work: Work) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+def log_exception(text: str, *arguments: object) -> None:
+    """Log the exception that is being handled: there is nobody to raise it to."""
+    import logging
+
+    logging.getLogger("hpccomm").exception(text, *arguments)
 
 
 def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:
