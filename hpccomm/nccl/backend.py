@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,6 @@ from ..core.reduce_op import ReduceOp
 from ..core.work import Work, as_seconds
 from ..cuda import seam
 from ..errors import DistBackendError, DistError, UnsupportedOperationError, here
-from . import intra_node
 from .bootstrap import connect
 from .connection import Connection
 from .intra_node import IntraNode
@@ -54,7 +52,12 @@ class NCCLBackend(Backend):
     def connect(self, device: int | None = None) -> Connection:
         """Make the group's communicator; `device` is the GPU of the first array. Every rank of the group calls it."""
         comm, device = connect(
-            self._nccl, self._runtime, self._mpi, self._options.ranks, partial(self._choose_device, device)
+            self._nccl,
+            self._runtime,
+            self._mpi,
+            self._options.ranks,
+            partial(self._choose_device, device),
+            self._options.settings.intra_node == "host",
         )
         if self._options.device_id is not None:
             self._runtime.use_device(device)
@@ -68,10 +71,11 @@ class NCCLBackend(Backend):
         return seam.device_of_rank(self._runtime, "auto" if named is None else named, self._options.local_rank)
 
     def _connected(self, comm: seam.Communicator, device: int) -> Connection:
-        wait_blocks = os.environ.get("HPCCOMM_BLOCKING_WAIT") == "1"
-        self._connection = Connection(self._nccl, self._runtime, comm, device, wait_blocks)
-        if intra_node.mode() != "0":
-            self._intra_node = IntraNode(self._runtime, self._mpi, device, self._connection.stream)
+        settings = self._options.settings
+        self._connection = Connection(self._nccl, self._runtime, comm, device, settings.blocking_wait)
+        if settings.intra_node != "0":
+            by_host = settings.intra_node == "host"
+            self._intra_node = IntraNode(self._runtime, self._mpi, device, self._connection.stream, by_host)
         return self._connection
 
     def split(self, options: BackendOptions | None, color: int) -> Backend | None:

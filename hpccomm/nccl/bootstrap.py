@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ..cuda.seam import NCCL, Communicator, Runtime, on_device
 from ..errors import DistBackendError, here
-from . import intra_node
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -18,7 +17,12 @@ MAY_SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
 def connect(
-    nccl: NCCL, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int], choose_device: Callable[[], int]
+    nccl: NCCL,
+    runtime: Runtime,
+    comm: MPI.Intracomm,
+    ranks: Sequence[int],
+    choose_device: Callable[[], int],
+    may_do_without: bool = False,
 ) -> tuple[Communicator, int]:
     """Make the communicator of the ranks of `comm`, whose global ranks are `ranks`; return it and this rank's GPU.
 
@@ -31,7 +35,7 @@ def connect(
     device = mine.number
     shared = _check_gpus(comm.allgather(mine), ranks)
     if shared is not None:
-        if intra_node.mode() != "host":
+        if not may_do_without:
             raise DistBackendError(shared)
         return cast("Communicator", Unavailable(shared)), device
     # One broadcast carries (what went wrong, the id), so that nobody waits for an id that never comes.

@@ -25,8 +25,8 @@ from ..core.work import Work
 from ..cuda.seam import NCCL, Communicator, Runtime, on_device
 from ..cuda.work import CudaWork
 from ..errors import DistBackendError, DistTimeoutError, here
+from .async_errors import AsyncErrors
 from .launch import Launch
-from .watchdog import Watchdog
 
 DEFAULT_STREAM = 0  # of whichever GPU is the current one
 LONGEST_ABORT = 5.0  # seconds
@@ -51,7 +51,7 @@ class Connection:
         self._mark = runtime.create_event(device)
         self._events: list[int] = []  # not in use
         self._batch: list[tuple[Launch, CudaWork]] | None = None
-        self._watchdog = Watchdog(comm, self.fail)
+        self._async_errors = AsyncErrors(comm, self.fail)
 
     def launch(self, async_op: bool) -> Launch:
         """Begin an operation: choose its stream."""
@@ -157,13 +157,13 @@ class Connection:
 
     def abort(self) -> None:
         """Abort everything in flight, within seconds and without the other ranks."""
-        self._watchdog.stop()
+        self._async_errors.stop()
         if self.failure is None:
             self.fail("nothing: the program has aborted the group")
 
     def destroy(self, timeout: float) -> None:
         """Finish what is in flight and free everything; every rank of the group calls it."""
-        self._watchdog.stop()
+        self._async_errors.stop()
         if self.failure is None and not within(timeout, self._destroy_communicator):
             self.fail("no end of what is in flight")
             raise DistTimeoutError(

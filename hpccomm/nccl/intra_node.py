@@ -11,14 +11,11 @@ MPI, which also works where they share a GPU.
 from __future__ import annotations
 
 import enum
-import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.reduce_op import ReduceOp
 from ..cuda.packing import Packing
 from ..cuda.seam import Runtime, on_device
-from ..errors import here
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -86,18 +83,10 @@ def links_of(sees: list[list[bool]]) -> Links:
     return Links.TOO_FEW
 
 
-def mode(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the value of ``HPCCOMM_INTRA_NODE``: "0" (also if it is not set), "1" or "host"."""
-    said = environ.get("HPCCOMM_INTRA_NODE", "").strip() or "0"
-    if said not in ("0", "1", "host"):
-        raise ValueError(f"HPCCOMM_INTRA_NODE is {said!r}; expected 0, 1 or host{here()}")
-    return said
-
-
 class IntraNode:
     """The buffers of a group's ranks, and the operation on them."""
 
-    def __init__(self, runtime: Runtime, comm: MPI.Intracomm, device: int, stream: int) -> None:
+    def __init__(self, runtime: Runtime, comm: MPI.Intracomm, device: int, stream: int, by_host: bool) -> None:
         """Make and exchange the buffers; every rank of the group calls it."""
         from mpi4py import MPI
 
@@ -115,7 +104,7 @@ class IntraNode:
         self._opened = [self._open(device, handle, rank) for rank, handle in enumerate(peers)]
         sees = comm.allgather([address != 0 for address in self._opened])
         gpus = comm.allgather(runtime.identity(device))
-        self.topology = Topology(len(gpus), links_of(sees), one_node, len(set(gpus)) < len(gpus), mode() == "host")
+        self.topology = Topology(len(gpus), links_of(sees), one_node, len(set(gpus)) < len(gpus), by_host)
         self._flags = runtime.table(self._opened, device)
         self._buffers = runtime.table([address and address + FLAG_BYTES for address in self._opened], device)
         comm.Barrier()

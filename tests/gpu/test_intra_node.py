@@ -79,14 +79,6 @@ def test_links() -> None:
     assert links_of(mesh) is Links.TOO_FEW
 
 
-@pytest.mark.serial
-def test_the_variable() -> None:
-    assert intra_node.mode({}) == "0"
-    assert intra_node.mode({"HPCCOMM_INTRA_NODE": "host"}) == "host"
-    with pytest.raises(ValueError, match="HPCCOMM_INTRA_NODE is 'yes'; expected 0, 1 or host"):
-        intra_node.mode({"HPCCOMM_INTRA_NODE": "yes"})
-
-
 # -- the operation -----------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -325,11 +326,11 @@ def test_the_gpu_need_not_be_the_current_one(machine: Any, layout: Any, async_op
 # -- what the host waits for -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("blocking_wait", ["0", "1"])
+@pytest.mark.parametrize("blocking_wait", [False, True])
 def test_the_host_waits_in_a_blocking_barrier(
-    machine: Any, monkeypatch: pytest.MonkeyPatch, blocking_wait: str
+    machine: Any, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch, blocking_wait: bool
 ) -> None:
-    monkeypatch.setenv("HPCCOMM_BLOCKING_WAIT", blocking_wait)
+    monkeypatch.setattr(process_group, "settings", replace(process_group.settings, blocking_wait=blocking_wait))
     with hc.new_group(backend="nccl") as group:
         hc.barrier(group)
         machine.held = True
@@ -376,8 +377,8 @@ def test_synchronize_and_wait_with_a_timeout_block_the_host(machine: Any) -> Non
         timer.join()
 
 
-def test_blocking_wait(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCCOMM_BLOCKING_WAIT", "1")
+def test_blocking_wait(machine: Any, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "settings", replace(process_group.settings, blocking_wait=True))
     with hc.new_group() as group:
         array = gpus.array(np.ones(3))
         machine.held = True

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.core.backend import FastPath
@@ -163,6 +164,10 @@ def test_no_split_sizes_may_be_said_in_two_ways(process_group: hc.ProcessGroup) 
     assert output.tolist() == list(range(n))
 
 
+ME = MPI.COMM_WORLD.Get_rank()
+STRIDED, HALF, OTHER = np.ones(6)[::2], np.ones(1, np.float16), np.ones(1)
+MESSAGES = [hc.P2POp(hc.irecv, np.ones(1), ME), hc.P2POp(hc.isend, np.ones(1), ME)]
+
 # -- a guard against growth that does not time anything --------------------------------------------------------------
 
 
@@ -173,8 +178,25 @@ def test_no_split_sizes_may_be_said_in_two_ways(process_group: hc.ProcessGroup) 
         (lambda x, y: hc.broadcast(x, 0), 5),
         (lambda x, y: hc.all_gather_single(y, x), 5),
         (lambda x, y: hc.reduce(x, 0), 5),
+        (lambda x, y: hc.all_reduce(x, async_op=True).wait(), 9),
+        (lambda x, y: hc.all_reduce(x, "avg"), 12),
+        (lambda x, y: hc.all_reduce(STRIDED), 13),
+        (lambda x, y: hc.all_reduce(HALF), 18),
+        (lambda x, y: [work.wait() for work in (hc.irecv(x, ME), hc.isend(OTHER, ME))], 23),
+        (lambda x, y: [work.wait() for work in hc.batch_isend_irecv(MESSAGES)], 26),
     ],
-    ids=["all_reduce", "broadcast", "all_gather_single", "reduce"],
+    ids=[
+        "all_reduce",
+        "broadcast",
+        "all_gather_single",
+        "reduce",
+        "async",
+        "avg",
+        "strided",
+        "float16",
+        "isend and irecv",
+        "batch",
+    ],
 )
 def test_a_short_operation_enters_few_functions_and_leaves_no_memory(
     process_group: hc.ProcessGroup, call: Callable[[Any, Any], None], functions: int

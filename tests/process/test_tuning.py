@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.process import settings
 from hpccomm.process.tuning import Tuning, as_json, tuning
 
 from ..launch import launch
@@ -97,3 +98,13 @@ def test_all_groups_have_a_table(process_group: hc.ProcessGroup) -> None:
     array = np.ones((Tuning.segment_bytes // 8 + 1, 2))  # a little more than two segments
     hc.all_reduce(array)
     assert (array == process_group.size).all()
+
+
+def test_the_settings_of_a_process() -> None:
+    assert settings.read({}) == settings.Settings()
+    found = settings.read({"HPCCOMM_INTRA_NODE": " host ", "HPCCOMM_BLOCKING_WAIT": "1", "HPCCOMM_CUDA_AWARE": "1"})
+    assert (found.intra_node, found.blocking_wait, found.cuda_aware) == ("host", True, True)
+    with pytest.raises(ValueError, match="HPCCOMM_INTRA_NODE is 'yes'; expected 0, 1 or host"):
+        settings.read({"HPCCOMM_INTRA_NODE": "yes"})
+    with pytest.raises(ValueError, match="HPCCOMM_BLOCKING_WAIT is '2'; expected 0 or 1"):
+        settings.read({"HPCCOMM_BLOCKING_WAIT": "2"})

@@ -10,14 +10,14 @@ from ..cuda.seam import Communicator
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
-class Watchdog:
+class AsyncErrors:
     """Asks a communicator for its asynchronous error again and again; if there is one, calls `fail` with its text."""
 
     def __init__(self, comm: Communicator, fail: Callable[[str], None]) -> None:
         self._comm = comm
         self._fail = fail
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hpccomm-nccl-watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hpccomm-nccl-errors", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
