@@ -20,6 +20,7 @@ from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work, both
 from ..errors import here
+from ..process.tuning import NEVER
 from . import persistent, reductions
 from .communication_thread import CommunicationThread
 from .datatypes import LARGEST_COUNT, message, parts
@@ -40,6 +41,7 @@ from .layout import (
 from .monitored_barrier import MonitoredBarrier
 from .segments import columns, segments
 from .shared_memory import SharedArrays
+from .single_copy import SingleCopy
 from .small_all_reduce import SmallAllReduces
 from .works import ReceiveWork, SendReceiveWork, all_done, as_backend_error, done, joined, received
 
@@ -61,7 +63,8 @@ class MPIBackend(Backend):
         self._segment_bytes = self._tuning.segment_bytes
         self._shared = SharedArrays(options.comm, options.tuning)
         self._windows = self._shared.windows  # empty until the program makes a node-shared array
-        self._thread = CommunicationThread(options.comm, lambda comm: type(self)(replace(options, comm=comm)))
+        self._single_copy = SingleCopy(options.comm, self._tuning)
+        self._thread = CommunicationThread(options.comm, lambda comm: type(self)(_of_the_thread(options, comm)))
         self._thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
         self.fast_path = MPIFastPath(options.comm, self._windows, self._segment_bytes, self._thread_bytes)
         self._scratch = np.empty(0)  # at most one segment
@@ -87,6 +90,8 @@ class MPIBackend(Backend):
         call = self._comm.Iallreduce if async_op else self._comm.Allreduce
         if buffer.nbytes <= self._segment_bytes:
             return done(call(IN_PLACE, (buffer, datatype), mpi_op), finish, buffer)
+        if not async_op and self._single_copy.all_reduce(buffer, op):
+            return done(None, finish)
         return all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in self._segments(buffer)], finish, buffer)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
@@ -338,6 +343,12 @@ class MPIBackend(Backend):
 
     def translate_error(self, operation: str, error: Exception) -> Exception:
         return as_backend_error(operation, error)
+
+
+def _of_the_thread(options: BackendOptions, comm: MPI.Intracomm) -> BackendOptions:
+    # no single copies, for these would wait at every chunk until the program lets go of the GIL
+    tuning = replace(options.tuning, single_copy_bytes=NEVER)
+    return replace(options, comm=comm, settings=replace(options.settings, tuning=tuning))
 
 
 def _unpack_columns(gathered: Any, outputs: list[Any]) -> None:

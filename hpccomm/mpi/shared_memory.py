@@ -74,7 +74,7 @@ class Window:
         self._win.Lock_all(MPI.MODE_NOCHECK)
         memories: Any = (self._win.Shared_query(rank)[0] for rank in range(node.size))
         self.parts = [np.frombuffer(memory, np.uint8) for memory in memories]
-        self.address = _address(self.parts[node.rank])  # of this rank's part
+        self.address = address_of(self.parts[node.rank])  # of this rank's part
         self.parts[node.rank][::PAGE_BYTES] = 0  # touched first by the rank that it belongs to
         node.Barrier()  # before another rank writes there
 
@@ -205,7 +205,7 @@ class SharedArrays:
 
     def _offset(self, window: Window, array: Any) -> int:
         """Return the distance in bytes from the start of this rank's part of the window to the start of `array`."""
-        return _address(array) - window.address
+        return address_of(array) - window.address
 
     # -- collectives -----------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class SharedArrays:
         flat, mine = output.reshape(-1), self._comm.rank * output.size
         scratch = self._scratch(output.dtype) if accumulation_dtype(output.dtype) is not output.dtype else None
         with np.errstate(all="ignore"):
-            for part in _parts(0, output.size, self._tuning.shared_chunk_bytes // output.itemsize):
+            for part in parts(0, output.size, self._tuning.shared_chunk_bytes // output.itemsize):
                 chunks = [each[mine + part.start : mine + part.stop] for each in arrays]
                 total = _reduced(chunks, op, flat[part] if scratch is None else scratch)
                 if scratch is not None:
@@ -312,7 +312,7 @@ class SharedArrays:
 
     def _own_parts(self, count: int, itemsize: int) -> Iterator[slice]:
         """Yield the chunks of the share of `count` elements that this rank works on."""
-        return _parts(*share(self._comm.rank, self._comm.size, count), self._tuning.shared_chunk_bytes // itemsize)
+        return parts(*share(self._comm.rank, self._comm.size, count), self._tuning.shared_chunk_bytes // itemsize)
 
     def _scratch(self, dtype: np.dtype[Any]) -> Any:
         return np.empty(self._tuning.shared_chunk_bytes // dtype.itemsize, accumulation_dtype(dtype))
@@ -324,7 +324,8 @@ def share(rank: int, ranks: int, count: int) -> tuple[int, int]:
     return min(rank * length, count), min((rank + 1) * length, count)
 
 
-def _parts(start: int, stop: int, step: int) -> Iterator[slice]:
+def parts(start: int, stop: int, step: int) -> Iterator[slice]:
+    """Yield the elements from `start` to `stop` in slices of `step`."""
     for first in range(start, stop, step):
         yield slice(first, min(first + step, stop))
 
@@ -343,7 +344,8 @@ def _reduced(chunks: list[Any], op: ReduceOp, into: Any) -> Any:
     return total
 
 
-def _address(array: Any) -> int:
+def address_of(array: Any) -> int:
+    """Return where the memory of `array` begins."""
     return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 SMALLEST_CHUNK_BYTES = 64
+NEVER = 1 << 62  # as a threshold
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Tuning:
     ----------
     segment_bytes : int
         Reductions of larger arrays go in pieces of this size (``mpi/segments.py``).
+    single_copy_bytes : int
+        A blocking all_reduce of at least this size, and of more than a segment, does without MPI's copies within a
+        node (``mpi/single_copy.py``).
     reduce_scatter_bytes : int
         A blocking reduce_scatter_single of a larger input goes in pieces that are packed.
     thread_bytes : int
@@ -37,6 +41,7 @@ class Tuning:
     """
 
     segment_bytes: int = 2 << 20
+    single_copy_bytes: int = 8 << 20
     reduce_scatter_bytes: int = 32 << 20
     thread_bytes: int = 1 << 20
     shared_bytes: int = 32 << 10

@@ -18,11 +18,10 @@ import numpy as np
 
 import hpccomm as hc
 
-from ...process.tuning import Tuning
+from ...process.tuning import NEVER, Tuning
 from ..measure import Plan, measure
 
 KIB, MIB = 1 << 10, 1 << 20
-NEVER = 1 << 62
 Medians = dict[int, dict[str, float]]
 Make = Callable[[hc.ProcessGroup, int], Callable[[], Any]]
 
@@ -33,6 +32,7 @@ class Sizes:
 
     segments: Sequence[int] = (MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
     reductions: Sequence[int] = (16 * MIB, 64 * MIB)
+    single_copies: Sequence[int] = (4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB)
     reduce_scatters: Sequence[int] = (4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB, 128 * MIB)
     chunks: Sequence[int] = (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)
     shared: Sequence[int] = (8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB)
@@ -46,7 +46,7 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
     lines: list[str] = []
     trial = _Trial(world, plan, lines)
 
-    ways = {_bytes(each): replace(table, segment_bytes=each) for each in sizes.segments}
+    ways = {_bytes(each): replace(table, segment_bytes=each, single_copy_bytes=NEVER) for each in sizes.segments}
     medians = trial.medians("all_reduce in segments of", ways, sizes.reductions, _all_reduce)
     table = replace(table, segment_bytes=ways[_fastest(medians)].segment_bytes)
 
@@ -56,6 +56,11 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
     table = replace(table, reduce_scatter_bytes=max(1, _second_wins_from(medians) - 1))  # what one call still takes
 
     if world.size > 1 and hc.get_node_count(world) == 1:
+        at = {"segments": NEVER, "single copies": 1}
+        ways = {name: replace(table, single_copy_bytes=nbytes) for name, nbytes in at.items()}
+        medians = trial.medians("all_reduce in", ways, sizes.single_copies, _all_reduce)
+        table = replace(table, single_copy_bytes=_second_wins_from(medians))
+
         ways = {_bytes(each): replace(table, shared_bytes=1, shared_chunk_bytes=each) for each in sizes.chunks}
         medians = trial.medians("shared all_reduce in chunks of", ways, [sizes.shared_reduction], _shared_all_reduce)
         table = replace(table, shared_chunk_bytes=ways[_fastest(medians)].shared_chunk_bytes)
@@ -63,7 +68,7 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
         medians = trial.medians("shared all_reduce by", ways, sizes.shared, _shared_all_reduce)
         table = replace(table, shared_bytes=_second_wins_from(medians))
     else:
-        lines.append("node-shared arrays: not measured, for this needs several ranks on one node")
+        lines.append("single copies, node-shared arrays: not measured, for this needs several ranks on one node")
 
     assert world.comm is not None
     return world.comm.bcast((table, "\n".join(lines)))  # type: ignore[no-any-return]

@@ -1,0 +1,194 @@
+"""all_reduce of large arrays in ordinary memory, within a node, by copies straight from one process to another.
+
+MPI carries data between two processes in two copies: into memory that both see, and out again. Linux has system calls
+that need only one, process_vm_readv and process_vm_writev. The algorithm is that of ``shared_memory.py``: each rank
+reduces a share of everybody's arrays, chunk by chunk, in rank order, and while a chunk of the result is in its cache,
+writes it to everybody's arrays. No two ranks touch the same share, and all ranks get the same bits.
+
+The kernel may refuse: a container, or a system that lets no process look into another one (ptrace_scope). The ranks
+find that out together, once, and then leave it to MPI for good.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..core.reduce_op import ReduceOp
+from ..errors import DistBackendError, here
+from ..process.tuning import Tuning
+from .shared_memory import OPS, UFUNCS, address_of, parts, share
+
+CHUNK_BYTES = 256 << 10  # three chunks stay in the cache of a core; with less, the system calls begin to show
+TOKEN_BYTES = 16
+
+
+class SingleCopy:
+    """The large reductions of one group, if all its ranks are on one node, and the kernel lets them."""
+
+    def __init__(self, comm: MPI.Intracomm, tuning: Tuning) -> None:
+        self._comm = comm
+        self._rank, self._ranks = comm.Get_rank(), comm.Get_size()
+        # up to segment_bytes the fast path may have gone to MPI on another rank
+        self._smallest = max(tuning.single_copy_bytes, tuning.segment_bytes + 1)
+        self._is_allowed: bool | None = None  # not known before the first large array
+
+    def all_reduce(self, array: Any, op: ReduceOp) -> bool:
+        """Reduce the ranks' contiguous `array` in place; return False, on every rank, if MPI has to."""
+        if array.nbytes < self._smallest or self._ranks == 1 or op.mpi_op is not None:
+            return False
+        if self._is_allowed is None:
+            self._open()
+        if not self._is_allowed:
+            return False
+        addresses = self._meet(array, op)
+        if 0 in addresses:
+            return False
+        refusal: OSError | None = None
+        try:
+            with np.errstate(all="ignore"):  # as MPI, which does not warn of overflow
+                self._reduce_share(array.reshape(-1).view(np.ndarray), addresses, UFUNCS[op.name])
+        except OSError as error:
+            refusal = error  # the others are waiting
+        if not self._on_all(refusal is None):  # this also waits for all ranks
+            raise DistBackendError(
+                f"all_reduce: copying between the memories of the ranks failed ({refusal or 'on another rank'}), and "
+                f"the arrays are half reduced; HPCCOMM_TUNING with a large single_copy_bytes does without{here()}"
+            ) from refusal
+        return True
+
+    def _reduce_share(self, flat: Any, addresses: list[int], ufunc: Any) -> None:
+        """Reduce this rank's share of the arrays at `addresses`, and write it to all of them."""
+        me, itemsize = self._rank, flat.itemsize
+        places = list(zip(range(self._ranks), self._pids, addresses, strict=True))
+        first, other = self._scratch.view(flat.dtype)
+        first_address, other_address = map(address_of, self._scratch)
+        start, stop = share(me, self._ranks, flat.size)
+        for part in parts(start, stop, CHUNK_BYTES // itemsize):
+            total = own = flat[part]
+            offset, nbytes = part.start * itemsize, own.nbytes
+            for rank, pid, address in places:
+                if rank == me:
+                    chunk = own
+                elif rank == 0:
+                    chunk = first[: own.size]
+                    self._read(pid, first_address, address + offset, nbytes)
+                else:
+                    chunk = other[: own.size]
+                    self._read(pid, other_address, address + offset, nbytes)
+                # into the own array, once what was there has been added
+                total = ufunc(total, chunk, out=own if rank >= me else total) if rank else chunk
+            for rank, pid, address in places:
+                if rank != me:
+                    self._write(pid, addresses[me] + offset, address + offset, nbytes)
+
+    def _meet(self, array: Any, op: ReduceOp) -> list[int]:
+        """Wait for all ranks, and return where their arrays are; 0 for one that the kernel can't reach.
+
+        Raise on every rank if they have not made the same call.
+        """
+        address = address_of(array)
+        # The kernel can't get at some memory from outside: what a device's driver has made, for example. It can't from
+        # here either, so that each rank tries its own array: it reads both ends, and writes them back.
+        ends = address, address + array.nbytes - 1
+        if not all(self._can_read_and_write(os.getpid(), end, 1) for end in ends):
+            address = 0
+        kind = ord(array.dtype.kind) << 8 | array.itemsize  # long and long long are alike, where both have 8 bytes
+        notes = np.empty((self._ranks, 4), np.int64)
+        self._comm.Allgather(np.array([address, array.size, kind, OPS.index(op.name)], np.int64), notes)
+        if (notes[:, 1:] != notes[0, 1:]).any():
+            calls = self._comm.allgather(f"{op.name.lower()} size={array.size} dtype={array.dtype}")
+            rank = next(rank for rank, call in enumerate(calls) if call != calls[self._rank])
+            raise ValueError(
+                f"all_reduce: the ranks of the group do not make the same call: {calls[self._rank]!r} here, "
+                f"{calls[rank]!r} on rank {rank} of the group{here()}"
+            )
+        addresses: list[int] = notes[:, 0].tolist()
+        return addresses
+
+    def _open(self) -> None:
+        """Find out whether every rank can read and write the memory of every other one."""
+        self._read, self._write = Transfer("process_vm_readv"), Transfer("process_vm_writev")
+        # Processes in several containers may not mean the same by a pid: hence the token.
+        token = np.frombuffer(bytearray(os.urandom(TOKEN_BYTES)), np.uint8)
+        mine = MPI.Get_processor_name(), os.getpid(), address_of(token), token.tobytes()
+        all_ranks = self._comm.allgather(mine)
+        self._is_allowed = self._on_all(
+            all(
+                node == mine[0] and self._can_read_and_write(pid, address, TOKEN_BYTES, expected)
+                for node, pid, address, expected in all_ranks
+            )
+        )
+        self._pids = [pid for _, pid, _, _ in all_ranks]
+        self._scratch = np.empty((2, CHUNK_BYTES if self._is_allowed else 0), np.uint8)
+
+    def _can_read_and_write(self, pid: int, address: int, nbytes: int, expected: bytes | None = None) -> bool:
+        """Say whether a process has memory there (with these bytes), by reading it and writing it back."""
+        found = np.empty(nbytes, np.uint8)
+        try:
+            self._read(pid, address_of(found), address, nbytes)
+            if expected is not None and found.tobytes() != expected:
+                return False
+            self._write(pid, address_of(found), address, nbytes)
+        except OSError:
+            return False
+        return True
+
+    def _on_all(self, mine: bool) -> bool:
+        """Say whether it is so on all ranks; none gets the answer before all have asked."""
+        answer = np.array(mine, np.intc)
+        self._comm.Allreduce(MPI.IN_PLACE, answer, MPI.MIN)
+        return bool(answer)
+
+
+class Vector(ctypes.Structure):
+    """Linux's struct iovec."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+class Transfer:
+    """One of the two system calls, by name: copy between an address here and one in another process.
+
+    A call takes 2 us, half of what it would if it made its arguments anew.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._here, self._there = Vector(), Vector()
+        self._arguments = ctypes.addressof(self._here), 1, ctypes.addressof(self._there), 1, 0
+        self._call = system_call(name)
+
+    def __call__(self, pid: int, mine: int, theirs: int, nbytes: int) -> None:
+        """Copy `nbytes`; OSError if the kernel does not."""
+        here, there = self._here, self._there
+        while nbytes:
+            here.address, there.address = mine, theirs
+            here.nbytes = there.nbytes = nbytes
+            moved = self._call(pid, *self._arguments)
+            if moved <= 0:
+                code = ctypes.get_errno()
+                raise OSError(code, f"{self._name}: {os.strerror(code)}")
+            mine, theirs, nbytes = mine + moved, theirs + moved, nbytes - moved
+
+
+def system_call(name: str) -> Any:
+    """Return a function of the C library; one that only fails, if there is none of this name."""
+    try:
+        # PyDLL keeps the GIL: a chunk takes less than 0.1 ms, and getting the GIL back may take 5.
+        call = getattr(ctypes.PyDLL(None, use_errno=True), name)
+    except (AttributeError, OSError, TypeError):
+        return _not_here
+    call.argtypes = [ctypes.c_int] + [ctypes.c_void_p, ctypes.c_ulong] * 2 + [ctypes.c_ulong]
+    call.restype = ctypes.c_ssize_t
+    return call
+
+
+def _not_here(*arguments: Any) -> int:
+    ctypes.set_errno(errno.ENOSYS)
+    return -1
