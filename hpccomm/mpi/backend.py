@@ -20,7 +20,7 @@ from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work, both
 from ..errors import here
-from . import persistent, reductions
+from . import coalesced, persistent, reductions
 from .communication_thread import CommunicationThread
 from .datatypes import LARGEST_COUNT, message, parts
 from .fast_path import MPIFastPath
@@ -319,6 +319,8 @@ class MPIBackend(Backend):
         self._monitored_barrier(timeout, wait_all_ranks)
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
+        if operation == "all_reduce_coalesced":
+            return coalesced.set_up(self.persistent, *arguments)
         work = self._small_all_reduces.set_up(*arguments) if operation == "all_reduce" else None
         return work or persistent.set_up(self._comm, self._tuning, operation, arguments)
 

@@ -123,6 +123,11 @@ class SmallAllReduce(PersistentWork):
         self._finish()
         return True
 
+    def block(self) -> None:
+        """As `wait`, for an operation that this one is a part of."""
+        while not self.poll():
+            sched_yield()
+
     def release(self) -> None:
         """Let go of the memory."""
         self._sets = []
