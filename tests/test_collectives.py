@@ -255,6 +255,16 @@ def test_all_reduce_coalesced(groups: Groups, layout: Layout, async_op: bool, na
             assert_same(array, reduced(name, [each[i] for each in given]), i, group)
 
 
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("sizes", [[5000] * 200, [3, 70_000, 0, 400_000, 1, 250_000, 10_000]], ids=["alike", "uneven"])
+def test_all_reduce_coalesced_of_many_arrays(process_group: hc.ProcessGroup, async_op: bool, sizes: list[int]) -> None:
+    n = process_group.size
+    given = np.arange(sum(sizes), dtype=np.float32)
+    arrays = np.split(given + process_group.rank, np.cumsum(sizes)[:-1])
+    call(hc.all_reduce_coalesced, arrays, "avg", group=process_group, async_op=async_op)
+    assert_same(np.concatenate(arrays), given + np.float32((n - 1) / 2))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize("dtype", [np.dtype("f8"), np.dtype("f2")], ids=str)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.mpi.coalesced import RUN_BYTES
 from hpccomm.mpi.single_copy import CHUNK_BYTES
 from hpccomm.process.tuning import Tuning
 
@@ -98,12 +99,12 @@ def test_node_shared_arrays_take_a_chunk_at_most(process_group: hc.ProcessGroup)
     hc.destroy_process_group(group)
 
 
-def test_coalesced_operations_keep_one_segment_at_most(process_group: hc.ProcessGroup) -> None:
+def test_coalesced_operations_keep_one_run_at_most(process_group: hc.ProcessGroup) -> None:
     group = hc.new_group()
     for count in (100, 20_000, 100):
         hc.all_reduce_coalesced([np.ones(100) for _ in range(count)], group=group)
         backend: Any = group._backends["cpu"]  # type: ignore[union-attr]
-        assert backend._scratch.nbytes <= Tuning.segment_bytes
+        assert 0 < backend._coalesced.scratch.nbytes <= RUN_BYTES
     hc.destroy_process_group(group)
 
 

@@ -32,7 +32,7 @@ def again(work: hc.PersistentWork, *filling: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("messages", [False, True], ids=["memory", "messages"])
 def test_all_reduce(groups: Groups, dtype: Any, messages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if messages:  # no array is small enough for the ranks' shared memory
-        monkeypatch.setattr(SmallAllReduces, "set_up", lambda self, array, op: None)
+        monkeypatch.setattr(SmallAllReduces, "set_up", lambda self, *arguments: None)
     for group, layout, shape, name in itertools.product(groups, LAYOUTS, SHAPES, reductions_of(dtype)):
         array = layout(values(dtype, shape, 0))
         with hc.all_reduce_init(array, REDUCTIONS[name][0], group) as work:
@@ -40,6 +40,75 @@ def test_all_reduce(groups: Groups, dtype: Any, messages: bool, monkeypatch: pyt
                 given = [values(dtype, shape, rank, salt) for rank in group.ranks]
                 again(work, (array, given[group.rank]))
                 assert_same(array, reduced(name, given), name, layout, shape, group, salt)
+
+
+def check_coalesced(group: hc.ProcessGroup, layouts: Any, dtypes: Any, name: str) -> None:
+    """Reduce arrays of every shape several times, of the layouts and dtypes in turn."""
+    kinds = [*zip(itertools.cycle(layouts), itertools.cycle(dtypes), SHAPES * 2)]
+    arrays = [layout(values(dtype, shape, 0)) for layout, dtype, shape in kinds]
+    with hc.all_reduce_coalesced_init(arrays, REDUCTIONS[name][0], group) as work:
+        for salt in ROUNDS:
+            given = [[values(dtype, shape, rank, salt) for _, dtype, shape in kinds] for rank in group.ranks]
+            again(work, *zip(arrays, given[group.rank], strict=True))
+            for i, array in enumerate(arrays):
+                assert_same(array, reduced(name, [each[i] for each in given]), name, kinds[i], group, salt)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("messages", [False, True], ids=["memory", "messages"])
+def test_all_reduce_coalesced(groups: Groups, dtype: Any, messages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if messages:
+        monkeypatch.setattr(SmallAllReduces, "set_up", lambda self, *arguments: None)
+    for group, name, layouts in itertools.product(groups, reductions_of(dtype), [LAYOUTS[:1], LAYOUTS]):
+        check_coalesced(group, layouts, [dtype], name)
+
+
+@pytest.mark.parametrize("name", ["SUM", "PRODUCT", "PREMUL_SUM"])
+def test_all_reduce_coalesced_of_mixed_dtypes(groups: Groups, name: str) -> None:
+    mixed = [np.dtype(code) for code in ("f4", "i1", "f2", "c16", "i8")]
+    for group in groups:
+        check_coalesced(group, LAYOUTS[:1], mixed, name)
+        check_coalesced(group, LAYOUTS, mixed, name)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[100] * 300, [1000] * 300, [3, 70_000, 0, 1, 500_001]], ids=["one", "runs", "uneven"]
+)
+def test_all_reduce_coalesced_of_many_arrays(process_group: hc.ProcessGroup, sizes: list[int]) -> None:
+    n, me = process_group.size, process_group.rank
+    memory = np.zeros((2, sum(sizes)), np.float32)
+    arrays = np.split(memory[0], np.cumsum(sizes)[:-1])
+    arrays.reverse()  # packed in the order of the list, not of the addresses
+    with hc.all_reduce_coalesced_init(arrays, "avg") as work:
+        for salt in ROUNDS:
+            memory[0] = np.arange(memory.shape[1]) + salt + 2 * me
+            again(work)
+            assert np.allclose(memory[0], np.arange(memory.shape[1]) + salt + n - 1, rtol=1e-6, atol=0)
+            assert not memory[1].any()  # next to them
+
+
+def test_coalesced_arrays_may_overlap(process_group: hc.ProcessGroup) -> None:
+    array = np.ones(8)
+    with hc.all_reduce_coalesced_init([array, array[2:6], array]) as work:
+        for turn in ROUNDS:
+            again(work)
+            assert (array == process_group.size ** (turn + 1)).all()
+
+
+def test_parts_of_a_coalesced_operation_end_one_by_one(process_group: hc.ProcessGroup) -> None:
+    arrays = [np.ones(2), np.ones(3, int), np.ones(100_000, np.float32), np.ones(2, np.float16)]
+    with hc.all_reduce_coalesced_init(arrays, "max") as work:
+        assert work.op_type == "all_reduce_coalesced"
+        assert work.output is arrays
+        for turn in ROUNDS:
+            for array in arrays:
+                array[...] = turn + process_group.rank
+            work.start()
+            while not work.is_completed():
+                pass
+            assert all((array == turn + process_group.size - 1).all() for array in arrays)
+            work.start()
+            work.wait(60)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -157,6 +226,8 @@ def test_a_destroyed_group_frees_its_own() -> None:
     ("error", "init"),
     [
         (TypeError, lambda: hc.all_reduce_init(np.ones(1, int), "avg")),
+        (TypeError, lambda: hc.all_reduce_coalesced_init([np.ones(1), np.ones(1, int)], "avg")),
+        (ValueError, lambda: hc.all_reduce_coalesced_init([])),
         (TypeError, lambda: hc.broadcast_init([1.0], 0)),
         (ValueError, lambda: hc.broadcast_init(np.ones(1), 99)),
         (ValueError, lambda: hc.all_gather_single_init(np.ones(99), np.ones(1))),

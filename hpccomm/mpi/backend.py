@@ -21,7 +21,7 @@ from ..core.reduce_op import ReduceOp
 from ..core.work import Work, both
 from ..errors import here
 from ..process.tuning import NEVER
-from . import persistent, reductions
+from . import coalesced, persistent, reductions
 from .communication_thread import CommunicationThread
 from .datatypes import LARGEST_COUNT, message, parts
 from .fast_path import MPIFastPath
@@ -32,7 +32,6 @@ from .layout import (
     packed_any,
     recv_buffer,
     send_buffer,
-    size_of,
     unaliased,
     unpack_into,
     unpacked,
@@ -67,7 +66,7 @@ class MPIBackend(Backend):
         self._thread = CommunicationThread(options.comm, lambda comm: type(self)(_of_the_thread(options, comm)))
         self._thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
         self.fast_path = MPIFastPath(options.comm, self._windows, self._segment_bytes, self._thread_bytes)
-        self._scratch = np.empty(0)  # at most one segment
+        self._coalesced = coalesced.Coalesced()
         self._small_all_reduces = SmallAllReduces(options.comm, options.tuning)
         self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks)
 
@@ -232,26 +231,16 @@ class MPIBackend(Backend):
         finish: Finish = None
         for indices in by_dtype(arrays):
             same = arrays if len(indices) == len(arrays) else [arrays[i] for i in indices]
-            flat = np.concatenate(same, axis=None) if async_op else self._packed(same)
-            works.append(self.all_reduce(flat, op, async_op))
             if async_op:
+                flat = np.concatenate(same, axis=None)
+                works.append(self.all_reduce(flat, op, True))
                 finish = both(finish, partial(unpack_into, flat, same))
             else:
-                unpack_into(flat, same)
+                self._coalesced.all_reduce(self.all_reduce, same, op)
         return joined(works, finish)
 
     def _is_large(self, arrays: list[Any]) -> bool:
         return bool(sum(array.nbytes for array in arrays) >= self._thread_bytes)
-
-    def _packed(self, arrays: list[Any]) -> Any:
-        """Pack arrays of one dtype, for a blocking operation, into memory that the next one uses again."""
-        size = sum(map(size_of, arrays))
-        kept = self._scratch
-        if kept.dtype != arrays[0].dtype or kept.size < size:
-            kept = np.empty(size, arrays[0].dtype)
-            if kept.nbytes <= self._segment_bytes:
-                self._scratch = kept
-        return np.concatenate(arrays, axis=None, out=kept[:size])
 
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
         if async_op and self._is_large(arrays):
@@ -324,6 +313,8 @@ class MPIBackend(Backend):
         self._monitored_barrier(timeout, wait_all_ranks)
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
+        if operation == "all_reduce_coalesced":
+            return coalesced.set_up(self._small_all_reduces, self.persistent, *arguments)
         work = self._small_all_reduces.set_up(*arguments) if operation == "all_reduce" else None
         return work or persistent.set_up(self._comm, self._tuning, operation, arguments)
 

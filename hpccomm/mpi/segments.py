@@ -7,10 +7,14 @@ Segments also keep every count below 2^31.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+
+from .layout import size_of
 
 
 def segments(buffer: Any, nbytes: int) -> Sequence[Any]:
@@ -35,3 +39,16 @@ def columns(array: Any, output: Any, ranks: int, nbytes: int) -> Iterator[tuple[
         piece = packed[: ranks * target.size]
         np.copyto(piece.reshape(ranks, -1), parts[:, start : start + step])
         yield piece, target
+
+
+def runs(arrays: list[Any], most: int) -> list[tuple[list[Any], int]]:
+    """Return a list of arrays as lists of neighbours with at most `most` elements, and how many; larger ones alone."""
+    ends = list(accumulate(map(size_of, arrays)))
+    if ends[-1] <= most:
+        return [(arrays, ends[-1])]
+    cut, start, before = [], 0, 0
+    while start < len(arrays):
+        stop = max(start + 1, bisect_right(ends, before + most))
+        cut.append((arrays[start:stop], ends[stop - 1] - before))
+        start, before = stop, ends[stop - 1]
+    return cut

@@ -45,13 +45,20 @@ KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 
 class SmallAllReduce(PersistentWork):
-    """One operation. `memory` is what the ranks share; it begins with the two rows of flags."""
+    """One operation. `memory` is what the ranks share; it begins with the two rows of flags.
 
-    def __init__(self, comm: MPI.Intracomm, window: Window, memory: Any, array: Any, op: ReduceOp) -> None:
+    `array` is reduced; with `packing_into`, what the function packs that it returns for a slot, and `array` gets the
+    result.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, window: Window, memory: Any, array: Any, op: ReduceOp, packing_into: Any = None
+    ) -> None:
         self._comm = comm
         self._rank, ranks = comm.Get_rank(), comm.Get_size()
         self._turn = 0
         self._all = _flags_of_all(ranks)
+        self._packing_into = packing_into
         flags, values = np.split(memory, [2 * _padded(ranks)])
         self._sets = [
             self._set(window, row[:ranks].data, _slots(half.reshape(ranks, -1), array), array, op)
@@ -63,10 +70,13 @@ class SmallAllReduce(PersistentWork):
         fill: Any
         finish: Any
         ranks, mine, ufunc = len(slots), slots[self._rank, ...], UFUNCS[op.name]  # the dots keep a 0-d array an array
-        if op.factor is None:
-            fill = partial(mine.__setitem__, ..., array)
+        given = array if self._packing_into is None else mine
+        if op.factor is not None:
+            fill = partial(_silently, np.multiply, given, op.factor, out=mine, casting="same_kind")
         else:
-            fill = partial(_silently, np.multiply, array, op.factor, out=mine, casting="same_kind")
+            fill = None if given is mine else partial(mine.__setitem__, ..., array)
+        if given is mine:
+            fill = both(self._packing_into(mine), fill)
         if ranks == 2:  # a quarter of the time of the other
             finish = partial(ufunc, slots[0, ...], slots[1, ...], out=array)
         else:
@@ -123,6 +133,11 @@ class SmallAllReduce(PersistentWork):
         self._finish()
         return True
 
+    def block(self) -> None:
+        """As `wait`, for an operation that this one is a part of."""
+        while not self.poll():
+            sched_yield()
+
     def release(self) -> None:
         """Let go of the memory."""
         self._sets = []
@@ -134,24 +149,29 @@ class SmallAllReduces:
 
     def __init__(self, comm: MPI.Intracomm, tuning: Tuning) -> None:
         self._comm = comm
+        self.ranks = comm.Get_size()
         self._tuning = tuning
         self._node: Any = None
         self._windows: list[Window] = []
         self._free = 0  # bytes left in the last window
 
-    def set_up(self, array: Any, op: ReduceOp) -> PersistentWork | None:
-        """Return the operation; None if it has to be MPI's: the array is large or half precision, several nodes ..."""
-        ranks = self._comm.Get_size()
-        if not 0 < array.nbytes * ranks <= self._tuning.persistent_bytes or array.dtype not in ARITHMETIC or ranks == 1:
-            return None
-        if op.name not in UFUNCS or not self._is_on_one_node():
+    def takes(self, dtype: Any, op: ReduceOp) -> bool:
+        """Say whether arrays of `dtype` can be reduced here, if they are small: not half precisions, one node ..."""
+        return self.ranks > 1 and dtype in ARITHMETIC and op.name in UFUNCS and self._is_on_one_node()
+
+    def set_up(
+        self, array: Any, op: ReduceOp, packing_into: Any = None, most: int | None = None
+    ) -> PersistentWork | None:
+        """Return the operation; None if it has to be MPI's. `most` bytes are small, of all ranks together."""
+        ranks = self.ranks
+        if not 0 < array.nbytes * ranks <= (most or self._tuning.persistent_bytes) or not self.takes(array.dtype, op):
             return None
         needed = 2 * _padded(ranks) + 2 * ranks * _padded(array.nbytes)
         if needed > self._free and not self._has_another_window(needed):
             return None
         memory = self._windows[-1].parts[0][-self._free :][:needed]
         self._free -= needed
-        return SmallAllReduce(self._comm, self._windows[-1], memory, array, op)
+        return SmallAllReduce(self._comm, self._windows[-1], memory, array, op, packing_into)
 
     def _has_another_window(self, needed: int) -> bool:
         """Make another window, if there is memory for it; the answer is the same on all ranks."""
