@@ -77,7 +77,8 @@ class coalescing:
             return
         self._set(None)
         if kind is None and self._calls:
-            call = "coalescing", self._calls[0][1], None, (self._calls,)
+            described = [(name, arguments) for name, _, _, arguments in self._calls]
+            call = "coalescing", self._calls[0][1], None, (described,)
             self._work = self._group._run(call, self._async_ops, self._send)
 
     def _set(self, block: coalescing | None) -> None:

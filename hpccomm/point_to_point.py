@@ -18,8 +18,8 @@ from .core.arrays import Array
 from .core.backend import Backend
 from .core.calls import Call
 from .core.group import ProcessGroup
-from .core.non_member import Group, NonMember
-from .core.work import CompletedWork, Work
+from .core.non_member import Group, NonMember, done_work
+from .core.work import Work
 from .errors import here
 from .world import member
 
@@ -352,7 +352,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         found = member(each.group)
         if isinstance(found, NonMember):
             found.says_no("batch_isend_irecv")
-            works.append(CompletedWork())
+            works.append(done_work("send" if each.op is isend else "recv"))
             continue
         call = _usual(found, each) or _checked(found, each)
         (receives if each.op is irecv else sends).append((len(works), found, call))

@@ -390,14 +390,15 @@ class ProcessGroup(Operations):
     def _meet(self, deadline: float) -> None:
         """Wait until every rank destroys the group: nothing collective begins before that."""
         request = self._leaving or self.comm.Ibarrier()  # type: ignore[union-attr]
-        deadline = max(deadline, time.monotonic() + SHORTEST_MEETING)
+        began = time.monotonic()
+        deadline = max(deadline, began + SHORTEST_MEETING)
         pause = 0.0
         while not request.Test():
             if time.monotonic() > deadline:
                 self._leaving = request  # for the next try
                 raise DistTimeoutError(
-                    f"destroy of {self!r}: other ranks have not called it after {as_seconds(self.timeout):g} s; every "
-                    f"rank of the group has to{here()}"
+                    f"destroy of {self!r}: other ranks have not called it within {time.monotonic() - began:.1f} s; "
+                    f"every rank of the group has to{here()}"
                 )
             time.sleep(pause)
             pause = min(pause + 1e-6, 1e-3)

@@ -74,18 +74,30 @@ class Operation:
         self.async_op = async_op
         self.arguments = arguments
         self.error: BaseException | None = None
-        self._hooks = hooks
+        self._hooks = list(hooks)
 
     def begin(self) -> None:
         """Tell the hooks that it is about to begin."""
-        for hook in self._hooks:
-            hook.begin(self)
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            try:
+                hook.begin(self)
+            except Exception as error:  # the operation does not begin: for those who have been told, it has ended
+                self.end(error)
+                raise
+            self._hooks.append(hook)
 
     def end(self, error: BaseException | None = None) -> None:
         """Tell the same hooks that it has ended, also one that has been removed meanwhile."""
         self.error = error
+        errors = []
         for hook in self._hooks:
-            hook.end(self)
+            try:
+                hook.end(self)
+            except Exception as raised:  # the other hooks have seen the begin
+                errors.append(raised)
+        if errors:
+            raise errors[0]
 
     @property
     def arrays(self) -> list[Any]:

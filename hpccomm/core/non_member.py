@@ -117,6 +117,14 @@ class _NothingToStart(PersistentWork):
         """Do nothing."""
 
 
+def done_work(name: str) -> CompletedWork:
+    """Return the Work of an operation that does nothing."""
+    work = CompletedWork()
+    work.op_type = name
+    work.is_completed()
+    return work
+
+
 def _nothing(name: str) -> Callable[..., Any]:
     """Return the method of NonMember that stands for an operation of ProcessGroup."""
     method = getattr(ProcessGroup, name)
@@ -127,7 +135,7 @@ def _nothing(name: str) -> Callable[..., Any]:
         if name.endswith("_init"):
             return _NothingToStart()
         is_async = inspect.signature(method).bind(group, *arguments, **options).arguments.get("async_op", False)
-        return CompletedWork() if is_async else None
+        return done_work(name) if is_async else None
 
     return operation
 

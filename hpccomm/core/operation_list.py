@@ -104,3 +104,39 @@ OPERATIONS: dict[str, OperationSpec] = {
 }
 
 START = "_start"  # what the start of a persistent operation is called: "all_reduce_start"
+
+_PAGE = """\
+# Operations
+
+All operations of a group, in one table. `hpccomm` has a function of each name, or a class (`coalescing`), except
+`all_reduce_sparse`, which is `all_reduce` of a sparse matrix. The columns:
+
+* **asynchronous**: takes `async_op=True` and returns a [Work](async.md). For `send` and `recv` these are `isend` and
+  `irecv`; `coalescing` has `async_ops=True`.
+* **in `coalescing()`**: a [coalescing block](coalescing.md) collects it. Other operations are refused there.
+* **persistent**: there is a [persistent form](repeated.md), `all_reduce_init` and so on.
+* **arguments in a hook**: the names in `operation.arguments` of a [hook](hooks.md), which are also the arguments of the
+  method of a [backend](backends.md). Ranks (`root`, `dst`, `src`) are ranks of the group.
+
+{table}
+
+This page is generated from the list in `hpccomm/core/operation_list.py`, and a test compares the two. To make it again:
+
+```console
+$ {command}
+```"""
+
+COMMAND = (
+    'python -c "from hpccomm.core.operation_list import as_markdown; print(as_markdown())" > docs/guide/operations.md'
+)
+
+
+def as_markdown() -> str:
+    """Return the page of the documentation that has them all."""
+    head = "operation", "what it does", "asynchronous", "in `coalescing()`", "persistent", "arguments in a hook"
+    rows: list[tuple[str, ...]] = [head, ("---", "---", ":---:", ":---:", ":---:", "---")]
+    for spec in OPERATIONS.values():
+        forms = ("yes" if has else "" for has in (spec.is_asynchronous, spec.is_collected, spec.is_persistent))
+        arguments = ", ".join(f"`{argument}`" for argument in spec.arguments)
+        rows.append((f"`{spec.name}`", spec.summary, *forms, arguments))
+    return _PAGE.format(table="\n".join(f"| {' | '.join(row)} |" for row in rows), command=COMMAND)

@@ -12,6 +12,8 @@ from ..errors import DistBackendError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+LOOKS = 20  # that find nothing, before there is nothing
+
 
 def load() -> Any:
     """Import mpi4py.MPI (which initialises MPI) and return it; DistBackendError says what to do where it can't."""
@@ -83,8 +85,12 @@ def free(comm: MPI.Intracomm, group: str, largest_tag: int) -> None:
     from mpi4py import MPI
 
     left: list[str] = []
-    status = MPI.Status()
-    while (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+    status, misses = MPI.Status(), 0
+    while misses < LOOKS:  # one look may find nothing although there is something: it lets MPI make progress
+        message = comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        if message is None:
+            misses += 1
+            continue
         message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
         if status.Get_tag() <= largest_tag:  # of the program: hpccomm's own tags are above
             size, source = status.Get_count(MPI.BYTE), status.Get_source()

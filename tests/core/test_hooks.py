@@ -97,6 +97,43 @@ def test_a_hook_can_refuse(process_group: hc.ProcessGroup) -> None:
     assert (array == process_group.size).all()
 
 
+def test_who_has_seen_the_begin_sees_the_end(process_group: hc.ProcessGroup) -> None:
+    first, last = Log(), Log()
+
+    class Broken(Log):
+        def __init__(self, where: str) -> None:
+            super().__init__()
+            setattr(self, where, self.fail)
+
+        def fail(self, operation: hc.Operation) -> None:
+            raise RuntimeError("hook is broken")
+
+    for where in ("begin", "end"):
+        with (
+            process_group.register_hook(first),
+            process_group.register_hook(Broken(where)),
+            process_group.register_hook(last),
+            pytest.raises(RuntimeError, match="hook is broken"),
+        ):
+            hc.barrier()
+    assert first.lines == ["begin barrier", "end barrier RuntimeError", "begin barrier", "end barrier NoneType"]
+    assert last.lines == ["begin barrier", "end barrier NoneType"]
+
+
+def test_a_block_is_described_by_what_it_collected(process_group: hc.ProcessGroup) -> None:
+    seen: list[hc.Operation] = []
+
+    class Note(Log):
+        def begin(self, operation: hc.Operation) -> None:
+            seen.append(operation)
+
+    with process_group.register_hook(Note()), hc.coalescing():
+        hc.all_reduce(np.ones(4))
+        hc.all_reduce(np.ones(2))
+    (block,) = seen
+    assert (block.name, block.nbytes, len(block.arrays)) == ("coalescing", 48, 2)
+
+
 def test_errors_reach_the_end(process_group: hc.ProcessGroup) -> None:
     class Failing(hc.Backend):
         def all_reduce(self, array: Any, op: Any, async_op: bool) -> hc.Work | None:
