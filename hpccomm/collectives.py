@@ -671,7 +671,7 @@ def all_reduce_coalesced(
     Parameters
     ----------
     arrays : list of arrays
-        The same list of sizes and dtypes on every rank. There is one message per dtype.
+        The same list of sizes and dtypes on every rank; they must not share memory. Those of one dtype leave together.
     op, group, async_op
         As for :func:`all_reduce`.
 

@@ -35,13 +35,13 @@ def _in_place(case: Case, expected: Callable[[], Any] | None) -> Arrays:
     return Arrays(receive=case.array(case.count), given=lambda: case.values(case.rank, case.count), expected=expected)
 
 
-@benchmark("all_reduce", busbw=_twice_the_share, reduces=True)
+@benchmark("all_reduce", busbw=_twice_the_share)
 def all_reduce(case: Case) -> Arrays:
     """Reduce an array over all ranks, in place."""
     return _in_place(case, lambda: case.reduced(case.count))
 
 
-@benchmark("reduce", reduces=True)
+@benchmark("reduce")
 def reduce(case: Case) -> Arrays:
     """Reduce an array over all ranks, in place on one."""
     return _in_place(case, (lambda: case.reduced(case.count)) if case.rank == case.root else None)
@@ -71,7 +71,7 @@ def all_gather(case: Case) -> Arrays:
     return all_gather_single(case)
 
 
-@benchmark("reduce_scatter_single", busbw=_share, shared=True, reduces=True)
+@benchmark("reduce_scatter_single", busbw=_share, shared=True)
 def reduce_scatter_single(case: Case) -> Arrays:
     """Reduce an array and hand out the result in equal parts."""
     return Arrays(
@@ -82,7 +82,7 @@ def reduce_scatter_single(case: Case) -> Arrays:
     )
 
 
-@benchmark("reduce_scatter", busbw=_share, shared=True, reduces=True)
+@benchmark("reduce_scatter", busbw=_share, shared=True)
 def reduce_scatter(case: Case) -> Arrays:
     """Reduce a list of arrays; each rank gets one of the results."""
     return reduce_scatter_single(case)
@@ -124,13 +124,13 @@ def scatter(case: Case) -> Arrays:
     )
 
 
-@benchmark("scan", reduces=True)
+@benchmark("scan")
 def scan(case: Case) -> Arrays:
     """Reduce the arrays of ranks 0 to r, on rank r, in place."""
     return _in_place(case, lambda: case.reduced(case.count, range(case.rank + 1)))
 
 
-@benchmark("exscan", reduces=True)
+@benchmark("exscan")
 def exscan(case: Case) -> Arrays:
     """Reduce the arrays of ranks 0 to r-1, on rank r, in place."""
     return _in_place(case, (lambda: case.reduced(case.count, range(case.rank))) if case.rank else None)
@@ -158,7 +158,7 @@ def _ends(pieces: list[int]) -> list[int]:
     return list(itertools.accumulate(pieces[:-1]))
 
 
-@benchmark("all_reduce_coalesced", busbw=_twice_the_share, kind="coalesced", reduces=True)
+@benchmark("all_reduce_coalesced", busbw=_twice_the_share, kind="coalesced")
 def all_reduce_coalesced(case: Case) -> Arrays:
     """All-reduce many arrays in one call."""
     return replace(all_reduce(case), receive=[case.array(count) for count in _pieces(case)])
@@ -192,7 +192,7 @@ def all_gather_coalesced(case: Case) -> Arrays:
     return replace(all_gather_single(case), send=send, receive=receive)
 
 
-@benchmark("reduce_scatter_single_coalesced", busbw=_share, kind="coalesced", shared=True, reduces=True)
+@benchmark("reduce_scatter_single_coalesced", busbw=_share, kind="coalesced", shared=True)
 def reduce_scatter_single_coalesced(case: Case) -> Arrays:
     """Reduce many arrays and hand each out in equal parts, in one call."""
     pieces = _pieces(case, case.ranks)

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.operation_list import OPERATIONS
+
 PERIOD = 251  # of the test values: a prime, so that parts that land in the wrong place are noticed
 WINDOW = 64  # messages in flight at once, as in the OSU benchmarks
 WINDOW_BYTES = 64 << 20  # what they may take together
@@ -186,7 +188,12 @@ BENCHMARKS: dict[str, Benchmark] = {}
 
 
 def benchmark(name: str, **fields: Any) -> Callable[[Callable[[Case], Arrays]], Callable[[Case], Arrays]]:
-    """Add a benchmark: the decorated function makes the arrays of one case, `fields` are :class:`Benchmark`'s."""
+    """Add a benchmark: the decorated function makes the arrays of one case, `fields` are :class:`Benchmark`'s.
+
+    Whether an operation of hpccomm reduces is known from the list of operations.
+    """
+    if name in OPERATIONS:
+        fields.setdefault("reduces", OPERATIONS[name].reduces)
 
     def add(function: Callable[[Case], Arrays]) -> Callable[[Case], Arrays]:
         if name in BENCHMARKS:

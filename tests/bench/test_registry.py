@@ -8,6 +8,7 @@ import pytest
 from hpccomm.bench import registry
 from hpccomm.bench.contenders import CONTENDERS, contender_class
 from hpccomm.bench.registry import Arrays, Case, assign, benchmark, flat
+from hpccomm.core.operation_list import OPERATIONS
 
 pytestmark = pytest.mark.serial
 
@@ -138,3 +139,11 @@ def test_flat_values_are_dealt_out_to_lists_of_arrays() -> None:
     assert pieces[1].tolist() == [[2], [3]]
     assign(pieces, None)
     assert not flat(pieces).any()
+
+
+def test_what_is_measured_are_operations_of_hpccomm() -> None:
+    patterns = {"ping_pong", "bidirectional", "message_rate"}  # of several messages
+    assert BENCHMARKS.keys() - patterns <= OPERATIONS.keys()
+    for name in BENCHMARKS.keys() - patterns:
+        assert BENCHMARKS[name].reduces == OPERATIONS[name].reduces, name
+    assert sum(each.reduces for each in BENCHMARKS.values()) == 8
