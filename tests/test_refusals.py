@@ -1,4 +1,4 @@
-"""Bad input: a clear error before anything is sent, buffers untouched, and the group goes on. (Also: DESIGN 6.)"""
+"""Bad input: a clear error before anything is sent, buffers untouched, and the group goes on."""
 
 from __future__ import annotations
 

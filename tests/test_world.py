@@ -150,6 +150,9 @@ def test_messages_of_ones_own_on_the_same_communicator_do_not_mix() -> None:
 def test_arguments_of_init() -> None:
     with hc.init_process_group(rank=RANK, world_size=SIZE, timeout=7) as group:
         assert group.timeout == timedelta(seconds=7)
+    with hc.init_process_group(timeout=None) as group:  # c10d's default
+        assert group.timeout == timedelta(minutes=30)
+        assert hc.new_group(timeout=None).timeout == timedelta(minutes=30)
     with pytest.raises(ValueError, match=f"rank is {RANK + 1}, but MPI says {RANK}; leave it out"):
         hc.init_process_group(rank=RANK + 1)
     with pytest.raises(ValueError, match=f"world_size is {SIZE + 1}, but MPI says {SIZE}"):

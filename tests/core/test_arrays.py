@@ -129,3 +129,23 @@ def test_bfloat16_tensors_are_seen_as_bfloat16() -> None:
 
     device, view = locate("test", "array", torch.ones(2, dtype=torch.bfloat16))
     assert (device, view.dtype) == ("cpu", np.dtype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("where", ["__dlpack_device__", "__dlpack__"])
+def test_an_array_that_numpy_can_not_view_is_named(where: str) -> None:
+    """As torch's conjugate, sparse, quantised and meta tensors."""
+
+    class Tensor:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            if where == "__dlpack_device__":
+                raise BufferError("no device\nand a second line")
+            return 1, 0
+
+        def __dlpack__(self, **_: Any) -> Any:
+            raise BufferError("no view\nand a second line")
+
+    said = (
+        r"all_reduce: array is a Tensor that NumPy can't view without a copy: no (device|view); make a contiguous array"
+    )
+    with pytest.raises(TypeError, match=said):
+        hc.all_reduce(Tensor(), group=hc.ProcessGroup(0, 1))

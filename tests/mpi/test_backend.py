@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.mpi.works import joined
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -78,3 +79,8 @@ def test_packed_copies_live_until_the_work_is_done(process_group: hc.ProcessGrou
     assert np.array_equal(outputs, expected.repeat(3).reshape(-1, 3))
     if process_group.rank == 0:
         assert np.array_equal(np.stack(rooted), outputs)
+
+
+def test_only_requests_of_mpi_can_be_joined() -> None:
+    with pytest.raises(TypeError, match="a part of a composed operation is <CompletedWork"):
+        joined([hc.CompletedWork()], None)
