@@ -188,8 +188,8 @@ class ProcessGroup(Operations):
         except Exception as error:
             self._raise(backend.translate_error(name, error), error, operation)
         if async_op or isinstance(outcome, Work):
-            work: Work | None = self._track(name, result, outcome or CompletedWork(), async_op, operation)
-            return work
+            work = outcome if isinstance(outcome, Work) else CompletedWork()
+            return self._track(name, result, work, async_op, operation)  # type: ignore[no-any-return]
         if operation is not None:
             operation.end()
         return outcome  # type: ignore[no-any-return]  # None; of a receive: the sender's rank

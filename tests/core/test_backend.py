@@ -278,6 +278,19 @@ def test_what_a_backend_may_return() -> None:
         assert hc.irecv(np.ones(1), 0).source_rank() == 0
 
 
+def test_an_asynchronous_receive_that_was_done_at_once_may_return_the_sender() -> None:
+    class AtOnce(hc.Backend):
+        def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> int:
+            array[:] = 7
+            return 1
+
+    hc.register_backend("at_once", lambda store, rank, size, timeout: AtOnce(rank, size))
+    with hc.init_process_group("at_once"):
+        array = np.zeros(2)
+        assert hc.irecv(array).wait()
+        assert array.tolist() == [7, 7]
+
+
 def test_the_extended_api() -> None:
     seen: list[hc.BackendOptions] = []
 
