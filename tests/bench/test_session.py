@@ -148,7 +148,7 @@ def test_the_hidden_share(communication: float, compute: float, both: float, hid
     )
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 3, reason="on more ranks than cores it takes minutes")
+@pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 2, reason="on more ranks than cores it takes minutes")
 def test_a_model_of_the_ranks_that_run_the_tests(process_group: hc.ProcessGroup) -> None:
     if process_group.size == 1:
         return

@@ -49,7 +49,7 @@ def cases(
     groups: Groups, thorough: bool = True
 ) -> Iterator[tuple[hc.ProcessGroup, Callable[[Any], Any], tuple[int, ...], bool]]:
     """Every layout, shape, and way to call, or some: what an array looks like and what is in it do not interact."""
-    if transport(groups) == "nccl" and thorough and MPI.COMM_WORLD.Get_size() < 4:
+    if transport(groups) == "nccl" and thorough and MPI.COMM_WORLD.Get_size() < 3:
         return itertools.product(groups, LAYOUTS, SHAPES, (False, True))
     some = [(contiguous, (), True), (contiguous, (0,), False), (strided, (5,), True), (backwards, (3, 4), False)]
     return ((group, *case) for group in groups for case in some)
