@@ -36,7 +36,7 @@ Layout = Callable[[Any], Any]
 
 
 def cases(groups: Groups) -> Iterator[tuple[hc.ProcessGroup, Layout, tuple[int, ...], bool]]:
-    """Every layout, shape, and way to call; on more ranks than cores, where calls are slow, one shape for the others."""
+    """Every layout, shape, and way to call; on more ranks than cores, one shape for the two others."""
     if MPI.COMM_WORLD.Get_size() < 3:
         return itertools.product(groups, LAYOUTS, SHAPES, (False, True))
     some = [
