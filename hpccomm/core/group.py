@@ -24,7 +24,7 @@ from .persistent_work import PersistentWork
 from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, is_custom
 from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception
 
-MESSAGES = ("send", "recv", "sendrecv")  # every other operation keeps the order of its group
+MESSAGES = {name for name, spec in OPERATIONS.items() if spec.is_a_message}  # all others keep the order of their group
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
 STEPS_ASIDE = FastPath()

@@ -42,11 +42,6 @@ class OperationSpec:
         return "op" in self.arguments
 
     @property
-    def is_on_lists(self) -> bool:
-        """Whether it takes lists of arrays."""
-        return bool({"outputs", "inputs", "arrays", "output_lists"} & set(self.arguments))
-
-    @property
     def is_a_message(self) -> bool:
         """Whether it is between two ranks."""
         return "dst" in self.arguments or "src" in self.arguments
