@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from .core import checks
-from .core.group import ProcessGroup, as_timedelta, make_group
+from .core.group import ProcessGroup, make_group
 from .core.non_member import Group, NonMember
-from .core.options import Membership
+from .core.options import Membership, time_limit
 from .core.registry import BackendConfig
 from .errors import DistError, here
 from .process import mpi_library
@@ -29,6 +29,7 @@ def new_group(
     group_desc: str | None = None,
     sort_ranks: bool = True,
     comm: MPI.Intracomm | None = None,
+    on_timeout: str | None = None,
 ) -> Group:
     """Make a group of some ranks of the world.
 
@@ -40,7 +41,7 @@ def new_group(
     ranks : list of int, optional
         Global ranks of the members. Default: all.
     timeout : timedelta or float (seconds), optional
-        Default: the world's.
+        How long an operation may take. Default: the world's.
     backend : str, optional
         As for init_process_group. Default: the world's configuration.
     use_local_synchronization : bool
@@ -52,6 +53,8 @@ def new_group(
     comm : mpi4py.MPI.Intracomm, optional
         Instead of `ranks`: a communicator of some ranks of the world, such as ``cart.Sub(...)``; it is duplicated. Only
         its ranks call, and where it is ``MPI.COMM_NULL`` the result is a NonMember.
+    on_timeout : str, optional
+        As for init_process_group. Default: the world's.
 
     Returns
     -------
@@ -77,9 +80,9 @@ def new_group(
     """
     world = current_world()
     config = world.config if backend is None else BackendConfig(backend)
-    duration = as_timedelta(timeout, world.timeout)
+    limits = time_limit(timeout, on_timeout)(world)
     if comm is not None:
-        return _on_communicator(world, comm, ranks, config, duration, group_desc)
+        return _on_communicator(world, comm, ranks, config, limits, group_desc)
     members = _checked_ranks("new_group", world.ranks if ranks is None else ranks, world)
     if sort_ranks:
         members.sort()
@@ -96,7 +99,7 @@ def new_group(
     created = parent.Create_group(chosen)
     chosen.Free()
     everyone.Free()
-    group = _child(world, created, members, config, duration, name, group_desc)
+    group = _child(world, created, members, config, limits, name, group_desc)
     if not use_local_synchronization:
         _split_backends(world, config, group)
     connect(group)
@@ -108,7 +111,7 @@ def _on_communicator(
     comm: Any,
     ranks: Sequence[int] | None,
     config: BackendConfig,
-    timeout: timedelta,
+    limits: dict[str, Any],
     description: str | None,
 ) -> Group:
     mpi = mpi_library.load()
@@ -126,7 +129,7 @@ def _on_communicator(
     ours.Free()
     if mpi.UNDEFINED in members:
         raise ValueError(f"new_group: rank {members.index(mpi.UNDEFINED)} of comm is not in the world group{here()}")
-    group = _child(world, comm.Dup(), members, config, timeout, name, description)
+    group = _child(world, comm.Dup(), members, config, limits, name, description)
     connect(group)
     return group
 
@@ -290,7 +293,7 @@ def split_group(
             raise ValueError(f"split_group: color is {color}; expected 0 or more, or None for no group{here()}")
     key = checks.integer("split_group: key", key)
     config = group.config if backend is None else BackendConfig(backend)
-    duration = as_timedelta(timeout, group.timeout)
+    limits = time_limit(timeout)(group)
     _usable("split_group", group)
     mpi = mpi_library.load()
     comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)  # type: ignore[union-attr]
@@ -299,7 +302,7 @@ def split_group(
         _split_backends(group, config, None)
         return NonMember((), name, config)
     members = comm.allgather(group.ranks[group.rank])
-    subgroup = _child(group._owner, comm, members, config, duration, name, group_desc)
+    subgroup = _child(group._owner, comm, members, config, limits, name, group_desc)
     _split_backends(group, config, subgroup, color or 0)
     connect(subgroup)
     return subgroup
@@ -310,7 +313,7 @@ def _child(
     comm: Any,
     ranks: Sequence[int],
     config: BackendConfig,
-    timeout: timedelta,
+    limits: dict[str, Any],
     name: str,
     description: str | None,
 ) -> ProcessGroup:
@@ -326,7 +329,7 @@ def _child(
             nodes=tuple(owner.nodes[place[rank]] for rank in ranks),
             config=config,
             settings=owner.settings,
-            timeout=timeout,
+            **limits,
             name=name,
             description=description or "",
             device_id=owner.device_id,

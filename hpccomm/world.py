@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import errors
-from .core.group import ProcessGroup, as_timedelta, make_group
+from .core.group import ProcessGroup, make_group
 from .core.non_member import Group, NonMember
-from .core.options import Membership
+from .core.options import Membership, time_limit
 from .core.registry import BackendConfig, is_backend_available
 from .errors import DistBackendError, DistError, here
 from .process import mpi_library
@@ -102,6 +102,7 @@ def init_process_group(
     *,
     comm: MPI.Intracomm | None = None,
     timeout: timedelta | float | None = None,
+    on_timeout: str | None = None,
     rank: int = -1,
     world_size: int = -1,
     group_name: str = "",
@@ -117,8 +118,13 @@ def init_process_group(
         runs where there is no GPU.
     comm : mpi4py.MPI.Intracomm, optional
         The processes that form the world; it is duplicated. Default: ``MPI.COMM_WORLD``.
-    timeout : timedelta or float (seconds)
-        How long `monitored_barrier` and destroy wait. Default: 30 minutes.
+    timeout : timedelta or float (seconds), optional
+        How long an operation may take, and destroy and `monitored_barrier` wait. Default: ``HPCCOMM_TIMEOUT`` (in
+        seconds), or 30 minutes.
+    on_timeout : str, optional
+        What happens when an operation takes longer: ``"abort"``: a report says which rank is to blame, and the job ends
+        with status 124; ``"raise"``: waits on Works raise DistTimeoutError; ``"warn"``: only the report. Default:
+        ``HPCCOMM_ON_TIMEOUT``, or ``"abort"``.
     rank, world_size : int, optional
         For scripts written for torch.distributed: checked against what MPI says.
     group_name : str, optional
@@ -167,7 +173,7 @@ def init_process_group(
             f"init_process_group: there is a world group already; call destroy_process_group() first{here()}"
         )
     config = BackendConfig(backend)
-    duration = as_timedelta(timeout)
+    limit = time_limit(timeout, on_timeout)
     device = None if device_id is None else _device_number(device_id, config)
     mpi = mpi_library.load()
     if comm is None:
@@ -182,9 +188,8 @@ def init_process_group(
             raise ValueError(f"init_process_group: {name} is {said}, but MPI says {actual}; leave it out, MPI knows")
     fields = mpi_library.membership(comm)
     fields["comm"].Set_name("hpccomm world")
-    world = make_group(
-        Membership(**fields, config=config, timeout=duration, name=group_name or "world", device_id=device)
-    )
+    limits = limit(fields["settings"])
+    world = make_group(Membership(**fields, **limits, config=config, name=group_name or "world", device_id=device))
     world._on_destroy = _forget
     _world = world
     errors.set_rank(world.rank)

@@ -22,11 +22,13 @@ class FastPath:
     operation goes through the checks to the backend. This class leaves all of them to the backend; it is what a group
     asks while the real one steps aside.
 
-    `count` is how many operations it has done: they are numbered with all others. `is_open` is false in this class.
+    `count` is how many collectives it has done, `messages` how many messages: they are numbered with all others.
+    `is_open` is false in this class.
     """
 
     is_open = False
     count = 0
+    messages = 0
 
     def broadcast(self, array: Any, root: int) -> bool:
         """See `Backend.broadcast`."""

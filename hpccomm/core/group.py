@@ -17,17 +17,17 @@ from .backend import Backend, FastPath
 from .by_name import by_name
 from .calls import Call
 from .hooks import Hook, Operation, RemovableHandle
-from .operation_list import OPERATIONS, START
+from .operation_list import MESSAGES, OPERATIONS, START
 from .operations import Operations
-from .options import DEFAULT_TIMEOUT, BackendOptions, Membership
+from .options import BackendOptions, Membership, time_limit
 from .persistent_work import PersistentWork
 from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, is_custom
 from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception
 
-MESSAGES = {name for name, spec in OPERATIONS.items() if spec.is_a_message}  # all others keep the order of their group
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
 STEPS_ASIDE = FastPath()
+ATTACH = "hpccomm.debug.attach:attach"  # gives a new group what the settings ask for
 
 
 class ProcessGroup(Operations):
@@ -57,7 +57,7 @@ class ProcessGroup(Operations):
         self._fast_path = self._fast = STEPS_ASIDE  # that of the host's backend; and the one to ask
         self._hooks: tuple[Hook, ...] = ()
         self._block: Any = None  # the coalescing() block that collects
-        self._sequence = 0
+        self._collectives = self._messages = 0  # those that did not take the fast path
         self._in_flight: dict[Work, None] = {}  # insertion-ordered: the oldest first
         self._failed: list[Work] = []
         self._persistent: list[PersistentWork] = []
@@ -93,7 +93,7 @@ class ProcessGroup(Operations):
         config : BackendConfig or str, optional
             Which backend serves which device, as for :func:`init_process_group`.
         timeout : timedelta or float (seconds), optional
-            Default: 30 minutes.
+            How long an operation may take. Default: ``HPCCOMM_TIMEOUT``, or 30 minutes.
         name : str, optional
             A name for messages.
 
@@ -120,9 +120,9 @@ class ProcessGroup(Operations):
         """
         if not isinstance(config, BackendConfig):
             config = BackendConfig(config)
-        duration = as_timedelta(timeout)
+        limit = time_limit(timeout)
         fields = mpi_library.membership(comm)
-        return make_group(Membership(**fields, config=config, timeout=duration, name=name or "group"))
+        return make_group(Membership(**fields, **limit(fields["settings"]), config=config, name=name or "group"))
 
     # -- members ---------------------------------------------------------------------------------
 
@@ -181,7 +181,10 @@ class ProcessGroup(Operations):
             self._block.collect(call, async_op)
             return None
         backend = self._backends[device]
-        self._sequence += 1
+        if name in MESSAGES:
+            self._messages += 1
+        else:
+            self._collectives += 1
         operation = self._begin(call, async_op) if self._hooks else None
         try:
             outcome: Any = getattr(backend, name)(*arguments, async_op) if step is None else step()
@@ -197,9 +200,13 @@ class ProcessGroup(Operations):
     def _track(self, name: str, result: Any, work: Work, async_op: bool, operation: Operation | None = None) -> Any:
         """Number the Work of an operation that has begun, and keep it, and through it its arrays, while in flight."""
         work.op_type = name
-        work.sequence_number = self._sequence + self._fast_path.count
         work._result = result
         work.group = self
+        if name in MESSAGES:
+            work.sequence_number = self._messages + self._fast_path.messages
+            work.keeps_its_place = False
+        else:
+            work.sequence_number = self._collectives + self._fast_path.count
         if not async_op:  # a backend that has only asynchronous operations
             try:
                 work.wait()
@@ -209,8 +216,6 @@ class ProcessGroup(Operations):
                 operation.end()
             return work._source
         work._operation = operation
-        if name in MESSAGES:
-            work.keeps_its_place = False
         self._in_flight[work] = None
         if len(self._in_flight) > REAP_ABOVE or work.is_let_go_at_once:
             self._reap()
@@ -218,8 +223,13 @@ class ProcessGroup(Operations):
 
     @property
     def sequence_number(self) -> int:
-        """How many operations of this group this rank has begun."""
-        return self._sequence + self._fast_path.count
+        """How many collectives of this group this rank has begun: those of the same number belong together."""
+        return self._collectives + self._fast_path.count
+
+    @property
+    def message_number(self) -> int:
+        """How many messages this rank has begun to send or to receive in this group."""
+        return self._messages + self._fast_path.messages
 
     def _forget(self, work: Work) -> None:
         """Let go of a Work that has ended; called by the Work, maybe by several threads."""
@@ -286,7 +296,8 @@ class ProcessGroup(Operations):
     def _begin(self, call: Call, async_op: bool) -> Operation:
         name, device, _, arguments = call
         described = dict(zip(OPERATIONS[name.removesuffix(START)].arguments, arguments))
-        operation = Operation(self, name, self.sequence_number, device, async_op, described, self._hooks)
+        number = self.message_number if name in MESSAGES else self.sequence_number
+        operation = Operation(self, name, number, device, async_op, described, self._hooks)
         operation.begin()
         return operation
 
@@ -299,9 +310,17 @@ class ProcessGroup(Operations):
         raise error from cause
 
     def _choose_fast_path(self) -> None:
-        """Let the fast path step aside while a hook listens, a block collects, or the group is destroyed."""
-        steps_aside = self._hooks or self._block is not None or self.is_destroyed
-        self._fast = STEPS_ASIDE if steps_aside else self._fast_path
+        """Let the fast path step aside while a hook listens, a block collects, or the group is destroyed.
+
+        A hook that has a method `around` follows the fast path itself: it returns one that it has put around it.
+        """
+        followers = [getattr(hook, "around", None) for hook in self._hooks]
+        self._fast = self._fast_path
+        if self._block is not None or self.is_destroyed or None in followers:
+            self._fast = STEPS_ASIDE
+        elif self._fast.is_open:
+            for around in followers:
+                self._fast = around(self._fast)  # type: ignore[misc]
 
     # -- persistent operations -------------------------------------------------------------------
 
@@ -328,7 +347,10 @@ class ProcessGroup(Operations):
         if self._block is not None and self._block.is_of_this_thread():
             self._block.refuse(name)
         backend = self._backends[device]
-        self._sequence += 1
+        if name in MESSAGES:
+            self._messages += 1
+        else:
+            self._collectives += 1
         work._operation = operation = self._begin(work.call, False) if self._hooks else None
         try:
             work.begin()
@@ -470,17 +492,8 @@ def make_group(membership: Membership) -> ProcessGroup:
             group._backends.update(dict.fromkeys(group.config.device_map, _NotOverridden(group, name)))
         else:
             group._backends[device] = made
+    by_name(ATTACH)(group)
     return group
-
-
-def as_timedelta(timeout: timedelta | float | None, default: timedelta = DEFAULT_TIMEOUT) -> timedelta:
-    """Return the timeout of a group; ValueError or TypeError if it is none."""
-    if timeout is None:
-        return default
-    seconds = as_seconds(timeout)
-    if not seconds > 0:
-        raise ValueError(f"timeout is {timeout}; expected a positive timedelta or number of seconds{here()}")
-    return timedelta(seconds=min(seconds, timedelta.max.total_seconds() / 2))
 
 
 def some(ranks: Sequence[int]) -> str:

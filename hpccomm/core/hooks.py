@@ -21,7 +21,8 @@ class Operation:
     name : str
         ``"all_reduce"``; the start of a persistent operation is ``"all_reduce_start"``.
     sequence_number : int
-        Its number among the operations of its group on this rank, from 1.
+        Its number among the collectives of its group, or among the messages of its group on this rank, from 1. The
+        same number is the same collective on every rank.
     device : str
         Whose backend does it: ``"cpu"``, ``"cuda"`` ... or ``"objects"``.
     async_op : bool

@@ -48,7 +48,7 @@ class NonMember:
     size = -1
     comm = None
     is_destroyed = False
-    sequence_number = 0
+    sequence_number = message_number = 0
     description = ""
     timeout: timedelta = DEFAULT_TIMEOUT
 

@@ -100,6 +100,9 @@ OPERATIONS: dict[str, OperationSpec] = {
 
 START = "_start"  # what the start of a persistent operation is called: "all_reduce_start"
 
+# Between two ranks, and so numbered apart; all others are called by every rank of the group, in the same order.
+MESSAGES = {name + form for name, spec in OPERATIONS.items() if spec.is_a_message for form in ("", START)}
+
 _PAGE = """\
 # Operations
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..process.settings import Settings
+from ..errors import here
+from ..process.settings import ON_TIMEOUT, Settings
 from ..process.tuning import Tuning
 from .registry import BackendConfig
+from .work import as_seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
+LONGEST_TIMEOUT = timedelta.max.total_seconds() / 2
 
 
 @dataclass(eq=False, repr=False)
@@ -36,7 +40,10 @@ class Membership:
     settings : Settings
         What the environment variables HPCCOMM_* say, the same on every rank.
     timeout : timedelta
-        What monitored_barrier and destroy allow.
+        How long an operation may take, and what monitored_barrier and destroy allow.
+    on_timeout : str
+        What happens then: ``"abort"`` ends the job, ``"raise"`` raises DistTimeoutError where that is possible,
+        ``"warn"`` goes on.
     name : str
     description : str
     device_id : int, "auto" or None
@@ -53,6 +60,7 @@ class Membership:
     config: BackendConfig = field(default_factory=BackendConfig)
     settings: Settings = field(default_factory=Settings)
     timeout: timedelta = DEFAULT_TIMEOUT
+    on_timeout: str = "abort"
     name: str = ""
     description: str = ""
     device_id: int | Literal["auto"] | None = None
@@ -111,3 +119,31 @@ class BackendOptions(Membership):
     def group_name(self) -> str:
         """The name of the group."""
         return self.name
+
+
+def time_limit(
+    timeout: timedelta | float | None = None, on_timeout: str | None = None
+) -> Callable[[Membership | Settings], dict[str, Any]]:
+    """Check what the program says of time limits; return a function that fills in the rest for a new group.
+
+    It takes the group that the new one is made from, or the settings where there is none, and returns the fields
+    `timeout` and `on_timeout`.
+    """
+    said: dict[str, Any] = {}
+    if timeout is not None:
+        seconds = as_seconds(timeout)
+        if not seconds > 0:
+            raise ValueError(f"timeout is {timeout}; expected a positive timedelta or number of seconds{here()}")
+        said["timeout"] = timedelta(seconds=min(seconds, LONGEST_TIMEOUT))
+    if on_timeout is not None:
+        if on_timeout not in ON_TIMEOUT:
+            raise ValueError(f"on_timeout is {on_timeout!r}; expected 'abort', 'raise' or 'warn'{here()}")
+        said["on_timeout"] = on_timeout
+
+    def fields(parent: Membership | Settings) -> dict[str, Any]:
+        timeout = parent.timeout
+        if not isinstance(timeout, timedelta):
+            timeout = DEFAULT_TIMEOUT if timeout is None else timedelta(seconds=timeout)
+        return {"timeout": timeout, "on_timeout": parent.on_timeout, **said}
+
+    return fields

@@ -58,7 +58,8 @@ class Work:
     op_type : str
         Name of the operation, ``"all_reduce"``.
     sequence_number : int
-        Its number among the operations of its group on this rank, from 1.
+        Its number among the collectives of its group, or among the messages of its group on this rank, from 1. The
+        same number is the same collective on every rank.
 
     Examples
     --------

@@ -151,7 +151,7 @@ class MPIFastPath(FastPath):
             return False
         except MPI.Exception as error:
             raise as_backend_error("send", error) from error
-        self.count += 1
+        self.messages += 1
         return True
 
     def recv(self, array: Any, src: int | None, tag: int) -> int | None:
@@ -166,7 +166,7 @@ class MPIFastPath(FastPath):
             return None
         except MPI.Exception as error:
             raise as_backend_error("recv", error) from error
-        self.count += 1
+        self.messages += 1
         return check_length("recv", status, array.nbytes)
 
     def sendrecv(
@@ -186,7 +186,7 @@ class MPIFastPath(FastPath):
             return None
         except MPI.Exception as error:
             raise as_backend_error("sendrecv", error) from error
-        self.count += 1
+        self.messages += 1
         return check_length("sendrecv", status, output.nbytes)
 
     def iall_reduce(self, array: Any, op: Any) -> Work | None:
@@ -216,7 +216,7 @@ class MPIFastPath(FastPath):
             return None
         except MPI.Exception as error:
             raise as_backend_error("send", error) from error
-        self.count += 1
+        self.messages += 1
         return MPIWork(request, None, array)
 
     def irecv(self, array: Any, src: int | None, tag: int) -> Work | None:
@@ -230,7 +230,7 @@ class MPIFastPath(FastPath):
             return None
         except MPI.Exception as error:
             raise as_backend_error("recv", error) from error
-        self.count += 1
+        self.messages += 1
         return ReceiveWork(request, array.nbytes, None, array)
 
 

@@ -6,14 +6,18 @@ not). So rank 0's variables are everybody's; what depends on a rank's own machin
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from .tuning import Tuning, tuning
 
 INTRA_NODE_MODES = ("0", "1", "host")
+ON_TIMEOUT = ("abort", "raise", "warn")
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,28 @@ class Settings:
         ``HPCCOMM_INTRA_NODE``: all_reduce of small GPU arrays by CUDA IPC: ``"0"`` (off), ``"1"``, ``"host"``.
     blocking_wait : bool
         ``HPCCOMM_BLOCKING_WAIT=1``: `Work.wait` of GPU operations blocks the host.
+    debug : str
+        ``HPCCOMM_DEBUG``: ``"OFF"``; ``"INFO"``: groups are logged; ``"DETAIL"``: ranks compare each operation first.
+    timeout : float or None
+        ``HPCCOMM_TIMEOUT``: how many seconds an operation may take, where the program does not say it.
+    on_timeout : str
+        ``HPCCOMM_ON_TIMEOUT``: ``"abort"``, ``"raise"`` or ``"warn"``, where the program does not say it.
+    trace : str
+        ``HPCCOMM_TRACE``: ``"0"``; ``"1"``: operations are recorded; ``"stack"``: with the line of the program.
+    debug_dir : str
+        ``HPCCOMM_DEBUG_DIR``: where reports and records are written. Default: ``hpccomm-debug-`` and the job's name or
+        the time at which it began, in rank 0's working directory.
     """
 
     tuning: Tuning = field(default_factory=Tuning)
     cuda_aware: bool = False
     intra_node: str = "0"
     blocking_wait: bool = False
+    debug: str = "OFF"
+    timeout: float | None = None
+    on_timeout: str = "abort"
+    trace: str = "0"
+    debug_dir: str = "hpccomm-debug"
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -46,6 +66,11 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
         cuda_aware=_one_of(environ, "HPCCOMM_CUDA_AWARE", ("0", "1")) == "1",
         intra_node=_one_of(environ, "HPCCOMM_INTRA_NODE", INTRA_NODE_MODES),
         blocking_wait=_one_of(environ, "HPCCOMM_BLOCKING_WAIT", ("0", "1")) == "1",
+        debug=_one_of(environ, "HPCCOMM_DEBUG", ("OFF", "INFO", "DETAIL")),
+        timeout=_seconds(environ, "HPCCOMM_TIMEOUT"),
+        on_timeout=_one_of(environ, "HPCCOMM_ON_TIMEOUT", ON_TIMEOUT),
+        trace=_one_of(environ, "HPCCOMM_TRACE", ("0", "1", "stack")),
+        debug_dir=os.path.abspath(environ.get("HPCCOMM_DEBUG_DIR", "").strip() or _folder_of_the_job(environ)),
     )
 
 
@@ -75,3 +100,31 @@ def _one_of(environ: Mapping[str, str], name: str, values: tuple[str, ...]) -> s
     if said not in values:
         raise ValueError(f"{name} is {said!r}; expected {', '.join(values[:-1])} or {values[-1]}")
     return said
+
+
+def _seconds(environ: Mapping[str, str], name: str) -> float | None:
+    said = environ.get(name, "").strip()
+    if not said:
+        return None
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(f"{name} is {said!r}; expected a positive number of seconds")
+    return seconds
+
+
+def _folder_of_the_job(environ: Mapping[str, str]) -> str:
+    job = environ.get("SLURM_JOB_ID") or environ.get("FLUX_JOB_ID") or environ.get("PBS_JOBID")
+    return f"hpccomm-debug-{job or _launcher()}"
+
+
+def _launcher() -> str:
+    """Name the launcher's process, which the ranks of a node have in common: by its number and when it began."""
+    pid, began = os.getppid(), time.time()
+    with contextlib.suppress(OSError, ValueError, IndexError):  # only Linux has it
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks, boot = int(fields[19]), time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        began = boot + ticks / os.sysconf("SC_CLK_TCK")
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(round(began)))}-{pid}"

@@ -151,6 +151,11 @@ def still_works(group: hc.ProcessGroup) -> None:
     assert check[0] == group.size
 
 
+def numbers(group: hc.ProcessGroup) -> tuple[int, int]:
+    """How many collectives and how many messages there have been."""
+    return group.sequence_number, group.message_number
+
+
 @every_form
 def test_a_good_call_is_right_and_one_operation(name: str, form: str, group: Any) -> None:
     if group is None or goes_to_itself(name, form, group):
@@ -159,15 +164,16 @@ def test_a_good_call_is_right_and_one_operation(name: str, form: str, group: Any
     refused = form == "coalescing" and not OPERATIONS[name].is_collected
     for hooked in (False, True):  # the fast path, and past the hook
         opposite = None if refused else Opposite(name, group)
-        before = group.sequence_number
+        before = numbers(group)
         with group.register_hook(note) if hooked else nullcontext():
             if refused:
                 with pytest.raises((hc.UnsupportedOperationError, ValueError), match=r"be collected in a coalescing"):
                     perform(name, form, group)
-                assert group.sequence_number == before
+                assert numbers(group) == before
                 continue
             perform(name, form, group)
-        assert group.sequence_number == before + 1
+        is_a_message = OPERATIONS[name].is_a_message
+        assert np.subtract(numbers(group), before).tolist() == [not is_a_message, is_a_message]
         opposite.finish()
     still_works(group)
     seen = {"coalescing": "coalescing", "persistent": f"{name}_start"}.get(form, name)
@@ -240,7 +246,7 @@ def test_a_bad_argument_is_one_clear_error_and_nothing_is_sent(name: str, form: 
     untouched = READ_ONLY.copy()
     for what, arguments, given in bad_calls(name, group):
         options = dict(given, group=group)
-        before, in_flight = group.sequence_number, len(group._in_flight)
+        before, in_flight = numbers(group), len(group._in_flight)
         if form == "async" and name not in MESSAGES:
             options["async_op"] = True
         with pytest.raises((TypeError, ValueError)) as caught:  # noqa: PT012
@@ -256,7 +262,7 @@ def test_a_bad_argument_is_one_clear_error_and_nothing_is_sent(name: str, form: 
         said = name.removesuffix("_sparse"), MESSAGES.get(name, name)
         assert text.startswith((*said, "batch_isend_irecv")), (what, text)
         assert f"(rank {hc.get_rank()})" in text, (what, text)
-        assert (group.sequence_number, len(group._in_flight)) == (before, in_flight), what
+        assert (numbers(group), len(group._in_flight)) == (before, in_flight), what
     assert np.array_equal(untouched, READ_ONLY)
     still_works(group)
 

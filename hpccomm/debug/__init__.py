@@ -1,0 +1,1 @@
+"""When things go wrong: watchdog, report, flight recorder, mismatch check."""

@@ -1,0 +1,101 @@
+"""Record: one operation as reports and recordings tell it; everything in it is text or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..core.hooks import Operation
+
+if TYPE_CHECKING:
+    from ..core.group import ProcessGroup
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(slots=True)
+class Record:
+    """One operation of one rank.
+
+    Attributes
+    ----------
+    name : str
+        ``"all_reduce"``.
+    number : int
+        Its number among the collectives, or the messages, of its group.
+    group : str
+        The key of its group, which is the same on every rank (`key_of`).
+    group_name : str
+    dtype : str
+        Of its first array; ``""`` without one.
+    count, nbytes : int
+        Elements and bytes of all of its arrays.
+    op : str
+        The reduction.
+    peer : int or None
+        The root, destination or source: a rank of the group.
+    async_op : bool
+    begin, end : float
+        Seconds since the epoch; `end` is 0 while it is in flight.
+    state : str
+        ``"in flight"``, ``"completed"`` or ``"failed"``.
+    where : str
+        The line of the program that called it, ``"train.py:91"``; ``""`` where that is not known.
+    """
+
+    name: str
+    number: int
+    group: str
+    group_name: str
+    dtype: str = ""
+    count: int = 0
+    nbytes: int = 0
+    op: str = ""
+    peer: int | None = None
+    async_op: bool = False
+    begin: float = 0.0
+    end: float = 0.0
+    state: str = "in flight"
+    where: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what goes into a file."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return ``all_reduce #41 of 'dp' (4 MiB float32)``."""
+        sizes = f" ({size_in_words(self.nbytes)} {self.dtype})" if self.dtype else ""
+        return f"{self.name} #{self.number} of {self.group_name!r}{sizes}"
+
+
+def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str, Any], **fields: Any) -> Record:
+    """Return the record of an operation with these arguments."""
+    operation = Operation(group, name, number, "", False, dict(arguments))
+    arrays = operation.arrays
+    op, peer = operation.op, operation.peer
+    return Record(
+        name,
+        number,
+        key_of(group),
+        group.name,
+        dtype=str(arrays[0].dtype) if arrays else "",
+        count=sum(int(array.size) for array in arrays),
+        nbytes=sum(int(array.size) * array.dtype.itemsize for array in arrays),
+        op="" if op is None else str(getattr(op, "name", op)),
+        peer=peer if isinstance(peer, int) else None,
+        **fields,
+    )
+
+
+def size_in_words(nbytes: int) -> str:
+    """Return ``4 MiB`` for 4194304."""
+    size, unit = float(nbytes), 0
+    while size >= 1024 and unit < len(UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.4g} {UNITS[unit]}"
+
+
+def key_of(group: ProcessGroup) -> str:
+    """Return what names a group on every rank alike: its members, and which one of these members it is."""
+    return group.__dict__.get("_debug_key") or f"{group.name}:{'-'.join(map(str, group.ranks[:8]))}"
