@@ -7,12 +7,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from .core import checks
-from .core.group import ProcessGroup, make_group
+from .core.group import ProcessGroup, make_group, some
 from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
 from .core.registry import BackendConfig
 from .errors import DistError, here
-from .process import mpi_library
+from .process import failures, mpi_library
 from .world import connect, current_world, member
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ def _child(
     description: str | None,
 ) -> ProcessGroup:
     """Make the group of a new communicator, whose members are these ranks of its owner; destroyed with it."""
-    mpi_library.private(comm).Set_name(f"hpccomm {name}")
+    mpi_library.private(comm, owner.comm).Set_name(f"hpccomm {name}")
     place = {rank: i for i, rank in enumerate(owner.ranks)}
     group = make_group(
         Membership(
@@ -340,6 +340,38 @@ def _child(
     owner._children.append(group)
     group._on_destroy = owner._children.remove
     return group
+
+
+def shrinkable(operation: str, group: Group | None) -> ProcessGroup:
+    """Return the group, of which another one can be made."""
+    found = _member_of(operation, group)
+    _usable(operation, found)
+    return found
+
+
+def of_survivors(old: ProcessGroup) -> ProcessGroup:
+    """Make the group of those ranks of `old` that live, and let go of `old`; each of them calls it."""
+    comm, members = failures.shrink(old.comm)
+    owner = old._owner
+    ranks = tuple(old.ranks[rank] for rank in members)
+    dead = tuple(rank for rank in old.ranks if rank not in ranks)
+    limits = {"timeout": old.timeout, "on_timeout": old.on_timeout}
+    reason = f"because ranks {some(dead)} have died" if dead else "although nobody has died"
+    if owner is old:
+        old._on_destroy = None
+        for child in list(old._children):
+            child.give_up(dead, f"was made from a group that has been shrunk, {reason}; make it again")
+        mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
+        nodes = tuple(old.nodes[rank] for rank in members)
+        fields = {name: getattr(old, name) for name in Membership.__dataclass_fields__}
+        fields |= {"rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm, "nodes": nodes}
+    old.give_up(dead, f"has been shrunk, {reason}; go on with what shrink_group returned")
+    if owner is old:
+        new = make_group(Membership(**fields))
+    else:
+        new = _child(owner, comm, ranks, old.config, limits, old.name, old.description)
+    old._successor = new
+    return new
 
 
 def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: ProcessGroup | None, color: int = 0) -> None:
@@ -369,7 +401,7 @@ def _member_of(operation: str, group: Group | None) -> ProcessGroup:
 def _usable(operation: str, group: ProcessGroup) -> None:
     """Refuse a group of which no other can be made."""
     if group.is_destroyed:
-        raise DistError(f"{operation}: the process group {group.name!r} has been destroyed; make another one{here()}")
+        raise DistError(f"{operation}: {group.refusal}")
     if group.comm is None:
         raise DistError(f"{operation}: {group!r} has no MPI communicator to make a group of{here()}")
 

@@ -241,6 +241,14 @@ def _forget(_: ProcessGroup) -> None:
     _abort_on_exception.remove()
 
 
+def replace_world(world: ProcessGroup) -> None:
+    """Let another group be the world, with ranks of its own."""
+    global _world
+    world._on_destroy = _forget
+    _world = world
+    errors.set_rank(world.rank)
+
+
 def connect(group: ProcessGroup) -> None:
     """Connect the GPUs of a new group now, if the program has said at init which they are."""
     if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group._backends:

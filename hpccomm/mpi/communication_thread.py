@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from ..core.backend import Backend
 from ..core.work import Work
-from ..process.mpi_library import private
+from ..process.mpi_library import private, release
 from .works import as_backend_error
 
 TAG = 1  # of MPI_Comm_create_group, which new_group calls with 0
@@ -71,7 +71,7 @@ class CommunicationThread:
         """
         members = self._comm.Get_group()
         try:
-            return private(self._comm.Create_group(members, TAG))
+            return private(self._comm.Create_group(members, TAG), self._comm)
         finally:
             members.Free()
 
@@ -79,6 +79,11 @@ class CommunicationThread:
         if self._thread is not None:
             self._launched.put(None)
             self._thread.join(timeout)
+
+    def abort(self) -> None:
+        """Let the thread end after what it has to do, and don't wait for it."""
+        if self._thread is not None:
+            self._launched.put(None)
 
     def close(self) -> None:
         """End the thread and free what it has; called once, by every rank, when the group is destroyed."""
@@ -88,7 +93,7 @@ class CommunicationThread:
         self._stop()
         if self._backend is not None:
             self._backend.close()
-            self._backend._comm.Free()  # type: ignore[attr-defined]
+            release(self._backend._comm)  # type: ignore[attr-defined]
 
 
 class ThreadWork(Work):
@@ -108,12 +113,12 @@ class ThreadWork(Work):
                 raise failure
             getattr(backend, self._name)(*self.alive, False)
         except Exception as error:
-            self._error = error
+            self._error = self.translate_error(error)  # now: if a rank has died, others are to know it at once
         self._done.set()
 
     def translate_error(self, error: Exception) -> Exception:
         """Turn MPI's exceptions into DistBackendError."""
-        return as_backend_error(self.op_type, error)
+        return as_backend_error(self._name, error, self.group.comm if self.group else None)
 
     def poll(self) -> bool:
         """Say whether the thread has done the operation; raise what it raised."""
