@@ -88,22 +88,36 @@ def new_group(
         members.sort()
     name = _next_name(group_desc)
     _usable("new_group", world)
+    created = None
+    if failures.is_on() and not use_local_synchronization:
+        created = _split_off(world, members)
     if world.rank not in members:
         if not use_local_synchronization:
             _split_backends(world, config, None)
         return NonMember(members, name, config)
-    # MPI_Comm_create_group is collective over the members only (MPI-4.1 §7.4.2): the others go on at once.
-    parent: Any = world.comm
-    everyone = parent.Get_group()
-    chosen = everyone.Incl(members)
-    created = parent.Create_group(chosen)
-    chosen.Free()
-    everyone.Free()
+    if created is None:
+        # MPI_Comm_create_group is collective over the members only (MPI-4.1 §7.4.2): the others go on at once.
+        parent: Any = world.comm
+        everyone = parent.Get_group()
+        chosen = everyone.Incl(members)
+        with failures.told("new_group", world.comm):
+            created = parent.Create_group(chosen)
+        chosen.Free()
+        everyone.Free()
     group = _child(world, created, members, config, limits, name, group_desc)
     if not use_local_synchronization:
         _split_backends(world, config, group)
     connect(group)
     return group
+
+
+def _split_off(world: ProcessGroup, members: list[int]) -> Any:
+    """Make the communicator by MPI_Comm_split: on Open MPI 5.0, MPI_Comm_create_group hangs when a member dies."""
+    mpi = mpi_library.load()
+    is_member = world.rank in members
+    with failures.told("new_group", world.comm):
+        comm: Any = world.comm
+        return comm.Split(0 if is_member else mpi.UNDEFINED, members.index(world.rank) if is_member else 0)
 
 
 def _on_communicator(
@@ -296,12 +310,15 @@ def split_group(
     limits = time_limit(timeout)(group)
     _usable("split_group", group)
     mpi = mpi_library.load()
-    comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)  # type: ignore[union-attr]
+    with failures.told("split_group", group.comm):
+        comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)  # type: ignore[union-attr]
     name = _next_name(group_desc)
     if comm == mpi.COMM_NULL:
         _split_backends(group, config, None)
         return NonMember((), name, config)
-    members = comm.allgather(group.ranks[group.rank])
+    mpi_library.private(comm, group._owner.comm)
+    with failures.told("split_group", comm):
+        members = comm.allgather(group.ranks[group.rank])
     subgroup = _child(group._owner, comm, members, config, limits, name, group_desc)
     _split_backends(group, config, subgroup, color or 0)
     connect(subgroup)
@@ -316,9 +333,12 @@ def _child(
     limits: dict[str, Any],
     name: str,
     description: str | None,
+    is_duplicated: bool = False,
 ) -> ProcessGroup:
     """Make the group of a new communicator, whose members are these ranks of its owner; destroyed with it."""
     mpi_library.private(comm, owner.comm).Set_name(f"hpccomm {name}")
+    if not is_duplicated:
+        failures.keep_spare(comm)
     place = {rank: i for i, rank in enumerate(owner.ranks)}
     group = make_group(
         Membership(
@@ -369,7 +389,7 @@ def of_survivors(old: ProcessGroup) -> ProcessGroup:
     if owner is old:
         new = make_group(Membership(**fields))
     else:
-        new = _child(owner, comm, ranks, old.config, limits, old.name, old.description)
+        new = _child(owner, comm, ranks, old.config, limits, old.name, old.description, is_duplicated=True)
     old._successor = new
     return new
 

@@ -13,8 +13,8 @@ from .world import connect, current_world, is_initialized, member, replace_world
 def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     """Make a group of the ranks of `group` that are alive, to go on with after a :class:`RankFailedError`.
 
-    Every surviving rank of `group` calls it. Those that still wait in `group` for a rank that does not come are woken by
-    a RankFailedError, and have to call it too. Several ranks may have died, also during the call.
+    Every surviving rank of `group` calls it. Those that still wait in `group` for a rank that does not come are woken
+    by a RankFailedError, and have to call it too. Several ranks may have died, also during the call.
 
     The world is replaced: ``group=None`` means the new one from here on. Ranks are counted anew from 0, in their old
     order, and `get_rank` says the new one. Groups made from the old world refuse every operation: make them again.
@@ -64,10 +64,8 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     new = of_survivors(old)
     if is_world:
         replace_world(new)
-    try:
+    with failures.told("shrink_group", new.comm):
         connect(new)
-    except Exception as error:
-        raise failures.translated("shrink_group", error, new.comm) or error from error
     return new
 
 

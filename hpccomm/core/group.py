@@ -458,10 +458,8 @@ class ProcessGroup(Operations):
         """See :func:`hpccomm.agree`."""
         if self.is_destroyed or self.comm is None:
             raise DistError(self.refusal if self.is_destroyed else f"agree: {self!r} has no MPI communicator{here()}")
-        try:
+        with failures.told("agree", self.comm):
             return failures.agree(self.comm, bool(flag))
-        except Exception as error:
-            raise failures.translated("agree", error, self.comm) or error from error
 
     @property
     def refusal(self) -> str:

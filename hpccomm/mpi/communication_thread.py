@@ -20,6 +20,7 @@ from mpi4py import MPI
 
 from ..core.backend import Backend
 from ..core.work import Work
+from ..process import failures
 from ..process.mpi_library import private, release
 from .works import as_backend_error
 
@@ -62,13 +63,16 @@ class CommunicationThread:
             work.run(self._backend, failure)
             del work  # and its arrays, while there is no other
 
-    def _duplicate(self) -> MPI.Intracomm:
+    def _duplicate(self) -> Any:
         """Make the communicator of the thread, while the group's own is in use.
 
         Not by MPI_Comm_idup: on Open MPI 5.0 it fails or hangs beside other non-blocking collectives of the same
         communicator. MPI_Comm_create_group is no collective of the communicator: its messages have a tag of their own
         (MPI-4.1 §7.4.2).
         """
+        spare = failures.take_spare(self._comm)
+        if spare is not None:
+            return spare
         members = self._comm.Get_group()
         try:
             return private(self._comm.Create_group(members, TAG), self._comm)

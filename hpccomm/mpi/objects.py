@@ -42,9 +42,7 @@ class ObjectTransport(Backend):
         # The first collective of mpi4py's pickling duplicates the communicator without letting go of the GIL: a rank
         # that came early would keep its own communication thread from what another rank waits for. So all meet first.
         self._messages.Barrier()
-        private(
-            MPI._commctx_intra(self._messages)[0], self._messages
-        )  # the duplicate: rank failures wake who waits there
+        private(MPI._commctx_intra(self._messages)[0], self._messages)  # this is that duplicate
         return self._messages
 
     def all_gather_object(self, obj: Any) -> list[Any]:

@@ -9,10 +9,11 @@ computing, or wait in memory that ranks share. Without fault tolerance all of th
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RankFailedError, here
@@ -52,6 +53,7 @@ class Watched:
         self.members = _in_the_job(group)
         group.Free()
         self.is_revoked = False
+        self.spare: Any = None
 
     def is_part_of(self, other: Watched) -> bool:
         """Say whether it is `other`, or was made from it."""
@@ -83,7 +85,10 @@ def watch(comm: MPI.Intracomm, parent: MPI.Intracomm | None) -> None:
     from mpi4py import MPI
 
     with _lock:
-        _watched.append(Watched(comm, None if parent is None else _found(parent)))
+        found = _found(comm) or Watched(comm, None)
+        if found not in _watched:
+            _watched.append(found)
+        found.parent = None if parent is None else _found(parent)
         _revoke_with(_dead())  # one of its ranks may have died before it was here
         if _thread is None and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             _thread = threading.Thread(target=_look_for_news, name="hpccomm-failures", daemon=True)
@@ -146,9 +151,20 @@ def rank_failed(operation: str, ranks: tuple[int, ...]) -> RankFailedError:
         who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {'have' if len(ranks) > 1 else 'has'} died"
     else:
         who = "another rank has given the group up"
-    return RankFailedError(
-        f"{operation}: {who}; shrink_group() makes a group of the ranks that are left{here()}", ranks
-    )
+    message = f"{operation}: {who}; shrink_group() makes a group of the ranks that are left{here()}"
+    return RankFailedError(message, ranks)
+
+
+@contextlib.contextmanager
+def told(operation: str, comm: MPI.Intracomm | None) -> Iterator[None]:
+    """Raise RankFailedError instead of what MPI says when a rank has died."""
+    try:
+        yield
+    except Exception as error:
+        failed = translated(operation, error, comm)
+        if failed is None:
+            raise
+        raise failed from error
 
 
 def shrink(comm: Any) -> tuple[Any, list[int]]:
@@ -156,18 +172,58 @@ def shrink(comm: Any) -> tuple[Any, list[int]]:
     from mpi4py import MPI
 
     revoke(comm)
+    new, spare = _shrunk(comm), None
     while True:
         try:
-            new = comm.Shrink()
+            spare = new.Dup()
+        except MPI.Exception:
+            new.Revoke()  # others may wait in it
+        if agree(new, spare is not None):
             break
-        except MPI.Exception as error:  # somebody has died meanwhile
-            if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
-                raise
+        new, spare = _shrunk(new), None  # another rank has died meanwhile
+    watch(new, None)
+    keep_spare(new, spare)
     old_group, new_group = comm.Get_group(), new.Get_group()
     members = MPI.Group.Translate_ranks(new_group, None, old_group)
     old_group.Free()
     new_group.Free()
     return new, list(members)
+
+
+def _shrunk(comm: Any) -> Any:
+    from mpi4py import MPI
+
+    while True:
+        try:
+            return comm.Shrink()
+        except MPI.Exception as error:
+            if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
+                raise
+
+
+def keep_spare(comm: Any, spare: Any = None) -> None:
+    """Duplicate a group's communicator for its communication thread; collective, and only with fault tolerance.
+
+    The thread would make its own later, by MPI_Comm_create_group, which on Open MPI 5.0 never returns if a member dies.
+    """
+    if is_on():
+        with told("making a group", comm):
+            spare = spare or comm.Dup()
+        watch(spare, comm)
+        with _lock:
+            found = _found(comm)
+            if found is not None:
+                found.spare = spare
+
+
+def take_spare(comm: Any) -> Any:
+    """Return the duplicate of a group's communicator, once; None where there is none."""
+    with _lock:
+        found = _found(comm)
+        if found is None:
+            return None
+        spare, found.spare = found.spare, None
+        return spare
 
 
 def agree(comm: MPI.Intracomm, flag: bool) -> bool:

@@ -50,6 +50,7 @@ def membership(comm: Any) -> dict[str, Any]:
         raise TypeError(f"comm is {comm!r}; expected an mpi4py intracommunicator")
     comm = private(comm.Dup())
     try:
+        failures.keep_spare(comm)
         settings = agreed(comm, asked_of_the_library)
         nodes = number_nodes(comm)
     except Exception:
@@ -59,7 +60,7 @@ def membership(comm: Any) -> dict[str, Any]:
     return {"rank": rank, "size": size, "comm": comm, "nodes": nodes, "settings": settings, "largest_tag": LARGEST}
 
 
-def private(comm: Any, parent: MPI.Intracomm | None = None) -> MPI.Intracomm:
+def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:
     """Make a new communicator one of hpccomm's: its failures are exceptions, whatever those of its parent are.
 
     `parent` is the group's that it serves; that of the world, for a group's own; None for the world's.
@@ -107,6 +108,9 @@ def free(comm: MPI.Intracomm, group: str, largest_tag: int) -> None:
         if status.Get_tag() <= largest_tag:  # of the program: hpccomm's own tags are above
             size, source = status.Get_count(MPI.BYTE), status.Get_source()
             left.append(f"{size} bytes from rank {source} with tag {status.Get_tag()}")
+    spare = failures.take_spare(comm)
+    if spare is not None:
+        release(spare)
     release(comm)
     if left:
         shown = "; ".join(left[:5]) + (" ..." if len(left) > 5 else "")
