@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 from collections.abc import Callable
@@ -9,10 +10,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import errors
+from .core.by_name import by_name
 from .core.group import ProcessGroup, make_group
 from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
 from .core.registry import BackendConfig, is_backend_available
+from .core.watched import watched
 from .errors import DistBackendError, DistError, here
 from .process import mpi_library
 from .process.environment import silent_singleton
@@ -21,6 +24,8 @@ from .process.peer_failure import PeerFailures
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+WATCH, DUMP = "hpccomm.debug.watchdog:watch", "hpccomm.debug.report:dump"
 
 _world: ProcessGroup | None = None
 _abort_on_exception = AbortOnException()
@@ -101,6 +106,7 @@ def is_initialized() -> bool:
 # -- init and destroy --------------------------------------------------------------------------------
 
 
+@watched
 def init_process_group(
     backend: str | None = None,
     *,
@@ -143,7 +149,7 @@ def init_process_group(
         Called when another rank has died, where the launcher tells this one instead of ending it: MPICH's ``mpiexec
         -disable-auto-cleanup``. It gets that rank, or None where it can't be told, and runs in a thread of its own,
         while the program goes on or waits for ever: it may write what is worth keeping, and then call ``os._exit``. It
-        may not communicate. Every rank gives one, or none does. Default: the launcher ends the job.
+        may not communicate. Default: the launcher ends the job.
 
     Returns
     -------
@@ -198,6 +204,7 @@ def init_process_group(
     for name, said, actual in (("rank", rank, comm.Get_rank()), ("world_size", world_size, comm.Get_size())):
         if said not in (-1, actual):
             raise ValueError(f"init_process_group: {name} is {said}, but MPI says {actual}; leave it out, MPI knows")
+    by_name(WATCH)(mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size())  # some rank may never come
     fields = mpi_library.membership(comm)
     fields["comm"].Set_name("hpccomm world")
     limits = limit(fields["settings"])
@@ -207,9 +214,10 @@ def init_process_group(
     errors.set_rank(world.rank)
     _abort_on_exception.install(world.size)
     if on_peer_failure is not None:
-        pids = fields["comm"].allgather(os.getpid())
-        local: dict[int | None, int] = {rank: pids[rank] for rank in world.local_ranks if rank != world.rank}
+        local: dict[int | None, int] = {rank: pid for rank, pid in world.processes.items() if pid != os.getpid()}
         _peer_failures = PeerFailures(on_peer_failure, local)
+    _abort_on_exception.at_the_end = by_name(DUMP) if world.settings.keeps_reports else None
+    atexit.register(_leave, os.getpid())
     connect(world)
     return world
 
@@ -258,6 +266,7 @@ def _forget(_: ProcessGroup) -> None:
     if _peer_failures is not None:
         _peer_failures.stop()
         _peer_failures = None
+    atexit.unregister(_leave)
 
 
 def replace_world(world: ProcessGroup) -> None:
@@ -266,6 +275,12 @@ def replace_world(world: ProcessGroup) -> None:
     world._on_destroy = _forget
     _world = world
     errors.set_rank(world.rank)
+
+
+def _leave(pid: int) -> None:
+    """At the end of a program that has not destroyed its groups: wait for the other ranks, as MPI_Finalize would."""
+    if _world is not None and os.getpid() == pid and not mpi_library.load().Is_finalized():
+        _world.leave()
 
 
 def connect(group: ProcessGroup) -> None:

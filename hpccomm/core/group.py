@@ -22,6 +22,7 @@ from .operations import Operations
 from .options import BackendOptions, Membership, time_limit
 from .persistent_work import PersistentWork
 from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, is_custom
+from .watched import watched
 from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception
 
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
@@ -64,6 +65,7 @@ class ProcessGroup(Operations):
         self._persistent: list[PersistentWork] = []
         self._owner: ProcessGroup = self  # the world, of the groups made from it
         self._children: list[ProcessGroup] = []  # destroyed with it: those that it owns
+        self._patience = as_seconds(self.timeout) if self.on_timeout == "raise" else None
         self._leaving: Any = None  # the barrier at the end, once begun
         self._on_destroy: Callable[[ProcessGroup], None] | None = None
         self._successor: ProcessGroup | None = None  # what shrink_group has made of it
@@ -194,12 +196,21 @@ class ProcessGroup(Operations):
             self._raise(backend.translate_error(name, error), error, operation)
         if async_op or isinstance(outcome, Work):
             work = outcome if isinstance(outcome, Work) else CompletedWork()
-            return self._track(name, result, work, async_op, operation)  # type: ignore[no-any-return]
+            peer = arguments[1] if name in MESSAGES else None
+            return self._track(name, result, work, async_op, operation, peer)  # type: ignore[no-any-return]
         if operation is not None:
             operation.end()
         return outcome  # type: ignore[no-any-return]  # None; of a receive: the sender's rank
 
-    def _track(self, name: str, result: Any, work: Work, async_op: bool, operation: Operation | None = None) -> Any:
+    def _track(
+        self,
+        name: str,
+        result: Any,
+        work: Work,
+        async_op: bool,
+        operation: Operation | None = None,
+        peer: int | None = None,
+    ) -> Any:
         """Number the Work of an operation that has begun, and keep it, and through it its arrays, while in flight."""
         work.op_type = name
         work._result = result
@@ -207,6 +218,7 @@ class ProcessGroup(Operations):
         if name in MESSAGES:
             work.sequence_number = self._messages + self._fast_path.messages
             work.keeps_its_place = False
+            work._peer = peer
         else:
             work.sequence_number = self._collectives + self._fast_path.count
         if not async_op:  # a backend that has only asynchronous operations
@@ -218,6 +230,7 @@ class ProcessGroup(Operations):
                 operation.end()
             return work._source
         work._operation = operation
+        work._patience = self._patience
         self._in_flight[work] = None
         if len(self._in_flight) > REAP_ABOVE or work.is_let_go_at_once:
             self._reap()
@@ -339,6 +352,7 @@ class ProcessGroup(Operations):
         work.group = self
         work.op_type = name
         work.output = result
+        work._patience = self._patience
         work.call = f"{name}{START}", device, work, arguments
         self._persistent.append(work)
         return work
@@ -361,6 +375,7 @@ class ProcessGroup(Operations):
 
     # -- life ------------------------------------------------------------------------------------
 
+    @watched
     def destroy(self) -> None:
         """Finish what is in flight, free the backends and the communicator. Every rank of the group calls it.
 
@@ -465,6 +480,18 @@ class ProcessGroup(Operations):
     def refusal(self) -> str:
         """What a destroyed group says to every operation."""
         return getattr(self._backends, "refusal", "")
+
+    @watched
+    def leave(self) -> None:
+        """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
+        try:
+            request, pause = self._leaving or self.comm.Ibarrier(), 0.0  # type: ignore[union-attr]
+            while not request.Test():
+                time.sleep(pause)
+                pause = min(pause + 1e-6, 1e-3)
+        except Exception as error:
+            if failures.translated("leave", error, self.comm) is None:  # the dead need nothing
+                raise
 
     @property
     def is_destroyed(self) -> bool:

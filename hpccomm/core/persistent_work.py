@@ -52,6 +52,7 @@ class PersistentWork:
     group: ProcessGroup | None = None  # frees it when it is destroyed
     call: Call  # what the door is told of each start
     _operation: Operation | None = None  # what hooks know it by
+    _patience: float | None = None  # seconds that `wait` waits where it is not told
     _active = False
     _freed = False
 
@@ -96,7 +97,7 @@ class PersistentWork:
         Parameters
         ----------
         timeout : timedelta or float (seconds), optional
-            Default: wait for ever.
+            Default: wait for ever; in a group with ``on_timeout="raise"``, for the group's timeout.
 
         Returns
         -------
@@ -110,6 +111,8 @@ class PersistentWork:
         """
         if not self._active:
             return True
+        if timeout is None:
+            timeout = self._patience
         if timeout is not None:
             deadline = time.monotonic() + as_seconds(timeout)
             while not self._ends(self.poll):

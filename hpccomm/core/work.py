@@ -88,6 +88,8 @@ class Work:
     _callbacks: list[Callable[[Work], None]] | None = None
     _future: Future | None = None
     _operation: Operation | None = None  # what hooks know it by
+    _peer: int | None = None  # of a message: the rank of the group at its other end
+    _patience: float | None = None  # seconds that `wait` waits where it is not told
 
     def __init__(self, finish: Callable[[], None] | None = None) -> None:
         self._finish = finish  # what is left to do when the transport is done: unpack, divide ...
@@ -119,7 +121,7 @@ class Work:
         Parameters
         ----------
         timeout : timedelta or float (seconds), optional
-            Default: wait for ever.
+            Default: wait for ever; in a group with ``on_timeout="raise"``, for the group's timeout.
 
         Returns
         -------
@@ -133,6 +135,8 @@ class Work:
         Exception
             What went wrong in the operation.
         """
+        if timeout is None:
+            timeout = self._patience
         if timeout is not None:
             self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
         elif self._status is IN_FLIGHT:

@@ -17,10 +17,13 @@ _made: Counter[tuple[int, ...]] = Counter()
 def attach(group: ProcessGroup) -> None:
     """Take a new group; called by every rank of it."""
     members = process_ranks(group)
+    group._process_ranks = members  # type: ignore[attr-defined]
     _made[members] += 1
     text = f"{members} {_made[members]}"
     group._debug_key = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()  # type: ignore[attr-defined]
     GROUPS.add(group)
+    if group.processes:
+        _watch(group)
 
 
 def process_ranks(group: ProcessGroup) -> tuple[int, ...]:
@@ -34,3 +37,12 @@ def process_ranks(group: ProcessGroup) -> tuple[int, ...]:
     members.Free()
     everyone.Free()
     return translated if MPI.UNDEFINED not in translated else group.ranks
+
+
+def _watch(group: ProcessGroup) -> None:
+    from mpi4py import MPI
+
+    from . import watchdog
+
+    watchdog.watch(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), group.settings.debug_dir)
+    watchdog.tell_of(group.settings, group.processes)

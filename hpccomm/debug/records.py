@@ -35,6 +35,8 @@ class Record:
         The reduction.
     peer : int or None
         The root, destination or source: a rank of the group.
+    tag : int or None
+        Of a message.
     async_op : bool
     begin, end : float
         Seconds since the epoch; `end` is 0 while it is in flight.
@@ -53,6 +55,7 @@ class Record:
     nbytes: int = 0
     op: str = ""
     peer: int | None = None
+    tag: int | None = None
     async_op: bool = False
     begin: float = 0.0
     end: float = 0.0
@@ -84,6 +87,7 @@ def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str
         nbytes=sum(int(array.size) * array.dtype.itemsize for array in arrays),
         op="" if op is None else str(getattr(op, "name", op)),
         peer=peer if isinstance(peer, int) else None,
+        tag=arguments.get("tag"),
         **fields,
     )
 
