@@ -140,7 +140,7 @@ BREAKAGES = {
             whole(array, *more, **named) if isinstance(array, np.ndarray) else hc.CompletedWork())
     """,
     "elastic_training": """
-        hc.all_reduce = lambda array: None  # each rank goes its own way
+        hc.all_reduce = lambda array: array.fill(0)  # no gradient
     """,
     "mixed_devices": """
         whole = hc.all_reduce
