@@ -12,6 +12,7 @@ from typing import Any, NoReturn, cast
 
 from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
 from ..process import failures, mpi_library
+from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import calls, checks, registry
 from .backend import Backend, FastPath
 from .by_name import by_name
@@ -504,6 +505,7 @@ class ProcessGroup(Operations):
 
         for backend in list(self._backends.values()):
             backend.abort()
+        take_names_away(MAPPED_LATER)
         MPI.COMM_WORLD.Abort(status)
         raise SystemExit(status)
 

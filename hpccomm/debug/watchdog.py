@@ -22,6 +22,7 @@ from ..core.options import DEFAULT_TIMEOUT
 from ..core.work import WorkStatus, as_seconds
 from ..process import settings
 from ..process.excepthook import let_launcher_read
+from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import stacks
 from .attach import GROUPS
 from .report import Reporter, tell, works_in_flight
@@ -100,6 +101,7 @@ class Watchdog:
         when = self.reporter.time_of_end()
         if when is not None:
             time.sleep(max(0.0, min(when - time.time(), 1.0)))
+            take_names_away(MAPPED_LATER)
             os._exit(STATUS)
 
     def _period(self) -> float:
@@ -211,6 +213,7 @@ class Watchdog:
         let_launcher_read()
         when = self.reporter.end_in(0.3)
         time.sleep(max(0.0, when - time.time()))
+        take_names_away(MAPPED_LATER)
         os._exit(STATUS)
 
     def _say_goodbye(self) -> None:
@@ -219,6 +222,7 @@ class Watchdog:
         if self._seen:
             with contextlib.suppress(OSError):
                 self.reporter.write("SIGTERM", self._seconds(), self.reporter.question())
+        take_names_away(MAPPED_LATER)
         faulthandler.unregister(signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError
 from . import failures
+from .shared_files import MAPPED_AT_INIT, take_names_away
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -92,6 +93,7 @@ def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
     mine = MPI.COMM_WORLD.Get_rank(), os.getpid(), _namespace()
     processes = {rank: pid for rank, pid, namespace in node.allgather(mine) if namespace == mine[2]}
     node.Free()
+    take_names_away(MAPPED_AT_INIT)  # all of the node are through MPI_Init
     lowest_of_rank = comm.allgather(lowest)
     numbers = {first: number for number, first in enumerate(sorted(set(lowest_of_rank)))}
     return tuple(numbers[first] for first in lowest_of_rank), processes
