@@ -20,9 +20,7 @@ from ..launch import launch
 
 pytestmark = pytest.mark.serial
 OPEN_MPI = MPI.get_vendor()[0] == "Open MPI"
-survives = pytest.mark.skipif(
-    not OPEN_MPI, reason="only Open MPI survives dead ranks (mpirun --with-ft ulfm)"
-)
+survives = pytest.mark.skipif(not OPEN_MPI, reason="only Open MPI survives dead ranks (mpirun --with-ft ulfm)")
 by_signal = pytest.mark.skipif(OPEN_MPI, reason="only MPICH's mpiexec tells the survivors by a signal")
 
 BEGIN = """
