@@ -31,6 +31,8 @@ ASK = "ask"
 END = "end at "  # what is asked then is to end
 VERDICT = "verdict.txt"
 YOUNG = 3.0  # seconds in which a question that has been asked stands for the next one
+STALE = 10.0  # seconds after which a verdict is one of an earlier hang
+LOST = 60.0  # seconds after which a rank that was to give one is not waited for
 
 
 class Reporter:
@@ -158,13 +160,19 @@ class Reporter:
         self._make_folder()
         file = self.folder / VERDICT
         with contextlib.suppress(OSError):
-            if time.time() - file.stat().st_mtime > 60:  # of an earlier hang
+            if time.time() - file.stat().st_mtime > (STALE if self.has_concluded() else LOST):  # of an earlier hang
                 file.unlink()
         try:
             os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         except FileExistsError:
             return False
         return True
+
+    def conclusion(self) -> str:
+        """Return the verdict in the folder, "" without one."""
+        with contextlib.suppress(OSError):
+            return (self.folder / VERDICT).read_text(encoding="utf-8").strip()
+        return ""
 
     def has_concluded(self) -> bool:
         """Whether the rank that has claimed the verdict has given it."""
