@@ -139,16 +139,17 @@ def dtype_as_text(dtype: np.dtype[Any]) -> str:
     return described if isinstance(described, str) else repr(described)
 
 
-def dtype_from_text(text: str) -> np.dtype[Any]:
+def dtype_from_text(text: str) -> Any:
     """Return the dtype."""
-    if text[0].isalpha():
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise CheckpointError(f"dtype {text} is one of ml_dtypes; pip install ml_dtypes") from None
-        return np.dtype(getattr(ml_dtypes, text))
-    described = ast.literal_eval(text) if text.startswith("[") else text
-    return np.lib.format.descr_to_dtype(described)  # type: ignore[no-any-return]
+    if text.startswith("["):
+        return np.lib.format.descr_to_dtype(ast.literal_eval(text))
+    if not text[0].isalpha():
+        return np.dtype(text)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise CheckpointError(f"the dtype {text} is one of ml_dtypes: pip install ml_dtypes") from None
+    return np.dtype(getattr(ml_dtypes, text))
 
 
 def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
