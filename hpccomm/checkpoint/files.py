@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.arrays import module_of
+from ..core.by_name import by_name
 from .together import CheckpointError, NoCheckpointError
 
 FORMAT = "hpccomm checkpoint 1"
@@ -119,9 +120,8 @@ def stored(view: Any, axis: int) -> Any:
 
     So the part that another number of ranks needs is one run of bytes, whatever the axis.
     """
-    module = module_of(view)
-    if module is not np:
-        view = module.asnumpy(view)
+    if module_of(view) is not np:
+        view = by_name("hpccomm.cuda.packing:on_the_host")(view)
     array = np.asarray(np.moveaxis(view, axis, 0) if axis else view, order="C")
     # .npy has no word for bfloat16 and its like: their bytes are stored as integers
     return array.view(f"u{array.dtype.itemsize}") if _is_of_ml_dtypes(array.dtype) else array

@@ -22,9 +22,9 @@ ATTEMPTS = 10  # to read the last checkpoint, while another job writes newer one
 
 @dataclass
 class Checkpoint:
-    """What :func:`load` returns.
+    """What :func:`load` returns, with these attributes.
 
-    Attributes
+    Parameters
     ----------
     step : int
         The step it was saved at.
