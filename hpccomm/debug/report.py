@@ -108,12 +108,14 @@ class Reporter:
         if token != self._answered:
             self._answered = token
             self.write("asked", seconds, token)
+            if int(token.split()[0]) not in self.processes:  # no signal comes from another node
+                self._signal()
 
     # -- the others ------------------------------------------------------------------------------------------
 
     def ask(self) -> str:
         """Ask all ranks for their reports; return what their answers will say that they answer."""
-        return self._ask(secrets.token_hex(8))
+        return self._ask(f"{self.rank} {secrets.token_hex(8)}")
 
     def end_in(self, seconds: float) -> float:
         """Tell the other ranks to end, all at the time that is returned (seconds since the epoch)."""
@@ -129,11 +131,15 @@ class Reporter:
 
     def _ask(self, token: str) -> str:
         self._put(ASK, token)
+        self._signal()
+        return token
+
+    def _signal(self) -> None:
+        """Let the processes of this node look for the question."""
         for rank, pid in self.processes.items():
             if rank != self.rank and self.is_listening:
                 with contextlib.suppress(OSError):  # it is gone
                     os.kill(pid, signal.SIGUSR2)
-        return token
 
     def question(self) -> str:
         """Return what was asked last; "" if nothing was."""
@@ -154,6 +160,10 @@ class Reporter:
             if len(reports) + gone >= self.size or time.monotonic() > deadline:
                 return reports
             time.sleep(0.05)
+
+    def is_alone(self) -> bool:
+        """Whether all ranks are on this node."""
+        return len(self.processes) >= self.size
 
     def claim(self) -> bool:
         """Whether it falls to this rank to give the verdict: the first that wants to does."""

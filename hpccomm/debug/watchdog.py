@@ -33,7 +33,7 @@ from .verdict import Verdict, duration, verdict
 LONGEST_PERIOD = 1.0  # seconds between two looks
 WARN_AFTER = 60.0  # seconds at least
 PATIENCE = 5.0  # seconds for the reports of the others
-FOLDER_PERIOD = 5.0  # seconds between two looks for a question from another node
+FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node
 POLLED_WITHIN = 10.0  # seconds since a program has last been seen asking for a Work that has not ended
 STATUS = 124  # of a job that is ended: as `timeout` does it
 
@@ -112,7 +112,7 @@ class Watchdog:
     def _looks_for_questions(self) -> bool:
         """Whether it is time, and up to this rank, to look for a question of another node: no signal brings it."""
         on_this_node = self.reporter.processes
-        if self.reporter.is_listening and len(on_this_node) >= self.reporter.size:
+        if self.reporter.is_listening and self.reporter.is_alone():
             return False
         if self.reporter.is_listening and on_this_node and self.reporter.rank != min(on_this_node):
             return False
@@ -175,7 +175,7 @@ class Watchdog:
         action = "abort" if doing.group is None else doing.group.on_timeout
         ends = action == "abort" or (action == "raise" and doing.work is None and not doing.can_raise)
         if not reporter.claim():  # another rank gives the verdict, and ends the job
-            self._wait_for_the_verdict(PATIENCE + 10, until_it_is_there=not ends)
+            self._wait_for_the_verdict(2 * PATIENCE + FOLDER_PERIOD, until_it_is_there=not ends)
             if ends:
                 self._end()
             return
@@ -201,7 +201,8 @@ class Watchdog:
         token = reporter.ask()
         reporter._answered = token
         reporter.write("timeout", self._seconds(), token)
-        found = verdict(reporter.collect(token, PATIENCE), reporter.size)
+        patience = PATIENCE if reporter.is_alone() else PATIENCE + FOLDER_PERIOD
+        found = verdict(reporter.collect(token, patience), reporter.size)
         reporter.conclude("\n".join(found.lines))
         return found
 
@@ -219,7 +220,7 @@ class Watchdog:
         if self.reporter.claim():
             found = self.inquire()
             return "\n".join(found.lines) if found.culprits else ""
-        self._wait_for_the_verdict(PATIENCE + 2, until_it_is_there=True)
+        self._wait_for_the_verdict(PATIENCE + FOLDER_PERIOD + 2, until_it_is_there=True)
         return self.reporter.conclusion()
 
     def _end(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -342,3 +343,39 @@ def test_a_folder_that_can_t_be_made(tmp_path: Path) -> None:
     assert file.parent != tmp_path / "file" / "reports"
     assert json.loads(file.read_text())["reason"] == "a test"
     file.unlink()
+
+
+def test_a_question_from_another_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = {0: os.getpid()}, {1: os.getpid(), 2: os.getpid()}
+    asks, answers = Reporter(0, 3, tmp_path, here), Watchdog(Reporter(1, 3, tmp_path, there))
+    answers.reporter.is_listening = True
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append(number))
+    assert not answers._looks_for_questions()  # not yet again
+    answers._looked_for_questions -= 100
+    assert answers._looks_for_questions()
+    assert not answers.reporter.is_asked()
+    token = asks.ask()
+    assert answers.reporter.is_asked()
+    answers._answer()
+    (report,) = asks.collect(token, 0)
+    assert (report["rank"], report["reason"]) == (1, "asked")
+    assert signals == [signal.SIGUSR2]  # rank 2 is told: it does not look into the folder itself
+    assert not answers.reporter.is_asked()
+    second = Watchdog(Reporter(2, 3, tmp_path, there))
+    second.reporter.is_listening = True
+    second._looked_for_questions -= 100
+    assert not second._looks_for_questions()
+
+
+def test_info_says_which_groups_there_are(tmp_path: Path) -> None:
+    program = """
+        import hpccomm as hc
+        with hc.init_process_group(timeout=60):
+            hc.new_group(group_desc="mine")
+        """
+    job = start(program, tmp_path, HPCCOMM_DEBUG="INFO")
+    _, stderr = job.communicate(timeout=100)
+    assert stderr.splitlines()[0].startswith("hpccomm: made 'world': ranks 0, 1 on 1 node, ")
+    assert stderr.splitlines()[1].endswith("timeout 60 s, then abort")
+    assert stderr.count("made 'mine'") == 1
