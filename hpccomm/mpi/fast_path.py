@@ -53,7 +53,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return False
         except MPI.Exception as error:
-            raise as_backend_error("broadcast", error) from error
+            raise as_backend_error("broadcast", error, self._comm) from error
         self.count += 1
         return True
 
@@ -69,7 +69,7 @@ class MPIFastPath(FastPath):
         except TypeError:  # an op that can't be looked up
             return False
         except MPI.Exception as error:
-            raise as_backend_error("all_reduce", error) from error
+            raise as_backend_error("all_reduce", error, self._comm) from error
         self.count += 1
         return True
 
@@ -90,7 +90,7 @@ class MPIFastPath(FastPath):
         except TypeError:  # an op that can't be looked up
             return False
         except MPI.Exception as error:
-            raise as_backend_error("reduce", error) from error
+            raise as_backend_error("reduce", error, self._comm) from error
         self.count += 1
         return True
 
@@ -103,7 +103,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return False
         except MPI.Exception as error:
-            raise as_backend_error("all_gather_single", error) from error
+            raise as_backend_error("all_gather_single", error, self._comm) from error
         self.count += 1
         return True
 
@@ -121,7 +121,7 @@ class MPIFastPath(FastPath):
         except TypeError:  # an op that can't be looked up
             return False
         except MPI.Exception as error:
-            raise as_backend_error("reduce_scatter_single", error) from error
+            raise as_backend_error("reduce_scatter_single", error, self._comm) from error
         self.count += 1
         return True
 
@@ -136,7 +136,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return False
         except MPI.Exception as error:
-            raise as_backend_error("all_to_all_single", error) from error
+            raise as_backend_error("all_to_all_single", error, self._comm) from error
         self.count += 1
         return True
 
@@ -150,7 +150,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return False
         except MPI.Exception as error:
-            raise as_backend_error("send", error) from error
+            raise as_backend_error("send", error, self._comm) from error
         self.messages += 1
         return True
 
@@ -165,7 +165,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return None
         except MPI.Exception as error:
-            raise as_backend_error("recv", error) from error
+            raise as_backend_error("recv", error, self._comm) from error
         self.messages += 1
         return check_length("recv", status, array.nbytes)
 
@@ -185,7 +185,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return None
         except MPI.Exception as error:
-            raise as_backend_error("sendrecv", error) from error
+            raise as_backend_error("sendrecv", error, self._comm) from error
         self.messages += 1
         return check_length("sendrecv", status, output.nbytes)
 
@@ -201,7 +201,7 @@ class MPIFastPath(FastPath):
         except TypeError:  # an op that can't be looked up
             return None
         except MPI.Exception as error:
-            raise as_backend_error("all_reduce", error) from error
+            raise as_backend_error("all_reduce", error, self._comm) from error
         self.count += 1
         return MPIWork(request, None, array)
 
@@ -215,7 +215,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return None
         except MPI.Exception as error:
-            raise as_backend_error("send", error) from error
+            raise as_backend_error("send", error, self._comm) from error
         self.messages += 1
         return MPIWork(request, None, array)
 
@@ -229,7 +229,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return None
         except MPI.Exception as error:
-            raise as_backend_error("recv", error) from error
+            raise as_backend_error("recv", error, self._comm) from error
         self.messages += 1
         return ReceiveWork(request, array.nbytes, None, array)
 
