@@ -366,6 +366,32 @@ def test_parts_that_make_no_sense(folder: Path) -> None:
             checkpoint.load(folder, parts=parts if hc.get_rank() == hc.get_world_size() - 1 else None)
 
 
+@several
+def test_ranks_that_load_differently_are_told(folder: Path) -> None:
+    two_steps(folder)
+    last = hc.get_rank() == hc.get_world_size() - 1
+    for options in ({"step": 1 if last else None}, {"fall_back": last}):
+        with pytest.raises(ValueError, match=r"checkpoint\.load: ranks ask for different things"):
+            checkpoint.load(folder, **options)
+    with pytest.raises(TypeError, match=r"checkpoint\.load: step is '1'; expected an integer"):
+        checkpoint.load(folder, "1" if last else 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("error", "kind"), [(MemoryError, MemoryError), (ZeroDivisionError, RuntimeError)])
+def test_what_is_not_damage_is_not_fallen_back_from(
+    folder: Path, error: type[Exception], kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error("too little")
+
+    two_steps(folder)
+    if hc.get_rank() == 0:
+        monkeypatch.setattr(files, "read_rows", fail)
+    with pytest.raises(kind, match=rf"checkpoint\.load: {error.__name__}: too little") as caught:
+        checkpoint.load(folder, fall_back=True)
+    assert not isinstance(caught.value, checkpoint.CheckpointError)
+
+
 # -- damage ------------------------------------------------------------------------------------------
 
 
@@ -661,4 +687,4 @@ def test_hooks_see_what_is_collective(folder: Path) -> None:
     with group.register_hook(names):
         checkpoint.save(folder, {"x": np.ones(1)}, 1, group=group)
         checkpoint.load(folder, group=group)
-    assert names.seen == ["all_gather_object"] * 7
+    assert names.seen == ["all_gather_object"] * 8

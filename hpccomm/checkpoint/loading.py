@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core import checks
 from ..core.group import ProcessGroup
+from ..errors import here
 from . import files
 from .together import CheckpointError, NoCheckpointError, of_first, together
 
@@ -64,6 +65,11 @@ class Loading:
 
     def run(self, step: Any, fall_back: bool) -> Checkpoint:
         """Read the step asked for, or the last, or one before it."""
+        asked = together(
+            self.group, OPERATION, lambda: (step if step is None else checks.integer("step", step), bool(fall_back))
+        )
+        if len(set(asked)) > 1:
+            raise ValueError(f"{OPERATION}: ranks ask for different things: (step, fall_back) is {asked}{here()}")
         below: int | None = None
         damaged = ""
         vanished = 0
@@ -89,7 +95,7 @@ class Loading:
     def _choose(self, step: Any, below: int | None, damaged: str) -> tuple[int, int | None]:
         """Return the step to read and the one before it; on the first rank."""
         there = files.steps_in(self.folder)
-        if step is not None and checks.integer("step", step) not in there:
+        if step is not None and step not in there:
             found = f"it has {', '.join(map(str, there))}" if there else "it has none"
             raise NoCheckpointError(f"there is no checkpoint of step {step} in {self.folder}; {found}")
         limit = below if below is not None else None if step is None else step + 1

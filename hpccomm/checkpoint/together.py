@@ -19,7 +19,8 @@ class NoCheckpointError(CheckpointError):
     """There is no checkpoint, or none of the step asked for; the same on every rank."""
 
 
-KINDS = (NoCheckpointError, CheckpointError, ValueError, TypeError)
+KINDS = (NoCheckpointError, CheckpointError, OSError, ValueError, TypeError, MemoryError, Exception)
+RAISED = {OSError: CheckpointError, Exception: RuntimeError}  # where it is not of the same kind
 
 
 def together(
@@ -36,9 +37,9 @@ def together(
         mine = act(), -1, ""
     except Exception as error:  # whatever it is, the others must not wait
         raised = error
-        kind = next((i for i, each in enumerate(KINDS) if isinstance(error, each)), KINDS.index(CheckpointError))
+        kind = next(i for i, each in enumerate(KINDS) if isinstance(error, each))
         text = str(error).removesuffix(here()).removeprefix(f"{operation}: ")
-        mine = None, kind, text if isinstance(error, (*KINDS, OSError)) else f"{type(error).__name__}: {text}"
+        mine = None, kind, text if KINDS[kind] not in (MemoryError, Exception) else f"{type(error).__name__}: {text}"
     gathered: list[Any] = [None] * group.size
     group.all_gather_object(gathered, mine)
     failed = [(rank, kind, text) for rank, (_, kind, text) in enumerate(gathered) if kind >= 0]
@@ -49,7 +50,7 @@ def together(
     rank, kind, text = failed[0]
     others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
     where = f" (on rank {group.ranks[rank]}{others})" if group.size > 1 else ""
-    raise KINDS[kind](f"{operation}: {text}{where}") from raised
+    raise RAISED.get(KINDS[kind], KINDS[kind])(f"{operation}: {text}{where}") from raised
 
 
 def of_first(group: ProcessGroup, operation: str, act: Callable[[], T]) -> T:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, here
 from ..process import failures
+from .by_name import by_name
 
 if TYPE_CHECKING:
     from .future import Future
@@ -37,6 +38,7 @@ class WorkStatus(enum.Enum):
     ABORTED = "aborted"
 
 
+EXPLAIN = "hpccomm.debug.watchdog:explain"  # says which rank is late
 IN_FLIGHT = WorkStatus.IN_FLIGHT  # a look-up in an Enum is slow
 COMPLETED = WorkStatus.COMPLETED
 
@@ -167,6 +169,7 @@ class Work:
                 raise DistTimeoutError(
                     f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
                     f"flight. Has every rank of the group made the matching call?{here()}"
+                    + (f"\n{by_name(EXPLAIN)()}" if timeout == self._patience else "")
                 )
             time.sleep(pause)
             pause = min(pause + 1e-6, 1e-3)

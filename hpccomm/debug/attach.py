@@ -7,6 +7,8 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ..core.group import some
+
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
 
@@ -24,6 +26,8 @@ def attach(group: ProcessGroup) -> None:
     GROUPS.add(group)
     if group.processes:
         _watch(group)
+    if group.settings.debug != "OFF" and group.rank == 0:
+        _say(group)
 
 
 def process_ranks(group: ProcessGroup) -> tuple[int, ...]:
@@ -46,3 +50,12 @@ def _watch(group: ProcessGroup) -> None:
 
     watchdog.watch(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), group.settings.debug_dir)
     watchdog.tell_of(group.settings, group.processes)
+
+
+def _say(group: ProcessGroup) -> None:
+    """Print what a new group is; its first rank does."""
+    from .report import tell
+
+    nodes = f"{len(set(group.nodes))} node{'s' if len(set(group.nodes)) > 1 else ''}"
+    limit = f"timeout {group.timeout.total_seconds():g} s, then {group.on_timeout}"
+    tell(f"hpccomm: made {group.name!r}: ranks {some(group.ranks)} on {nodes}, {group.config}, {limit}")

@@ -123,7 +123,7 @@ def _in_another_function(thread: int, frame: FrameType, name: str) -> Doing:
     if group is None:
         record = Record(name, 0, "", "world", where=place(frame))
     else:
-        record = describe(group, name, group.sequence_number, {}, where=place(frame))
+        record = describe(group, name, group.sequence_number + 1, {}, where=place(frame))
     is_new = name in ("init_process_group", "new_group", "split_group")
     timeout = _seconds(inside.get("timeout")) if is_new else None
     return Doing((thread, id(group), name, record.number), record, group, None, timeout, name == "destroy")

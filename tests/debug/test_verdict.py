@@ -59,7 +59,7 @@ def test_a_rank_in_the_program(size: int) -> None:
     verb = "waits" if len(waiting) == 1 else "wait"
     assert text(found) == (
         f"rank {late} never reached all_reduce #41 of 'dp' (4 MiB float32): it is in the program at data.py:7 in load "
-        f"(its last collective: #40 of 'dp'); {ranks_in_words(waiting)} {verb} for it at train.py:91, for 30 s"
+        f"(its last collective: #40 of 'dp'); {ranks_in_words(waiting)} {verb} at train.py:91, for 30 s"
     )
 
 
@@ -125,7 +125,7 @@ def test_a_rank_that_has_ended(size: int) -> None:
     found = verdict([*reports, report(0, size, reached={"w": 40}, left=True)], size)
     assert found.culprits == [0]
     assert "rank 0 never reached all_reduce #41" in text(found)
-    assert "it has come to the end of its program without it" in text(found)
+    assert "it has come to the end of its program without that" in text(found)
 
 
 @pytest.mark.parametrize("size", SIZES)
