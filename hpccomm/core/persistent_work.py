@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import DistError, DistTimeoutError, here
-from .work import as_seconds
+from .work import as_seconds, with_title
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -48,6 +48,7 @@ class PersistentWork:
     op_type = ""
     output: Any = None
     group: ProcessGroup | None = None  # frees it when it is destroyed
+    number = 0  # of its set-up, where the ranks compare that
     call: Call  # what the door is told of each start
     _operation: Operation | None = None  # what hooks know it by
     _active = False
@@ -133,6 +134,8 @@ class PersistentWork:
 
     def _ended(self, error: Exception | None) -> None:
         self._active = False
+        if error is not None and self.group is not None:
+            with_title(error, f"of {self.group.name!r}")
         operation, self._operation = self._operation, None
         if operation is not None:
             operation.end(error)

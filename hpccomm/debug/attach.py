@@ -21,6 +21,10 @@ def attach(group: ProcessGroup) -> None:
     text = f"{members} {_made[members]}"
     group._debug_key = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()  # type: ignore[attr-defined]
     GROUPS.add(group)
+    if group.settings.debug == "DETAIL" and group.comm is not None:
+        from .mismatch import watch
+
+        watch(group)
 
 
 def process_ranks(group: ProcessGroup) -> tuple[int, ...]:

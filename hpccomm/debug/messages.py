@@ -1,0 +1,198 @@
+"""What is sent ahead of each message (``HPCCOMM_DEBUG=DETAIL``), and how the receiver compares it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+from mpi4py.util import pkl5
+
+from ..core.hooks import Operation
+from ..core.operation_list import START
+from ..core.registry import OBJECTS
+from ..core.work import as_seconds
+from ..errors import DistBackendError, DistError, DistTimeoutError
+from .wording import array_in_words, caller
+
+if TYPE_CHECKING:
+    from ..core.group import ProcessGroup
+
+LABEL_BYTES = 1024  # more than a label takes
+OBJECTS_IN_WORDS = "Python objects"
+PATIENCE = 5.0  # seconds for a label whose message is there
+
+
+class Expected:
+    """A receive that has begun: the request for the label of its message, and this side in words."""
+
+    def __init__(self, operation: Operation, words: str, source: int, tag: int, comm: MPI.Intracomm) -> None:
+        self.call = f"{operation.name} #{operation.sequence_number}"
+        self.words, self.where = words, caller()
+        self.source, self.tag = source, tag
+        self._buffer = bytearray(LABEL_BYTES)
+        self.request = comm.Irecv([self._buffer, MPI.BYTE], source, tag)
+
+    def label(self) -> dict[str, Any]:
+        """Return the label, once the request is complete."""
+        return json.loads(self._buffer.rstrip(b"\0"))  # type: ignore[no-any-return]
+
+
+class MessageCheck:
+    """Labels travel on the check's communicator, with the tags of their messages.
+
+    MPI matches messages of one source and tag in the order of the sends and of the receives (MPI-4.1 §3.5), so the
+    label of a receive is got by a receive that is posted with it. From any source there is no such order: a blocking
+    receive looks whose message is there first, and after an asynchronous one messages of its tag are not compared.
+    """
+
+    def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
+        from .attach import process_ranks
+
+        self._group, self._comm = group, comm
+        self.process_ranks = process_ranks(group)
+        self._lock = threading.Lock()
+        self._sends: list[tuple[MPI.Request, bytes]] = []
+        self._expected: dict[Operation, Expected] = {}
+        self._unclear: set[int] = set()  # tags
+
+    def begin(self, operation: Operation) -> None:
+        """Send a label ahead, or expect one; a blocking receive waits for it, and raises before it receives."""
+        arguments, name = operation.arguments, operation.name.removesuffix(START)
+        if "dst" in arguments:
+            sent = arguments.get("array")
+            self._send(operation, OBJECTS_IN_WORDS if sent is None else array_in_words(sent), sent)
+        if "src" not in arguments:
+            return
+        into = arguments.get("output", arguments.get("array"))
+        words = OBJECTS_IN_WORDS if into is None else array_in_words(into)
+        source, tag = arguments["src"], arguments.get("recv_tag", arguments["tag"])
+        waits = not operation.async_op and operation.name == name != "sendrecv"
+        if tag in self._unclear:
+            self._drop(tag)
+            return
+        if source is None:
+            if not (waits and self._is_mpi(operation)):
+                self._unclear.add(tag)
+                return
+            source = self._whose_message_comes(operation, tag)
+        expected = Expected(operation, words, source, tag, self._comm)
+        if not waits:
+            with self._lock:
+                self._expected[operation] = expected
+            return
+        self._wait(expected, as_seconds(self._group.timeout))
+        label = expected.label()
+        if label["words"] != words:
+            self._take_away(label, source, tag)
+            raise DistError(self._difference(expected, label))
+
+    def end(self, operation: Operation) -> None:
+        """Compare the label of a message that an asynchronous receive has got."""
+        with self._lock:
+            expected = self._expected.pop(operation, None)
+        if expected is None:
+            return
+        if operation.error is not None and not isinstance(operation.error, DistBackendError):  # taken back
+            self._take_back(expected)
+            return
+        self._wait(expected, PATIENCE)
+        label = expected.label()
+        if label["words"] == expected.words:
+            return
+        error = DistError(self._difference(expected, label))
+        error.__cause__ = operation.error
+        if not operation.async_op:
+            raise error
+        operation.error = error
+
+    # -- labels ----------------------------------------------------------------------------------
+
+    def _send(self, operation: Operation, words: str, array: Any) -> None:
+        label = {
+            "words": words,
+            "call": f"{operation.name} #{operation.sequence_number}",
+            "where": caller()[-80:],
+            "nbytes": 0 if array is None else int(array.size) * array.dtype.itemsize,
+            "objects": array is None,
+            "mpi": self._is_mpi(operation),
+        }
+        data = json.dumps(label).encode()
+        request = self._comm.Isend([data, MPI.BYTE], operation.arguments["dst"], operation.arguments["tag"])
+        with self._lock:
+            self._sends = [each for each in self._sends if not each[0].Test()]
+            self._sends.append((request, data))
+
+    def _wait(self, expected: Expected, timeout: float) -> None:
+        deadline, pause = time.monotonic() + timeout, 0.0
+        while not expected.request.Test():
+            if time.monotonic() > deadline:
+                self._take_back(expected)
+                raise DistTimeoutError(
+                    f"{expected.call} of {self._group.name!r}: no message from rank "
+                    f"{self._group.ranks[expected.source]} with tag {expected.tag} within {timeout:g} s; rank "
+                    f"{self._group.ranks[self._group.rank]} receives {expected.words} at {expected.where}"
+                    f"{self._other_message(expected.source)}{self._doing([expected.source])}"
+                )
+            time.sleep(pause)
+            pause = min(pause + 1e-6, 1e-3)
+
+    def _whose_message_comes(self, operation: Operation, tag: int) -> int:
+        status, timeout, pause = MPI.Status(), as_seconds(self._group.timeout), 0.0
+        deadline = time.monotonic() + timeout
+        while not self._group.comm.Iprobe(MPI.ANY_SOURCE, tag, status):  # type: ignore[union-attr]
+            if time.monotonic() > deadline:
+                raise DistTimeoutError(
+                    f"{operation.name} #{operation.sequence_number} of {self._group.name!r}: no message from any rank "
+                    f"with tag {tag} within {timeout:g} s at {caller()}{self._other_message(MPI.ANY_SOURCE)}"
+                )
+            time.sleep(pause)
+            pause = min(pause + 1e-6, 1e-3)
+        return status.Get_source()
+
+    def _take_back(self, expected: Expected) -> None:
+        expected.request.Cancel()
+        status = MPI.Status()
+        expected.request.Wait(status)
+        if not status.Is_cancelled():  # a label has come whose message has not: what belongs together is not known
+            self._unclear.add(expected.tag)
+
+    def _take_away(self, label: dict[str, Any], source: int, tag: int) -> None:
+        """Receive a message that does not fit, and drop it, so that the sender goes on and nobody takes it later."""
+        comm: Any = self._group.comm
+        if label["objects"]:
+            pkl5.Intracomm(comm).recv(None, source, tag)
+        elif label["mpi"]:
+            comm.Recv([bytearray(label["nbytes"]), MPI.BYTE], source, tag)
+
+    def _drop(self, tag: int) -> None:
+        while (message := self._comm.Improbe(MPI.ANY_SOURCE, tag)) is not None:
+            message.Recv([bytearray(LABEL_BYTES), MPI.BYTE])
+
+    # -- words -----------------------------------------------------------------------------------
+
+    def _difference(self, expected: Expected, label: dict[str, Any]) -> str:
+        ranks = self._group.ranks
+        return (
+            f"{expected.call} of {self._group.name!r}: rank {ranks[expected.source]} sends {label['words']} by "
+            f"{label['call']} at {label['where']}, rank {ranks[self._group.rank]} receives {expected.words} at "
+            f"{expected.where} (tag {expected.tag})"
+        )
+
+    def _other_message(self, source: int) -> str:
+        status = MPI.Status()
+        if not self._comm.Iprobe(source, MPI.ANY_TAG, status) or status.Get_tag() > self._group.largest_tag:
+            return ""
+        return f"; a message of rank {self._group.ranks[status.Get_source()]} with tag {status.Get_tag()} is waiting"
+
+    def _doing(self, group_ranks: list[int]) -> str:
+        from .mismatch import what_they_are_doing
+
+        doing = what_they_are_doing([self.process_ranks[rank] for rank in group_ranks])
+        return doing and f"; {doing}"
+
+    def _is_mpi(self, operation: Operation) -> bool:
+        device = operation.device
+        return device == OBJECTS or self._group.config.device_map.get(device) == "mpi"
