@@ -195,6 +195,7 @@ class ProcessGroup(Operations):
             work = outcome if isinstance(outcome, Work) else CompletedWork()
             return self._track(name, result, work, async_op, operation)  # type: ignore[no-any-return]
         if operation is not None:
+            operation.outcome = outcome
             operation.end()
         return outcome  # type: ignore[no-any-return]  # None; of a receive: the sender's rank
 
@@ -214,6 +215,7 @@ class ProcessGroup(Operations):
             except Exception as error:
                 self._raise(error, error, operation)
             if operation is not None:
+                operation.outcome = work._source
                 operation.end()
             return work._source
         work._operation = operation

@@ -32,6 +32,8 @@ class Operation:
         group. The names of each operation are in the documentation, "Operations".
     error : BaseException or None
         What went wrong, when it has ended.
+    outcome : object
+        What a blocking receive has returned: the sender's rank in the group, and the objects before it, if there are.
     work : PersistentWork or None
         What is started, where a persistent operation is.
 
@@ -58,6 +60,7 @@ class Operation:
         "error",
         "group",
         "name",
+        "outcome",
         "sequence_number",
         "work",
     )
@@ -80,6 +83,7 @@ class Operation:
         self.async_op = async_op
         self.arguments = arguments
         self.error: BaseException | None = None
+        self.outcome: Any = None
         self.work = work
         self._hooks = list(hooks)
 

@@ -25,27 +25,38 @@ OBJECTS_IN_WORDS = "Python objects"
 PATIENCE = 5.0  # seconds for a label whose message is there
 
 
-class Expected:
-    """A receive that has begun: the request for the label of its message, and this side in words."""
+Label = dict[str, Any]
 
-    def __init__(self, operation: Operation, words: str, source: int, tag: int, comm: MPI.Intracomm) -> None:
+
+class Expected:
+    """A receive that has begun, in words, and where the label of its message comes from (None: it is not known yet)."""
+
+    def __init__(self, operation: Operation, words: str, source: int | None, tag: int) -> None:
         self.call = f"{operation.name} #{operation.sequence_number}"
         self.words, self.where = words, caller()
         self.source, self.tag = source, tag
+        self.label: Label | None = None
+        self.request: MPI.Request | None = None
         self._buffer = bytearray(LABEL_BYTES)
-        self.request = comm.Irecv([self._buffer, MPI.BYTE], source, tag)
 
-    def label(self) -> dict[str, Any]:
-        """Return the label, once the request is complete."""
-        return json.loads(self._buffer.rstrip(b"\0"))  # type: ignore[no-any-return]
+    def post(self, comm: MPI.Intracomm) -> None:
+        """Begin to receive the label."""
+        assert self.source is not None
+        self.request = comm.Irecv([self._buffer, MPI.BYTE], self.source, self.tag)
+
+    def has_come(self) -> bool:
+        """Say whether the label is there."""
+        if self.label is None and self.request is not None and self.request.Test():
+            self.label = json.loads(self._buffer.rstrip(b"\0"))
+        return self.label is not None
 
 
 class MessageCheck:
     """Labels travel on the check's communicator, with the tags of their messages.
 
     MPI matches messages of one source and tag in the order of the sends and of the receives (MPI-4.1 §3.5), so the
-    label of a receive is got by a receive that is posted with it. From any source there is no such order: a blocking
-    receive looks whose message is there first, and after an asynchronous one messages of its tag are not compared.
+    label of a receive is got by a receive that is posted with it. From any source there is no such order: the label is
+    got when the sender is known; after an asynchronous receive from any rank, messages of its tag are not compared.
     """
 
     def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
@@ -56,11 +67,12 @@ class MessageCheck:
         self._lock = threading.Lock()
         self._sends: list[tuple[MPI.Request, bytes]] = []
         self._expected: dict[Operation, Expected] = {}
+        self._seen: dict[tuple[int, int], Label] = {}  # of messages that are there and not received: source, tag
         self._unclear: set[int] = set()  # tags
 
     def begin(self, operation: Operation) -> None:
         """Send a label ahead, or expect one; a blocking receive waits for it, and raises before it receives."""
-        arguments, name = operation.arguments, operation.name.removesuffix(START)
+        arguments = operation.arguments
         if "dst" in arguments:
             sent = arguments.get("array")
             self._send(operation, OBJECTS_IN_WORDS if sent is None else array_in_words(sent), sent)
@@ -69,44 +81,64 @@ class MessageCheck:
         into = arguments.get("output", arguments.get("array"))
         words = OBJECTS_IN_WORDS if into is None else array_in_words(into)
         source, tag = arguments["src"], arguments.get("recv_tag", arguments["tag"])
-        waits = not operation.async_op and operation.name == name != "sendrecv"
+        is_blocking = not operation.async_op and not operation.name.endswith(START)
+        if source is None and not (is_blocking and self._is_mpi(operation)):
+            self._unclear.add(tag)
         if tag in self._unclear:
             self._drop(tag)
             return
-        if source is None:
-            if not (waits and self._is_mpi(operation)):
-                self._unclear.add(tag)
-                return
-            source = self._whose_message_comes(operation, tag)
-        expected = Expected(operation, words, source, tag, self._comm)
-        if not waits:
-            with self._lock:
-                self._expected[operation] = expected
+        expected = self._expect(operation, words, source, tag)
+        if not is_blocking or operation.name == "sendrecv":  # to wait here could keep the other side waiting
             return
-        self._wait(expected, as_seconds(self._group.timeout))
-        label = expected.label()
-        if label["words"] != words:
-            self._take_away(label, source, tag)
-            raise DistError(self._difference(expected, label))
+        if source is None:
+            expected = self._expect(operation, words, self._whose_message_comes(operation, tag), tag)
+        try:
+            self._wait(expected, as_seconds(self._group.timeout))
+        except DistTimeoutError:
+            self._expected.pop(operation)
+            raise
+        if expected.label["words"] != words:  # type: ignore[index]
+            self._expected.pop(operation)
+            self._take_away(expected)
+            raise DistError(self._difference(expected))
+        if source is None:  # another rank's message may still be faster
+            self._seen[expected.source, tag] = expected.label  # type: ignore[assignment,index]
+            self._expect(operation, words, None, tag)
 
     def end(self, operation: Operation) -> None:
-        """Compare the label of a message that an asynchronous receive has got."""
+        """Compare the label of a message that has come."""
         with self._lock:
             expected = self._expected.pop(operation, None)
         if expected is None:
             return
-        if operation.error is not None and not isinstance(operation.error, DistBackendError):  # taken back
+        if expected.source is None:
+            if operation.error is not None:
+                self._unclear.add(expected.tag)  # nobody says whose message it was
+                return
+            sender = operation.outcome[1] if isinstance(operation.outcome, tuple) else operation.outcome
+            expected = self._expect(operation, expected.words, sender, expected.tag)
+            self._expected.pop(operation)
+        elif operation.error is not None and not isinstance(operation.error, DistBackendError):  # taken back
             self._take_back(expected)
             return
         self._wait(expected, PATIENCE)
-        label = expected.label()
-        if label["words"] == expected.words:
+        if expected.label["words"] == expected.words:  # type: ignore[index]
             return
-        error = DistError(self._difference(expected, label))
+        error = DistError(self._difference(expected))
         error.__cause__ = operation.error
         if not operation.async_op:
             raise error
         operation.error = error
+
+    def _expect(self, operation: Operation, words: str, source: int | None, tag: int) -> Expected:
+        expected = Expected(operation, words, source, tag)
+        if source is not None:
+            expected.label = self._seen.pop((source, tag), None)
+            if expected.label is None:
+                expected.post(self._comm)
+        with self._lock:
+            self._expected[operation] = expected
+        return expected
 
     # -- labels ----------------------------------------------------------------------------------
 
@@ -127,9 +159,10 @@ class MessageCheck:
 
     def _wait(self, expected: Expected, timeout: float) -> None:
         deadline, pause = time.monotonic() + timeout, 0.0
-        while not expected.request.Test():
+        while not expected.has_come():
             if time.monotonic() > deadline:
                 self._take_back(expected)
+                assert expected.source is not None
                 raise DistTimeoutError(
                     f"{expected.call} of {self._group.name!r}: no message from rank "
                     f"{self._group.ranks[expected.source]} with tag {expected.tag} within {timeout:g} s; rank "
@@ -153,19 +186,23 @@ class MessageCheck:
         return status.Get_source()
 
     def _take_back(self, expected: Expected) -> None:
+        if expected.request is None:
+            return
         expected.request.Cancel()
         status = MPI.Status()
         expected.request.Wait(status)
         if not status.Is_cancelled():  # a label has come whose message has not: what belongs together is not known
             self._unclear.add(expected.tag)
 
-    def _take_away(self, label: dict[str, Any], source: int, tag: int) -> None:
+    def _take_away(self, expected: Expected) -> None:
         """Receive a message that does not fit, and drop it, so that the sender goes on and nobody takes it later."""
         comm: Any = self._group.comm
+        label: Any = expected.label
+        source: Any = expected.source
         if label["objects"]:
-            pkl5.Intracomm(comm).recv(None, source, tag)
+            pkl5.Intracomm(comm).recv(None, source, expected.tag)
         elif label["mpi"]:
-            comm.Recv([bytearray(label["nbytes"]), MPI.BYTE], source, tag)
+            comm.Recv([bytearray(label["nbytes"]), MPI.BYTE], source, expected.tag)
 
     def _drop(self, tag: int) -> None:
         while (message := self._comm.Improbe(MPI.ANY_SOURCE, tag)) is not None:
@@ -173,8 +210,10 @@ class MessageCheck:
 
     # -- words -----------------------------------------------------------------------------------
 
-    def _difference(self, expected: Expected, label: dict[str, Any]) -> str:
-        ranks = self._group.ranks
+    def _difference(self, expected: Expected) -> str:
+        ranks, label = self._group.ranks, expected.label
+        assert label is not None
+        assert expected.source is not None
         return (
             f"{expected.call} of {self._group.name!r}: rank {ranks[expected.source]} sends {label['words']} by "
             f"{label['call']} at {label['where']}, rank {ranks[self._group.rank]} receives {expected.words} at "

@@ -102,7 +102,8 @@ class MismatchCheck:
     ) -> None:
         if self._group.size == 1:
             return
-        statement: Statement = {"name": name, "number": number, "words": words, "where": caller()}
+        count = self._group.sequence_number
+        statement: Statement = {"name": name, "number": number, "count": count, "words": words, "where": caller()}
         if operation is not None:
             statement["sizes"] = sizes_by_rank(operation)
         if timeout is None:
@@ -115,10 +116,19 @@ class MismatchCheck:
         if verdict == TIMED_OUT:
             raise DistTimeoutError(text)
         if verdict == DIFFERS:
-            raise DistError(text)
+            highest, _, difference = text.partition(" ")
+            self._group._collectives += int(highest) - self._group.sequence_number
+            raise DistError(difference)
 
     def _judge(self, statements: list[Statement]) -> str:
-        """Return how the statements of all ranks differ; "" if they do not."""
+        """Return how the statements of all ranks differ; "" if they do not.
+
+        Before it stands from where to count on: one rank may have begun an operation, and another have made a group.
+        """
+        difference = self._difference(statements)
+        return difference and f"{max(each['count'] for each in statements)} {difference}"
+
+    def _difference(self, statements: list[Statement]) -> str:
         first = statements[0]
         if any((each["number"], each["words"]) != (first["number"], first["words"]) for each in statements):
             return f"{self._head(statements)}: {self._who_calls_what(dict(enumerate(statements)))}"

@@ -231,7 +231,11 @@ def _(group: hc.ProcessGroup, odd: bool) -> None:
         hc.all_reduce_init(a(), group=group)
 
 
-@row("persistent order", "all_reduce_start (float64, 8 elements, SUM, set up as number 1)", "set up as number 2)")
+@row(
+    "persistent order",
+    "all_reduce_start (float64, 8 elements, SUM, set up as number 1)",
+    ALL_REDUCE.replace("reduce", "reduce_start")[:-1] + ", set up as number 2)",
+)
 def _(group: hc.ProcessGroup, odd: bool) -> None:
     works = [hc.all_reduce_init(a(), group=group) for _ in range(2)]  # alike: only their numbers tell
     works[odd].start()
@@ -266,11 +270,11 @@ def sparse(n: int = 4, dtype: Any = float) -> Any:
     return pytest.importorskip("scipy.sparse").csr_array(np.eye(n, dtype=dtype))
 
 
-simple("sparse shapes", "all_reduce_sparse (float64, 4 x 4, SUM)", "all_reduce_sparse (float64, 5 x 5, SUM)",
+simple("sparse shapes", "all_reduce_sparse (float64, 4 x 4)", "all_reduce_sparse (float64, 5 x 5)",
        lambda g, odd: hc.all_reduce(sparse(4 + odd), group=g))  # fmt: skip
-simple("sparse dtype", "all_reduce_sparse (float64, 4 x 4, SUM)", "all_reduce_sparse (float32, 4 x 4, SUM)",
+simple("sparse dtype", "all_reduce_sparse (float64, 4 x 4)", "all_reduce_sparse (float32, 4 x 4)",
        lambda g, odd: hc.all_reduce(sparse(4, "f4" if odd else "f8"), group=g))  # fmt: skip
-simple("sparse vs dense", "all_reduce_sparse (float64, 4 x 4, SUM)", "all_reduce (float64, 16 elements, SUM)",
+simple("sparse vs dense", "all_reduce_sparse (float64, 4 x 4)", "all_reduce (float64, 16 elements, SUM)",
        lambda g, odd: hc.all_reduce(a(16) if odd else sparse(), group=g))  # fmt: skip
 simple("destroy on one rank", ALL_REDUCE, "destroy at",
        lambda g, odd: g.destroy() if odd else hc.all_reduce(a(), group=g))  # fmt: skip
@@ -454,9 +458,7 @@ FORMS: dict[str, Callable[[hc.ProcessGroup, Any], Any]] = {
     "irecv": lambda group, into: hc.irecv(into, group=group, group_src=0).wait(),
     "batch": lambda group, into: hc.batch_isend_irecv([hc.P2POp(hc.irecv, into, group=group, group_peer=0)])[0].wait(),
     "persistent": started,
-    "sendrecv": lambda group, into: hc.sendrecv(
-        a(1), output=into, group=group, group_dst=0, group_src=0, tag=9, recv_tag=0
-    ),
+    "sendrecv": lambda group, into: hc.sendrecv(a(1), 0, into, 0, group=group, tag=9, recv_tag=0),
 }
 
 
@@ -502,10 +504,12 @@ def test_asynchronous_receives_from_any_rank_are_left_alone(group: hc.ProcessGro
     if group.rank == 0:
         works = [hc.irecv(a(), group=group) for _ in range(1, SIZE)]
         assert all(work.wait() for work in works)
+        hc.barrier(group)
         for rank in range(1, SIZE):
             hc.recv(a(3), group=group, group_src=rank)
     else:
         hc.send(a(), group=group, group_dst=0)
+        hc.barrier(group)
         hc.send(a(3), group=group, group_dst=0)
     still_works(group)
 
