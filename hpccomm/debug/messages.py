@@ -92,13 +92,9 @@ class MessageCheck:
             return
         if source is None:
             expected = self._expect(operation, words, self._whose_message_comes(operation, tag), tag)
-        try:
-            self._wait(expected, as_seconds(self._group.timeout))
-        except DistTimeoutError:
-            self._expected.pop(operation)
-            raise
+        self._expected.pop(operation)
+        self._wait(expected, as_seconds(self._group.timeout))
         if expected.label["words"] != words:  # type: ignore[index]
-            self._expected.pop(operation)
             self._take_away(expected)
             raise DistError(self._difference(expected))
         if source is None:  # another rank's message may still be faster
@@ -186,7 +182,7 @@ class MessageCheck:
         return status.Get_source()
 
     def _take_back(self, expected: Expected) -> None:
-        if expected.request is None:
+        if expected.request is None or expected.has_come():
             return
         expected.request.Cancel()
         status = MPI.Status()

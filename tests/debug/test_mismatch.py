@@ -557,6 +557,7 @@ def test_two_groups_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     for group in order:
         with pytest.raises(hc.DistTimeoutError, match=r"all_reduce #1 of 'dp': rank \d"):
             hc.all_reduce(a(), group=group)
+        COMM.Barrier()
     for group in (first, second):
         still_works(group)
         leave(group)
