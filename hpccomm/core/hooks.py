@@ -33,7 +33,8 @@ class Operation:
     error : BaseException or None
         What went wrong, when it has ended.
     outcome : object
-        What a blocking receive has returned: the sender's rank in the group, and the objects before it, if there are.
+        In `end`, what a blocking operation has returned; of a receive that is the sender's rank in the group (for
+        Python objects: these, and the rank).
     work : PersistentWork or None
         What is started, where a persistent operation is.
 

@@ -14,7 +14,8 @@ from ..core.hooks import Operation
 from ..core.operation_list import START
 from ..core.registry import OBJECTS
 from ..core.work import as_seconds
-from ..errors import DistBackendError, DistError, DistTimeoutError
+from ..errors import DistBackendError, DistTimeoutError
+from .exchange import growing
 from .wording import array_in_words, caller
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class MessageCheck:
         self._wait(expected, as_seconds(self._group.timeout))
         if expected.label["words"] != words:  # type: ignore[index]
             self._take_away(expected)
-            raise DistError(self._difference(expected))
+            raise DistBackendError(self._difference(expected))
         if source is None:  # another rank's message may still be faster
             self._seen[expected.source, tag] = expected.label  # type: ignore[assignment,index]
             self._expect(operation, words, None, tag)
@@ -120,7 +121,7 @@ class MessageCheck:
         self._wait(expected, PATIENCE)
         if expected.label["words"] == expected.words:  # type: ignore[index]
             return
-        error = DistError(self._difference(expected))
+        error = DistBackendError(self._difference(expected))
         error.__cause__ = operation.error
         if not operation.async_op:
             raise error
@@ -154,7 +155,7 @@ class MessageCheck:
             self._sends.append((request, data))
 
     def _wait(self, expected: Expected, timeout: float) -> None:
-        deadline, pause = time.monotonic() + timeout, 0.0
+        deadline, pauses = time.monotonic() + timeout, growing()
         while not expected.has_come():
             if time.monotonic() > deadline:
                 self._take_back(expected)
@@ -165,11 +166,10 @@ class MessageCheck:
                     f"{self._group.ranks[self._group.rank]} receives {expected.words} at {expected.where}"
                     f"{self._other_message(expected.source)}{self._doing([expected.source])}"
                 )
-            time.sleep(pause)
-            pause = min(pause + 1e-6, 1e-3)
+            time.sleep(next(pauses))
 
     def _whose_message_comes(self, operation: Operation, tag: int) -> int:
-        status, timeout, pause = MPI.Status(), as_seconds(self._group.timeout), 0.0
+        status, timeout, pauses = MPI.Status(), as_seconds(self._group.timeout), growing()
         deadline = time.monotonic() + timeout
         while not self._group.comm.Iprobe(MPI.ANY_SOURCE, tag, status):  # type: ignore[union-attr]
             if time.monotonic() > deadline:
@@ -177,8 +177,7 @@ class MessageCheck:
                     f"{operation.name} #{operation.sequence_number} of {self._group.name!r}: no message from any rank "
                     f"with tag {tag} within {timeout:g} s at {caller()}{self._other_message(MPI.ANY_SOURCE)}"
                 )
-            time.sleep(pause)
-            pause = min(pause + 1e-6, 1e-3)
+            time.sleep(next(pauses))
         return status.Get_source()
 
     def _take_back(self, expected: Expected) -> None:

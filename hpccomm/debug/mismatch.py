@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..core.group import SHORTEST_MEETING
 from ..core.hooks import Operation
 from ..core.operation_list import MESSAGES, OPERATIONS
 from ..core.work import as_seconds
@@ -19,8 +20,6 @@ from .wording import call_in_words, caller, ranks_in_words, sizes_by_rank, with_
 if TYPE_CHECKING:
     from ..core.calls import Call
     from ..core.group import ProcessGroup
-
-SHORTEST_MEETING = 10.0  # seconds for what makes or destroys groups, however short the group's timeout
 
 
 def watch(group: ProcessGroup) -> None:
