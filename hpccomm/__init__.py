@@ -3,6 +3,7 @@
 >>> import hpccomm as hc
 """
 
+from . import checkpoint
 from .buckets import GradientBuckets
 from .coalescing import coalescing
 from .collectives import (
@@ -196,5 +197,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Let completion show what is public: the names, and not the modules that they come from."""
-    return [*__all__, "__version__"]
+    """Let completion show what is public: the names, and of the modules only those that are used by their names."""
+    return [*__all__, "checkpoint", "__version__"]

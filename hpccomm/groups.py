@@ -11,6 +11,7 @@ from .core.group import ProcessGroup, make_group
 from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
 from .core.registry import BackendConfig
+from .core.watched import watched
 from .errors import DistError, here
 from .process import mpi_library
 from .world import connect, current_world, member
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _made = 0  # groups made so far: numbers them in messages
 
 
+@watched
 def new_group(
     ranks: Sequence[int] | None = None,
     timeout: timedelta | float | None = None,
@@ -238,6 +240,7 @@ def new_subgroups_by_enumeration(
     return mine, subgroups
 
 
+@watched
 def split_group(
     parent: ProcessGroup | None = None,
     color: int | None = None,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import errors
+from .core.by_name import by_name
 from .core.group import ProcessGroup, make_group
 from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
 from .core.registry import BackendConfig, is_backend_available
+from .core.watched import watched
 from .errors import DistBackendError, DistError, here
 from .process import mpi_library
 from .process.environment import silent_singleton
@@ -18,6 +22,8 @@ from .process.excepthook import AbortOnException
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+WATCH, DUMP = "hpccomm.debug.watchdog:watch", "hpccomm.debug.report:dump"
 
 _world: ProcessGroup | None = None
 _abort_on_exception = AbortOnException()
@@ -97,6 +103,7 @@ def is_initialized() -> bool:
 # -- init and destroy --------------------------------------------------------------------------------
 
 
+@watched
 def init_process_group(
     backend: str | None = None,
     *,
@@ -186,6 +193,7 @@ def init_process_group(
     for name, said, actual in (("rank", rank, comm.Get_rank()), ("world_size", world_size, comm.Get_size())):
         if said not in (-1, actual):
             raise ValueError(f"init_process_group: {name} is {said}, but MPI says {actual}; leave it out, MPI knows")
+    by_name(WATCH)(mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size())  # some rank may never come
     fields = mpi_library.membership(comm)
     fields["comm"].Set_name("hpccomm world")
     limits = limit(fields["settings"])
@@ -194,6 +202,8 @@ def init_process_group(
     _world = world
     errors.set_rank(world.rank)
     _abort_on_exception.install(world.size)
+    _abort_on_exception.at_the_end = by_name(DUMP) if world.settings.keeps_reports else None
+    atexit.register(_leave, os.getpid())
     connect(world)
     return world
 
@@ -239,6 +249,13 @@ def _forget(_: ProcessGroup) -> None:
     _world = None
     errors.set_rank(None)
     _abort_on_exception.remove()
+    atexit.unregister(_leave)
+
+
+def _leave(pid: int) -> None:
+    """At the end of a program that has not destroyed its groups: wait for the other ranks, as MPI_Finalize would."""
+    if _world is not None and os.getpid() == pid and not mpi_library.load().Is_finalized():
+        _world.leave()
 
 
 def connect(group: ProcessGroup) -> None:

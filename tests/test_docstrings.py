@@ -13,6 +13,7 @@ import hpccomm as hc
 pytestmark = pytest.mark.serial
 
 PUBLIC = [(name, getattr(hc, name)) for name in hc.__all__]
+PUBLIC += [(f"checkpoint.{name}", getattr(hc.checkpoint, name)) for name in hc.checkpoint.__all__]
 FUNCTIONS = [(name, thing) for name, thing in PUBLIC if inspect.isfunction(thing)]
 CLASSES = [
     (name, thing) for name, thing in PUBLIC if inspect.isclass(thing) and not issubclass(thing, (Exception, Warning))

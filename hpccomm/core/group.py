@@ -12,6 +12,7 @@ from typing import Any, NoReturn, cast
 
 from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
 from ..process import mpi_library
+from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import calls, checks, registry
 from .backend import Backend, FastPath
 from .by_name import by_name
@@ -22,7 +23,8 @@ from .operations import Operations
 from .options import BackendOptions, Membership, time_limit
 from .persistent_work import PersistentWork
 from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, is_custom
-from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception, with_title
+from .watched import watched
+from .work import EXPLAIN, CompletedWork, Work, WorkStatus, as_seconds, log_exception, with_title
 
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
@@ -64,6 +66,7 @@ class ProcessGroup(Operations):
         self._persistent: list[PersistentWork] = []
         self._owner: ProcessGroup = self  # the world, of the groups made from it
         self._children: list[ProcessGroup] = []  # destroyed with it: those that it owns
+        self._patience = as_seconds(self.timeout) if self.on_timeout == "raise" else None
         self._leaving: Any = None  # the barrier at the end, once begun
         self._on_destroy: Callable[[ProcessGroup], None] | None = None
 
@@ -193,13 +196,22 @@ class ProcessGroup(Operations):
             self._raise(self._numbered(backend.translate_error(name, error), name), error, operation)
         if async_op or isinstance(outcome, Work):
             work = outcome if isinstance(outcome, Work) else CompletedWork()
-            return self._track(name, result, work, async_op, operation)  # type: ignore[no-any-return]
+            peer = arguments[1] if name in MESSAGES else None
+            return self._track(name, result, work, async_op, operation, peer)  # type: ignore[no-any-return]
         if operation is not None:
             operation.outcome = outcome
             operation.end()
         return outcome  # type: ignore[no-any-return]  # None; of a receive: the sender's rank
 
-    def _track(self, name: str, result: Any, work: Work, async_op: bool, operation: Operation | None = None) -> Any:
+    def _track(
+        self,
+        name: str,
+        result: Any,
+        work: Work,
+        async_op: bool,
+        operation: Operation | None = None,
+        peer: int | None = None,
+    ) -> Any:
         """Number the Work of an operation that has begun, and keep it, and through it its arrays, while in flight."""
         work.op_type = name
         work._result = result
@@ -207,6 +219,7 @@ class ProcessGroup(Operations):
         if name in MESSAGES:
             work.sequence_number = self._messages + self._fast_path.messages
             work.keeps_its_place = False
+            work._peer = peer
         else:
             work.sequence_number = self._collectives + self._fast_path.count
         if not async_op:  # a backend that has only asynchronous operations
@@ -219,6 +232,7 @@ class ProcessGroup(Operations):
                 operation.end()
             return work._source
         work._operation = operation
+        work._patience = self._patience
         self._in_flight[work] = None
         if len(self._in_flight) > REAP_ABOVE or work.is_let_go_at_once:
             self._reap()
@@ -356,6 +370,7 @@ class ProcessGroup(Operations):
         work.number = number
         work.op_type = name
         work.output = result
+        work._patience = self._patience
         work.call = f"{name}{START}", device, work, arguments
         self._persistent.append(work)
         return work
@@ -378,6 +393,7 @@ class ProcessGroup(Operations):
 
     # -- life ------------------------------------------------------------------------------------
 
+    @watched
     def destroy(self) -> None:
         """Finish what is in flight, free the backends and the communicator. Every rank of the group calls it.
 
@@ -442,8 +458,16 @@ class ProcessGroup(Operations):
                 self._leaving = request  # for the next try
                 raise DistTimeoutError(
                     f"destroy of {self!r}: other ranks have not called it within {time.monotonic() - began:.1f} s; "
-                    f"every rank of the group has to{here()}"
+                    f"every rank of the group has to{here()}\n{by_name(EXPLAIN)()}".rstrip()
                 )
+            time.sleep(pause)
+            pause = min(pause + 1e-6, 1e-3)
+
+    @watched
+    def leave(self) -> None:
+        """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
+        request, pause = self._leaving or self.comm.Ibarrier(), 0.0  # type: ignore[union-attr]
+        while not request.Test():
             time.sleep(pause)
             pause = min(pause + 1e-6, 1e-3)
 
@@ -458,6 +482,7 @@ class ProcessGroup(Operations):
 
         for backend in list(self._backends.values()):
             backend.abort()
+        take_names_away(MAPPED_LATER)
         MPI.COMM_WORLD.Abort(status)
         raise SystemExit(status)
 

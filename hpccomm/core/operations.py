@@ -37,7 +37,15 @@ class Operations(Membership):
     def _run(self, call: Call, async_op: bool, step: Callable[[], Any] | None = None) -> Work | None:
         raise NotImplementedError
 
-    def _track(self, name: str, result: Any, work: Work, async_op: bool, operation: Operation | None = None) -> Any:
+    def _track(
+        self,
+        name: str,
+        result: Any,
+        work: Work,
+        async_op: bool,
+        operation: Operation | None = None,
+        peer: int | None = None,
+    ) -> Any:
         raise NotImplementedError
 
     def _set_up(self, call: Call) -> PersistentWork:
@@ -182,7 +190,7 @@ class Operations(Membership):
         """See :func:`hpccomm.send` and :func:`hpccomm.isend`."""
         if async_op:
             if (work := self._fast.isend(array, dst, tag)) is not None:
-                self._track("send", array, work, True)
+                self._track("send", array, work, True, None, dst)
                 return work
         elif self._fast.send(array, dst, tag):
             return None
@@ -192,7 +200,7 @@ class Operations(Membership):
         """See :func:`hpccomm.recv` and :func:`hpccomm.irecv`; returns the sender's *group* rank, or a Work."""
         if async_op:
             if (work := self._fast.irecv(array, src, tag)) is not None:
-                return self._track("recv", array, work, True)
+                return self._track("recv", array, work, True, None, src)
         elif (sender := self._fast.recv(array, src, tag)) is not None:
             return sender
         return self._run(calls.recv(self, array, src, tag, is_blocking=not async_op), async_op)

@@ -36,6 +36,8 @@ class Membership:
         The group's private communicator. Traffic of your own on it would mix with hpccomm's: duplicate it first.
     nodes : tuple of int
         The number of the node of each member.
+    processes : dict of int to int
+        The process of each rank (of MPI.COMM_WORLD) on this node, of a group made on a communicator; otherwise empty.
     config : BackendConfig
     settings : Settings
         What the environment variables HPCCOMM_* say, the same on every rank.
@@ -57,6 +59,7 @@ class Membership:
     ranks: tuple[int, ...] = ()
     comm: MPI.Intracomm | None = None
     nodes: tuple[int, ...] = ()
+    processes: dict[int, int] = field(default_factory=dict)
     config: BackendConfig = field(default_factory=BackendConfig)
     settings: Settings = field(default_factory=Settings)
     timeout: timedelta = DEFAULT_TIMEOUT

@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import DistError, DistTimeoutError, here
-from .work import as_seconds, with_title
+from .by_name import by_name
+from .work import EXPLAIN, as_seconds, with_title
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -51,6 +52,7 @@ class PersistentWork:
     number = 0  # of its set-up, where the ranks compare that
     call: Call  # what the door is told of each start
     _operation: Operation | None = None  # what hooks know it by
+    _patience: float | None = None  # seconds that `wait` waits where it is not told
     _active = False
     _freed = False
 
@@ -95,7 +97,7 @@ class PersistentWork:
         Parameters
         ----------
         timeout : timedelta or float (seconds), optional
-            Default: wait for ever.
+            Default: wait for ever; in a group with ``on_timeout="raise"``, for the group's timeout.
 
         Returns
         -------
@@ -109,12 +111,15 @@ class PersistentWork:
         """
         if not self._active:
             return True
+        if timeout is None:
+            timeout = self._patience
         if timeout is not None:
             deadline = time.monotonic() + as_seconds(timeout)
             while not self._ends(self.poll):
                 if time.monotonic() >= deadline:
                     raise DistTimeoutError(
                         f"{self.op_type}: not done after {as_seconds(timeout):g} s; it is still in flight{here()}"
+                        + (f"\n{by_name(EXPLAIN)()}" if timeout == self._patience else "")
                     )
                 time.sleep(0)
         else:

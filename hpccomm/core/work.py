@@ -11,6 +11,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
+from .by_name import by_name
 
 if TYPE_CHECKING:
     from .future import Future
@@ -36,6 +37,7 @@ class WorkStatus(enum.Enum):
     ABORTED = "aborted"
 
 
+EXPLAIN = "hpccomm.debug.watchdog:explain"  # says which rank is late
 IN_FLIGHT = WorkStatus.IN_FLIGHT  # a look-up in an Enum is slow
 COMPLETED = WorkStatus.COMPLETED
 
@@ -87,6 +89,8 @@ class Work:
     _callbacks: list[Callable[[Work], None]] | None = None
     _future: Future | None = None
     _operation: Operation | None = None  # what hooks know it by
+    _peer: int | None = None  # of a message: the rank of the group at its other end
+    _patience: float | None = None  # seconds that `wait` waits where it is not told
 
     def __init__(self, finish: Callable[[], None] | None = None) -> None:
         self._finish = finish  # what is left to do when the transport is done: unpack, divide ...
@@ -118,7 +122,7 @@ class Work:
         Parameters
         ----------
         timeout : timedelta or float (seconds), optional
-            Default: wait for ever.
+            Default: wait for ever; in a group with ``on_timeout="raise"``, for the group's timeout.
 
         Returns
         -------
@@ -132,6 +136,8 @@ class Work:
         Exception
             What went wrong in the operation.
         """
+        if timeout is None:
+            timeout = self._patience
         if timeout is not None:
             self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
         elif self._status is IN_FLIGHT:
@@ -162,6 +168,7 @@ class Work:
                 raise DistTimeoutError(
                     f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
                     f"flight. Has every rank of the group made the matching call?{here()}"
+                    + (f"\n{by_name(EXPLAIN)()}" if timeout == self._patience else "")
                 )
             time.sleep(pause)
             pause = min(pause + 1e-6, 1e-3)

@@ -7,6 +7,8 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ..core.group import some
+
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
 
@@ -17,10 +19,15 @@ _made: Counter[tuple[int, ...]] = Counter()
 def attach(group: ProcessGroup) -> None:
     """Take a new group; called by every rank of it."""
     members = process_ranks(group)
+    group._process_ranks = members  # type: ignore[attr-defined]
     _made[members] += 1
     text = f"{members} {_made[members]}"
     group._debug_key = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()  # type: ignore[attr-defined]
     GROUPS.add(group)
+    if group.processes:
+        _watch(group)
+    if group.settings.debug != "OFF" and group.rank == 0:
+        _say(group)
     if group.settings.debug == "DETAIL" and group.comm is not None:
         from .mismatch import watch
 
@@ -38,3 +45,21 @@ def process_ranks(group: ProcessGroup) -> tuple[int, ...]:
     members.Free()
     everyone.Free()
     return translated if MPI.UNDEFINED not in translated else group.ranks
+
+
+def _watch(group: ProcessGroup) -> None:
+    from mpi4py import MPI
+
+    from . import watchdog
+
+    watchdog.watch(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), group.settings.debug_dir)
+    watchdog.tell_of(group.settings, group.processes)
+
+
+def _say(group: ProcessGroup) -> None:
+    """Print what a new group is; its first rank does."""
+    from .report import tell
+
+    nodes = f"{len(set(group.nodes))} node{'s' if len(set(group.nodes)) > 1 else ''}"
+    limit = f"timeout {group.timeout.total_seconds():g} s, then {group.on_timeout}"
+    tell(f"hpccomm: made {group.name!r}: ranks {some(group.ranks)} on {nodes}, {group.config}, {limit}")

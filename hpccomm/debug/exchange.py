@@ -41,6 +41,7 @@ class Exchange:
         self._comm = comm
         self._rank, self._size = comm.Get_rank(), comm.Get_size()
         self._number = 0
+        self.is_waiting = False
         self._early: dict[int, dict[int, Statement]] = {}  # of ranks that are further than this one
         self._given_up: set[tuple[int, int]] = set()
         self._sends: list[tuple[MPI.Request, bytes]] = []
@@ -58,9 +59,13 @@ class Exchange:
         """
         self._number += 1
         deadline = time.monotonic() + timeout
-        if self._rank:
-            return self._ask(statement, deadline, timeout, late)
-        return self._collect(statement, deadline, judge, late)
+        self.is_waiting = True
+        try:
+            if self._rank:
+                return self._ask(statement, deadline, timeout, late)
+            return self._collect(statement, deadline, judge, late)
+        finally:
+            self.is_waiting = False
 
     def _collect(self, own: Statement, deadline: float, judge: Any, late: Any) -> Verdict:
         number = self._number

@@ -70,6 +70,7 @@ class MessageCheck:
         self._expected: dict[Operation, Expected] = {}
         self._seen: dict[tuple[int, int], Label] = {}  # of messages that are there and not received: source, tag
         self._unclear: set[int] = set()  # tags
+        self.is_waiting = False
 
     def begin(self, operation: Operation) -> None:
         """Send a label ahead, or expect one; a blocking receive waits for it, and raises before it receives."""
@@ -91,10 +92,14 @@ class MessageCheck:
         expected = self._expect(operation, words, source, tag)
         if not is_blocking or operation.name == "sendrecv":  # to wait here could keep the other side waiting
             return
-        if source is None:
-            expected = self._expect(operation, words, self._whose_message_comes(operation, tag), tag)
-        self._expected.pop(operation)
-        self._wait(expected, as_seconds(self._group.timeout))
+        self.is_waiting = True
+        try:
+            if source is None:
+                expected = self._expect(operation, words, self._whose_message_comes(operation, tag), tag)
+            self._wait(expected, as_seconds(self._group.timeout))
+        finally:
+            self.is_waiting = False
+            self._expected.pop(operation)
         if expected.label["words"] != words:  # type: ignore[index]
             self._take_away(expected)
             raise DistBackendError(self._difference(expected))

@@ -54,6 +54,11 @@ class MismatchCheck:
         self._set_up = 0  # persistent operations
         self._leaves = False
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this rank waits here, for others or for a message, which ends by itself when the time is up."""
+        return self._exchange.is_waiting or self._messages.is_waiting
+
     # -- what the group calls --------------------------------------------------------------------
 
     def begin(self, operation: Operation) -> None:

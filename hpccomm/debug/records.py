@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.hooks import Operation
+from ..core.operation_list import OPERATIONS, START
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
@@ -35,6 +36,8 @@ class Record:
         The reduction.
     peer : int or None
         The root, destination or source: a rank of the group.
+    tag : int or None
+        Of a message.
     async_op : bool
     begin, end : float
         Seconds since the epoch; `end` is 0 while it is in flight.
@@ -53,6 +56,7 @@ class Record:
     nbytes: int = 0
     op: str = ""
     peer: int | None = None
+    tag: int | None = None
     async_op: bool = False
     begin: float = 0.0
     end: float = 0.0
@@ -66,7 +70,8 @@ class Record:
     def __str__(self) -> str:
         """Return ``all_reduce #41 of 'dp' (4 MiB float32)``."""
         sizes = f" ({size_in_words(self.nbytes)} {self.dtype})" if self.dtype else ""
-        return f"{self.name} #{self.number} of {self.group_name!r}{sizes}"
+        number = f" #{self.number}" if self.name.removesuffix(START) in OPERATIONS else ""
+        return f"{self.name}{number} of {self.group_name!r}{sizes}"
 
 
 def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str, Any], **fields: Any) -> Record:
@@ -84,6 +89,7 @@ def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str
         nbytes=sum(int(array.size) * array.dtype.itemsize for array in arrays),
         op="" if op is None else str(getattr(op, "name", op)),
         peer=peer if isinstance(peer, int) else None,
+        tag=arguments.get("tag"),
         **fields,
     )
 

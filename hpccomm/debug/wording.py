@@ -6,14 +6,13 @@ import hashlib
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from ..core.hooks import Operation
 from ..core.operation_list import OPERATIONS, START
 from ..core.registry import OBJECTS
+from .stacks import place
 
-PACKAGE = str(Path(__file__).parent.parent) + "/"
 LONGEST = 600  # characters of one call
 LONGEST_LIST = 100  # what differs between many sizes would not be seen in the words anyway
 
@@ -59,10 +58,7 @@ def sizes_by_rank(operation: Operation) -> tuple[list[int], list[int]] | None:
 
 def caller() -> str:
     """Return the line of the program that has called hpccomm, ``train.py:91``."""
-    frame: Any = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return place(sys._getframe(1))
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:

@@ -10,10 +10,12 @@ import sys
 import termios
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from .. import errors
+from .shared_files import MAPPED_LATER, take_names_away
 
 LONGEST_WAIT = 1.0  # seconds
 
@@ -23,6 +25,7 @@ class AbortOnException:
 
     def __init__(self) -> None:
         self._previous: Any = None
+        self.at_the_end: Callable[[str], object] | None = None  # is told what has happened
 
     def install(self, size: int) -> None:
         """Take the place of sys.excepthook, where there are other ranks and nobody is typing."""
@@ -43,8 +46,12 @@ class AbortOnException:
             traceback.print_exception(kind, error, trace)
         from mpi4py import MPI
 
+        if self.at_the_end is not None:
+            with contextlib.suppress(Exception):
+                self.at_the_end(f"{kind.__name__}: {error}")
         print(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job", file=sys.stderr)
         let_launcher_read()
+        take_names_away(MAPPED_LATER)
         MPI.COMM_WORLD.Abort(1)
 
 

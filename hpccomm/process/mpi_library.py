@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError
+from .shared_files import MAPPED_AT_INIT, take_names_away
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -49,12 +50,13 @@ def membership(comm: Any) -> dict[str, Any]:
     comm = private(comm.Dup())
     try:
         settings = agreed(comm, asked_of_the_library)
-        nodes = number_nodes(comm)
+        nodes, processes = number_nodes(comm)
     except Exception:
         comm.Free()
         raise
     rank, size = comm.Get_rank(), comm.Get_size()
-    return {"rank": rank, "size": size, "comm": comm, "nodes": nodes, "settings": settings, "largest_tag": LARGEST}
+    fields = {"rank": rank, "size": size, "comm": comm, "nodes": nodes, "processes": processes}
+    return {**fields, "settings": settings, "largest_tag": LARGEST}
 
 
 def private(comm: MPI.Intracomm) -> MPI.Intracomm:
@@ -65,16 +67,30 @@ def private(comm: MPI.Intracomm) -> MPI.Intracomm:
     return comm
 
 
-def number_nodes(comm: MPI.Intracomm) -> tuple[int, ...]:
-    """Return the node number of every rank: nodes are what shares memory (MPI_COMM_TYPE_SHARED)."""
+def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
+    """Return the node number of every rank, and which process each rank of this node is.
+
+    Nodes are what shares memory (MPI_COMM_TYPE_SHARED). A process has its number if it can be asked by that: if it is
+    in the same namespace of process numbers.
+    """
     from mpi4py import MPI
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     lowest = node.bcast(comm.Get_rank())
+    mine = MPI.COMM_WORLD.Get_rank(), os.getpid(), _namespace()
+    processes = {rank: pid for rank, pid, namespace in node.allgather(mine) if namespace == mine[2]}
     node.Free()
+    take_names_away(MAPPED_AT_INIT)  # all of the node are through MPI_Init
     lowest_of_rank = comm.allgather(lowest)
     numbers = {first: number for number, first in enumerate(sorted(set(lowest_of_rank)))}
-    return tuple(numbers[first] for first in lowest_of_rank)
+    return tuple(numbers[first] for first in lowest_of_rank), processes
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:  # only Linux has it
+        return ""
 
 
 def free(comm: MPI.Intracomm, group: str, largest_tag: int) -> None:

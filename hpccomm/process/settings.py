@@ -46,6 +46,8 @@ class Settings:
     debug_dir : str
         ``HPCCOMM_DEBUG_DIR``: where reports and records are written. Default: ``hpccomm-debug-`` and the job's name or
         the time at which it began, in rank 0's working directory.
+    keeps_reports : bool
+        Whether ``HPCCOMM_DEBUG_DIR`` is set: a rank that is ended by an exception or SIGTERM then writes its report.
     """
 
     tuning: Tuning = field(default_factory=Tuning)
@@ -56,7 +58,8 @@ class Settings:
     timeout: float | None = None
     on_timeout: str = "abort"
     trace: str = "0"
-    debug_dir: str = "hpccomm-debug"
+    debug_dir: str = field(default_factory=lambda: debug_dir({}))
+    keeps_reports: bool = False
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -70,7 +73,8 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
         timeout=_seconds(environ, "HPCCOMM_TIMEOUT"),
         on_timeout=_one_of(environ, "HPCCOMM_ON_TIMEOUT", ON_TIMEOUT),
         trace=_one_of(environ, "HPCCOMM_TRACE", ("0", "1", "stack")),
-        debug_dir=os.path.abspath(environ.get("HPCCOMM_DEBUG_DIR", "").strip() or _folder_of_the_job(environ)),
+        debug_dir=debug_dir(environ),
+        keeps_reports=bool(environ.get("HPCCOMM_DEBUG_DIR", "").strip()),
     )
 
 
@@ -115,9 +119,11 @@ def _seconds(environ: Mapping[str, str], name: str) -> float | None:
     return seconds
 
 
-def _folder_of_the_job(environ: Mapping[str, str]) -> str:
+def debug_dir(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the folder for reports: ``HPCCOMM_DEBUG_DIR``, or one named after the job."""
+    said = environ.get("HPCCOMM_DEBUG_DIR", "").strip()
     job = environ.get("SLURM_JOB_ID") or environ.get("FLUX_JOB_ID") or environ.get("PBS_JOBID")
-    return f"hpccomm-debug-{job or _launcher()}"
+    return os.path.abspath(said or f"hpccomm-debug-{job or _launcher()}")
 
 
 def _launcher() -> str:

@@ -18,6 +18,7 @@ COMM = MPI.COMM_WORLD
 SIZE = COMM.Get_size()
 OTHERS = [rank for rank in range(SIZE) if rank != 1]
 TIMEOUT = 1.0
+LINE = r"\S*test_mismatch\.py:\d+"
 
 pytestmark = [
     pytest.mark.usefixtures("process_group"),
@@ -290,7 +291,7 @@ def test_rank_1_calls_something_else(name: str, group: hc.ProcessGroup) -> None:
         assert sentence in texts[0]
         assert words in texts[0]
     assert re.search(r" of 'dp': ", texts[0])
-    assert len(re.findall(r" at test_mismatch\.py:\d+", texts[0])) == 2
+    assert len(re.findall(" at " + LINE, texts[0])) == 2
     still_works(group)
 
 
@@ -334,7 +335,7 @@ def test_one_rank_sends_what_another_does_not_expect(name: str, group: hc.Proces
     texts = texts_of_all(lambda: call(group))
     assert len(set(texts)) == 1, texts
     operation = re.match(r"\w+", name).group()  # type: ignore[union-attr]
-    said = re.sub(r"test_mismatch\.py:\d+", "X", texts[0])
+    said = re.sub(LINE, "X", texts[0])
     assert said == f"{operation} #1 of 'dp': rank {expected} at X"
     still_works(group)
 
@@ -384,7 +385,7 @@ def test_split_group_against_barrier(as_world: hc.ProcessGroup) -> None:
     texts = texts_of_all(lambda: hc.barrier() if as_world.rank == 1 else hc.split_group(color=0))
     assert len(set(texts)) == 1, texts
     assert "rank 1 calls barrier" in texts[0]
-    assert "split_group at test_mismatch.py" in texts[0]
+    assert "split_group at " in texts[0]
     assert hc.split_group(color=as_world.rank % 2, key=-as_world.rank).size >= 1  # which may differ
 
 
@@ -393,7 +394,7 @@ def test_destroy_world_on_one_rank(as_world: hc.ProcessGroup) -> None:
     x = np.ones(8)
     texts = texts_of_all(lambda: hc.destroy_process_group() if as_world.rank == 1 else hc.all_reduce(x))
     assert len(set(texts)) == 1, texts
-    assert "rank 1 calls destroy at test_mismatch.py" in texts[0]
+    assert "rank 1 calls destroy at " in texts[0]
     assert ALL_REDUCE in texts[0]
     still_works(as_world)
 
@@ -409,7 +410,7 @@ def receives(group: hc.ProcessGroup, send: Callable[[], Any], receive: Callable[
     elif group.rank == 1:
         with pytest.raises(hc.DistError) as caught:
             receive()
-        text = re.sub(r"test_mismatch\.py:\d+", "X", str(caught.value))
+        text = re.sub(LINE, "X", str(caught.value))
     return str(COMM.bcast(text, 1))
 
 
@@ -546,7 +547,7 @@ def test_one_skips_a_call(missing: int, monkeypatch: pytest.MonkeyPatch) -> None
     if group.rank != missing:
         COMM.Barrier()
         assert f"all_reduce #1 of 'dp': rank {missing} has not come within 1 s; " in str(caught.value)
-    assert re.search(rf"calls? {re.escape(ALL_REDUCE)} at test_mismatch\.py:\d+", str(caught.value))
+    assert re.search(rf"calls? {re.escape(ALL_REDUCE)} at {LINE}", str(caught.value))
     still_works(group)
     leave(group)
 

@@ -218,9 +218,12 @@ def test_a_short_operation_enters_few_functions_and_leaves_no_memory(
 
     tracemalloc.start()
     try:
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(1000):
-            call(array, output)
-        assert tracemalloc.get_traced_memory()[0] - before < 1000  # less than a byte for each call
+        growth = []
+        for _ in range(5):  # the watchdog, which looks once a second, keeps notes of its own: not five times in a row
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(1000):
+                call(array, output)
+            growth.append(tracemalloc.get_traced_memory()[0] - before)
+        assert min(growth) < 1000, growth  # less than a byte for each call
     finally:
         tracemalloc.stop()

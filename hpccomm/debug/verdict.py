@@ -1,0 +1,330 @@
+"""The verdict: from what every rank says that it is doing, which of them is to blame, in words.
+
+A rank that waits in an operation waits for the ranks that are not in it. From every rank that waits one can go on to
+those it waits for, and at the end are the culprits: ranks that wait for nobody (they compute, have ended, are stopped
+or gone), ranks that call something else under the same number, or ranks that wait for one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.operation_list import OPERATIONS, START
+from .records import Record
+
+# What has to be the same on every rank; of other operations each rank may have arrays of its own sizes.
+SAME_SIZES = {
+    "broadcast",
+    "all_reduce",
+    "reduce",
+    "scan",
+    "exscan",
+    "all_gather_single",
+    "reduce_scatter_single",
+    "all_reduce_coalesced",
+    "broadcast_coalesced",
+}
+
+
+@dataclass
+class Verdict:
+    """What is wrong.
+
+    Attributes
+    ----------
+    culprits : list of int
+        The ranks (of MPI.COMM_WORLD) that are to blame; empty where nobody waits.
+    lines : list of str
+        The same in words, and who waits for them.
+    """
+
+    culprits: list[int] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+@dataclass
+class _Rank:
+    """What one rank says."""
+
+    rank: int
+    report: Mapping[str, Any] | None
+    waits: list[tuple[Record, float]]  # what it is in, and for how many seconds
+
+    def is_in(self, record: Record) -> bool:
+        return any(
+            (own.group, own.number, own.name) == (record.group, record.number, record.name) for own, _ in self.waits
+        )
+
+    def at(self, record: Record) -> tuple[Record, float] | None:
+        """Return what it is in under the same number of the same group, and in no message."""
+        same = (
+            (own, seconds) for own, seconds in self.waits if (own.group, own.number) == (record.group, record.number)
+        )
+        return next(((own, seconds) for own, seconds in same if not is_message(own)), None)
+
+
+def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
+    """Return who is to blame, from the reports of the ranks (`report.state`) of a job of `size` ranks."""
+    said = {report["rank"]: report for report in reports}
+    ranks = [_Rank(rank, said.get(rank), _waits(said.get(rank))) for rank in range(size)]
+    groups: dict[str, Sequence[int]] = {"": range(size)}
+    for report in said.values():
+        groups.update({key: each["ranks"] for key, each in report["groups"].items()})
+    return _Case(ranks, groups).decide()
+
+
+class _Case:
+    def __init__(self, ranks: list[_Rank], groups: Mapping[str, Sequence[int]]) -> None:
+        self._ranks = ranks
+        self._groups = groups
+
+    def decide(self) -> Verdict:
+        waiting = [each for each in self._ranks if each.waits]
+        if not waiting:
+            return Verdict(lines=["no rank waits for another one"] if any(each.report for each in self._ranks) else [])
+        longest = max(seconds for each in waiting for _, seconds in each.waits)
+        hanging = [each for each in waiting if any(seconds >= longest / 2 for _, seconds in each.waits)]
+        for decide in (
+            self._those_who_wait_for_nobody,
+            self._those_who_differ,
+            self._those_who_wait_for_each_other,
+            self._those_who_let_it_lie,
+        ):
+            found = decide(hanging)
+            if found.culprits:
+                return found
+        return Verdict(lines=[f"{_ranks([each.rank])} {_is_in(*each.waits[0])}" for each in waiting])
+
+    # -- who waits for whom ------------------------------------------------------------------------------
+
+    def _waits_for(self, each: _Rank) -> dict[int, Record]:
+        """Return the ranks that a rank waits for, and in what."""
+        found: dict[int, Record] = {}
+        for record, _ in each.waits:
+            members = self._groups.get(record.group, ())
+            if is_message(record):
+                peers = members if record.peer is None else [members[record.peer]] if record.peer < len(members) else []
+                others = [rank for rank in peers if rank != each.rank]
+            else:
+                others = [rank for rank in members if rank != each.rank and not self._ranks[rank].is_in(record)]
+                others = [rank for rank in others if not self._has_done(rank, record)]
+            found.update(dict.fromkeys(others, record))
+        return found
+
+    def _has_done(self, rank: int, record: Record) -> bool:
+        """Whether a rank has been through this operation already, as a root may that others still wait for."""
+        each = self._ranks[rank]
+        if each.report is None or each.at(record) is not None:
+            return False
+        group = each.report["groups"].get(record.group)
+        return group is not None and group["collectives"] >= record.number and record.number > 0
+
+    # -- three kinds of culprits ---------------------------------------------------------------------------
+
+    def _those_who_wait_for_nobody(self, waiting: list[_Rank]) -> Verdict:
+        missed: dict[int, dict[tuple[Any, ...], Record]] = {}
+        pending, seen = list(waiting), {each.rank for each in waiting}
+        for each in pending:
+            for rank, record in self._waits_for(each).items():
+                if not self._ranks[rank].waits:
+                    missed.setdefault(rank, {}).setdefault((record.group, record.number, record.name), record)
+                elif rank not in seen:
+                    seen.add(rank)
+                    pending.append(self._ranks[rank])
+        found = Verdict(sorted(missed))
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for rank in found.culprits:
+            alike.setdefault((tuple(missed[rank]), self._doing(rank)), []).append(rank)
+        for (keys, doing), ranks in alike.items():
+            if len(ranks) > 1 and doing.startswith("it "):
+                doing = f"each {doing.removeprefix('it ')}"
+            for key in keys:
+                record = missed[ranks[0]][key]
+                others = [each for each in waiting if each.is_in(record) and each.rank not in ranks]
+                verb = "has not answered" if is_message(record) else "never reached"
+                found.lines.append(f"{_ranks(ranks)} {verb} {record}: {doing}; {self._who_waits(others, record)}")
+        return found
+
+    def _those_who_differ(self, waiting: list[_Rank]) -> Verdict:
+        for each in waiting:
+            for record, _ in each.waits:
+                if is_message(record):
+                    continue
+                calls: dict[str, list[tuple[_Rank, Record, float]]] = {}
+                for other in waiting:
+                    own = other.at(record)
+                    if own is not None:
+                        calls.setdefault(_signature(own[0]), []).append((other, *own))
+                if len(calls) > 1:
+                    return self._differing(record, sorted(calls.values(), key=len))
+        return Verdict()
+
+    def _differing(self, record: Record, sides: list[list[tuple[_Rank, Record, float]]]) -> Verdict:
+        few = [side for side in sides if len(side) < len(sides[-1])] or sides
+        shown = "; ".join(
+            f"{_ranks([each.rank for each, _, _ in side])} {_plural(side, 'calls', 'call')} {_in_detail(side[0][1])} "
+            f"at {_places(own.where for _, own, _ in side)}"
+            for side in reversed(sides)
+        )
+        culprits = sorted(each.rank for side in few for each, _, _ in side)
+        return Verdict(culprits, [f"the ranks differ in operation #{record.number} of {record.group_name!r}: {shown}"])
+
+    def _those_who_wait_for_each_other(self, waiting: list[_Rank]) -> Verdict:
+        edges = {each.rank: self._waits_for(each) for each in waiting}
+        for start in sorted(edges):
+            path = [start]
+            while edges.get(path[-1]):
+                following = min(edges[path[-1]])
+                if following in path:
+                    circle = path[path.index(following) :]
+                    return self._minority(circle, edges) or self._circle(circle, edges)
+                path.append(following)
+                edges.setdefault(following, self._waits_for(self._ranks[following]))
+        return Verdict()
+
+    def _minority(self, circle: list[int], edges: dict[int, dict[int, Record]]) -> Verdict | None:
+        """Return a verdict on the smaller side, where many ranks are in one collective and few in something else."""
+        if len(circle) != 2:
+            return None
+        records = [edges[circle[0]][circle[1]], edges[circle[1]][circle[0]]]
+        sides = [[each for each in self._ranks if each.is_in(record)] for record in records]
+        (few, theirs), (many, record) = sorted(zip(sides, records), key=lambda side: len(side[0]))
+        if len(few) == len(many) or is_message(record) or is_message(theirs):
+            return None
+        ranks = [each.rank for each in few]
+        own, seconds = next(each for each in few[0].waits if each[0].number == theirs.number)
+        doing = f"{_plural(few, 'it', 'they')} {_is_in(own, seconds, _plural(few, 'is', 'are'))}"
+        return Verdict(ranks, [f"{_ranks(ranks)} never reached {record}: {doing}; {self._who_waits(many, record)}"])
+
+    def _those_who_let_it_lie(self, waiting: list[_Rank]) -> Verdict:
+        """Ranks that have begun an asynchronous operation, and compute: MPI makes progress inside its calls only."""
+        found = Verdict()
+        for each in waiting:
+            for record, _ in each.waits:
+                for other in self._ranks:
+                    begun = () if other.report is None or other.waits else other.report["operations"]
+                    if any(
+                        (own["group"], own["number"], own["name"]) == (record.group, record.number, record.name)
+                        for own in begun
+                    ):
+                        found.culprits.append(other.rank)
+                        found.lines.append(
+                            f"rank {other.rank} has begun {record} and does not wait for it, but MPI makes progress "
+                            f"only in its calls: {self._doing(other.rank)}; {self._who_waits([each], record)}"
+                        )
+            if found.culprits:
+                break
+        return found
+
+    def _circle(self, circle: list[int], edges: dict[int, dict[int, Record]]) -> Verdict:
+        found = Verdict(sorted(circle), [f"{_ranks(circle)} wait for each other:"])
+        for rank, following in zip(circle, [*circle[1:], circle[0]]):
+            record = edges[rank][following]
+            seconds = next(seconds for own, seconds in self._ranks[rank].waits if own is record)
+            found.lines.append(f"  rank {rank} {_is_in(record, seconds)}, and waits for rank {following}")
+        return found
+
+    # -- words -----------------------------------------------------------------------------------------------
+
+    def _doing(self, rank: int) -> str:
+        """Say what a rank is doing that waits for nobody."""
+        each = self._ranks[rank]
+        for other in self._ranks:
+            state = (other.report or {}).get("neighbours", {}).get(str(rank))
+            if state in ("dead", "stopped"):
+                meaning = {"dead": "its process is gone", "stopped": "its process is stopped (SIGSTOP, or a debugger)"}
+                return meaning[state]
+        if each.report is None:
+            return "it does not answer (has it called init_process_group? is its node there?)"
+        if each.report.get("left"):
+            return f"it has come to the end of its program without that{_last(each.report)}"
+        return f"it is in the program at {each.report['program']}{_last(each.report)}"
+
+    def _who_waits(self, others: list[_Rank], record: Record) -> str:
+        places = _places(own.where for each in others for own, _ in each.waits if own.number == record.number)
+        seconds = max((s for each in others for own, s in each.waits if own.number == record.number), default=0.0)
+        verb = _plural(others, "waits", "wait")
+        return f"{_ranks([each.rank for each in others])} {verb} at {places}, for {duration(seconds)}"
+
+
+def is_message(record: Record) -> bool:
+    """Whether it is between two ranks."""
+    spec = OPERATIONS.get(record.name.removesuffix(START))
+    return spec is not None and spec.is_a_message
+
+
+def duration(seconds: float) -> str:
+    """Return ``62 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _waits(report: Mapping[str, Any] | None) -> list[tuple[Record, float]]:
+    if report is None or report.get("left"):
+        return []
+    found = []
+    for each in report["operations"]:
+        if each["waits"]:
+            fields = {name: each[name] for name in Record.__dataclass_fields__ if name in each}
+            found.append((Record(**fields), each["seconds"]))
+    return found
+
+
+def _signature(record: Record) -> str:
+    """Return what has to be the same on every rank under one number."""
+    spec = OPERATIONS.get(record.name.removesuffix(START))
+    sizes = f"{record.dtype} {record.count}" if record.name in SAME_SIZES else ""
+    if record.async_op and not record.op:  # a Work does not know its op and its root
+        return f"{record.name} {sizes}"
+    root = record.peer if spec is not None and "root" in spec.arguments else None
+    return f"{record.name} {sizes} {record.op} {root}"
+
+
+def _in_detail(record: Record) -> str:
+    details = [f"{record.count} {record.dtype}"] if record.dtype else []
+    details += [record.op] if record.op else []
+    details += [f"root {record.peer}"] if record.peer is not None else []
+    details += ["asynchronous"] if record.async_op else []
+    return f"{record.name} ({', '.join(details)})" if details else record.name
+
+
+def _is_in(record: Record, seconds: float, verb: str = "is") -> str:
+    peer, tag = "", ""
+    if is_message(record):
+        peer = " from any rank" if record.peer is None else f" with rank {record.peer} of the group"
+        tag = f", tag {record.tag}" if record.tag is not None else ""
+    return f"{verb} in {record}{peer}{tag}, {record.where}, for {duration(seconds)}"
+
+
+def _last(report: Mapping[str, Any]) -> str:
+    """Say where a rank is in its groups."""
+    reached = [
+        f"#{each['collectives']} of {each['name']!r}" for each in report["groups"].values() if each["collectives"]
+    ]
+    return f" (its last collective: {', '.join(reached[:4])})" if reached else ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, ``ranks 0-2, 5``."""
+    pieces: list[list[int]] = []
+    for rank in sorted(ranks):
+        if pieces and rank == pieces[-1][-1] + 1:
+            pieces[-1].append(rank)
+        else:
+            pieces.append([rank])
+    words = [str(piece[0]) if len(piece) == 1 else f"{piece[0]}-{piece[-1]}" for piece in pieces]
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(words)}"
+
+
+def _places(places: Iterable[str]) -> str:
+    return " and ".join(sorted({place for place in places if place})) or "an unknown line"
+
+
+def _plural(several: Sequence[Any], one: str, more: str) -> str:
+    return one if len(several) == 1 else more

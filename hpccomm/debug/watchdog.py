@@ -1,0 +1,311 @@
+"""The watchdog: a thread that looks once a second at what the program's threads are in, and costs them nothing.
+
+An operation that is still on a stack with the number that it had at the last look is in flight since then: no
+operation notes anything for it. It never calls MPI, so it works at every thread level, and while MPI hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.group import SHORTEST_MEETING
+from ..core.options import DEFAULT_TIMEOUT
+from ..core.work import WorkStatus, as_seconds
+from ..process import settings
+from ..process.excepthook import let_launcher_read
+from ..process.shared_files import MAPPED_LATER, take_names_away
+from . import stacks
+from .attach import GROUPS
+from .report import Reporter, tell, works_in_flight
+from .stacks import Doing
+from .verdict import Verdict, duration, verdict
+
+LONGEST_PERIOD = 1.0  # seconds between two looks
+WARN_AFTER = 60.0  # seconds at least
+PATIENCE = 5.0  # seconds for the reports of the others
+FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node
+POLLED_WITHIN = 10.0  # seconds since a program has last been seen asking for a Work that has not ended
+STATUS = 124  # of a job that is ended: as `timeout` does it
+
+
+@dataclass
+class _Sighting:
+    """An operation that has been seen."""
+
+    doing: Doing
+    first: float
+    last: float
+    has_warned: bool = False
+    has_timed_out: bool = False
+
+
+class Watchdog:
+    """The watchdog of this process."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+        self._seen: dict[Any, _Sighting] = {}
+        self._pipe, self._wake = os.pipe()
+        os.set_blocking(self._pipe, False)
+        os.set_blocking(self._wake, False)  # it is written to by a signal handler
+        self._terminated, self._terminate = os.pipe()
+        os.set_blocking(self._terminate, False)
+        self._looked_for_questions = time.monotonic()
+        self._pid = os.getpid()
+        self._timeout_of_init = DEFAULT_TIMEOUT.total_seconds()
+        with contextlib.suppress(ValueError):  # raised on every rank by those who agree on the settings
+            self._timeout_of_init = settings.read().timeout or self._timeout_of_init
+        self._thread = threading.Thread(target=self._run, name="hpccomm-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look, and to listen to signals that nobody else listens to."""
+        # Python's own handlers run in the main thread, which MPI may hold: that of faulthandler writes at once.
+        if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
+            faulthandler.register(signal.SIGUSR2, file=self._wake, all_threads=False)
+            self.reporter.is_listening = True
+        self._thread.start()
+
+    def listen_for_the_end(self) -> None:
+        """Begin to listen to SIGTERM, if nobody else does: launchers end the others by it when one rank has died."""
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            faulthandler.register(signal.SIGTERM, file=self._terminate, all_threads=False)
+
+    def _run(self) -> None:
+        while True:
+            ready = select.select([self._pipe, self._terminated], [], [], self._period())[0]
+            try:
+                if self._terminated in ready:
+                    self._say_goodbye()
+                self.look(time.monotonic())
+                if self._pipe in ready:
+                    with contextlib.suppress(OSError):
+                        os.read(self._pipe, 1 << 16)
+                    self._answer()
+                elif self._looks_for_questions() and self.reporter.is_asked():
+                    self._answer()
+            except Exception as error:  # the watchdog must not end before the program
+                tell(f"hpccomm: the watchdog of rank {self.reporter.rank} failed: {type(error).__name__}: {error}")
+                time.sleep(LONGEST_PERIOD)
+
+    def _answer(self) -> None:
+        self.reporter.answer(self._seconds())
+        when = self.reporter.time_of_end()
+        if when is not None:
+            time.sleep(max(0.0, min(when - time.time(), 1.0)))
+            take_names_away(MAPPED_LATER)
+            os._exit(STATUS)
+
+    def _period(self) -> float:
+        shortest = min((as_seconds(group.timeout) for group in list(GROUPS)), default=LONGEST_PERIOD)
+        return min(LONGEST_PERIOD, max(shortest / 10, 0.05))
+
+    def _looks_for_questions(self) -> bool:
+        """Whether it is time, and up to this rank, to look for a question of another node: no signal brings it."""
+        on_this_node = self.reporter.processes
+        if self.reporter.is_listening and self.reporter.is_alone():
+            return False
+        if self.reporter.is_listening and on_this_node and self.reporter.rank != min(on_this_node):
+            return False
+        if time.monotonic() - self._looked_for_questions < FOLDER_PERIOD:
+            return False
+        self._looked_for_questions = time.monotonic()
+        return True
+
+    # -- looking -----------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Look at what is in flight, and do what is due."""
+        for doing in self._in_flight():
+            sighting = self._seen.setdefault(doing.key, _Sighting(doing, now, now))
+            sighting.doing, sighting.last = doing, now
+        for key, sighting in list(self._seen.items()):
+            if sighting.last != now and not _is_polled(sighting, now):
+                del self._seen[key]
+        for sighting in list(self._seen.values()):
+            self._judge(sighting, now)
+
+    def _in_flight(self) -> list[Doing]:
+        found = list(stacks.operations(without=threading.get_ident()))
+        for group in list(GROUPS):
+            for work in works_in_flight(group):
+                if getattr(work, "_future", None) is not None or _gpu_is_busy(work):
+                    record = stacks.of_work(work)
+                    found.append(Doing((id(work), record.number), record, group, weakref.ref(work), None, False))
+        return found
+
+    def _judge(self, sighting: _Sighting, now: float) -> None:
+        doing, elapsed = sighting.doing, now - sighting.first
+        limit = self._limit(doing)
+        check = getattr(doing.group, "_check", None)
+        if doing.can_raise or (check is not None and check.is_waiting):  # it ends by itself, earlier
+            limit = 1.1 * max(limit, SHORTEST_MEETING) + 2 * PATIENCE
+        if elapsed > limit and not sighting.has_timed_out:
+            sighting.has_timed_out = True
+            self._time_out(sighting, elapsed)
+        elif elapsed > max(WARN_AFTER, limit / 10) and not sighting.has_warned:
+            sighting.has_warned = True
+            tell(
+                f"hpccomm: rank {self.reporter.rank}: {doing.record} at {doing.record.where} has been in flight for "
+                f"{duration(elapsed)} (timeout {duration(limit)}); `hpccomm debug --pid {os.getpid()}` says who is late"
+            )
+
+    def _limit(self, doing: Doing) -> float:
+        if doing.group is None:
+            return doing.timeout or self._timeout_of_init
+        limit = as_seconds(doing.group.timeout)
+        return limit if doing.timeout is None else max(limit, doing.timeout)
+
+    def _seconds(self) -> dict[Any, float]:
+        now = time.monotonic()
+        return {key: now - sighting.first for key, sighting in self._seen.items()}
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def _time_out(self, sighting: _Sighting, elapsed: float) -> None:
+        doing, reporter = sighting.doing, self.reporter
+        action = "abort" if doing.group is None else doing.group.on_timeout
+        ends = action == "abort" or (action == "raise" and doing.work is None and not doing.can_raise)
+        if not reporter.claim():  # another rank gives the verdict, and ends the job
+            self._wait_for_the_verdict(2 * PATIENCE + FOLDER_PERIOD, until_it_is_there=not ends)
+            if ends:
+                self._end()
+            return
+        found = self.inquire()
+        lines = [
+            f"{doing.record} at {doing.record.where} has not ended within {duration(elapsed)} (rank {reporter.rank})"
+        ]
+        lines += found.lines
+        lines.append(
+            f"the reports of the ranks are in {reporter.folder}; `hpccomm debug {reporter.folder}` shows this again"
+        )
+        if ends:
+            why = "" if action == "abort" else ", because a blocking call of MPI can't be interrupted"
+            lines.append(f"the job ends with status {STATUS} (on_timeout={action!r}{why})")
+            lines.append("timeout= of the group, or HPCCOMM_TIMEOUT in seconds, allows more time")
+        tell("\n".join(f"hpccomm: {line}" for line in lines))
+        if ends:
+            self._end()
+
+    def inquire(self) -> Verdict:
+        """Ask all ranks what they are doing, write the verdict into the folder, and return it."""
+        reporter = self.reporter
+        token = reporter.ask()
+        reporter._answered = token
+        reporter.write("timeout", self._seconds(), token)
+        patience = PATIENCE if reporter.is_alone() else PATIENCE + FOLDER_PERIOD
+        found = verdict(reporter.collect(token, patience), reporter.size)
+        reporter.conclude("\n".join(found.lines))
+        return found
+
+    def _wait_for_the_verdict(self, seconds: float, until_it_is_there: bool) -> None:
+        give_up = time.monotonic() + seconds
+        while time.monotonic() < give_up:
+            if self.reporter.is_asked():
+                self._answer()
+            if until_it_is_there and self.reporter.has_concluded():
+                return
+            time.sleep(0.05)
+
+    def explain(self) -> str:
+        """Return the verdict: one's own, or that of the rank that has begun to find one."""
+        if self.reporter.claim():
+            found = self.inquire()
+            return "\n".join(found.lines) if found.culprits else ""
+        self._wait_for_the_verdict(PATIENCE + FOLDER_PERIOD + 2, until_it_is_there=True)
+        return self.reporter.conclusion()
+
+    def _end(self) -> None:
+        """End the job: the launcher ends the other ranks when one has ended like this. MPI_Abort might hang.
+
+        Those that can end by themselves do so at the same time: the launcher then returns their status, and not that of
+        processes that it has killed.
+        """
+        let_launcher_read()
+        when = self.reporter.end_in(0.3)
+        time.sleep(max(0.0, when - time.time()))
+        take_names_away(MAPPED_LATER)
+        os._exit(STATUS)
+
+    def _say_goodbye(self) -> None:
+        """On SIGTERM: say what this rank was in, and end as without us."""
+        self.look(time.monotonic())
+        if self._seen:
+            with contextlib.suppress(OSError):
+                self.reporter.write("SIGTERM", self._seconds(), self.reporter.question())
+        take_names_away(MAPPED_LATER)
+        faulthandler.unregister(signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_polled(sighting: _Sighting, now: float) -> bool:
+    """Whether it is a Work that the program asks for again and again, and that has not ended."""
+    work = None if sighting.doing.work is None else sighting.doing.work()
+    if work is None or now - sighting.last > POLLED_WITHIN:
+        return False
+    return getattr(work, "_status", None) is WorkStatus.IN_FLIGHT or getattr(work, "_active", False)
+
+
+def _gpu_is_busy(work: Any) -> bool:
+    """Whether it is a Work of a GPU whose event has not passed: any thread may ask, and MPI is not called."""
+    if not hasattr(work, "_event"):
+        return False
+    try:
+        return not work.poll()
+    except Exception:  # who waits for it is told
+        return False
+
+
+# -- the one of this process ---------------------------------------------------------------------------------
+
+_watchdog: Watchdog | None = None
+
+
+def watch(rank: int, size: int, folder: str | Path = "") -> None:
+    """Start the watchdog of this process, which is this rank of MPI.COMM_WORLD; a second call does nothing."""
+    global _watchdog
+    if size < 2 or os.environ.get("HPCCOMM_WATCHDOG", "1") == "0":
+        return
+    if _watchdog is not None and _watchdog._pid == os.getpid():
+        return
+    _watchdog = Watchdog(Reporter(rank, size, folder or settings.debug_dir()))
+    _watchdog.start()
+
+
+def tell_of(said: settings.Settings, processes: dict[int, int]) -> None:
+    """Tell the watchdog where reports go, and which processes are on this node."""
+    if _watchdog is not None:
+        _watchdog.reporter.folder = Path(said.debug_dir)
+        _watchdog.reporter.processes.update(processes)
+        if said.keeps_reports:
+            _watchdog.listen_for_the_end()
+
+
+def explain() -> str:
+    """Ask all ranks what they are doing and return the verdict, or "" where it finds none; it takes a few seconds.
+
+    For the program's own threads, which have waited too long and are about to say so.
+    """
+    try:
+        return "" if _watchdog is None else _watchdog.explain()
+    except OSError:  # no folder can be written to
+        return ""
+
+
+def reporter() -> Reporter | None:
+    """Return the reporter of this process."""
+    return None if _watchdog is None else _watchdog.reporter
+
+
+def seconds() -> dict[Any, float]:
+    """Return for how long the watchdog has seen each operation."""
+    return {} if _watchdog is None else _watchdog._seconds()
