@@ -12,7 +12,9 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.core.operation_list import OPERATIONS
 from hpccomm.debug.wording import ranks_in_words
+from tests.matrix.test_matrix import Opposite, every_form, perform
 
 COMM = MPI.COMM_WORLD
 SIZE = COMM.Get_size()
@@ -577,6 +579,27 @@ def test_a_message_with_another_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     COMM.Barrier()
     still_works(group)
     leave(group)
+
+
+# -- what is right -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def for_all(process_group: hc.ProcessGroup) -> Iterator[hc.ProcessGroup]:
+    with pytest.MonkeyPatch.context() as patch:
+        made = detailed(patch)
+    yield made
+    made.destroy()
+
+
+@every_form
+def test_every_operation_in_every_form_is_let_pass(name: str, form: str, for_all: hc.ProcessGroup) -> None:
+    if form == "coalescing" and not OPERATIONS[name].is_collected:
+        return
+    opposite = Opposite(name, for_all)
+    perform(name, form, for_all)
+    opposite.finish()
+    still_works(for_all)
 
 
 # -- the setting -------------------------------------------------------------------------------------
