@@ -90,6 +90,8 @@ def new_group(
         members.sort()
     name = _next_name(group_desc)
     _usable("new_group", world)
+    if not use_local_synchronization:
+        world._agree_on("new_group", f"ranks {', '.join(map(str, members))}", f"backend {config}")
     created = None
     if failures.is_on() and not use_local_synchronization:
         created = _split_off(world, members)
@@ -312,6 +314,7 @@ def split_group(
     config = group.config if backend is None else BackendConfig(backend)
     limits = time_limit(timeout)(group)
     _usable("split_group", group)
+    group._agree_on("split_group")
     mpi = mpi_library.load()
     with failures.told("split_group", group.comm):
         comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)  # type: ignore[union-attr]

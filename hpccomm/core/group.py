@@ -24,7 +24,7 @@ from .options import BackendOptions, Membership, time_limit
 from .persistent_work import PersistentWork
 from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, is_custom
 from .watched import watched
-from .work import EXPLAIN, CompletedWork, Work, WorkStatus, as_seconds, log_exception
+from .work import EXPLAIN, CompletedWork, Work, WorkStatus, as_seconds, log_exception, with_title
 
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
@@ -59,6 +59,7 @@ class ProcessGroup(Operations):
         self._backends: dict[str, Backend] = _LazyBackends(self)
         self._fast_path = self._fast = STEPS_ASIDE  # that of the host's backend; and the one to ask
         self._hooks: tuple[Hook, ...] = ()
+        self._check: Any = None  # compares what the ranks call: HPCCOMM_DEBUG=DETAIL
         self._block: Any = None  # the coalescing() block that collects
         self._collectives = self._messages = 0  # those that did not take the fast path
         self._in_flight: dict[Work, None] = {}  # insertion-ordered: the oldest first
@@ -194,12 +195,13 @@ class ProcessGroup(Operations):
         try:
             outcome: Any = getattr(backend, name)(*arguments, async_op) if step is None else step()
         except Exception as error:
-            self._raise(backend.translate_error(name, error), error, operation)
+            self._raise(self._numbered(backend.translate_error(name, error), name), error, operation)
         if async_op or isinstance(outcome, Work):
             work = outcome if isinstance(outcome, Work) else CompletedWork()
             peer = arguments[1] if name in MESSAGES else None
             return self._track(name, result, work, async_op, operation, peer)  # type: ignore[no-any-return]
         if operation is not None:
+            operation.outcome = outcome
             operation.end()
         return outcome  # type: ignore[no-any-return]  # None; of a receive: the sender's rank
 
@@ -228,6 +230,7 @@ class ProcessGroup(Operations):
             except Exception as error:
                 self._raise(error, error, operation)
             if operation is not None:
+                operation.outcome = work._source
                 operation.end()
             return work._source
         work._operation = operation
@@ -251,13 +254,16 @@ class ProcessGroup(Operations):
         """Let go of a Work that has ended; called by the Work, maybe by several threads."""
         if self._in_flight.pop(work, work) is not None:  # another thread has done it
             return
-        if work._status is WorkStatus.FAILED:
-            self._failed.append(work)
-        if work._operation is not None:
+        operation = work._operation
+        if operation is not None:
             try:
-                work._operation.end(work._exception)
+                operation.end(work._exception)
             except Exception:  # this may be anybody's thread
                 log_exception("a hook of %r raised at the end of %r", self, work)
+            if operation.error is not work._exception:  # a hook knows it better
+                work._exception, work._status = operation.error, WorkStatus.FAILED
+        if work._status is WorkStatus.FAILED:
+            self._failed.append(work)
 
     def _reap(self) -> None:
         """Let go of completed works that the program has dropped, from the oldest on."""
@@ -313,9 +319,15 @@ class ProcessGroup(Operations):
         name, device, _, arguments = call
         described = dict(zip(OPERATIONS[name.removesuffix(START)].arguments, arguments))
         number = self.message_number if name in MESSAGES else self.sequence_number
-        operation = Operation(self, name, number, device, async_op, described, self._hooks)
+        work = call[2] if isinstance(call[2], PersistentWork) else None
+        operation = Operation(self, name, number, device, async_op, described, self._hooks, work)
         operation.begin()
         return operation
+
+    def _numbered(self, error: Exception, name: str) -> Exception:
+        """Let the error of a transport say which operation of this group it was."""
+        number = self.message_number if name in MESSAGES else self.sequence_number
+        return with_title(error, f"#{number} of {self.name!r}")
 
     def _raise(self, error: Exception, cause: Exception, operation: Operation | None) -> NoReturn:
         """Raise what went wrong in an operation, in the words of the transport."""
@@ -338,6 +350,11 @@ class ProcessGroup(Operations):
             for around in followers:
                 self._fast = around(self._fast)  # type: ignore[misc]
 
+    def _agree_on(self, name: str, *details: str) -> None:
+        """Raise on every rank if not every rank makes this call, where ranks compare: HPCCOMM_DEBUG=DETAIL."""
+        if self._check is not None:
+            self._check.agree(name, *details)
+
     # -- persistent operations -------------------------------------------------------------------
 
     def _set_up(self, call: Call) -> PersistentWork:
@@ -346,11 +363,13 @@ class ProcessGroup(Operations):
         if self._block is not None and self._block.is_of_this_thread():
             raise DistError(f"{name}_init: not inside a coalescing() block{here()}")
         backend = self._backends[device]
+        number = 0 if self._check is None else self._check.set_up(call)
         try:
             work = backend.persistent(name, *arguments)
         except Exception as error:
             self._raise(backend.translate_error(f"{name}_init", error), error, None)
         work.group = self
+        work.number = number
         work.op_type = name
         work.output = result
         work._patience = self._patience
@@ -372,7 +391,7 @@ class ProcessGroup(Operations):
         try:
             work.begin()
         except Exception as error:
-            self._raise(backend.translate_error(name, error), error, operation)
+            self._raise(self._numbered(backend.translate_error(name, error), name), error, operation)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -395,6 +414,7 @@ class ProcessGroup(Operations):
             return
         if self._block is not None:
             raise DistError(f"destroy of {self!r}: leave its coalescing() block first{here()}")
+        self._agree_on("destroy")
         for child in list(self._children):
             child.destroy()
         deadline = time.monotonic() + as_seconds(self.timeout)
@@ -407,6 +427,8 @@ class ProcessGroup(Operations):
         self._choose_fast_path()
         if self.comm is not None:
             mpi_library.free(self.comm, repr(self), self.largest_tag)
+        if self._check is not None:
+            self._check.close()
         if self._on_destroy is not None:
             self._on_destroy(self)
 
@@ -626,6 +648,8 @@ class _LazyBackends(dict[str, Backend]):
         self[device] = backend = self._group._make_backend(device)
         if device == "cpu":
             self._group._fast_path = backend.fast_path
+            if backend.fast_path.is_open:
+                backend.fast_path.numbered = self._group._numbered
             self._group._choose_fast_path()
         return backend
 

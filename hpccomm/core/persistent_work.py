@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..errors import DistError, DistTimeoutError, here
 from ..process import failures
 from .by_name import by_name
-from .work import EXPLAIN, as_seconds
+from .work import EXPLAIN, as_seconds, with_title
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -51,6 +51,7 @@ class PersistentWork:
     op_type = ""
     output: Any = None
     group: ProcessGroup | None = None  # frees it when it is destroyed
+    number = 0  # of its set-up, where the ranks compare that
     call: Call  # what the door is told of each start
     _operation: Operation | None = None  # what hooks know it by
     _patience: float | None = None  # seconds that `wait` waits where it is not told
@@ -149,6 +150,8 @@ class PersistentWork:
 
     def _ended(self, error: Exception | None) -> None:
         self._active = False
+        if error is not None and self.group is not None:
+            with_title(error, f"of {self.group.name!r}")
         operation, self._operation = self._operation, None
         if operation is not None:
             operation.end(error)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, here
+from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
 from ..process import failures
 from .by_name import by_name
 
@@ -298,6 +298,8 @@ class Work:
     def _fail(self, error: Exception) -> None:
         """Note what went wrong, in the words of the transport."""
         self._exception = self.translate_error(error)
+        if self.group is not None:
+            with_title(self._exception, f"#{self.sequence_number} of {self.group.name!r}")
         if self._exception is not error:
             self._exception.__cause__ = error
         self._status = WorkStatus.FAILED
@@ -376,6 +378,14 @@ def log_exception(text: str, *arguments: object) -> None:
     import logging
 
     logging.getLogger("hpccomm").exception(text, *arguments)
+
+
+def with_title(error: Exception, title: str) -> Exception:
+    """Let a transport's error, which begins with the name of the operation, say which one it was; return it."""
+    operation, colon, text = str(error).partition(": ")
+    if isinstance(error, DistBackendError) and colon and operation.isidentifier():
+        error.args = (f"{operation} {title}: {text}",)
+    return error
 
 
 def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:

@@ -28,6 +28,10 @@ def attach(group: ProcessGroup) -> None:
         _watch(group)
     if group.settings.debug != "OFF" and group.rank == 0:
         _say(group)
+    if group.settings.debug == "DETAIL" and group.comm is not None:
+        from .mismatch import watch
+
+        watch(group)
 
 
 def process_ranks(group: ProcessGroup) -> tuple[int, ...]:

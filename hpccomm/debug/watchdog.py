@@ -146,7 +146,8 @@ class Watchdog:
     def _judge(self, sighting: _Sighting, now: float) -> None:
         doing, elapsed = sighting.doing, now - sighting.first
         limit = self._limit(doing)
-        if doing.can_raise:  # it ends by itself, earlier
+        check = getattr(doing.group, "_check", None)
+        if doing.can_raise or (check is not None and check.is_waiting):  # it ends by itself, earlier
             limit = 1.1 * max(limit, SHORTEST_MEETING) + 2 * PATIENCE
         if elapsed > limit and not sighting.has_timed_out:
             sighting.has_timed_out = True
