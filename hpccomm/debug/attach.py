@@ -55,7 +55,8 @@ def everywhere(hook_of: Callable[[ProcessGroup], Hook]) -> RemovableHandle:
     def remove() -> None:
         _on_new_groups.remove(register)
         for group in list(GROUPS):
-            group.__dict__["_everywhere"].pop(key).remove()
+            if key in group.__dict__.get("_everywhere", {}):
+                group.__dict__["_everywhere"].pop(key).remove()
 
     for group in list(GROUPS):
         register(group)

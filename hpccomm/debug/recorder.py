@@ -6,7 +6,6 @@ somebody asks for it.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import re
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..core.backend import FastPath
 from ..core.hooks import Operation, RemovableHandle
 from .attach import everywhere
+from .clock import EPOCH
 from .records import Record, key_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SIZE = 2000  # operations
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-now = time.perf_counter  # never goes back; `Recorder.epoch` makes it a time of day
+now = time.perf_counter  # with EPOCH it is the time since the epoch
 
 # (about, name, number, began, ended, dtype, bytes, op, peer, tag, where[, count, failed])
 Row: TypeAlias = "tuple[Any, ...] | Entry"
@@ -90,8 +90,6 @@ class Recorder:
     ----------
     rows : deque
         The oldest first; those of asynchronous operations are there from their beginning, others from their end.
-    epoch : float
-        What makes a reading of the clock seconds since the epoch.
     groups : dict
         By key, what is known of each group.
     """
@@ -99,9 +97,9 @@ class Recorder:
     def __init__(self, size: int = SIZE, stack: bool = False) -> None:
         self.rows: deque[Row] = deque(maxlen=size)
         self.stack = stack
-        self.epoch = time.time() - now()
         self.groups: dict[str, About] = {}
-        self.fast_path = functools.cache(self._fast_path)  # by class
+        self._fast_paths: dict[Any, type[FastPath]] = {}
+        self._methods: dict[CodeType, str] = {}  # of recorded fast paths
 
     def hook_of(self, group: ProcessGroup) -> _GroupHook:
         """Return the hook of one group."""
@@ -113,13 +111,15 @@ class Recorder:
         rows = [*self._inside(), *list(self.rows)]
         return [self._record(row) for row in sorted(rows, key=lambda row: row[BEGAN])]
 
-    def _fast_path(self, kind: type[FastPath]) -> type[FastPath]:
+    def fast_path(self, kind: type[FastPath]) -> type[FastPath]:
         """Return the class of a fast path, with what it takes to record in each of its methods.
 
         Of the 0.3 us that a record may take two looks at the clock are half, and a call around the method would be a
         quarter. So the methods are made from their own text: `began` before MPI's call, and the row where the
         operation is counted. `dtype` and `nbytes` are noted where the method looks at them anyway.
         """
+        if kind in self._fast_paths:
+            return self._fast_paths[kind]
         made: dict[str, Any] = {"is_open": False}  # a small persistent operation is to pass the door
         used = {"now": now, "record": self.rows.append, "caller": caller, "Entry": Entry}
         namespace = {**vars(sys.modules[kind.__module__]), **used}
@@ -128,25 +128,25 @@ class Recorder:
                 text = _with_record(name, textwrap.dedent(inspect.getsource(method)), self.stack)
                 exec(compile(f"from __future__ import annotations\n{text}", __file__, "exec"), namespace)
                 made[name] = function = namespace[name]
-                _CODES[function.__code__] = name
-        return type(f"Recorded{kind.__name__}", (kind,), made)
+                self._methods[function.__code__] = name
+        self._fast_paths[kind] = recorded = type(f"Recorded{kind.__name__}", (kind,), made)
+        return recorded
 
     def _inside(self) -> Iterator[Row]:
         """Find the threads that are in the fast path: what they do gets its row when it ends."""
         for outermost in sys._current_frames().values():
             frame: Any = outermost
             while frame is not None:
-                name = _CODES.get(frame.f_code)
+                name = self._methods.get(frame.f_code)
                 if name is not None and "began" in (seen := frame.f_locals) and "ended" not in seen:
                     about, fast = seen["self"]._about, seen["self"]
                     is_message = name in ("send", "recv", "sendrecv")
                     counts = (fast.messages, about.messages) if is_message else (fast.count, about.collectives)
                     root, dst, src = (seen.get(each) for each in ("root", "dst", "src"))
                     peer = next((each for each in (root, dst, src) if each is not None), None)
-                    yield (
-                        (about, name, 1 + sum(counts), seen["began"], 0.0, seen.get("dtype"), seen.get("nbytes", 0))
-                        + (seen.get("op"), peer, seen.get("tag"), caller(frame) if self.stack else None)
-                    )  # fmt: skip
+                    number = 1 + sum(counts)
+                    what = seen.get("dtype"), seen.get("nbytes", 0), seen.get("op"), peer, seen.get("tag")
+                    yield about, name, number, seen["began"], 0.0, *what, caller(frame) if self.stack else None
                 frame = frame.f_back
 
     def _record(self, row: Row) -> Record:
@@ -155,7 +155,7 @@ class Recorder:
         if type(row) is tuple and name in TOTALS:
             nbytes = TOTALS[name](nbytes, len(about.ranks))
         return Record(
-            STARTED.get(name, name).removeprefix(ASYNC),
+            STARTED.get(name) or name.removeprefix(ASYNC),
             number,
             about.key,
             about.name,
@@ -166,8 +166,8 @@ class Recorder:
             peer=peer if isinstance(peer, int) else None,
             tag=tag,
             async_op=name in STARTED or name.startswith(ASYNC),
-            begin=self.epoch + began,
-            end=self.epoch + ended if ended else 0.0,
+            begin=EPOCH + began,
+            end=EPOCH + ended if ended else 0.0,
             state="failed" if more[1:] else "completed" if ended else "in flight",
             where="" if where is None else line(*where),
         )
@@ -195,11 +195,11 @@ class _GroupHook:
             count += size
             nbytes += size * array.dtype.itemsize
         name = ASYNC + operation.name if operation.async_op else operation.name
-        arguments = operation.arguments
-        self._open[operation] = entry = Entry(
-            (about, name, operation.sequence_number, now(), 0.0, arrays[0].dtype if arrays else None, nbytes)
-            + (arguments.get("op"), operation.peer, arguments.get("tag"), caller() if self._stack else None, count)
-        )  # fmt: skip
+        dtype, arguments = arrays[0].dtype if arrays else None, operation.arguments
+        what = dtype, nbytes, arguments.get("op"), operation.peer, arguments.get("tag")
+        where = caller() if self._stack else None
+        entry = Entry((about, name, operation.sequence_number, now(), 0.0, *what, where, count))
+        self._open[operation] = entry
         self._append(entry)
 
     def end(self, operation: Operation) -> None:
@@ -214,8 +214,6 @@ class _GroupHook:
 
 
 # -- the fast path -------------------------------------------------------------------------------------------
-
-_CODES: dict[CodeType, str] = {}  # the methods of recorded fast paths
 
 
 def _with_record(name: str, text: str, stack: bool) -> str:
@@ -241,8 +239,8 @@ def _with_record(name: str, text: str, stack: bool) -> str:
     text = re.sub(r"( +)(except MPI.Exception as error:\n)", rf"\1\2\1    record({failed})\n", text)
     counting = f"    self.{counted} += 1\n"
     if name not in STARTED:
-        recording = f"    ended = now()\n    self.{counted} = number = self.{counted} + 1\n    record({row('number', 'ended')})\n"
-        return text.replace(counting, recording)
+        counting_on = f"    self.{counted} = number = self.{counted} + 1\n"
+        return text.replace(counting, f"    ended = now()\n{counting_on}    record({row('number', 'ended')})\n")
     recording = f"{counting}    entry = Entry({row(f'self.{counted}', '0.0')})\n    record(entry)\n"
     text = text.replace(counting, recording)
     return re.sub(r"( +)return (\w*Work\(.*\))", r"\1work = \2\n\1work._operation = entry\n\1return work", text)
@@ -271,12 +269,28 @@ def line(code: CodeType, instruction: int) -> str:
 # -- what programs call ----------------------------------------------------------------------------------------
 
 _recorder: Recorder | None = None  # the one of this process, also when it has stopped
-_is_on = False
+_handle: RemovableHandle | None = None  # while it records
 
 
 def recorder() -> Recorder | None:
     """Return this process's recorder, None before there was one."""
     return _recorder
+
+
+def begin(size: int, stack: bool) -> Recorder:
+    """Begin to record, unless this process is recording."""
+    global _recorder, _handle
+    if _recorder is None or _handle is None:
+        _recorder = Recorder(size, stack)
+        _handle = everywhere(_recorder.hook_of)
+    return _recorder
+
+
+def _stop() -> None:
+    global _handle
+    if _handle is not None:
+        _handle.remove()
+        _handle = None
 
 
 def record(size: int = SIZE, *, stack: bool = False) -> RemovableHandle:
@@ -299,28 +313,21 @@ def record(size: int = SIZE, *, stack: bool = False) -> RemovableHandle:
 
     Examples
     --------
-    >>> with hc.debug.record():
+    >>> import hpccomm.debug
+    >>> with hpccomm.debug.record():
     ...     hc.all_reduce(np.ones(4))
     ...     hc.broadcast(np.zeros(3, np.float32), src=0)
-    >>> for each in hc.debug.recorded():
+    >>> for each in hpccomm.debug.recorded():
     ...     print(each, each.op, each.peer, each.state)
     all_reduce #1 of 'world' (32 B float64) SUM None completed
     broadcast #2 of 'world' (12 B float32)  0 completed
     """
-    global _recorder, _is_on
-    if _is_on:
-        return RemovableHandle(lambda: None)
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"record: size is {size!r}; expected a number of operations, 1 or more")
-    _recorder, _is_on = Recorder(size, stack), True
-    handle = everywhere(_recorder.hook_of)
-
-    def stop() -> None:
-        global _is_on
-        _is_on = False
-        handle.remove()
-
-    return RemovableHandle(stop)
+    if _handle is not None:
+        return RemovableHandle(lambda: None)
+    begin(size, stack)
+    return RemovableHandle(_stop)
 
 
 def recorded() -> list[Record]:
@@ -333,12 +340,13 @@ def recorded() -> list[Record]:
 
     Examples
     --------
-    >>> with hc.debug.record(size=2):
+    >>> import hpccomm.debug
+    >>> with hpccomm.debug.record(size=2):
     ...     for _ in range(5):
     ...         hc.barrier()
-    >>> [(each.name, each.number) for each in hc.debug.recorded()]  # the last two
+    >>> [(each.name, each.number) for each in hpccomm.debug.recorded()]  # the last two
     [('barrier', 4), ('barrier', 5)]
-    >>> all(each.begin <= each.end for each in hc.debug.recorded())
+    >>> all(each.begin <= each.end for each in hpccomm.debug.recorded())
     True
     """
     return [] if _recorder is None else _recorder.records()
