@@ -17,7 +17,7 @@ from . import calls, checks, registry
 from .backend import Backend, FastPath
 from .by_name import by_name
 from .calls import Call
-from .hooks import Hook, Operation, RemovableHandle
+from .hooks import Hook, Operation, RemovableHandle, Timing
 from .operation_list import MESSAGES, OPERATIONS, START
 from .operations import Operations
 from .options import BackendOptions, Membership, time_limit
@@ -31,6 +31,7 @@ SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a g
 LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group is given up
 STEPS_ASIDE = FastPath()
 ATTACH = "hpccomm.debug.attach:attach"  # gives a new group what the settings ask for
+DETACH = "hpccomm.debug.attach:detach"  # sees it go
 
 
 class ProcessGroup(Operations):
@@ -58,6 +59,7 @@ class ProcessGroup(Operations):
         self._group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
         self._backends: dict[str, Backend] = _LazyBackends(self)
         self._fast_path = self._fast = STEPS_ASIDE  # that of the host's backend; and the one to ask
+        self._counting: FastPath = STEPS_ASIDE  # the one that has counted, of those two
         self._hooks: tuple[Hook, ...] = ()
         self._check: Any = None  # compares what the ranks call: HPCCOMM_DEBUG=DETAIL
         self._block: Any = None  # the coalescing() block that collects
@@ -219,11 +221,11 @@ class ProcessGroup(Operations):
         work._result = result
         work.group = self
         if name in MESSAGES:
-            work.sequence_number = self._messages + self._fast_path.messages
+            work.sequence_number = self._messages + self._counting.messages
             work.keeps_its_place = False
             work._peer = peer
         else:
-            work.sequence_number = self._collectives + self._fast_path.count
+            work.sequence_number = self._collectives + self._counting.count
         if not async_op:  # a backend that has only asynchronous operations
             try:
                 work.wait()
@@ -233,7 +235,8 @@ class ProcessGroup(Operations):
                 operation.outcome = work._source
                 operation.end()
             return work._source
-        work._operation = operation
+        if operation is not None:  # a recorded fast path has put its own there
+            work._operation = operation
         work._patience = self._patience
         self._in_flight[work] = None
         if len(self._in_flight) > REAP_ABOVE or work.is_let_go_at_once:
@@ -243,12 +246,12 @@ class ProcessGroup(Operations):
     @property
     def sequence_number(self) -> int:
         """How many collectives of this group this rank has begun: those of the same number belong together."""
-        return self._collectives + self._fast_path.count
+        return self._collectives + self._counting.count
 
     @property
     def message_number(self) -> int:
         """How many messages this rank has begun to send or to receive in this group."""
-        return self._messages + self._fast_path.messages
+        return self._messages + self._counting.messages
 
     def _forget(self, work: Work) -> None:
         """Let go of a Work that has ended; called by the Work, maybe by several threads."""
@@ -311,6 +314,25 @@ class ProcessGroup(Operations):
         self._choose_fast_path()
         return RemovableHandle(functools.partial(self._remove_hook, hook))
 
+    def enable_timing(self) -> None:
+        """Let every Work of this group on this rank know how long it took: see :meth:`Work.get_duration`.
+
+        From now on; on this rank only. Small operations take the long way then, which costs some microseconds. c10d
+        calls it ``_enable_collectives_timing``.
+
+        Examples
+        --------
+        >>> group = hc.new_group()
+        >>> group.enable_timing()
+        >>> work = hc.all_reduce(np.ones(4), group=group, async_op=True)
+        >>> work.wait()
+        True
+        >>> 0 < work.get_duration() < 10  # seconds
+        True
+        """
+        if not any(isinstance(hook, Timing) for hook in self._hooks):
+            self.register_hook(Timing())
+
     def _remove_hook(self, hook: Hook) -> None:
         self._hooks = tuple(each for each in self._hooks if each is not hook)
         self._choose_fast_path()
@@ -340,7 +362,8 @@ class ProcessGroup(Operations):
     def _choose_fast_path(self) -> None:
         """Let the fast path step aside while a hook listens, a block collects, or the group is destroyed.
 
-        A hook that has a method `around` follows the fast path itself: it returns one that it has put around it.
+        A hook that has a method `around` follows the fast path itself: it returns one that it has put around it. Each
+        goes on counting where the one before it has stopped.
         """
         followers = [getattr(hook, "around", None) for hook in self._hooks]
         self._fast = self._fast_path
@@ -349,6 +372,9 @@ class ProcessGroup(Operations):
         elif self._fast.is_open:
             for around in followers:
                 self._fast = around(self._fast)  # type: ignore[misc]
+        if self._fast is not STEPS_ASIDE and self._fast is not self._counting:
+            self._fast.count, self._fast.messages = self._counting.count, self._counting.messages
+            self._counting = self._fast
 
     def _agree_on(self, name: str, *details: str) -> None:
         """Raise on every rank if not every rank makes this call, where ranks compare: HPCCOMM_DEBUG=DETAIL."""
@@ -421,6 +447,7 @@ class ProcessGroup(Operations):
         self._finish(deadline)
         if self.comm is not None:
             self._meet(deadline)
+        by_name(DETACH)(self)
         for backend in self._backends.values():
             backend.close()
         self._backends = _Destroyed(self)
