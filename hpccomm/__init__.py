@@ -45,6 +45,7 @@ from .errors import (
     DistNetworkError,
     DistStoreError,
     DistTimeoutError,
+    RankFailedError,
     UnsupportedOperationError,
 )
 from .groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
@@ -81,6 +82,7 @@ from .ranks import (
     get_world_size,
 )
 from .shared import empty_shared, fence, peer_view
+from .survivors import agree, shrink_group
 from .world import (
     GroupMember,
     destroy_process_group,
@@ -116,11 +118,13 @@ __all__ = [
     "P2POp",
     "PersistentWork",
     "ProcessGroup",
+    "RankFailedError",
     "ReduceOp",
     "RemovableHandle",
     "UnsupportedOperationError",
     "Work",
     "WorkStatus",
+    "agree",
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",
@@ -192,6 +196,7 @@ __all__ = [
     "send_init",
     "send_object_list",
     "sendrecv",
+    "shrink_group",
     "split_group",
 ]
 

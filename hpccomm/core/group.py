@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, NoReturn, cast
 
 from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
-from ..process import mpi_library
+from ..process import failures, mpi_library
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import calls, checks, registry
 from .backend import Backend, FastPath
@@ -28,6 +28,7 @@ from .work import EXPLAIN, CompletedWork, Work, WorkStatus, as_seconds, log_exce
 
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
+LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group is given up
 STEPS_ASIDE = FastPath()
 ATTACH = "hpccomm.debug.attach:attach"  # gives a new group what the settings ask for
 
@@ -69,6 +70,7 @@ class ProcessGroup(Operations):
         self._patience = as_seconds(self.timeout) if self.on_timeout == "raise" else None
         self._leaving: Any = None  # the barrier at the end, once begun
         self._on_destroy: Callable[[ProcessGroup], None] | None = None
+        self._successor: ProcessGroup | None = None  # what shrink_group has made of it
 
     def __init_subclass__(cls) -> None:
         """Let the operations that a class of the program's own overrides pass the door."""
@@ -449,27 +451,70 @@ class ProcessGroup(Operations):
 
     def _meet(self, deadline: float) -> None:
         """Wait until every rank destroys the group: nothing collective begins before that."""
-        request = self._leaving or self.comm.Ibarrier()  # type: ignore[union-attr]
         began = time.monotonic()
         deadline = max(deadline, began + SHORTEST_MEETING)
         pause = 0.0
-        while not request.Test():
-            if time.monotonic() > deadline:
-                self._leaving = request  # for the next try
-                raise DistTimeoutError(
-                    f"destroy of {self!r}: other ranks have not called it within {time.monotonic() - began:.1f} s; "
-                    f"every rank of the group has to{here()}\n{by_name(EXPLAIN)()}".rstrip()
-                )
-            time.sleep(pause)
-            pause = min(pause + 1e-6, 1e-3)
+        try:
+            request = self._leaving or self.comm.Ibarrier()  # type: ignore[union-attr]
+            while not request.Test():
+                if time.monotonic() > deadline:
+                    self._leaving = request  # for the next try
+                    raise DistTimeoutError(
+                        f"destroy of {self!r}: other ranks have not called it within {time.monotonic() - began:.1f} s; "
+                        f"every rank of the group has to{here()}\n{by_name(EXPLAIN)()}".rstrip()
+                    )
+                time.sleep(pause)
+                pause = min(pause + 1e-6, 1e-3)
+        except Exception as error:
+            self._leaving = None if failures.is_on() else self._leaving
+            raise failures.translated("destroy", error, self.comm) or error from None
+
+    def give_up(self, ranks: Sequence[int], refusal: str) -> None:
+        """Let go of everything without the other ranks, because some (global) `ranks` have died.
+
+        What is in flight ends with RankFailedError; `refusal` is what operations say from now on. The communicator is
+        not freed, because MPI may still have messages on it.
+        """
+        error = failures.rank_failed(f"in flight on {self!r}", tuple(ranks))
+        deadline = time.monotonic() + LONGEST_END
+        for backend in self._backends.values():
+            backend.abort()
+        for work in list(self._in_flight):
+            work.give_up(error, deadline)
+        for persistent in self._persistent:
+            persistent.give_up(error, deadline)
+        self._in_flight.clear()
+        self._failed.clear()
+        if self.comm is not None:
+            failures.forget(self.comm)
+        self._backends = _Destroyed(self, refusal)
+        self._choose_fast_path()
+        if self._on_destroy is not None:
+            self._on_destroy(self)
+
+    def agree(self, flag: bool) -> bool:
+        """See :func:`hpccomm.agree`."""
+        if self.is_destroyed or self.comm is None:
+            raise DistError(self.refusal if self.is_destroyed else f"agree: {self!r} has no MPI communicator{here()}")
+        with failures.told("agree", self.comm):
+            return failures.agree(self.comm, bool(flag))
+
+    @property
+    def refusal(self) -> str:
+        """What a destroyed group says to every operation."""
+        return getattr(self._backends, "refusal", "")
 
     @watched
     def leave(self) -> None:
         """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
-        request, pause = self._leaving or self.comm.Ibarrier(), 0.0  # type: ignore[union-attr]
-        while not request.Test():
-            time.sleep(pause)
-            pause = min(pause + 1e-6, 1e-3)
+        try:
+            request, pause = self._leaving or self.comm.Ibarrier(), 0.0  # type: ignore[union-attr]
+            while not request.Test():
+                time.sleep(pause)
+                pause = min(pause + 1e-6, 1e-3)
+        except Exception as error:
+            if failures.translated("leave", error, self.comm) is None:  # the dead need nothing
+                raise
 
     @property
     def is_destroyed(self) -> bool:
@@ -492,7 +537,10 @@ class ProcessGroup(Operations):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Destroying is collective: a rank that is on its way out with an error would wait for ranks that never come.
         if kind is None:
-            self.destroy()
+            group = self
+            while group._successor is not None:
+                group = group._successor
+            group.destroy()
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}>"
@@ -609,11 +657,11 @@ class _LazyBackends(dict[str, Backend]):
 class _Destroyed(dict[str, Backend]):
     """The backends of a destroyed group."""
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self._name = group.name
+    def __init__(self, group: ProcessGroup, refusal: str = "has been destroyed; make another one") -> None:
+        self.refusal = f"the process group {group.name!r} {refusal}{here()}"
 
     def __missing__(self, device: str) -> Backend:
-        raise DistError(f"the process group {self._name!r} has been destroyed; make another one{here()}")
+        raise DistError(self.refusal)
 
 
 class _NotOverridden(Backend):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import DistError, DistTimeoutError, here
+from ..process import failures
 from .by_name import by_name
 from .work import EXPLAIN, as_seconds, with_title
 
@@ -132,10 +134,19 @@ class PersistentWork:
             if advance() is False:
                 return False
         except Exception as error:
-            self._ended(error)
-            raise
+            self.fail(error)
         self._ended(None)
         return True
+
+    def fail(self, error: Exception) -> NoReturn:
+        """End the operation with what went wrong, in the words of the transport."""
+        translated = error
+        if self.group is not None:
+            translated = self.group._backends[self.call[1]].translate_error(self.op_type, error)
+        self._ended(translated)
+        if translated is error:
+            raise error
+        raise translated from error
 
     def _ended(self, error: Exception | None) -> None:
         self._active = False
@@ -144,6 +155,14 @@ class PersistentWork:
         operation, self._operation = self._operation, None
         if operation is not None:
             operation.end(error)
+
+    def give_up(self, error: Exception, deadline: float) -> None:
+        """End with `error`, unless the transport says until `deadline` how the operation has ended."""
+        with contextlib.suppress(Exception):
+            self.wait(max(0.0, deadline - time.monotonic()))
+        if self._active:
+            failures.kept.append(self)
+            self._ended(error)
 
     def is_completed(self) -> bool:
         """Say whether the operation is done (or not started), without blocking."""

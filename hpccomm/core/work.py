@@ -11,6 +11,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
+from ..process import failures
 from .by_name import by_name
 
 if TYPE_CHECKING:
@@ -221,6 +222,15 @@ class Work:
                 self._exception = DistError(f"{self.op_type} #{self.sequence_number}: aborted by the program{here()}")
                 self._status = WorkStatus.ABORTED
         self._announce()
+
+    def give_up(self, error: Exception, deadline: float) -> None:
+        """End as failed, unless the transport says until `deadline` how the operation has ended."""
+        while not self.is_completed() and time.monotonic() < deadline:
+            time.sleep(1e-4)
+        if self._status is IN_FLIGHT:
+            failures.kept.append(self.alive)
+            self._exception, self._status = error, WorkStatus.FAILED
+            self._announce()
 
     @property
     def status(self) -> WorkStatus:

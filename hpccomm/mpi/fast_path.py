@@ -245,7 +245,7 @@ class MPIFastPath(FastPath):
             self.messages += 1
         else:
             self.count += 1
-        return self.numbered(as_backend_error(name, error), name)
+        return self.numbered(as_backend_error(name, error, self._comm), name)
 
 
 def _ordinary(output: Any, array: Any) -> bool:
