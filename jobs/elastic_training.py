@@ -150,7 +150,7 @@ def main() -> int:
         (options.folder / MARKER).unlink(missing_ok=True)
         images, labels = load_digits(return_X_y=True)
         images = np.column_stack([images / 16, np.ones(len(images))])
-        order = np.random.default_rng(options.seed).permutation(len(images))
+        order = np.random.default_rng(0).permutation(len(images))  # the same test, whatever the seed
         train_set, test_set = np.split(order, [-TEST_IMAGES])
         training = Training(images[train_set], labels[train_set], options)
         deaths = choose_deaths(options, world.size)

@@ -16,6 +16,7 @@ from ..core.registry import OBJECTS
 from ..core.work import as_seconds
 from ..errors import DistBackendError, DistTimeoutError
 from .exchange import growing
+from .watchdog import explain
 from .wording import array_in_words, caller
 
 if TYPE_CHECKING:
@@ -61,10 +62,7 @@ class MessageCheck:
     """
 
     def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
-        from .attach import process_ranks
-
         self._group, self._comm = group, comm
-        self.process_ranks = process_ranks(group)
         self._lock = threading.Lock()
         self._sends: list[tuple[MPI.Request, bytes]] = []
         self._expected: dict[Operation, Expected] = {}
@@ -169,7 +167,7 @@ class MessageCheck:
                     f"{expected.call} of {self._group.name!r}: no message from rank "
                     f"{self._group.ranks[expected.source]} with tag {expected.tag} within {timeout:g} s; rank "
                     f"{self._group.ranks[self._group.rank]} receives {expected.words} at {expected.where}"
-                    f"{self._other_message(expected.source)}{self._doing([expected.source])}"
+                    f"{self._other_message(expected.source)}\n{explain()}".rstrip()
                 )
             time.sleep(next(pauses))
 
@@ -225,12 +223,6 @@ class MessageCheck:
         if not self._comm.Iprobe(source, MPI.ANY_TAG, status) or status.Get_tag() > self._group.largest_tag:
             return ""
         return f"; a message of rank {self._group.ranks[status.Get_source()]} with tag {status.Get_tag()} is waiting"
-
-    def _doing(self, group_ranks: list[int]) -> str:
-        from .mismatch import what_they_are_doing
-
-        doing = what_they_are_doing([self.process_ranks[rank] for rank in group_ranks])
-        return doing and f"; {doing}"
 
     def _is_mpi(self, operation: Operation) -> bool:
         device = operation.device

@@ -15,6 +15,7 @@ from ..errors import DistError, DistTimeoutError
 from ..process import failures, mpi_library
 from .exchange import DIFFERS, TIMED_OUT, Exchange, Statement
 from .messages import MessageCheck
+from .watchdog import explain
 from .wording import call_in_words, caller, ranks_in_words, sizes_by_rank, with_details
 
 if TYPE_CHECKING:
@@ -36,11 +37,6 @@ def watch(group: ProcessGroup) -> None:
         raise
     group._check = check
     group.register_hook(check)
-
-
-def what_they_are_doing(ranks: Sequence[int]) -> str:
-    """Return what is known of ranks (of MPI.COMM_WORLD) that have not come; "" where nothing is."""
-    return ""
 
 
 class MismatchCheck:
@@ -178,6 +174,5 @@ class MismatchCheck:
         if not missing:
             return f"{head}: rank {self._group.ranks[0]} came when others had waited for {timeout:g} s: {calls}"
         ranks = [self._group.ranks[rank] for rank in missing]
-        doing = what_they_are_doing([self._messages.process_ranks[rank] for rank in missing])
         have = "have" if len(ranks) > 1 else "has"
-        return f"{head}: {ranks_in_words(ranks)} {have} not come within {timeout:g} s; {calls}{doing and f'; {doing}'}"
+        return f"{head}: {ranks_in_words(ranks)} {have} not come within {timeout:g} s; {calls}\n{explain()}".rstrip()
