@@ -117,7 +117,7 @@ class MismatchCheck:
         with failures.told(name, self._group.comm):
             verdict, text = self._exchange(statement, timeout, self._judge, late)
         if verdict == TIMED_OUT:
-            raise DistTimeoutError(text)
+            raise DistTimeoutError(f"{text}\n{explain()}".rstrip())
         if verdict == DIFFERS:
             highest, _, difference = text.partition(" ")
             self._group._collectives += int(highest) - self._group.sequence_number
@@ -175,4 +175,4 @@ class MismatchCheck:
             return f"{head}: rank {self._group.ranks[0]} came when others had waited for {timeout:g} s: {calls}"
         ranks = [self._group.ranks[rank] for rank in missing]
         have = "have" if len(ranks) > 1 else "has"
-        return f"{head}: {ranks_in_words(ranks)} {have} not come within {timeout:g} s; {calls}\n{explain()}".rstrip()
+        return f"{head}: {ranks_in_words(ranks)} {have} not come within {timeout:g} s; {calls}"

@@ -67,11 +67,12 @@ class About:
 class Entry(list[Any]):
     """The row of an operation that ends later; a Work calls `end`, as that of an `Operation`."""
 
-    __slots__ = ()
+    __slots__ = ("error",)
+    error: BaseException | None
 
     def end(self, error: BaseException | None = None) -> None:
         """Note when it has ended."""
-        self[ENDED] = now()
+        self[ENDED], self.error = now(), error
         if error is not None:
             self[COUNT:] = [None if len(self) <= COUNT else self[COUNT], True]
 
