@@ -29,6 +29,7 @@ REAP_ABOVE = 64  # works in flight above which a new one first lets go of the co
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
 STEPS_ASIDE = FastPath()
 ATTACH = "hpccomm.debug.attach:attach"  # gives a new group what the settings ask for
+DETACH = "hpccomm.debug.attach:detach"  # sees it go
 
 
 class ProcessGroup(Operations):
@@ -227,7 +228,8 @@ class ProcessGroup(Operations):
             if operation is not None:
                 operation.end()
             return work._source
-        work._operation = operation
+        if operation is not None:  # a recorded fast path has put its own there
+            work._operation = operation
         work._patience = self._patience
         self._in_flight[work] = None
         if len(self._in_flight) > REAP_ABOVE or work.is_let_go_at_once:
@@ -398,6 +400,7 @@ class ProcessGroup(Operations):
         self._finish(deadline)
         if self.comm is not None:
             self._meet(deadline)
+        by_name(DETACH)(self)
         for backend in self._backends.values():
             backend.close()
         self._backends = _Destroyed(self)

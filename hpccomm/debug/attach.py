@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from ..core.hooks import Hook, RemovableHandle
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
 
 GROUPS: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()  # those that are there, for the watchdog and the reports
 _made: Counter[tuple[int, ...]] = Counter()
+_on_new_groups: list[Callable[[ProcessGroup], None]] = []
 
 
 def attach(group: ProcessGroup) -> None:
@@ -24,6 +28,40 @@ def attach(group: ProcessGroup) -> None:
     GROUPS.add(group)
     if group.processes:
         _watch(group)
+    for register in _on_new_groups:
+        register(group)
+    if group.settings.trace != "0":
+        from . import trace_file
+
+        trace_file.attach(group)
+
+
+def detach(group: ProcessGroup) -> None:
+    """See a group go: its ranks have met, and its communicator is still there; called by every rank of it."""
+    if group.settings.trace != "0":
+        from . import trace_file
+
+        trace_file.detach(group)
+
+
+def everywhere(hook_of: Callable[[ProcessGroup], Hook]) -> RemovableHandle:
+    """Register a hook on every group that is there, and on those that are made later: ``hook_of(group)`` returns it."""
+    key = object()
+
+    def register(group: ProcessGroup) -> None:
+        # A group keeps its own handles: a table of them would keep groups alive that are gone.
+        group.__dict__.setdefault("_everywhere", {})[key] = group.register_hook(hook_of(group))
+
+    def remove() -> None:
+        _on_new_groups.remove(register)
+        for group in list(GROUPS):
+            if key in group.__dict__.get("_everywhere", {}):
+                group.__dict__["_everywhere"].pop(key).remove()
+
+    for group in list(GROUPS):
+        register(group)
+    _on_new_groups.append(register)
+    return RemovableHandle(remove)
 
 
 def process_ranks(group: ProcessGroup) -> tuple[int, ...]:

@@ -43,6 +43,8 @@ class Settings:
         ``HPCCOMM_ON_TIMEOUT``: ``"abort"``, ``"raise"`` or ``"warn"``, where the program does not say it.
     trace : str
         ``HPCCOMM_TRACE``: ``"0"``; ``"1"``: operations are recorded; ``"stack"``: with the line of the program.
+    trace_size : int
+        ``HPCCOMM_TRACE_SIZE``: how many of the last operations of each rank are kept. Default: 2000.
     debug_dir : str
         ``HPCCOMM_DEBUG_DIR``: where reports and records are written. Default: ``hpccomm-debug-`` and the job's name or
         the time at which it began, in rank 0's working directory.
@@ -58,6 +60,7 @@ class Settings:
     timeout: float | None = None
     on_timeout: str = "abort"
     trace: str = "0"
+    trace_size: int = 2000
     debug_dir: str = field(default_factory=lambda: debug_dir({}))
     keeps_reports: bool = False
 
@@ -73,6 +76,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
         timeout=_seconds(environ, "HPCCOMM_TIMEOUT"),
         on_timeout=_one_of(environ, "HPCCOMM_ON_TIMEOUT", ON_TIMEOUT),
         trace=_one_of(environ, "HPCCOMM_TRACE", ("0", "1", "stack")),
+        trace_size=_size(environ, "HPCCOMM_TRACE_SIZE", Settings.trace_size),
         debug_dir=debug_dir(environ),
         keeps_reports=bool(environ.get("HPCCOMM_DEBUG_DIR", "").strip()),
     )
@@ -117,6 +121,13 @@ def _seconds(environ: Mapping[str, str], name: str) -> float | None:
     if not seconds > 0:
         raise ValueError(f"{name} is {said!r}; expected a positive number of seconds")
     return seconds
+
+
+def _size(environ: Mapping[str, str], name: str, default: int) -> int:
+    said = environ.get(name, "").strip() or str(default)
+    if not said.isdecimal() or int(said) < 1:
+        raise ValueError(f"{name} is {said!r}; expected a number, 1 or more")
+    return int(said)
 
 
 def debug_dir(environ: Mapping[str, str] = os.environ) -> str:

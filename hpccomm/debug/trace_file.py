@@ -1,0 +1,216 @@
+"""The recording of a rank as a file: written at the end, and when somebody asks for it."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..process.settings import Settings, debug_dir
+from . import recorder as recorders
+from .clock import Clocks
+from .records import Record, key_of
+
+if TYPE_CHECKING:
+    from ..core.group import ProcessGroup
+
+VERSION = 1
+SUFFIX = ".trace.json"
+COLUMNS = [each.name for each in fields(Record)]
+
+
+@dataclass
+class GroupInfo:
+    """A group, as one of its ranks knows it: members by rank in MPI.COMM_WORLD, and how much has been begun."""
+
+    name: str
+    ranks: tuple[int, ...]
+    collectives: int = 0
+    messages: int = 0
+
+
+@dataclass
+class Trace:
+    """What the file of one rank says.
+
+    Attributes
+    ----------
+    rank, size : int
+        In MPI.COMM_WORLD.
+    host : str
+    pid : int
+    groups : dict
+        By key.
+    records : list of Record
+        In the order in which they began. Their times are those of rank 0's clock, where clocks have been compared.
+    clock_error : float or None
+        Seconds by which they may be wrong; None where clocks have not been compared.
+    is_final : bool
+        Whether the rank did nothing afterwards: the program has ended, or hangs.
+    """
+
+    rank: int
+    size: int
+    host: str = ""
+    pid: int = 0
+    groups: dict[str, GroupInfo] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    clock_error: float | None = None
+    is_final: bool = True
+
+
+# -- what the settings ask for -------------------------------------------------------------------------------
+
+
+class _Tracing:
+    """What HPCCOMM_TRACE has begun in this process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.folder = settings.debug_dir
+        self.recorder = recorders.begin(settings.trace_size, settings.trace == "stack")
+        self.clocks = Clocks()
+        self.process = _process()
+        self.written = -1.0  # the time of the last row that is in the file
+        atexit.register(self.write)
+
+    def write(self) -> None:
+        """Write the recording, if there is anything new in it."""
+        rows = self.recorder.rows
+        last = rows[-1][recorders.BEGAN] if rows else 0.0
+        if last == self.written:
+            return
+        self.written = last
+        try:
+            file = write_trace(self.folder)
+        except OSError as error:
+            print(f"hpccomm: the recording of rank {self.process[0]} can't be written: {error}", file=sys.stderr)
+            return
+        if self.process[0] == 0:
+            folder = min(os.path.relpath(file.parent), str(file.parent), key=len)
+            print(f"hpccomm: operations are recorded; to look at them: hpccomm trace {folder}", file=sys.stderr)
+
+
+_tracing: _Tracing | None = None
+
+
+def attach(group: ProcessGroup) -> None:
+    """Take a new group of a program that is traced, of which the first begins the recording; every rank calls it."""
+    global _tracing
+    if _tracing is None:
+        _tracing = _Tracing(group.settings)
+    clocks = _tracing.clocks
+    if group.processes and group.size >= clocks.size:  # the world, or made on a communicator
+        clocks.begin(group)
+
+
+def detach(group: ProcessGroup) -> None:
+    """See a group go: with the largest one the recording is written. Every rank of the group calls it."""
+    if _tracing is not None and _tracing.clocks.key == key_of(group):
+        _tracing.clocks.measure(group)
+        _tracing.write()
+
+
+# -- writing and reading -----------------------------------------------------------------------------------------
+
+
+def write_trace(folder: str | Path, is_final: bool = True) -> Path:
+    """Write what this process has recorded into a folder, from any thread, and return the file.
+
+    `is_final` says whether it is the end of the program or a hang: of a program that goes on, ranks that are a little
+    behind are not to blame. OSError where it can't be written.
+    """
+    recorder = recorders.recorder()
+    rank, size = _process()
+    clocks = Clocks() if _tracing is None else _tracing.clocks
+    records = [] if recorder is None else recorder.records()
+    groups = {}
+    for key, about in ({} if recorder is None else dict(recorder.groups)).items():
+        collectives, messages = about.numbers()
+        groups[key] = asdict(GroupInfo(about.name, about.ranks, collectives, messages))
+    document = {
+        "version": VERSION,
+        "rank": rank,
+        "size": size,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": time.time(),
+        "is_final": is_final,
+        "clock": {"ahead": clocks.ahead, "error": clocks.error},
+        "groups": groups,
+        "columns": COLUMNS,
+        "records": [[getattr(record, name) for name in COLUMNS] for record in map(clocks.corrected, records)],
+    }
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".rank{rank}{SUFFIX}"
+    part.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
+    return part.replace(folder / f"rank{rank}{SUFFIX}")  # nobody sees it half written
+
+
+def dump_trace(folder: str | Path | None = None) -> Path:
+    """Write what this rank has recorded so far, at any moment; the other ranks write theirs if they call it, too.
+
+    Parameters
+    ----------
+    folder : str or Path, optional
+        Default: ``HPCCOMM_DEBUG_DIR``, or a folder ``hpccomm-debug-*`` in the working directory.
+
+    Returns
+    -------
+    pathlib.Path
+        The file, ``rank<N>.trace.json``; N is the rank in MPI.COMM_WORLD. ``hpccomm trace FOLDER`` reads it.
+
+    Raises
+    ------
+    OSError
+        It can't be written.
+
+    Examples
+    --------
+    >>> import hpccomm.debug, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with hpccomm.debug.record():
+    ...         hc.barrier()
+    ...     print(hpccomm.debug.dump_trace(folder).name)
+    rank0.trace.json
+    """
+    if folder is None:
+        folder = debug_dir() if _tracing is None else _tracing.folder
+    return write_trace(folder, is_final=False)
+
+
+def read(folder: str | Path) -> list[Trace]:
+    """Return the recordings in a folder, by rank; ValueError if one of them can't be understood."""
+    traces = []
+    for file in Path(folder).glob(f"rank*{SUFFIX}"):
+        try:
+            said = json.loads(file.read_text(encoding="utf-8"))
+            if said["version"] != VERSION:
+                raise ValueError(f"it has version {said['version']}, this hpccomm reads {VERSION}")
+            records = [Record(**dict(zip(said["columns"], row))) for row in said["records"]]
+            groups = {
+                key: GroupInfo(each["name"], tuple(each["ranks"]), each["collectives"], each["messages"])
+                for key, each in said["groups"].items()
+            }
+            error = said["clock"]["error"]
+            fields = {name: said[name] for name in ("rank", "size", "host", "pid", "is_final")}
+        except (ValueError, KeyError, TypeError) as error_of_file:
+            raise ValueError(f"{file} is no recording: {error_of_file}") from error_of_file
+        traces.append(Trace(**fields, groups=groups, records=records, clock_error=error))
+    return sorted(traces, key=lambda trace: trace.rank)
+
+
+def _process() -> tuple[int, int]:
+    """Return the rank and the size of MPI.COMM_WORLD; (0, 1) where MPI has not been started."""
+    if _tracing is not None:
+        return _tracing.process
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return 0, 1
+    return mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()

@@ -1,0 +1,217 @@
+"""The flight recorder: every operation once, the same on both paths, with all that describes it; no array kept alive."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+import hpccomm.debug
+from hpccomm.debug import Record, recorder
+from hpccomm.debug.records import describe
+
+from ..arrays import contiguous, strided
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+def every_operation(layout: Any, n: int, me: int) -> None:
+    """Call each operation that has a fast path."""
+    right, left = (me + 1) % n, (me - 1) % n
+    hc.broadcast(layout(np.zeros(3, np.float32)), n - 1)
+    hc.all_reduce(layout(np.zeros(4)), "max")
+    hc.all_reduce(layout(np.zeros(4)), hc.ReduceOp.MAX)
+    hc.reduce(layout(np.zeros(4, int)), n - 1, "min")
+    hc.all_gather_single(layout(np.zeros((n, 2))), layout(np.zeros(2)))
+    hc.reduce_scatter_single(layout(np.zeros(3)), layout(np.zeros(3 * n)))
+    hc.all_to_all_single(layout(np.zeros(2 * n)), layout(np.zeros(2 * n)))
+    hc.sendrecv(layout(np.zeros(2)), right, layout(np.zeros(2)), left, tag=4)
+    hc.all_reduce(layout(np.zeros(2)), async_op=True).wait()
+    receive = hc.irecv(layout(np.zeros(5)), left, tag=7)
+    hc.isend(layout(np.zeros(5)), right, tag=7).wait()
+    receive.wait()
+    if n > 1 and me == 0:
+        hc.send(layout(np.zeros(6)), 1, tag=2)
+    elif me == 1:
+        hc.recv(layout(np.zeros(6)), 0, tag=2)
+
+
+def what(record: Record) -> tuple[Any, ...]:
+    return tuple(
+        getattr(record, name)
+        for name in ("name", "dtype", "count", "nbytes", "op", "peer", "tag", "async_op", "state", "group_name")
+    )
+
+
+def test_the_fast_path_is_recorded_as_the_long_one_is(process_group: hc.ProcessGroup) -> None:
+    hc.barrier()
+    found = {}
+    for layout in (contiguous, strided):
+        with hpccomm.debug.record():
+            first = process_group.sequence_number, process_group.message_number
+            fast = process_group._fast_path.count
+            every_operation(layout, process_group.size, process_group.rank)
+            taken = process_group._fast_path.count - fast
+        assert taken == (8 if layout is contiguous else 0)
+        found[layout] = hpccomm.debug.recorded()
+        numbers = [each.number for each in found[layout] if each.tag is None]
+        assert numbers == list(range(first[0] + 1, process_group.sequence_number + 1))
+        numbers = [each.number for each in found[layout] if each.tag is not None]
+        assert numbers == list(range(first[1] + 1, process_group.message_number + 1))
+    assert [what(each) for each in found[contiguous]] == [what(each) for each in found[strided]]
+    assert all(0 < each.begin <= each.end for each in found[contiguous])
+
+
+def test_a_record_says_what_describe_says(process_group: hc.ProcessGroup) -> None:
+    n = process_group.size
+    output, array = np.zeros((n, 2)), np.zeros(2)
+    with hpccomm.debug.record():
+        hc.all_gather_single(output, array)
+    (record,) = hpccomm.debug.recorded()
+    expected = describe(process_group, record.name, record.number, {"output": output, "array": array})
+    assert what(record)[:8] == what(expected)[:8]
+    assert record.group == expected.group
+
+
+def test_other_operations_and_groups_are_recorded(process_group: hc.ProcessGroup) -> None:
+    early = hc.new_group()
+    with hpccomm.debug.record():
+        group = hc.new_group(group_desc="late")
+        hc.barrier(group=early)
+        hc.all_gather_object([None] * process_group.size, "x", group=group)
+        x = np.zeros(2)
+        with hc.all_reduce_init(x, "max", group=group) as reduction:
+            reduction.start()
+            reduction.wait()
+        hc.destroy_process_group(group)
+    records = hpccomm.debug.recorded()
+    assert [each.name for each in records] == ["barrier", "all_gather_object", "all_reduce_start"]
+    assert len({each.group for each in records}) == 2
+    assert records[-1].op == "MAX"
+    hc.barrier(group=early)
+    assert len(hpccomm.debug.recorded()) == 3  # it is over
+    hc.destroy_process_group(early)
+
+
+def test_an_asynchronous_operation_is_in_flight_until_it_ends(process_group: hc.ProcessGroup) -> None:
+    for tag in (1, 2):  # the fast path, and the long one
+        with hpccomm.debug.record():
+            receive = hc.irecv(np.zeros(2)[:: 1 if tag == 1 else 2], process_group.rank, tag=tag)
+            (record,) = hpccomm.debug.recorded()
+            assert (record.state, record.end, record.async_op) == ("in flight", 0.0, True)
+            receive.abort()
+            (record,) = hpccomm.debug.recorded()
+            assert record.state == "failed"
+            assert record.end > record.begin
+
+
+def test_a_blocking_operation_is_in_flight_while_another_thread_looks(process_group: hc.ProcessGroup) -> None:
+    if process_group.size == 1:
+        pytest.skip("one rank waits for nobody")
+    hc.barrier()
+    with hpccomm.debug.record(stack=True):
+        if process_group.rank == 0:
+            seen: list[Record] = []
+
+            def look() -> None:
+                deadline = time.monotonic() + 30
+                while not seen and time.monotonic() < deadline:
+                    seen.extend(each for each in hpccomm.debug.recorded() if each.name == "recv")
+                hc.send(np.ones(1), 1, tag=8)  # lets rank 1 send
+
+            thread = threading.Thread(target=look)
+            thread.start()
+            hc.recv(np.zeros(3), 1, tag=9)
+            thread.join()
+            number = process_group.message_number
+            assert [(each.state, each.peer, each.tag, each.nbytes) for each in seen] == [("in flight", 1, 9, 24)]
+            assert seen[0].number in (number - 1, number)
+            assert "test_recorder.py" in seen[0].where
+        elif process_group.rank == 1:
+            hc.recv(np.zeros(1), 0, tag=8)
+            hc.send(np.zeros(3), 0, tag=9)
+
+
+def test_what_fails_is_recorded_as_failed(process_group: hc.ProcessGroup) -> None:
+    class Refuse:
+        def begin(self, operation: hc.Operation) -> None:
+            raise PermissionError
+
+        def end(self, operation: hc.Operation) -> None:
+            pass
+
+    with hpccomm.debug.record(), process_group.register_hook(Refuse()), pytest.raises(PermissionError):
+        hc.all_reduce(np.zeros(1))
+    assert [each.state for each in hpccomm.debug.recorded()] == ["failed"]
+
+
+def test_no_array_is_kept_alive() -> None:
+    class Marked(np.ndarray):
+        pass
+
+    with hpccomm.debug.record():
+        left = []
+        for array in (np.zeros(2), np.zeros((2, 2))[:, 0]):
+            hc.all_reduce(array)
+            hc.all_reduce(array, async_op=True).wait()
+            left.append(weakref.ref(array))
+        del array
+    assert len(hpccomm.debug.recorded()) == 4
+    assert [each() for each in left] == [None, None]
+
+
+def test_the_ring_keeps_the_last() -> None:
+    with hpccomm.debug.record(size=3):
+        for _ in range(10):
+            hc.all_reduce(np.zeros(1))
+    numbers = [each.number for each in hpccomm.debug.recorded()]
+    assert np.diff(numbers).tolist() == [1, 1]
+    with pytest.raises(ValueError, match="size is 0"):
+        hpccomm.debug.record(size=0)
+
+
+@pytest.mark.parametrize("make", [lambda: np.zeros(1), lambda: np.zeros(4)[::2]], ids=["fast", "long"])
+def test_the_line_is_that_of_the_program(make: Callable[[], Any]) -> None:
+    with hpccomm.debug.record(stack=True):
+        hc.all_reduce(make())  # this line
+    (record,) = hpccomm.debug.recorded()
+    file, _, number = record.where.partition(":")
+    assert file.endswith("test_recorder.py")
+    with open(__file__) as lines:
+        assert "# this line" in lines.readlines()[int(number) - 1]
+    with hpccomm.debug.record():
+        hc.all_reduce(make())
+    assert hpccomm.debug.recorded()[0].where == ""
+
+
+def test_a_second_recording_leaves_the_first_one_alone() -> None:
+    with hpccomm.debug.record():
+        with hpccomm.debug.record(size=1):
+            hc.barrier()
+            hc.barrier()
+        hc.barrier()
+    assert len(hpccomm.debug.recorded()) == 3
+
+
+def test_the_fast_path_is_itself_again_afterwards(process_group: hc.ProcessGroup) -> None:
+    hc.barrier()
+    before = process_group._fast
+    with hpccomm.debug.record():
+        assert process_group._fast is not before
+        assert process_group._fast.count == before.count
+    assert process_group._fast is before
+
+
+def test_each_method_of_the_fast_path_gets_its_record(process_group: hc.ProcessGroup) -> None:
+    hc.barrier()
+    kind = type(process_group._fast_path)
+    made = vars(recorder.Recorder().fast_path(kind))
+    for name in set(vars(kind)) & set(vars(hc.Backend.fast_path.__class__)):
+        if callable(getattr(kind, name)):
+            assert {"now", "record"} <= set(made[name].__code__.co_names), name
