@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import time
 from itertools import accumulate
 from math import prod
 from pathlib import Path
@@ -115,6 +116,8 @@ def train(
         loss = 0.0
         for start in range(0, len(order), options.batch):
             batch = order[start : start + options.batch]
+            if hc.get_rank() == options.straggler:
+                time.sleep(1e-3)
             mine = network.xp.asarray(share(batch))
             loss += network.backward(images[mine], labels[mine])
             for layer, velocity, gradient in zip(network.layers, velocities, network.gradients.arrays):
@@ -147,6 +150,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--save-weights", type=Path, metavar="FILE.npz", help="write the final weights")
     parser.add_argument("--require-accuracy", type=float, default=95, metavar="%", help="fail if not above this (95)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the arrays are (cpu)")
+    parser.add_argument("--straggler", type=int, metavar="RANK", help="be 1 ms late in every step, on this rank")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     options = parser.parse_args()
     for name in ("epochs", "batch", "hidden"):

@@ -1,4 +1,4 @@
-"""The flight recorder: every operation once, the same on both paths, with all that describes it; no array kept alive."""
+"""The flight recorder: every operation once, the same on both paths, with all that describes it; arrays are let go."""
 
 from __future__ import annotations
 

@@ -1,0 +1,294 @@
+"""The verdict from the history: the first operation in which the recordings of the ranks do not belong together.
+
+Collectives of a group are numbered alike on every rank, so what has one number has to be one operation. Where all that
+is recorded agrees and some ranks have not come, those are to blame that wait for nobody; or, where they wait for one
+another, the fewer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .records import Record
+from .trace_file import Trace
+from .verdict import SAME_SIZES, Verdict, _in_detail, _places, _plural, _ranks, is_message
+
+START = "_start"
+EQUAL_COUNTS = SAME_SIZES | {"all_gather_single_coalesced", "reduce_scatter_single_coalesced", "coalescing"}
+
+
+@dataclass
+class History(Verdict):
+    """What is wrong, from the recordings.
+
+    Attributes
+    ----------
+    culprits : list of int
+        The ranks (of MPI.COMM_WORLD) that are to blame; empty where all agree.
+    lines : list of str
+        The same in words.
+    marks : set of (group, number)
+        The collectives that it is about.
+    """
+
+    marks: set[tuple[str, int]] = field(default_factory=set)
+
+
+@dataclass
+class _Collective:
+    """What the ranks have recorded under one number of one group."""
+
+    group: str
+    number: int
+    records: dict[int, Record]
+    missing: list[int]  # ranks that had not come to it
+
+    @property
+    def any(self) -> Record:
+        return next(iter(self.records.values()))
+
+    def sides(self) -> list[list[int]]:
+        """Return the ranks that agree with each other, the fewest first."""
+        found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for rank, record in self.records.items():
+            found[signature(record)].append(rank)
+        if len(found) == 1 and any(record.state != "completed" for record in self.records.values()):
+            found.clear()  # blocking and asynchronous match on GPUs, and not in MPI
+            for rank, record in self.records.items():
+                found[(record.async_op,)].append(rank)
+        return sorted(found.values(), key=len)
+
+
+def history(traces: Sequence[Trace]) -> History:
+    """Return who is to blame, from the recordings of the ranks of a job.
+
+    Recordings may begin with different operations, because older ones were overwritten: compared is what all of the
+    ranks have. Without the recordings of some ranks the others are compared.
+    """
+    return _Case(traces).decide()
+
+
+def signature(record: Record) -> tuple[object, ...]:
+    """Return what has to be the same on every rank in a collective."""
+    count = record.count if record.name.removesuffix(START) in EQUAL_COUNTS else None
+    return record.name, record.dtype, count, record.op, record.peer
+
+
+class _Case:
+    def __init__(self, traces: Sequence[Trace]) -> None:
+        self._traces = {trace.rank: trace for trace in traces}
+        self._size = max((trace.size for trace in traces), default=0)
+        self._absent = [rank for rank in range(self._size) if rank not in self._traces]
+        self._members: dict[str, tuple[int, ...]] = {}
+        self._collectives: dict[str, dict[int, dict[int, Record]]] = {}  # by group, rank and number
+        for rank, trace in self._traces.items():
+            for key, group in trace.groups.items():
+                self._members[key] = group.ranks
+                self._collectives.setdefault(key, {})[rank] = {}
+            for record in trace.records:
+                if not is_message(record):
+                    self._collectives.setdefault(record.group, {}).setdefault(rank, {})[record.number] = record
+
+    def decide(self) -> History:
+        if not self._traces:
+            return History()
+        doubtful = sorted(filter(None, map(self._first_doubt, self._collectives)), key=_when)
+        different = [each for each in doubtful if len(each.sides()) > 1]
+        if different:
+            found = self._differing(different[0])
+        elif doubtful:
+            found = self._missing(doubtful)
+        else:
+            found = self._without_partner()
+        if self._absent:
+            found.lines.append(f"there is no recording of {_ranks(self._absent)}")
+        return found
+
+    # -- collectives -----------------------------------------------------------------------------------------
+
+    def reached(self, rank: int, group: str) -> int:
+        """Return the number of the last collective that a rank has begun."""
+        known = self._traces[rank].groups.get(group)
+        return max(known.collectives if known else 0, *self._collectives[group].get(rank, ()), 0)
+
+    def _first_doubt(self, group: str) -> _Collective | None:
+        """Return the first collective of a group in which the ranks differ, or to which some have not come."""
+        of_rank = self._collectives[group]
+        reached = {rank: self.reached(rank, group) for rank in of_rank}
+        first = max(min(records, default=reached[rank] + 1) for rank, records in of_rank.items())
+        for number in range(first, max(reached.values()) + 1):
+            records = {rank: records[number] for rank, records in of_rank.items() if number in records}
+            missing = [rank for rank in of_rank if reached[rank] < number]
+            missing = [rank for rank in missing if self._traces[rank].is_final]  # otherwise it may be on its way
+            if all(record.state == "in flight" for record in records.values()):
+                missing += [rank for rank in self._members.get(group, ()) if rank in self._absent]
+            found = _Collective(group, number, records, missing)
+            if records and (missing or len(found.sides()) > 1):
+                return found
+        return None
+
+    def _differing(self, found: _Collective) -> History:
+        sides = found.sides()
+        few = [side for side in sides if len(side) < len(sides[-1])] or sides
+        shown = []
+        for side in reversed(sides):
+            record, places = found.records[side[0]], {found.records[rank].where for rank in side}
+            at = f" at {_places(places)}" if any(places) else ""
+            shown.append(f"{_ranks(side)} {_plural(side, 'calls', 'call')} {_in_detail(record)}{at}")
+        line = f"collective #{found.number} of group {found.any.group_name!r} differs: {'; '.join(shown)}"
+        hint = self._shifted(found, sides) if len(sides) == 2 else ""
+        culprits = sorted(rank for side in few for rank in side)
+        return History(culprits, [line, *filter(None, [hint])], {(found.group, found.number)})
+
+    def _shifted(self, found: _Collective, sides: list[list[int]]) -> str:
+        """Say if the fewer go on like the others one collective later, or earlier."""
+        of_rank = self._collectives[found.group]
+        few, many = sides[0][0], sides[-1][0]
+        now, following = found.number, found.number + 1
+
+        def same(first: int, number: int, second: int, other: int) -> bool:
+            one, two = of_rank[first].get(number), of_rank[second].get(other)
+            return one is not None and two is not None and signature(one) == signature(two)
+
+        if same(few, now, many, following) and not same(many, now, few, following):
+            return f"{_ranks(sides[0])} may have left out what the others call #{now}: it fits their #{following}"
+        if same(many, now, few, following) and not same(few, now, many, following):
+            return f"{_ranks(sides[0])} may have called one more than the others, #{now}"
+        return ""
+
+    # -- who has not come --------------------------------------------------------------------------------------
+
+    def _missing(self, doubtful: list[_Collective]) -> History:
+        waits = self._waits(doubtful)
+        path = [min(doubtful[0].missing, key=lambda rank: (rank in waits, rank))]
+        while path[-1] in waits:
+            ahead = waits[path[-1]]
+            following = min(ahead, key=lambda rank: (rank in waits, rank))
+            if following in path:
+                return self._circle(path[path.index(following) :], waits)
+            path.append(following)
+        root = path[-1]
+        for each in doubtful:
+            if root in each.missing:
+                return self._never_reached(each, [rank for rank in each.missing if rank not in waits])
+        record = waits[path[-2]][root]
+        line = f"rank {root} has not answered {record}: {self._last(root)}; rank {path[-2]} waits{_at(record)}"
+        return History([root], [line])
+
+    def _waits(self, doubtful: list[_Collective]) -> dict[int, dict[int, Record]]:
+        """Return which ranks the ranks wait for, and in what."""
+        waits: dict[int, dict[int, Record]] = defaultdict(dict)
+        for each in doubtful:
+            for rank, record in each.records.items():
+                if record.state == "in flight":
+                    waits[rank].update(dict.fromkeys(each.missing, record))
+        for rank, trace in self._traces.items():
+            for record in trace.records:
+                if record.state == "in flight" and is_message(record) and record.peer is not None:
+                    members = self._members.get(record.group, range(self._size))
+                    waits[rank].setdefault(members[record.peer], record)
+        return {rank: ahead for rank, ahead in waits.items() if ahead}
+
+    def _never_reached(self, each: _Collective, ranks: list[int]) -> History:
+        waiting = [rank for rank in each.records if each.records[rank].state == "in flight"] or list(each.records)
+        verb = "wait" if each.records[waiting[0]].state == "in flight" else "came"
+        if len(waiting) == 1:
+            verb = {"wait": "waits"}.get(verb, verb)
+        places = {each.records[rank].where for rank in waiting}
+        at = f" at {_places(places)}" if any(places) else ""
+        doing = "; ".join(f"rank {rank}: {self._last(rank)}" for rank in ranks[:4])
+        lines = [f"{_ranks(ranks)} never reached {each.any}; {_ranks(waiting)} {verb} there{at}", f"  {doing}"]
+        hint = self._first_other_line(each, ranks[0], waiting[0])
+        return History(sorted(ranks), [*lines, *filter(None, [hint])], {(each.group, each.number)})
+
+    def _first_other_line(self, each: _Collective, rank: int, other: int) -> str:
+        """Say from where on the ranks have called from different lines: maybe there it left one out."""
+        of_rank = self._collectives[each.group]
+        mine, theirs = of_rank.get(rank, {}), of_rank[other]
+        for number in sorted(mine.keys() & theirs.keys()):
+            if mine[number].where != theirs[number].where:
+                return (
+                    f"  they have called from different lines since #{number}: rank {rank}{_at(mine[number])}, "
+                    f"rank {other}{_at(theirs[number])}"
+                )
+        return ""
+
+    def _circle(self, circle: list[int], waits: dict[int, dict[int, Record]]) -> History:
+        """Ranks that wait for one another: to blame are the fewer, where many are in one operation."""
+        records = [waits[rank][following] for rank, following in zip(circle, [*circle[1:], circle[0]])]
+        sides: dict[tuple[str, int, str], list[int]] = {}
+        for rank, ahead in waits.items():
+            for record in ahead.values():
+                side = sides.setdefault((record.group, record.number, record.name), [])
+                if rank not in side:
+                    side.append(rank)
+        those = [(record, sides[(record.group, record.number, record.name)]) for record in records]
+        largest = max(len(side) for _, side in those)
+        few = {rank for _, side in those if len(side) < largest for rank in side}
+        shown = "; ".join(
+            f"{_ranks(side)} {_plural(side, 'is', 'are')} in {record}{_at(record)}"
+            for record, side in sorted(those, key=lambda each: -len(each[1]))
+        )
+        marks = {(record.group, record.number) for record in records if not is_message(record)}
+        return History(sorted(few or set(circle)), [f"ranks wait for each other: {shown}"], marks)
+
+    def _last(self, rank: int) -> str:
+        """Say what a rank did last."""
+        trace = self._traces.get(rank)
+        if trace is None:
+            return "there is no recording of it"
+        if not trace.records:
+            return "it has called nothing"
+        last = trace.records[-1]
+        verb = "it is in" if last.state == "in flight" else "its last operation was"
+        return f"{verb} {last}{_at(last)}"
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def _without_partner(self) -> History:
+        """Return the first message that was sent and not received, or the reverse, where all of them are recorded."""
+        for group, members in self._members.items():
+            sent: Counter[tuple[int, int, bool]] = Counter()
+            received: Counter[tuple[int, int, bool]] = Counter()
+            last: dict[tuple[int, int, bool], Record] = {}
+            unclear = {rank for rank in members if not self._has_all_messages(rank, group)}
+            for rank in set(members) - unclear:
+                for record in self._messages(rank, group):
+                    name = record.name.removesuffix(START)
+                    if name == "sendrecv" or record.peer is None or record.state == "failed":
+                        unclear.add(rank)
+                        continue
+                    peer, has_objects = members[record.peer], "object" in name
+                    pair = (rank, peer, has_objects) if name.startswith("send") else (peer, rank, has_objects)
+                    (sent if name.startswith("send") else received)[pair] += 1
+                    last[pair] = record
+            for pair in sorted(last, key=lambda pair: last[pair].begin):
+                if sent[pair] != received[pair] and not unclear & set(pair[:2]):
+                    sender, receiver, _ = pair
+                    name = last[pair].group_name
+                    counts = f"{sent[pair]} to rank {receiver}, which has received {received[pair]}"
+                    line = (
+                        f"rank {sender} has sent {counts} in group {name!r}; the last was {last[pair]}{_at(last[pair])}"
+                    )
+                    return History([sender, receiver], [line])
+        return History()
+
+    def _messages(self, rank: int, group: str) -> Iterable[Record]:
+        return (each for each in self._traces[rank].records if each.group == group and is_message(each))
+
+    def _has_all_messages(self, rank: int, group: str) -> bool:
+        trace = self._traces.get(rank)
+        if trace is None or not trace.is_final or group not in trace.groups:
+            return False
+        numbers = {each.number for each in self._messages(rank, group)}
+        return len(numbers) >= trace.groups[group].messages
+
+
+def _when(each: _Collective) -> float:
+    return min(record.begin for record in each.records.values())
+
+
+def _at(record: Record) -> str:
+    return f" at {record.where}" if record.where else ""

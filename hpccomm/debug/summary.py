@@ -1,0 +1,85 @@
+"""The recordings in two tables: how long operations take, by kind and size; and which rank waits for which."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ..core.operation_list import START
+from .arrivals import by_rank, straggler
+from .records import Record, size_in_words
+from .trace_file import Trace
+
+
+def summary(traces: Sequence[Trace]) -> str:
+    """Return both tables as text."""
+    return f"{operations(traces)}\n\n{ranks(traces)}"
+
+
+def operations(traces: Sequence[Trace]) -> str:
+    """Return a line for each kind of operation and size.
+
+    Times are those from its beginning to its end on one rank, waiting for the others included; the bandwidth is that of
+    the median.
+    """
+    sizes = {key: len(group.ranks) for trace in traces for key, group in trace.groups.items()}
+    times: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for trace in traces:
+        for record in trace.records:
+            if record.state == "completed":
+                kind = record.name + (" (async)" if record.async_op else "")
+                times[kind, message_bytes(record, sizes.get(record.group, 1))].append(record.end - record.begin)
+    lines = [
+        f"{'operation':<30} {'size':>9} {'calls':>7} {'bytes':>9} {'p50':>9} {'p99':>9} {'algbw':>9}",
+        f"{'':<30} {'':>9} {'':>7} {'in all':>9} {'(us)':>9} {'(us)':>9} {'(GB/s)':>9}",
+    ]
+    for (kind, nbytes), seconds in sorted(times.items()):
+        seconds.sort()
+        middle = _percentile(seconds, 50)
+        bandwidth = f"{nbytes / middle / 1e9:.3g}" if nbytes and middle else ""
+        lines.append(
+            f"{kind:<30} {size_in_words(nbytes):>9} {len(seconds):>7} {size_in_words(nbytes * len(seconds)):>9} "
+            f"{1e6 * middle:>9.1f} {1e6 * _percentile(seconds, 99):>9.1f} {bandwidth:>9}"
+        )
+    return "\n".join(lines)
+
+
+def ranks(traces: Sequence[Trace]) -> str:
+    """Return a line for each rank, and who is the straggler."""
+    found = by_rank(traces)
+    lines = [
+        f"{'rank':>5} {'collectives':>12} {'came last':>10} {'delayed the others':>20} {'waited':>12}",
+        f"{'':>5} {'':>12} {'':>10} {'(ms)':>20} {'(ms)':>12}",
+    ]
+    lines += [
+        f"{each.rank:>5} {each.collectives:>12} {each.last:>10} {1e3 * each.delay:>20.3f} {1e3 * each.waited:>12.3f}"
+        for each in found
+    ]
+    slow = straggler(found)
+    if slow is not None:
+        share = 100 * slow.last / slow.collectives
+        lines.append(
+            f"rank {slow.rank} is the straggler: the last to come to {share:.0f} % of the collectives; without it "
+            f"they would have begun {1e3 * slow.delay:.3g} ms earlier in all"
+        )
+    errors = [trace.clock_error for trace in traces if trace.clock_error is not None]
+    if len(errors) < len(traces):
+        lines.append(
+            "the clocks of the ranks were not compared (HPCCOMM_TRACE does it): across nodes, times may be off"
+        )
+    elif errors and max(errors) > 0:
+        lines.append(f"clocks agree within {1e6 * max(errors):.1f} us")
+    return "\n".join(lines)
+
+
+def message_bytes(record: Record, size: int) -> int:
+    """Return the bytes that an operation is about: of two arrays, the larger."""
+    name = record.name.removesuffix(START)
+    if name in ("all_gather_single", "reduce_scatter_single"):
+        return record.nbytes * size // (size + 1)
+    return record.nbytes // 2 if name in ("all_to_all_single", "sendrecv") else record.nbytes
+
+
+def _percentile(ordered: Sequence[float], percent: float) -> float:
+    """Return the value that so many percent of the others stay below (the nearest rank)."""
+    return ordered[min(len(ordered) - 1, int(percent / 100 * len(ordered)))]

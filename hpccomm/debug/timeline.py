@@ -1,0 +1,196 @@
+"""The recordings as a timeline: for Perfetto (Chrome's trace format), and as a page for any browser."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .arrivals import arrivals, by_rank, straggler
+from .history import History
+from .records import Record, size_in_words
+from .trace_file import Trace
+from .verdict import is_message
+
+LATE = 100e-6  # seconds by which the last rank has to come later than the others to be marked
+PAGE = Path(__file__).with_name("timeline.html")
+PLACE = "__DATA__"  # in the page
+
+# What the page knows of an operation, in this order; names, dtypes, ops and lines are numbers in lists of texts.
+FIELDS = ("name", "group", "number", "begin", "duration", "dtype", "nbytes", "op", "peer", "flags", "where", "waited")
+ASYNC, FAILED, IN_FLIGHT, MARKED, LATE_FLAG = 1, 2, 4, 8, 16
+
+
+# -- for Perfetto --------------------------------------------------------------------------------------------
+
+
+def chrome(traces: Sequence[Trace]) -> dict[str, Any]:
+    """Return the recordings in Chrome's trace format, which ui.perfetto.dev and chrome://tracing open.
+
+    A process is a rank, a thread a group; operations of a group that overlap have threads of their own. Arrows go from
+    the last rank that came to a collective to the others. Times are microseconds since the first operation.
+    """
+    start, end = _span(traces)
+    events: list[dict[str, Any]] = []
+    threads: dict[tuple[str, int], int] = {}
+    for trace in traces:
+        events.append(_named("process_name", trace.rank, f"rank {trace.rank} ({trace.host})"))
+        events.append({"name": "process_sort_index", "ph": "M", "pid": trace.rank, "args": {"sort_index": trace.rank}})
+        for group in _groups([trace]):
+            for lane, records in enumerate(lanes(each for each in trace.records if each.group == group)):
+                thread = threads.setdefault((group, lane), len(threads))
+                title = records[0].group_name + (f" ({lane + 1})" if lane else "")
+                events.append(_named("thread_name", trace.rank, title, thread))
+                events += [_slice(record, trace.rank, thread, start, end) for record in records]
+    slices = {(each["pid"], each["args"]["group"], each["name"]): each for each in events if each["ph"] == "X"}
+    for number, arrival in enumerate(arrivals(traces)):
+        last = arrival.records[arrival.last]
+        of_rank = {rank: slices[rank, last.group, _title(record)] for rank, record in arrival.records.items()}
+        source = of_rank.pop(arrival.last)
+        for rank, target in of_rank.items():
+            arrow = {"name": "last to come", "cat": "arrival", "id": f"{number}.{rank}"}
+            events.append({**arrow, "ph": "s", "pid": source["pid"], "tid": source["tid"], "ts": source["ts"]})
+            until = max(source["ts"], target["ts"] + target["dur"])
+            events.append({**arrow, "ph": "f", "bp": "e", "pid": rank, "tid": target["tid"], "ts": until})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _named(what: str, rank: int, name: str, thread: int = 0) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": rank, "tid": thread, "args": {"name": name}}
+
+
+def _slice(record: Record, rank: int, thread: int, start: float, end: float) -> dict[str, Any]:
+    told = {
+        "group": record.group,
+        "number": record.number,
+        "size": f"{size_in_words(record.nbytes)} {record.dtype}".strip(),
+        "op": record.op,
+        "peer": record.peer,
+        "async": record.async_op,
+        "state": record.state,
+        "where": record.where,
+    }
+    return {
+        "name": _title(record),
+        "cat": "message" if is_message(record) else "collective",
+        "ph": "X",
+        "pid": rank,
+        "tid": thread,
+        "ts": round(1e6 * (record.begin - start), 3),
+        "dur": round(1e6 * ((record.end or end) - record.begin), 3),
+        "args": told,
+    }
+
+
+def _title(record: Record) -> str:
+    return f"{record.name} #{record.number}"
+
+
+# -- the page ------------------------------------------------------------------------------------------------
+
+
+def html(traces: Sequence[Trace], found: History) -> str:
+    """Return a page that shows the recordings, and needs nothing else: a lane for each rank."""
+    text = json.dumps(page_data(traces, found), separators=(",", ":")).replace("</", "<\\/")
+    return PAGE.read_text(encoding="utf-8").replace(PLACE, text)
+
+
+def page_data(traces: Sequence[Trace], found: History) -> dict[str, Any]:
+    """Return what the page shows; times are microseconds since the first operation."""
+    start, end = _span(traces)
+    texts: dict[str, int] = {}
+    groups = {key: number for number, key in enumerate(_groups(traces))}
+    late: dict[tuple[int, str, int], float] = {}
+    waited: dict[tuple[int, str, int], float] = {}
+    for arrival in arrivals(traces):
+        for rank, record in arrival.records.items():
+            waited[rank, record.group, record.number] = arrival.wait(rank)
+        if arrival.delay >= LATE:
+            record = arrival.records[arrival.last]
+            late[arrival.last, record.group, record.number] = arrival.delay
+
+    def number_of(text: str) -> int:
+        return texts.setdefault(text, len(texts))
+
+    def row(rank: int, record: Record) -> list[Any]:
+        key = rank, record.group, record.number
+        is_collective = not is_message(record)
+        flags = ASYNC * record.async_op + FAILED * (record.state == "failed") + IN_FLIGHT * (not record.end)
+        flags += MARKED * (is_collective and (record.group, record.number) in found.marks)
+        flags += LATE_FLAG * (is_collective and key in late)
+        return [
+            number_of(record.name),
+            groups[record.group],
+            record.number,
+            round(1e6 * (record.begin - start), 1),
+            round(1e6 * ((record.end or end) - record.begin), 1),
+            number_of(record.dtype),
+            record.nbytes,
+            number_of(record.op),
+            -1 if record.peer is None else record.peer,
+            flags,
+            number_of(record.where),
+            round(1e6 * (late if flags & LATE_FLAG else waited).get(key, 0.0), 1) if is_collective else 0,
+        ]
+
+    ranks = [
+        {
+            "rank": trace.rank,
+            "host": trace.host,
+            "lanes": [[row(trace.rank, each) for each in lane] for lane in lanes(trace.records)],
+        }
+        for trace in traces
+    ]
+    slow = straggler(by_rank(traces))
+    return {
+        "fields": FIELDS,
+        "ranks": ranks,
+        "groups": [{"name": name, "ranks": members} for name, members in (_about(traces, key) for key in groups)],
+        "texts": list(texts),
+        "messages": sorted({number_of(each.name) for trace in traces for each in trace.records if is_message(each)}),
+        "length": round(1e6 * (end - start), 1),
+        "lines": found.lines,
+        "culprits": found.culprits,
+        "straggler": None if slow is None else {"rank": slow.rank, "ms": round(1e3 * slow.delay, 3)},
+    }
+
+
+def _about(traces: Sequence[Trace], key: str) -> tuple[str, list[int]]:
+    for trace in traces:
+        if key in trace.groups:
+            return trace.groups[key].name, list(trace.groups[key].ranks)
+    return key, []
+
+
+# -- both ------------------------------------------------------------------------------------------------------
+
+
+def lanes(records: Iterable[Record]) -> list[list[Record]]:
+    """Put operations into as few lanes as it takes for none to overlap another one in its lane."""
+    found: list[list[Record]] = []
+    for record in sorted(records, key=lambda each: each.begin):
+        free = (lane for lane in found if lane[-1].end and lane[-1].end <= record.begin)
+        lane = next(free, None)
+        if lane is None:
+            found.append([record])
+        else:
+            lane.append(record)
+    return found
+
+
+def _groups(traces: Iterable[Trace]) -> list[str]:
+    """Return the keys of the groups in which something was recorded, the first first."""
+    first: dict[str, float] = defaultdict(lambda: float("inf"))
+    for trace in traces:
+        for record in trace.records:
+            first[record.group] = min(first[record.group], record.begin)
+    return sorted(first, key=first.__getitem__)
+
+
+def _span(traces: Iterable[Trace]) -> tuple[float, float]:
+    """Return when the first operation began, and the last ended."""
+    begins = [record.begin for trace in traces for record in trace.records]
+    ends = [max(record.begin, record.end) for trace in traces for record in trace.records]
+    return min(begins, default=0.0), max(ends, default=0.0)

@@ -1,0 +1,54 @@
+"""hpccomm trace: what the recordings of the ranks say: a verdict, a timeline, a summary."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from .history import history
+from .summary import summary
+from .timeline import chrome, html
+from .trace_file import read
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``hpccomm trace``."""
+    parser.description = (
+        "Read what a program with HPCCOMM_TRACE=1 has recorded, and say where its ranks do not belong together. "
+        "Exits with 1 if they do not, with 2 if there are no recordings."
+    )
+    parser.add_argument("folder", help="the folder of the recordings (HPCCOMM_DEBUG_DIR, or hpccomm-debug-*)")
+    parser.add_argument("--summary", action="store_true", help="how long operations take, and who is the straggler")
+    parser.add_argument("--html", metavar="OUT.html", type=Path, help="write a page that shows all ranks")
+    parser.add_argument("--timeline", metavar="OUT.json", type=Path, help="write a file for ui.perfetto.dev")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the verdict, and what else is asked for; return 1 if it names a rank, 2 if there is nothing to read."""
+    try:
+        traces = read(arguments.folder)
+    except (OSError, ValueError) as error:
+        print(f"hpccomm trace: {error}", file=sys.stderr)
+        return 2
+    if not traces:
+        print(
+            f"hpccomm trace: there are no recordings (rank*.trace.json) in {arguments.folder}; run the program with "
+            "HPCCOMM_TRACE=1",
+            file=sys.stderr,
+        )
+        return 2
+    found = history(traces)
+    count = sum(len(trace.records) for trace in traces)
+    print(f"{count} operations of {len(traces)} of {traces[0].size} ranks")
+    print("\n".join(found.lines or ["all ranks have made the same calls"]))
+    if arguments.summary:
+        print(f"\n{summary(traces)}")
+    if arguments.timeline:
+        arguments.timeline.write_text(json.dumps(chrome(traces), separators=(",", ":")), encoding="utf-8")
+        print(f"{arguments.timeline}: open it in https://ui.perfetto.dev")
+    if arguments.html:
+        arguments.html.write_text(html(traces, found), encoding="utf-8")
+        print(f"{arguments.html}: open it in a browser")
+    return 1 if found.culprits else 0
