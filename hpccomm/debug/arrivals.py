@@ -40,7 +40,7 @@ class Arrival:
 
 @dataclass
 class OfRank:
-    """What all arrivals say of one rank: how often it was last; seconds in which others waited for it, and it for them."""
+    """What all arrivals say of one rank: how often it came last, the seconds it delayed others, those it waited."""
 
     rank: int
     collectives: int = 0
@@ -78,9 +78,8 @@ def by_rank(traces: Sequence[Trace]) -> list[OfRank]:
 
 
 def straggler(ranks: Sequence[OfRank]) -> OfRank | None:
-    """Return the rank that delays the others most, if it is a rank and not chance: more than all others together."""
+    """Return the rank that delays the others most, if it is not chance: three times as long as any other."""
     if len(ranks) < 2:
         return None
-    worst = max(ranks, key=lambda each: each.delay)
-    rest = sum(each.delay for each in ranks) - worst.delay
-    return worst if worst.delay > rest and worst.last > 0.5 * worst.collectives else None
+    *_, second, worst = sorted(ranks, key=lambda each: each.delay)
+    return worst if worst.delay > 3 * second.delay else None

@@ -30,7 +30,7 @@ def chrome(traces: Sequence[Trace]) -> dict[str, Any]:
     """Return the recordings in Chrome's trace format, which ui.perfetto.dev and chrome://tracing open.
 
     A process is a rank, a thread a group; operations of a group that overlap have threads of their own. Arrows go from
-    the last rank that came to a collective to the others. Times are microseconds since the first operation.
+    a rank that came late to those that were there. Times are microseconds since the first operation.
     """
     start, end = _span(traces)
     events: list[dict[str, Any]] = []
@@ -40,20 +40,20 @@ def chrome(traces: Sequence[Trace]) -> dict[str, Any]:
         events.append({"name": "process_sort_index", "ph": "M", "pid": trace.rank, "args": {"sort_index": trace.rank}})
         for group in _groups([trace]):
             for lane, records in enumerate(lanes(each for each in trace.records if each.group == group)):
-                thread = threads.setdefault((group, lane), len(threads))
+                thread = threads.setdefault((group, lane), 1 + len(threads))
                 title = records[0].group_name + (f" ({lane + 1})" if lane else "")
                 events.append(_named("thread_name", trace.rank, title, thread))
                 events += [_slice(record, trace.rank, thread, start, end) for record in records]
     slices = {(each["pid"], each["args"]["group"], each["name"]): each for each in events if each["ph"] == "X"}
-    for number, arrival in enumerate(arrivals(traces)):
+    for number, arrival in enumerate(each for each in arrivals(traces) if each.delay >= LATE):
         last = arrival.records[arrival.last]
         of_rank = {rank: slices[rank, last.group, _title(record)] for rank, record in arrival.records.items()}
         source = of_rank.pop(arrival.last)
         for rank, target in of_rank.items():
-            arrow = {"name": "last to come", "cat": "arrival", "id": f"{number}.{rank}"}
-            events.append({**arrow, "ph": "s", "pid": source["pid"], "tid": source["tid"], "ts": source["ts"]})
-            until = max(source["ts"], target["ts"] + target["dur"])
-            events.append({**arrow, "ph": "f", "bp": "e", "pid": rank, "tid": target["tid"], "ts": until})
+            if target["ts"] + target["dur"] >= source["ts"]:  # a root may have gone on
+                arrow = {"name": "late", "cat": "late", "id": f"{number}.{rank}", "ts": source["ts"]}
+                events.append({**arrow, "ph": "s", "pid": source["pid"], "tid": source["tid"]})
+                events.append({**arrow, "ph": "f", "bp": "e", "pid": rank, "tid": target["tid"]})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -72,14 +72,16 @@ def _slice(record: Record, rank: int, thread: int, start: float, end: float) -> 
         "state": record.state,
         "where": record.where,
     }
+    # Both rounded to ns first: slices of one thread may touch, and not overlap.
+    began, ended = (round(1e6 * (each - start), 3) for each in (record.begin, record.end or end))
     return {
         "name": _title(record),
         "cat": "message" if is_message(record) else "collective",
         "ph": "X",
         "pid": rank,
         "tid": thread,
-        "ts": round(1e6 * (record.begin - start), 3),
-        "dur": round(1e6 * ((record.end or end) - record.begin), 3),
+        "ts": began,
+        "dur": round(ended - began, 3),
         "args": told,
     }
 
@@ -106,7 +108,7 @@ def page_data(traces: Sequence[Trace], found: History) -> dict[str, Any]:
     waited: dict[tuple[int, str, int], float] = {}
     for arrival in arrivals(traces):
         for rank, record in arrival.records.items():
-            waited[rank, record.group, record.number] = arrival.wait(rank)
+            waited[rank, record.group, record.number] = arrival.records[arrival.last].begin - record.begin
         if arrival.delay >= LATE:
             record = arrival.records[arrival.last]
             late[arrival.last, record.group, record.number] = arrival.delay
@@ -190,7 +192,9 @@ def _groups(traces: Iterable[Trace]) -> list[str]:
 
 
 def _span(traces: Iterable[Trace]) -> tuple[float, float]:
-    """Return when the first operation began, and the last ended."""
-    begins = [record.begin for trace in traces for record in trace.records]
-    ends = [max(record.begin, record.end) for trace in traces for record in trace.records]
-    return min(begins, default=0.0), max(ends, default=0.0)
+    """Return when the first operation began, and when the last ended; a little later, if something has not ended."""
+    records = [record for trace in traces for record in trace.records]
+    start = min((record.begin for record in records), default=0.0)
+    end = max((max(record.begin, record.end) for record in records), default=0.0)
+    hangs = any(not record.end for record in records)
+    return start, end + hangs * max(0.1 * (end - start), 1e-4)
