@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,7 +52,9 @@ class Operation:
         "_hooks",
         "arguments",
         "async_op",
+        "began",
         "device",
+        "ended",
         "error",
         "group",
         "name",
@@ -75,6 +78,7 @@ class Operation:
         self.async_op = async_op
         self.arguments = arguments
         self.error: BaseException | None = None
+        self.began = self.ended = 0.0  # readings of time.perf_counter
         self._hooks = list(hooks)
 
     def begin(self) -> None:
@@ -87,9 +91,11 @@ class Operation:
                 self.end(error)
                 raise
             self._hooks.append(hook)
+        self.began = time.perf_counter()
 
     def end(self, error: BaseException | None = None) -> None:
         """Tell the same hooks that it has ended, also one that has been removed meanwhile."""
+        self.ended = time.perf_counter()
         self.error = error
         errors = []
         for hook in self._hooks:
@@ -131,6 +137,11 @@ class Operation:
                 return self.arguments[name]  # type: ignore[no-any-return]
         return None
 
+    @property
+    def duration(self) -> float | None:
+        """Seconds from its beginning to when its end was noticed; None before."""
+        return self.ended - self.began if self.began and self.ended else None
+
     def __repr__(self) -> str:
         return f"<Operation {self.name} #{self.sequence_number} of {self.group.name!r}>"
 
@@ -159,6 +170,16 @@ class Hook(Protocol):
 
     def end(self, operation: Operation) -> None:
         """Called when the operation has ended, well or not: of an asynchronous one in the thread that notices."""
+
+
+class Timing:
+    """A hook that does nothing: with one, operations know when they began and ended."""
+
+    def begin(self, operation: Operation) -> None:
+        """Nothing."""
+
+    def end(self, operation: Operation) -> None:
+        """Nothing."""
 
 
 class RemovableHandle:

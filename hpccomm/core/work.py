@@ -86,7 +86,7 @@ class Work:
     _source: int | None = None  # the group rank that a message came from
     _callbacks: list[Callable[[Work], None]] | None = None
     _future: Future | None = None
-    _operation: Operation | None = None  # what hooks know it by
+    _operation: Operation | None = None  # what hooks know it by, or a recorder's entry
     _peer: int | None = None  # of a message: the rank of the group at its other end
     _patience: float | None = None  # seconds that `wait` waits where it is not told
 
@@ -202,6 +202,32 @@ class Work:
         if self._source is None or self.group is None:
             raise DistError(f"{self.op_type}: only a receive has a source rank{here()}")
         return self.group.ranks[self._source]
+
+    def get_duration(self) -> float:
+        """Return the seconds from when the operation began to when its end was noticed.
+
+        Known where the group's :meth:`ProcessGroup.enable_timing` was called before the operation, and while operations
+        are recorded (``HPCCOMM_TRACE``). The end is noticed in `wait`, `is_completed`, or by hpccomm's own thread where
+        there is a Future: a program that looks late sees a longer time.
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        DistError
+            It is not known, or the operation has not ended.
+        """
+        if self._operation is None:
+            raise DistError(
+                f"{self.op_type}: nobody has looked at the clock; call enable_timing() of the group before the "
+                f"operation, or run with HPCCOMM_TRACE=1{here()}"
+            )
+        duration = self._operation.duration if self.is_completed() else None
+        if duration is None:
+            raise DistError(f"{self.op_type} #{self.sequence_number}: it is still in flight; wait() first{here()}")
+        return duration
 
     def synchronize(self) -> None:
         """Block the host until the result is in the output arrays."""

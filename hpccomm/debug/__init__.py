@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from .hooks import check_numerics, log_operations, nvtx_ranges, register_hook
 from .recorder import record, recorded
 from .records import Record
 from .report import dump
 from .trace_file import dump_trace
 from .verdict import Verdict, verdict
 
-__all__ = ["Record", "Verdict", "dump", "dump_trace", "record", "recorded", "verdict"]
+__all__ = [
+    "Record",
+    "Verdict",
+    "check_numerics",
+    "dump",
+    "dump_trace",
+    "log_operations",
+    "nvtx_ranges",
+    "record",
+    "recorded",
+    "register_hook",
+    "verdict",
+]

@@ -79,7 +79,7 @@ class Entry(list[Any]):
 
     @property
     def duration(self) -> float | None:
-        """Seconds from its beginning to its end; None while it is in flight."""
+        """Seconds from its beginning to when its end was noticed; None before."""
         return self[ENDED] - self[BEGAN] if self[ENDED] else None
 
 

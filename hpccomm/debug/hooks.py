@@ -1,0 +1,256 @@
+"""Hooks for every group of the process: a check for NaN, a log of all operations, ranges for profilers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import warnings
+from typing import Any
+
+import numpy as np
+
+from ..core.group import ProcessGroup
+from ..core.hooks import Hook, Operation, RemovableHandle
+from ..errors import DistError, here
+from .attach import everywhere
+from .records import describe
+
+LOGGER = logging.getLogger("hpccomm.operations")
+
+
+def register_hook(hook: Hook) -> RemovableHandle:
+    """Let a hook see every operation of every group on this rank, also of groups that are made later.
+
+    Parameters
+    ----------
+    hook : object
+        With the methods `begin` and `end` of :class:`hpccomm.Hook`.
+
+    Returns
+    -------
+    RemovableHandle
+        Its ``remove()``, or the end of a ``with`` block, takes the hook away again.
+
+    Examples
+    --------
+    >>> import hpccomm.debug
+    >>> class Names:
+    ...     def begin(self, operation):
+    ...         print(operation.group.name, operation.name)
+    ...     def end(self, operation):
+    ...         pass
+    >>> with hpccomm.debug.register_hook(Names()):
+    ...     hc.barrier()
+    ...     with hc.new_group(group_desc="mine") as group:
+    ...         hc.barrier(group)
+    world barrier
+    mine barrier
+    """
+    return everywhere(lambda group: hook)
+
+
+# -- NaN and infinity ------------------------------------------------------------------------------------------
+
+
+def check_numerics(action: str = "raise") -> RemovableHandle:
+    """Look for NaN and infinity in what is sent and in what has come, in every operation of this rank.
+
+    Every array is read, before and after: for looking for an error, not for every day. Arrays of a GPU make the host
+    wait for it.
+
+    Parameters
+    ----------
+    action : str
+        ``"raise"``: DistError. It is raised before anything is sent where an input is bad, on this rank only: the
+        others then wait for it, until its exception ends the job. ``"warn"``: RuntimeWarning, and the program goes on.
+
+    Returns
+    -------
+    RemovableHandle
+
+    Raises
+    ------
+    ValueError
+        `action` is something else.
+
+    Notes
+    -----
+    What an asynchronous operation has brought is looked at in the thread that notices its end, where nobody can be
+    raised to: it is logged, to the logger ``"hpccomm"``.
+
+    Examples
+    --------
+    >>> import hpccomm.debug
+    >>> x = np.array([1.0, np.nan, np.inf])
+    >>> with hpccomm.debug.check_numerics():
+    ...     hc.all_reduce(x)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    hpccomm.errors.DistError: all_reduce #1 of 'world' (24 B float64): array before it: nan at [1], 2 of 3 elements ...
+    """
+    if action not in ("raise", "warn"):
+        raise ValueError(f"check_numerics: action is {action!r}; expected 'raise' or 'warn'")
+    return register_hook(_CheckNumerics(action))
+
+
+class _CheckNumerics:
+    def __init__(self, action: str) -> None:
+        self._action = action
+
+    def begin(self, operation: Operation) -> None:
+        is_root = operation.peer == operation.group.rank
+        if not operation.name.startswith("recv") and (is_root or not operation.name.startswith("broadcast")):
+            self._look(operation, "before", OUTPUTS)
+
+    def end(self, operation: Operation) -> None:
+        if operation.error is None:
+            self._look(operation, "after", INPUTS)
+
+    def _look(self, operation: Operation, when: str, not_at: set[str]) -> None:
+        for name, value in operation.arguments.items():
+            for place, array in enumerate(_arrays(value)):
+                bad = None if name in not_at else first_bad(array)
+                if bad is not None:
+                    label = f"{name}[{place}]" if isinstance(value, list) else name
+                    self._tell(f"{_in_words(operation)}: {label} {when} it: {bad} are not finite{here()}")
+
+    def _tell(self, message: str) -> None:
+        if self._action == "raise":
+            raise DistError(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=8)
+
+
+OUTPUTS = {"output", "outputs", "output_lists", "calls"}  # before the operation anything may be in them
+INPUTS = {"inputs"}  # which it does not change
+
+
+def first_bad(array: Any) -> str | None:
+    """Say where an array is not finite; None where all of it is, or its dtype has no such values."""
+    if array.dtype.kind not in "fc" and array.dtype.name != "bfloat16":
+        return None
+    bad = ~np.isfinite(array)  # of CuPy's arrays, too
+    count = int(bad.sum())
+    if not count:
+        return None
+    index = tuple(int(each) for each in np.unravel_index(int(bad.argmax()), bad.shape))
+    return f"{array[index]} at [{', '.join(map(str, index))}], {count} of {array.size} elements"
+
+
+def _arrays(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return [array for each in value for array in _arrays(each)]
+    return [value] if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "argmax") else []
+
+
+# -- a log -----------------------------------------------------------------------------------------------------
+
+
+def log_operations(logger: logging.Logger | str | None = None, level: int = logging.INFO) -> RemovableHandle:
+    """Log a line for every operation of this rank, when it has ended.
+
+    Parameters
+    ----------
+    logger : logging.Logger or str, optional
+        Or the name of a file, to which lines are added; ``{rank}`` in it becomes the rank in the first group that has
+        an operation. Default: the logger ``"hpccomm.operations"``.
+    level : int
+        Of the lines.
+
+    Returns
+    -------
+    RemovableHandle
+
+    Examples
+    --------
+    >>> import hpccomm.debug, logging, sys
+    >>> logger = logging.getLogger("example")
+    >>> logger.setLevel(logging.INFO)
+    >>> logger.addHandler(logging.StreamHandler(sys.stdout))
+    >>> with hpccomm.debug.log_operations(logger):
+    ...     hc.all_reduce(np.ones(1000))  # doctest: +ELLIPSIS
+    rank 0: all_reduce #1 of 'world' (7.812 KiB float64), SUM, ... us, ok
+    """
+    return register_hook(_Log(logger, level))
+
+
+class _Log:
+    def __init__(self, logger: logging.Logger | str | None, level: int) -> None:
+        self._file = logger if isinstance(logger, str) else None
+        self._logger = logger if isinstance(logger, logging.Logger) else LOGGER
+        self._level = level
+
+    def begin(self, operation: Operation) -> None:
+        pass
+
+    def end(self, operation: Operation) -> None:
+        group, op, peer = operation.group, operation.op, operation.peer
+        facts = [_in_words(operation)]
+        facts += [] if op is None else [str(getattr(op, "name", op))]
+        facts += [] if peer is None else [f"peer {peer}"]
+        facts += ["async"] if operation.async_op else []
+        facts.append(f"{1e6 * (operation.duration or 0.0):.1f} us")
+        facts.append("ok" if operation.error is None else repr(operation.error))
+        line = f"rank {group.rank}: {', '.join(facts)}"
+        if self._file is None:
+            self._logger.log(self._level, line)
+            return
+        with open(self._file.replace("{rank}", str(group.rank)), "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+# -- profilers ---------------------------------------------------------------------------------------------------
+
+
+def nvtx_ranges() -> RemovableHandle:
+    """Make a range of every operation of this rank for NVIDIA's profilers (NVTX), by CuPy or the package nvtx.
+
+    Blocking operations and asynchronous ones are shown from their beginning to where their end is noticed.
+
+    Returns
+    -------
+    RemovableHandle
+
+    Raises
+    ------
+    ImportError
+        Neither is installed.
+
+    Examples
+    --------
+    >>> import hpccomm.debug
+    >>> try:
+    ...     handle = hpccomm.debug.nvtx_ranges()
+    ... except ImportError as error:
+    ...     print(error)
+    ... else:
+    ...     handle.remove()
+    """
+    return register_hook(_Ranges(*_nvtx()))
+
+
+class _Ranges:
+    def __init__(self, start: Any, end: Any) -> None:
+        self._start, self._end = start, end
+        self._open: dict[Operation, Any] = {}
+
+    def begin(self, operation: Operation) -> None:
+        self._open[operation] = self._start(_in_words(operation))
+
+    def end(self, operation: Operation) -> None:
+        self._end(self._open.pop(operation))
+
+
+def _nvtx() -> tuple[Any, Any]:
+    """Return the functions that start and end a range, which may end in another thread than it began."""
+    for name, start, end in (("nvtx", "start_range", "end_range"), ("cupy.cuda.nvtx", "RangeStart", "RangeEnd")):
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(name)
+            if getattr(module, "available", True):
+                return getattr(module, start), getattr(module, end)
+    raise ImportError("nvtx_ranges needs the package nvtx: pip install nvtx")
+
+
+def _in_words(operation: Operation) -> str:
+    group: ProcessGroup = operation.group
+    return str(describe(group, operation.name, operation.sequence_number, operation.arguments))
