@@ -240,7 +240,10 @@ def _overhead(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict
     from .studies import overhead
 
     found = overhead.overheads(world)
-    documents = [{**vars(each), "added_ns": each.added_ns, "ratio": each.ratio} for each in found]
+    documents = [
+        {**vars(each), "added_ns": each.added_ns, "ratio": each.ratio, "recorder_ns": each.recorder_ns}
+        for each in found
+    ]
     return overhead.table(found, world.size), documents
 
 

@@ -2,13 +2,14 @@
 
 With one rank MPI has next to nothing to do, so what is left is the way there. The smallest of many repetitions is
 taken, as timeit advises: everything that disturbs a repetition makes it longer. Two ranks exchange messages. How long
-that takes depends on when the other rank comes, so there the median counts, of the slower rank's times.
+that takes depends on when the other rank comes, so there the median counts, of the slower rank's times. The same is
+measured with the flight recorder on.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from mpi4py import MPI
 
 import hpccomm as hc
 
+from ...debug.recorder import record
 from ..contenders import Call
 from ..measure import Plan, measure
 from ..registry import Arrays, Benchmark, Case, load
@@ -43,11 +45,17 @@ class Overhead:
     operation: str
     mpi4py_ns: float
     hpccomm_ns: float
+    recorded_ns: float  # hpccomm's, with the recorder on
 
     @property
     def added_ns(self) -> float:
         """What hpccomm adds to mpi4py's call."""
         return self.hpccomm_ns - self.mpi4py_ns
+
+    @property
+    def recorder_ns(self) -> float:
+        """What the recorder adds to hpccomm's call."""
+        return self.recorded_ns - self.hpccomm_ns
 
     @property
     def ratio(self) -> float:
@@ -63,14 +71,21 @@ def overheads(group: hc.ProcessGroup, plan: Plan | None = None) -> list[Overhead
     with Session(group) as session:
         for each in on_one_rank(session) if group.size == 1 else on_two_ranks(session):
             calls = {"mpi4py": each.mpi4py, "hpccomm": each.hpccomm}
-            gc.disable()  # as timeit does
-            try:
-                timings = measure(calls, session.comm, plan or PLANS[group.size])
-            finally:
-                gc.enable()
-            seconds = [timings[name].minimum if group.size == 1 else timings[name].median for name in calls]
-            found.append(Overhead(each.operation, *(each * 1e9 for each in seconds)))
+            seconds = _seconds(calls, session, plan)
+            with record():
+                recorded = _seconds({"hpccomm": each.hpccomm}, session, plan)
+            found.append(Overhead(each.operation, *(each * 1e9 for each in seconds + recorded)))
     return found
+
+
+def _seconds(calls: Mapping[str, Call], session: Session, plan: Plan | None) -> list[float]:
+    size = session.group.size
+    gc.disable()  # as timeit does
+    try:
+        timings = measure(calls, session.comm, plan or PLANS[size])
+    finally:
+        gc.enable()
+    return [timings[name].minimum if size == 1 else timings[name].median for name in calls]
 
 
 def on_one_rank(session: Session) -> Iterator[Comparison]:
@@ -204,11 +219,12 @@ def table(found: Sequence[Overhead], ranks: int) -> str:
     how = "1 rank, 8 bytes, minimum" if ranks == 1 else f"{ranks} ranks, 8 bytes, median"
     lines = [
         f"what hpccomm adds to mpi4py's own call: {how} of the repetitions",
-        f"{'operation':<34} {'mpi4py':>9} {'hpccomm':>9} {'added':>9} {'ratio':>6}",
-        f"{'':<34} {'(ns)':>9} {'(ns)':>9} {'(ns)':>9}",
+        f"{'operation':<34} {'mpi4py':>9} {'hpccomm':>9} {'added':>9} {'ratio':>6} {'recorder adds':>14}",
+        f"{'':<34} {'(ns)':>9} {'(ns)':>9} {'(ns)':>9} {'':>6} {'(ns)':>14}",
     ]
     lines += [
-        f"{each.operation:<34} {each.mpi4py_ns:>9.0f} {each.hpccomm_ns:>9.0f} {each.added_ns:>9.0f} {each.ratio:>6.2f}"
+        f"{each.operation:<34} {each.mpi4py_ns:>9.0f} {each.hpccomm_ns:>9.0f} {each.added_ns:>9.0f} {each.ratio:>6.2f} "
+        f"{each.recorder_ns:>14.0f}"
         for each in found
     ]
     return "\n".join(lines)
