@@ -184,6 +184,7 @@ class _GroupHook:
         self._stack = recorder.stack
         self._fast_path = recorder.fast_path
         self._about = about
+        self._followed = self._following = FastPath()
         self._open: dict[Operation, Entry] = {}
 
     def begin(self, operation: Operation) -> None:
@@ -206,11 +207,14 @@ class _GroupHook:
         self._open.pop(operation).end(operation.error)
 
     def around(self, fast: FastPath) -> FastPath:
-        """Return the fast path with a row for each operation."""
-        following: FastPath = object.__new__(self._fast_path(type(fast)))
-        following.__dict__ = fast.__dict__  # one count of operations for both
-        fast.__dict__["_about"] = self._about
-        return following
+        """Return a fast path that does the same, with a row for each operation."""
+        if self._followed is not fast:
+            following: Any = object.__new__(self._fast_path(type(fast)))
+            for name, value in vars(fast).items():
+                setattr(following, name, value)
+            following._about = self._about
+            self._followed, self._following = fast, following
+        return self._following
 
 
 # -- the fast path -------------------------------------------------------------------------------------------
