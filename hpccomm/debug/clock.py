@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 12  # of which the quickest counts
 TAG = 0
-EPOCH = time.time() - time.perf_counter()  # what makes a reading of the clock seconds since the epoch
+# What makes a reading of the clock seconds since the epoch; the process may be held up between the two looks.
+EPOCH = max(time.time() - time.perf_counter() for _ in range(5))
 
 
 def now() -> float:
