@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import hpccomm as hc
+import hpccomm.debug
 
 pytestmark = pytest.mark.serial
 
-PUBLIC = [(name, getattr(hc, name)) for name in hc.__all__]
+PUBLIC = [(name, getattr(module, name)) for module in (hc, hpccomm.debug) for name in module.__all__]
 FUNCTIONS = [(name, thing) for name, thing in PUBLIC if inspect.isfunction(thing)]
 CLASSES = [
     (name, thing) for name, thing in PUBLIC if inspect.isclass(thing) and not issubclass(thing, (Exception, Warning))

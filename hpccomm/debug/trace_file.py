@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import socket
@@ -151,6 +152,16 @@ def write_trace(folder: str | Path, is_final: bool = True) -> Path:
     part = folder / f".rank{rank}{SUFFIX}"
     part.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
     return part.replace(folder / f"rank{rank}{SUFFIX}")  # nobody sees it half written
+
+
+def save(folder: str | Path) -> Path | None:
+    """Do as `write_trace` for who is about to end the process: None where nothing was recorded, or it fails."""
+    recorder = recorders.recorder()
+    if recorder is None or not recorder.rows:
+        return None
+    with contextlib.suppress(OSError):
+        return write_trace(folder)
+    return None
 
 
 def dump_trace(folder: str | Path | None = None) -> Path:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 import hpccomm.debug
@@ -135,6 +136,18 @@ def test_a_recording_survives_its_file(process_group: hc.ProcessGroup, tmp_path:
     recorded = hpccomm.debug.recorded()
     assert trace.records[:2] == recorded[:2]
     assert trace.groups[recorded[0].group].collectives == process_group.sequence_number
+
+
+@serial
+def test_who_ends_the_process_saves_what_there_is(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with hpccomm.debug.record(), hc.ProcessGroup.on(MPI.COMM_SELF) as group:
+        hc.barrier(group)
+    assert trace_file.save(tmp_path) == tmp_path / "rank0.trace.json"
+    assert trace_file.save(tmp_path / "file") is None
+    with hpccomm.debug.record():
+        pass
+    assert trace_file.save(tmp_path) is None
 
 
 # -- clocks ----------------------------------------------------------------------------------------------------------
