@@ -3,6 +3,7 @@
 >>> import hpccomm as hc
 """
 
+from . import checkpoint
 from .buckets import GradientBuckets
 from .coalescing import coalescing
 from .collectives import (
@@ -44,6 +45,7 @@ from .errors import (
     DistNetworkError,
     DistStoreError,
     DistTimeoutError,
+    RankFailedError,
     UnsupportedOperationError,
 )
 from .groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
@@ -80,6 +82,7 @@ from .ranks import (
     get_world_size,
 )
 from .shared import empty_shared, fence, peer_view
+from .survivors import agree, shrink_group
 from .world import (
     GroupMember,
     destroy_process_group,
@@ -115,11 +118,13 @@ __all__ = [
     "P2POp",
     "PersistentWork",
     "ProcessGroup",
+    "RankFailedError",
     "ReduceOp",
     "RemovableHandle",
     "UnsupportedOperationError",
     "Work",
     "WorkStatus",
+    "agree",
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",
@@ -191,10 +196,11 @@ __all__ = [
     "send_init",
     "send_object_list",
     "sendrecv",
+    "shrink_group",
     "split_group",
 ]
 
 
 def __dir__() -> list[str]:
-    """Let completion show what is public: the names, and not the modules that they come from."""
-    return [*__all__, "__version__"]
+    """Let completion show what is public: the names, and of the modules only those that are used by their names."""
+    return [*__all__, "checkpoint", "__version__"]

@@ -6,6 +6,8 @@ communication itself is a :class:`DistError`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class DistError(RuntimeError):
     """Base class of every error of the communication itself."""
@@ -13,6 +15,20 @@ class DistError(RuntimeError):
 
 class DistBackendError(DistError):
     """A transport (MPI, NCCL, a plug-in) reported a failure."""
+
+
+class RankFailedError(DistBackendError):
+    """Ranks of the group have died, and the MPI library has survived it; :func:`hpccomm.shrink_group` goes on without.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The global ranks that are known to have died; empty where it is only known that others have given the group up.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 class DistNetworkError(DistError):

@@ -7,13 +7,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from .core import checks
-from .core.group import ProcessGroup, make_group
+from .core.group import ProcessGroup, make_group, some
 from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
 from .core.registry import BackendConfig
 from .core.watched import watched
 from .errors import DistError, here
-from .process import mpi_library
+from .process import failures, mpi_library
 from .world import connect, current_world, member
 
 if TYPE_CHECKING:
@@ -90,22 +90,38 @@ def new_group(
         members.sort()
     name = _next_name(group_desc)
     _usable("new_group", world)
+    if not use_local_synchronization:
+        world._agree_on("new_group", f"ranks {', '.join(map(str, members))}", f"backend {config}")
+    created = None
+    if failures.is_on() and not use_local_synchronization:
+        created = _split_off(world, members)
     if world.rank not in members:
         if not use_local_synchronization:
             _split_backends(world, config, None)
         return NonMember(members, name, config)
-    # MPI_Comm_create_group is collective over the members only (MPI-4.1 §7.4.2): the others go on at once.
-    parent: Any = world.comm
-    everyone = parent.Get_group()
-    chosen = everyone.Incl(members)
-    created = parent.Create_group(chosen)
-    chosen.Free()
-    everyone.Free()
+    if created is None:
+        # MPI_Comm_create_group is collective over the members only (MPI-4.1 §7.4.2): the others go on at once.
+        parent: Any = world.comm
+        everyone = parent.Get_group()
+        chosen = everyone.Incl(members)
+        with failures.told("new_group", world.comm):
+            created = parent.Create_group(chosen)
+        chosen.Free()
+        everyone.Free()
     group = _child(world, created, members, config, limits, name, group_desc)
     if not use_local_synchronization:
         _split_backends(world, config, group)
     connect(group)
     return group
+
+
+def _split_off(world: ProcessGroup, members: list[int]) -> Any:
+    """Make the communicator by MPI_Comm_split: on Open MPI 5.0, MPI_Comm_create_group hangs when a member dies."""
+    mpi = mpi_library.load()
+    is_member = world.rank in members
+    with failures.told("new_group", world.comm):
+        comm: Any = world.comm
+        return comm.Split(0 if is_member else mpi.UNDEFINED, members.index(world.rank) if is_member else 0)
 
 
 def _on_communicator(
@@ -298,13 +314,17 @@ def split_group(
     config = group.config if backend is None else BackendConfig(backend)
     limits = time_limit(timeout)(group)
     _usable("split_group", group)
+    group._agree_on("split_group")
     mpi = mpi_library.load()
-    comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)  # type: ignore[union-attr]
+    with failures.told("split_group", group.comm):
+        comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)  # type: ignore[union-attr]
     name = _next_name(group_desc)
     if comm == mpi.COMM_NULL:
         _split_backends(group, config, None)
         return NonMember((), name, config)
-    members = comm.allgather(group.ranks[group.rank])
+    mpi_library.private(comm, group._owner.comm)
+    with failures.told("split_group", comm):
+        members = comm.allgather(group.ranks[group.rank])
     subgroup = _child(group._owner, comm, members, config, limits, name, group_desc)
     _split_backends(group, config, subgroup, color or 0)
     connect(subgroup)
@@ -319,9 +339,12 @@ def _child(
     limits: dict[str, Any],
     name: str,
     description: str | None,
+    is_duplicated: bool = False,
 ) -> ProcessGroup:
     """Make the group of a new communicator, whose members are these ranks of its owner; destroyed with it."""
-    mpi_library.private(comm).Set_name(f"hpccomm {name}")
+    mpi_library.private(comm, owner.comm).Set_name(f"hpccomm {name}")
+    if not is_duplicated:
+        failures.keep_spare(comm)
     place = {rank: i for i, rank in enumerate(owner.ranks)}
     group = make_group(
         Membership(
@@ -343,6 +366,38 @@ def _child(
     owner._children.append(group)
     group._on_destroy = owner._children.remove
     return group
+
+
+def shrinkable(operation: str, group: Group | None) -> ProcessGroup:
+    """Return the group, of which another one can be made."""
+    found = _member_of(operation, group)
+    _usable(operation, found)
+    return found
+
+
+def of_survivors(old: ProcessGroup) -> ProcessGroup:
+    """Make the group of those ranks of `old` that live, and let go of `old`; each of them calls it."""
+    comm, members = failures.shrink(old.comm)
+    owner = old._owner
+    ranks = tuple(old.ranks[rank] for rank in members)
+    dead = tuple(rank for rank in old.ranks if rank not in ranks)
+    limits = {"timeout": old.timeout, "on_timeout": old.on_timeout}
+    reason = f"because ranks {some(dead)} have died" if dead else "although nobody has died"
+    if owner is old:
+        old._on_destroy = None
+        for child in list(old._children):
+            child.give_up(dead, f"was made from a group that has been shrunk, {reason}; make it again")
+        mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
+        nodes = tuple(old.nodes[rank] for rank in members)
+        fields = {name: getattr(old, name) for name in Membership.__dataclass_fields__}
+        fields |= {"rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm, "nodes": nodes}
+    old.give_up(dead, f"has been shrunk, {reason}; go on with what shrink_group returned")
+    if owner is old:
+        new = make_group(Membership(**fields))
+    else:
+        new = _child(owner, comm, ranks, old.config, limits, old.name, old.description, is_duplicated=True)
+    old._successor = new
+    return new
 
 
 def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: ProcessGroup | None, color: int = 0) -> None:
@@ -372,7 +427,7 @@ def _member_of(operation: str, group: Group | None) -> ProcessGroup:
 def _usable(operation: str, group: ProcessGroup) -> None:
     """Refuse a group of which no other can be made."""
     if group.is_destroyed:
-        raise DistError(f"{operation}: the process group {group.name!r} has been destroyed; make another one{here()}")
+        raise DistError(f"{operation}: {group.refusal}")
     if group.comm is None:
         raise DistError(f"{operation}: {group!r} has no MPI communicator to make a group of{here()}")
 

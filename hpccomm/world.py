@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,7 @@ from .errors import DistBackendError, DistError, here
 from .process import mpi_library
 from .process.environment import silent_singleton
 from .process.excepthook import AbortOnException
+from .process.peer_failure import PeerFailures
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,6 +29,7 @@ WATCH, DUMP = "hpccomm.debug.watchdog:watch", "hpccomm.debug.report:dump"
 
 _world: ProcessGroup | None = None
 _abort_on_exception = AbortOnException()
+_peer_failures: PeerFailures | None = None
 
 
 # -- availability ------------------------------------------------------------------------------------
@@ -114,6 +117,7 @@ def init_process_group(
     world_size: int = -1,
     group_name: str = "",
     device_id: int | Literal["auto"] | None = None,
+    on_peer_failure: Callable[[int | None], object] | None = None,
 ) -> ProcessGroup:
     """Make the world group, of all ranks that mpirun or srun started. Every rank calls it, once.
 
@@ -141,6 +145,11 @@ def init_process_group(
         rank modulo the GPUs that this process sees). It becomes the current device, and the ranks are connected by
         NCCL now instead of at the first operation on a GPU array. Every rank gives one, or none does. Default: the
         GPU of the first array.
+    on_peer_failure : callable, optional
+        Called when another rank has died, where the launcher tells this one instead of ending it: MPICH's ``mpiexec
+        -disable-auto-cleanup``. It gets that rank, or None where it can't be told, and runs in a thread of its own,
+        while the program goes on or waits for ever: it may write what is worth keeping, and then call ``os._exit``. It
+        may not communicate. Default: the launcher ends the job.
 
     Returns
     -------
@@ -174,7 +183,9 @@ def init_process_group(
     >>> hc.is_initialized()
     False
     """
-    global _world
+    global _world, _peer_failures
+    if on_peer_failure is not None and not callable(on_peer_failure):
+        raise TypeError(f"init_process_group: on_peer_failure is {on_peer_failure!r}; expected a function, or None")
     if _world is not None:
         raise DistError(
             f"init_process_group: there is a world group already; call destroy_process_group() first{here()}"
@@ -202,6 +213,9 @@ def init_process_group(
     _world = world
     errors.set_rank(world.rank)
     _abort_on_exception.install(world.size)
+    if on_peer_failure is not None:
+        local: dict[int | None, int] = {rank: pid for rank, pid in world.processes.items() if pid != os.getpid()}
+        _peer_failures = PeerFailures(on_peer_failure, local)
     _abort_on_exception.at_the_end = by_name(DUMP) if world.settings.keeps_reports else None
     atexit.register(_leave, os.getpid())
     connect(world)
@@ -245,11 +259,22 @@ def destroy_process_group(group: Group | None = None) -> None:
 
 def _forget(_: ProcessGroup) -> None:
     """Let there be no world: it has been destroyed, by whichever of the three ways."""
-    global _world
+    global _world, _peer_failures
     _world = None
     errors.set_rank(None)
     _abort_on_exception.remove()
+    if _peer_failures is not None:
+        _peer_failures.stop()
+        _peer_failures = None
     atexit.unregister(_leave)
+
+
+def replace_world(world: ProcessGroup) -> None:
+    """Let another group be the world, with ranks of its own."""
+    global _world
+    world._on_destroy = _forget
+    _world = world
+    errors.set_rank(world.rank)
 
 
 def _leave(pid: int) -> None:

@@ -11,6 +11,7 @@ import hpccomm as hc
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--reliability", metavar="FILE", help="add what tests/faults has seen to this file")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -29,10 +29,8 @@ def launch(
 
     `env` is added to the environment. A program that takes longer than `timeout` seconds is ended, with status 124.
     """
-    mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    assert mpiexec, "there is no mpiexec beside this Python or on the PATH"
     return subprocess.run(
-        [ROOT / "tools" / "run-mpi", Path(mpiexec).parent, str(ranks), *command],
+        [ROOT / "tools" / "run-mpi", mpiexec_folder(), str(ranks), *command],
         cwd=ROOT,
         env={**clean_environment(), "TIME_LIMIT": str(timeout), **(env or {})},
         stdin=subprocess.DEVNULL,
@@ -41,6 +39,13 @@ def launch(
         timeout=timeout + 30,  # run-mpi ends the program earlier, and all of its ranks with it
         check=False,
     )
+
+
+def mpiexec_folder() -> Path:
+    """Return where the mpiexec is that belongs to this Python."""
+    mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert mpiexec, "there is no mpiexec beside this Python or on the PATH"
+    return Path(mpiexec).parent
 
 
 def clean_environment() -> dict[str, str]:

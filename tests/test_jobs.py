@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from .launch import IMITATED_GPU, ROOT, launch
 
@@ -89,6 +90,18 @@ def test_dummy_backend(ranks: int) -> None:
     assert "WRONG" not in run_job(ranks, "dummy_backend")
 
 
+@pytest.mark.skipif(MPI.get_vendor()[0] != "Open MPI", reason="only Open MPI survives dead ranks")
+def test_training_goes_on_from_the_last_checkpoint_when_ranks_die(tmp_path: Path) -> None:
+    arguments = ["--steps", "300", "--kill", "0@60", "--kill", "2@140", "--folder", tmp_path]
+    ended = launch(4, sys.executable, "jobs/elastic_training.py", *arguments, env={"MPIEXEC_ARGS": "--with-ft ulfm"})
+    *_, first, second, last = ended.stdout.splitlines()
+    assert first.endswith(": 3 ranks are left; back to step 50"), f"{ended.stdout}\n{ended.stderr}"
+    assert second.endswith(": 2 ranks are left; back to step 125")
+    assert last.startswith("ranks 2 ")
+    assert last.endswith(" OK")
+    assert (tmp_path / "DONE").read_text().startswith("step 300")
+
+
 @pytest.mark.parametrize(
     ("job", "arguments"),
     [
@@ -126,6 +139,9 @@ BREAKAGES = {
         hc.all_reduce = lambda array, *more, **named: (
             whole(array, *more, **named) if isinstance(array, np.ndarray) else hc.CompletedWork())
     """,
+    "elastic_training": """
+        hc.all_reduce = lambda array: array.fill(0)  # no gradient
+    """,
     "mixed_devices": """
         whole = hc.all_reduce
         hc.all_reduce = lambda array, **named: (
@@ -138,6 +154,7 @@ SMALL = {
     "sample_sort": ["--size", "1000"],
     "conjugate_gradient": ["--side", "20"],
     "dummy_backend": [],
+    "elastic_training": ["--steps", "300", "--kill", "none"],
     "mixed_devices": ["--points", "100000"],
 }
 ENVIRONMENT = {"mixed_devices": IMITATED_GPU}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ class FastPath:
     """
 
     is_open = False
+    numbered: Callable[[Exception, str], Exception] = staticmethod(lambda error, name: error)  # the group's own
     count = 0
     messages = 0
 

@@ -11,7 +11,8 @@ from datetime import timedelta
 from typing import Any, NoReturn, cast
 
 from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
-from ..process import mpi_library
+from ..process import failures, mpi_library
+from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import calls, checks, registry
 from .backend import Backend, FastPath
 from .by_name import by_name
@@ -23,10 +24,11 @@ from .options import BackendOptions, Membership, time_limit
 from .persistent_work import PersistentWork
 from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, is_custom
 from .watched import watched
-from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception
+from .work import EXPLAIN, CompletedWork, Work, WorkStatus, as_seconds, log_exception, with_title
 
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
+LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group is given up
 STEPS_ASIDE = FastPath()
 ATTACH = "hpccomm.debug.attach:attach"  # gives a new group what the settings ask for
 DETACH = "hpccomm.debug.attach:detach"  # sees it go
@@ -59,6 +61,7 @@ class ProcessGroup(Operations):
         self._fast_path = self._fast = STEPS_ASIDE  # that of the host's backend; and the one to ask
         self._counting: FastPath = STEPS_ASIDE  # the one that has counted, of those two
         self._hooks: tuple[Hook, ...] = ()
+        self._check: Any = None  # compares what the ranks call: HPCCOMM_DEBUG=DETAIL
         self._block: Any = None  # the coalescing() block that collects
         self._collectives = self._messages = 0  # those that did not take the fast path
         self._in_flight: dict[Work, None] = {}  # insertion-ordered: the oldest first
@@ -69,6 +72,7 @@ class ProcessGroup(Operations):
         self._patience = as_seconds(self.timeout) if self.on_timeout == "raise" else None
         self._leaving: Any = None  # the barrier at the end, once begun
         self._on_destroy: Callable[[ProcessGroup], None] | None = None
+        self._successor: ProcessGroup | None = None  # what shrink_group has made of it
 
     def __init_subclass__(cls) -> None:
         """Let the operations that a class of the program's own overrides pass the door."""
@@ -193,12 +197,13 @@ class ProcessGroup(Operations):
         try:
             outcome: Any = getattr(backend, name)(*arguments, async_op) if step is None else step()
         except Exception as error:
-            self._raise(backend.translate_error(name, error), error, operation)
+            self._raise(self._numbered(backend.translate_error(name, error), name), error, operation)
         if async_op or isinstance(outcome, Work):
             work = outcome if isinstance(outcome, Work) else CompletedWork()
             peer = arguments[1] if name in MESSAGES else None
             return self._track(name, result, work, async_op, operation, peer)  # type: ignore[no-any-return]
         if operation is not None:
+            operation.outcome = outcome
             operation.end()
         return outcome  # type: ignore[no-any-return]  # None; of a receive: the sender's rank
 
@@ -227,6 +232,7 @@ class ProcessGroup(Operations):
             except Exception as error:
                 self._raise(error, error, operation)
             if operation is not None:
+                operation.outcome = work._source
                 operation.end()
             return work._source
         if operation is not None:  # a recorded fast path has put its own there
@@ -251,13 +257,16 @@ class ProcessGroup(Operations):
         """Let go of a Work that has ended; called by the Work, maybe by several threads."""
         if self._in_flight.pop(work, work) is not None:  # another thread has done it
             return
-        if work._status is WorkStatus.FAILED:
-            self._failed.append(work)
-        if work._operation is not None:
+        operation = work._operation
+        if operation is not None:
             try:
-                work._operation.end(work._exception)
+                operation.end(work._exception)
             except Exception:  # this may be anybody's thread
                 log_exception("a hook of %r raised at the end of %r", self, work)
+            if operation.error is not work._exception:  # a hook knows it better
+                work._exception, work._status = operation.error, WorkStatus.FAILED
+        if work._status is WorkStatus.FAILED:
+            self._failed.append(work)
 
     def _reap(self) -> None:
         """Let go of completed works that the program has dropped, from the oldest on."""
@@ -332,9 +341,15 @@ class ProcessGroup(Operations):
         name, device, _, arguments = call
         described = dict(zip(OPERATIONS[name.removesuffix(START)].arguments, arguments))
         number = self.message_number if name in MESSAGES else self.sequence_number
-        operation = Operation(self, name, number, device, async_op, described, self._hooks)
+        work = call[2] if isinstance(call[2], PersistentWork) else None
+        operation = Operation(self, name, number, device, async_op, described, self._hooks, work)
         operation.begin()
         return operation
+
+    def _numbered(self, error: Exception, name: str) -> Exception:
+        """Let the error of a transport say which operation of this group it was."""
+        number = self.message_number if name in MESSAGES else self.sequence_number
+        return with_title(error, f"#{number} of {self.name!r}")
 
     def _raise(self, error: Exception, cause: Exception, operation: Operation | None) -> NoReturn:
         """Raise what went wrong in an operation, in the words of the transport."""
@@ -361,6 +376,11 @@ class ProcessGroup(Operations):
             self._fast.count, self._fast.messages = self._counting.count, self._counting.messages
             self._counting = self._fast
 
+    def _agree_on(self, name: str, *details: str) -> None:
+        """Raise on every rank if not every rank makes this call, where ranks compare: HPCCOMM_DEBUG=DETAIL."""
+        if self._check is not None:
+            self._check.agree(name, *details)
+
     # -- persistent operations -------------------------------------------------------------------
 
     def _set_up(self, call: Call) -> PersistentWork:
@@ -369,11 +389,13 @@ class ProcessGroup(Operations):
         if self._block is not None and self._block.is_of_this_thread():
             raise DistError(f"{name}_init: not inside a coalescing() block{here()}")
         backend = self._backends[device]
+        number = 0 if self._check is None else self._check.set_up(call)
         try:
             work = backend.persistent(name, *arguments)
         except Exception as error:
             self._raise(backend.translate_error(f"{name}_init", error), error, None)
         work.group = self
+        work.number = number
         work.op_type = name
         work.output = result
         work._patience = self._patience
@@ -395,7 +417,7 @@ class ProcessGroup(Operations):
         try:
             work.begin()
         except Exception as error:
-            self._raise(backend.translate_error(name, error), error, operation)
+            self._raise(self._numbered(backend.translate_error(name, error), name), error, operation)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -418,6 +440,7 @@ class ProcessGroup(Operations):
             return
         if self._block is not None:
             raise DistError(f"destroy of {self!r}: leave its coalescing() block first{here()}")
+        self._agree_on("destroy")
         for child in list(self._children):
             child.destroy()
         deadline = time.monotonic() + as_seconds(self.timeout)
@@ -431,6 +454,8 @@ class ProcessGroup(Operations):
         self._choose_fast_path()
         if self.comm is not None:
             mpi_library.free(self.comm, repr(self), self.largest_tag)
+        if self._check is not None:
+            self._check.close()
         if self._on_destroy is not None:
             self._on_destroy(self)
 
@@ -453,27 +478,70 @@ class ProcessGroup(Operations):
 
     def _meet(self, deadline: float) -> None:
         """Wait until every rank destroys the group: nothing collective begins before that."""
-        request = self._leaving or self.comm.Ibarrier()  # type: ignore[union-attr]
         began = time.monotonic()
         deadline = max(deadline, began + SHORTEST_MEETING)
         pause = 0.0
-        while not request.Test():
-            if time.monotonic() > deadline:
-                self._leaving = request  # for the next try
-                raise DistTimeoutError(
-                    f"destroy of {self!r}: other ranks have not called it within {time.monotonic() - began:.1f} s; "
-                    f"every rank of the group has to{here()}"
-                )
-            time.sleep(pause)
-            pause = min(pause + 1e-6, 1e-3)
+        try:
+            request = self._leaving or self.comm.Ibarrier()  # type: ignore[union-attr]
+            while not request.Test():
+                if time.monotonic() > deadline:
+                    self._leaving = request  # for the next try
+                    raise DistTimeoutError(
+                        f"destroy of {self!r}: other ranks have not called it within {time.monotonic() - began:.1f} s; "
+                        f"every rank of the group has to{here()}\n{by_name(EXPLAIN)()}".rstrip()
+                    )
+                time.sleep(pause)
+                pause = min(pause + 1e-6, 1e-3)
+        except Exception as error:
+            self._leaving = None if failures.is_on() else self._leaving
+            raise failures.translated("destroy", error, self.comm) or error from None
+
+    def give_up(self, ranks: Sequence[int], refusal: str) -> None:
+        """Let go of everything without the other ranks, because some (global) `ranks` have died.
+
+        What is in flight ends with RankFailedError; `refusal` is what operations say from now on. The communicator is
+        not freed, because MPI may still have messages on it.
+        """
+        error = failures.rank_failed(f"in flight on {self!r}", tuple(ranks))
+        deadline = time.monotonic() + LONGEST_END
+        for backend in self._backends.values():
+            backend.abort()
+        for work in list(self._in_flight):
+            work.give_up(error, deadline)
+        for persistent in self._persistent:
+            persistent.give_up(error, deadline)
+        self._in_flight.clear()
+        self._failed.clear()
+        if self.comm is not None:
+            failures.forget(self.comm)
+        self._backends = _Destroyed(self, refusal)
+        self._choose_fast_path()
+        if self._on_destroy is not None:
+            self._on_destroy(self)
+
+    def agree(self, flag: bool) -> bool:
+        """See :func:`hpccomm.agree`."""
+        if self.is_destroyed or self.comm is None:
+            raise DistError(self.refusal if self.is_destroyed else f"agree: {self!r} has no MPI communicator{here()}")
+        with failures.told("agree", self.comm):
+            return failures.agree(self.comm, bool(flag))
+
+    @property
+    def refusal(self) -> str:
+        """What a destroyed group says to every operation."""
+        return getattr(self._backends, "refusal", "")
 
     @watched
     def leave(self) -> None:
         """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
-        request, pause = self._leaving or self.comm.Ibarrier(), 0.0  # type: ignore[union-attr]
-        while not request.Test():
-            time.sleep(pause)
-            pause = min(pause + 1e-6, 1e-3)
+        try:
+            request, pause = self._leaving or self.comm.Ibarrier(), 0.0  # type: ignore[union-attr]
+            while not request.Test():
+                time.sleep(pause)
+                pause = min(pause + 1e-6, 1e-3)
+        except Exception as error:
+            if failures.translated("leave", error, self.comm) is None:  # the dead need nothing
+                raise
 
     @property
     def is_destroyed(self) -> bool:
@@ -486,6 +554,7 @@ class ProcessGroup(Operations):
 
         for backend in list(self._backends.values()):
             backend.abort()
+        take_names_away(MAPPED_LATER)
         MPI.COMM_WORLD.Abort(status)
         raise SystemExit(status)
 
@@ -495,7 +564,10 @@ class ProcessGroup(Operations):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Destroying is collective: a rank that is on its way out with an error would wait for ranks that never come.
         if kind is None:
-            self.destroy()
+            group = self
+            while group._successor is not None:
+                group = group._successor
+            group.destroy()
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}>"
@@ -603,6 +675,8 @@ class _LazyBackends(dict[str, Backend]):
         self[device] = backend = self._group._make_backend(device)
         if device == "cpu":
             self._group._fast_path = backend.fast_path
+            if backend.fast_path.is_open:
+                backend.fast_path.numbered = self._group._numbered
             self._group._choose_fast_path()
         return backend
 
@@ -610,11 +684,11 @@ class _LazyBackends(dict[str, Backend]):
 class _Destroyed(dict[str, Backend]):
     """The backends of a destroyed group."""
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self._name = group.name
+    def __init__(self, group: ProcessGroup, refusal: str = "has been destroyed; make another one") -> None:
+        self.refusal = f"the process group {group.name!r} {refusal}{here()}"
 
     def __missing__(self, device: str) -> Backend:
-        raise DistError(f"the process group {self._name!r} has been destroyed; make another one{here()}")
+        raise DistError(self.refusal)
 
 
 class _NotOverridden(Backend):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .group import ProcessGroup
+    from .persistent_work import PersistentWork
     from .reduce_op import ReduceOp
 
 
@@ -32,6 +33,11 @@ class Operation:
         group. The names of each operation are in the documentation, "Operations".
     error : BaseException or None
         What went wrong, when it has ended.
+    outcome : object
+        In `end`, what a blocking operation has returned; of a receive that is the sender's rank in the group (for
+        Python objects: these, and the rank).
+    work : PersistentWork or None
+        What is started, where a persistent operation is.
 
     Examples
     --------
@@ -58,7 +64,9 @@ class Operation:
         "error",
         "group",
         "name",
+        "outcome",
         "sequence_number",
+        "work",
     )
 
     def __init__(
@@ -70,6 +78,7 @@ class Operation:
         async_op: bool,
         arguments: dict[str, Any],
         hooks: Sequence[Hook] = (),
+        work: PersistentWork | None = None,
     ) -> None:
         self.group = group
         self.name = name
@@ -79,6 +88,8 @@ class Operation:
         self.arguments = arguments
         self.error: BaseException | None = None
         self.began = self.ended = 0.0  # readings of time.perf_counter
+        self.outcome: Any = None
+        self.work = work
         self._hooks = list(hooks)
 
     def begin(self) -> None:

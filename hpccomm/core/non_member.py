@@ -145,3 +145,4 @@ for _spec in OPERATIONS.values():
         if hasattr(ProcessGroup, _name):
             setattr(NonMember, _name, _nothing(_name))
 NonMember.peer_view = _nothing("peer_view")  # type: ignore[attr-defined]
+NonMember.agree = _nothing("agree")  # type: ignore[attr-defined]

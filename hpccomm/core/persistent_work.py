@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import DistError, DistTimeoutError, here
-from .work import as_seconds
+from ..process import failures
+from .by_name import by_name
+from .work import EXPLAIN, as_seconds, with_title
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -48,6 +51,7 @@ class PersistentWork:
     op_type = ""
     output: Any = None
     group: ProcessGroup | None = None  # frees it when it is destroyed
+    number = 0  # of its set-up, where the ranks compare that
     call: Call  # what the door is told of each start
     _operation: Operation | None = None  # what hooks know it by
     _patience: float | None = None  # seconds that `wait` waits where it is not told
@@ -117,6 +121,7 @@ class PersistentWork:
                 if time.monotonic() >= deadline:
                     raise DistTimeoutError(
                         f"{self.op_type}: not done after {as_seconds(timeout):g} s; it is still in flight{here()}"
+                        + (f"\n{by_name(EXPLAIN)()}" if timeout == self._patience else "")
                     )
                 time.sleep(0)
         else:
@@ -129,16 +134,35 @@ class PersistentWork:
             if advance() is False:
                 return False
         except Exception as error:
-            self._ended(error)
-            raise
+            self.fail(error)
         self._ended(None)
         return True
 
+    def fail(self, error: Exception) -> NoReturn:
+        """End the operation with what went wrong, in the words of the transport."""
+        translated = error
+        if self.group is not None:
+            translated = self.group._backends[self.call[1]].translate_error(self.op_type, error)
+        self._ended(translated)
+        if translated is error:
+            raise error
+        raise translated from error
+
     def _ended(self, error: Exception | None) -> None:
         self._active = False
+        if error is not None and self.group is not None:
+            with_title(error, f"of {self.group.name!r}")
         operation, self._operation = self._operation, None
         if operation is not None:
             operation.end(error)
+
+    def give_up(self, error: Exception, deadline: float) -> None:
+        """End with `error`, unless the transport says until `deadline` how the operation has ended."""
+        with contextlib.suppress(Exception):
+            self.wait(max(0.0, deadline - time.monotonic()))
+        if self._active:
+            failures.kept.append(self)
+            self._ended(error)
 
     def is_completed(self) -> bool:
         """Say whether the operation is done (or not started), without blocking."""

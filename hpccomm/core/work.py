@@ -10,7 +10,9 @@ from datetime import timedelta
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, here
+from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
+from ..process import failures
+from .by_name import by_name
 
 if TYPE_CHECKING:
     from .future import Future
@@ -36,6 +38,7 @@ class WorkStatus(enum.Enum):
     ABORTED = "aborted"
 
 
+EXPLAIN = "hpccomm.debug.watchdog:explain"  # says which rank is late
 IN_FLIGHT = WorkStatus.IN_FLIGHT  # a look-up in an Enum is slow
 COMPLETED = WorkStatus.COMPLETED
 
@@ -166,6 +169,7 @@ class Work:
                 raise DistTimeoutError(
                     f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
                     f"flight. Has every rank of the group made the matching call?{here()}"
+                    + (f"\n{by_name(EXPLAIN)()}" if timeout == self._patience else "")
                 )
             time.sleep(pause)
             pause = min(pause + 1e-6, 1e-3)
@@ -245,6 +249,15 @@ class Work:
                 self._status = WorkStatus.ABORTED
         self._announce()
 
+    def give_up(self, error: Exception, deadline: float) -> None:
+        """End as failed, unless the transport says until `deadline` how the operation has ended."""
+        while not self.is_completed() and time.monotonic() < deadline:
+            time.sleep(1e-4)
+        if self._status is IN_FLIGHT:
+            failures.kept.append(self.alive)
+            self._exception, self._status = error, WorkStatus.FAILED
+            self._announce()
+
     @property
     def status(self) -> WorkStatus:
         """The state of the operation."""
@@ -311,6 +324,8 @@ class Work:
     def _fail(self, error: Exception) -> None:
         """Note what went wrong, in the words of the transport."""
         self._exception = self.translate_error(error)
+        if self.group is not None:
+            with_title(self._exception, f"#{self.sequence_number} of {self.group.name!r}")
         if self._exception is not error:
             self._exception.__cause__ = error
         self._status = WorkStatus.FAILED
@@ -389,6 +404,14 @@ def log_exception(text: str, *arguments: object) -> None:
     import logging
 
     logging.getLogger("hpccomm").exception(text, *arguments)
+
+
+def with_title(error: Exception, title: str) -> Exception:
+    """Let a transport's error, which begins with the name of the operation, say which one it was; return it."""
+    operation, colon, text = str(error).partition(": ")
+    if isinstance(error, DistBackendError) and colon and operation.isidentifier():
+        error.args = (f"{operation} {title}: {text}",)
+    return error
 
 
 def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:

@@ -10,6 +10,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from . import seam
 from .seam import Runtime
 
 
@@ -90,6 +93,18 @@ class Packing:
         """Copy to the arrays that are not contiguous."""
         for array, buffer in self._unpacking:
             self.copy(array, buffer)
+
+
+def on_the_host(array: Any) -> Any:
+    """Return a NumPy array with the values that a GPU array has on the program's current stream, in C order."""
+    runtime, device = seam.runtime(), array.data.device_id
+    with seam.on_device(runtime, device):
+        stream = runtime.current_stream(device)
+        contiguous = Packing(runtime, device, stream).reading(array)
+        host = np.empty(array.shape, array.dtype)
+        runtime.to_host(host, contiguous, stream)
+        runtime.synchronize_stream(stream)
+    return host
 
 
 def _touches(array: Any, starts: list[int], extents: list[tuple[int, int]]) -> bool:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..core.group import some
 from ..core.hooks import Hook, RemovableHandle
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ def attach(group: ProcessGroup) -> None:
     GROUPS.add(group)
     if group.processes:
         _watch(group)
+    if group.settings.debug != "OFF" and group.rank == 0:
+        _say(group)
+    if group.settings.debug == "DETAIL" and group.comm is not None:
+        from .mismatch import watch
+
+        watch(group)
     for register in _on_new_groups:
         register(group)
     if group.settings.trace != "0":
@@ -84,3 +91,12 @@ def _watch(group: ProcessGroup) -> None:
 
     watchdog.watch(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), group.settings.debug_dir)
     watchdog.tell_of(group.settings, group.processes)
+
+
+def _say(group: ProcessGroup) -> None:
+    """Print what a new group is; its first rank does."""
+    from .report import tell
+
+    nodes = f"{len(set(group.nodes))} node{'s' if len(set(group.nodes)) > 1 else ''}"
+    limit = f"timeout {group.timeout.total_seconds():g} s, then {group.on_timeout}"
+    tell(f"hpccomm: made {group.name!r}: ranks {some(group.ranks)} on {nodes}, {group.config}, {limit}")

@@ -69,11 +69,11 @@ class About:
 class Entry(list[Any]):
     """The row of an operation that ends later; a Work calls `end`, as that of an `Operation`."""
 
-    __slots__ = ()
+    __slots__ = ("error",)
 
     def end(self, error: BaseException | None = None) -> None:
         """Note when it has ended."""
-        self[ENDED] = now()
+        self[ENDED], self.error = now(), error
         if error is not None:
             self[COUNT:] = [None if len(self) <= COUNT else self[COUNT], True]
 
@@ -240,14 +240,15 @@ def _with_record(name: str, text: str, stack: bool) -> str:
     text = text.replace("array.dtype", "(dtype := array.dtype)", 1)
     text = text.replace("    try:\n", "    about = self._about\n    began = now()\n    try:\n", 1)
     failed = row(f"1 + self.{counted}", "now()", ", None, True")
-    text = re.sub(r"( +)(except MPI.Exception as error:\n)", rf"\1\2\1    record({failed})\n", text)
-    counting = f"    self.{counted} += 1\n"
-    if name not in STARTED:
-        counting_on = f"    self.{counted} = number = self.{counted} + 1\n"
-        return text.replace(counting, f"    ended = now()\n{counting_on}    record({row('number', 'ended')})\n")
-    recording = f"{counting}    entry = Entry({row(f'self.{counted}', '0.0')})\n    record(entry)\n"
-    text = text.replace(counting, recording)
-    return re.sub(r"( +)return (\w*Work\(.*\))", r"\1work = \2\n\1work._operation = entry\n\1return work", text)
+    text = re.sub(r"( +)except MPI.Exception as error:\n", rf"\g<0>\1    record({failed})\n", text)
+    counting = re.compile(rf"( +)self\.{counted} \+= 1\n")
+    if name in STARTED:
+        entry = row(f"self.{counted}", "0.0")
+        text = counting.sub(rf"\g<0>\1entry = Entry({entry})\n\1record(entry)\n", text)
+        return re.sub(r"( +)return (\w*Work\(.*\))", r"\1work = \2\n\1work._operation = entry\n\1return work", text)
+    done = row("number", "ended")
+    counted_on = rf"\1ended = now()\n\1self.{counted} = number = self.{counted} + 1\n"
+    return counting.sub(rf"{counted_on}\1record({done})\n", text)
 
 
 # -- where -----------------------------------------------------------------------------------------------------

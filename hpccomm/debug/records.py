@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.hooks import Operation
+from ..core.operation_list import OPERATIONS, START
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
@@ -80,7 +81,8 @@ class Record:
     def __str__(self) -> str:
         """Return ``all_reduce #41 of 'dp' (4 MiB float32)``."""
         sizes = f" ({size_in_words(self.nbytes)} {self.dtype})" if self.dtype else ""
-        return f"{self.name} #{self.number} of {self.group_name!r}{sizes}"
+        number = f" #{self.number}" if self.name.removesuffix(START) in OPERATIONS else ""
+        return f"{self.name}{number} of {self.group_name!r}{sizes}"
 
 
 def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str, Any], **fields: Any) -> Record:

@@ -31,6 +31,8 @@ ASK = "ask"
 END = "end at "  # what is asked then is to end
 VERDICT = "verdict.txt"
 YOUNG = 3.0  # seconds in which a question that has been asked stands for the next one
+STALE = 10.0  # seconds after which a verdict is one of an earlier hang
+LOST = 60.0  # seconds after which a rank that was to give one is not waited for
 
 
 class Reporter:
@@ -106,12 +108,14 @@ class Reporter:
         if token != self._answered:
             self._answered = token
             self.write("asked", seconds, token)
+            if int(token.split()[0]) not in self.processes:  # no signal comes from another node
+                self._signal()
 
     # -- the others ------------------------------------------------------------------------------------------
 
     def ask(self) -> str:
         """Ask all ranks for their reports; return what their answers will say that they answer."""
-        return self._ask(secrets.token_hex(8))
+        return self._ask(f"{self.rank} {secrets.token_hex(8)}")
 
     def end_in(self, seconds: float) -> float:
         """Tell the other ranks to end, all at the time that is returned (seconds since the epoch)."""
@@ -127,11 +131,15 @@ class Reporter:
 
     def _ask(self, token: str) -> str:
         self._put(ASK, token)
+        self._signal()
+        return token
+
+    def _signal(self) -> None:
+        """Let the processes of this node look for the question."""
         for rank, pid in self.processes.items():
             if rank != self.rank and self.is_listening:
                 with contextlib.suppress(OSError):  # it is gone
                     os.kill(pid, signal.SIGUSR2)
-        return token
 
     def question(self) -> str:
         """Return what was asked last; "" if nothing was."""
@@ -153,18 +161,28 @@ class Reporter:
                 return reports
             time.sleep(0.05)
 
+    def is_alone(self) -> bool:
+        """Whether all ranks are on this node."""
+        return len(self.processes) >= self.size
+
     def claim(self) -> bool:
         """Whether it falls to this rank to give the verdict: the first that wants to does."""
         self._make_folder()
         file = self.folder / VERDICT
         with contextlib.suppress(OSError):
-            if time.time() - file.stat().st_mtime > 60:  # of an earlier hang
+            if time.time() - file.stat().st_mtime > (STALE if self.has_concluded() else LOST):  # of an earlier hang
                 file.unlink()
         try:
             os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         except FileExistsError:
             return False
         return True
+
+    def conclusion(self) -> str:
+        """Return the verdict in the folder, "" without one."""
+        with contextlib.suppress(OSError):
+            return (self.folder / VERDICT).read_text(encoding="utf-8").strip()
+        return ""
 
     def has_concluded(self) -> bool:
         """Whether the rank that has claimed the verdict has given it."""

@@ -102,7 +102,8 @@ def _doing(
 ) -> Doing:
     record = describe(group, name, number, described, where=place(frame))
     seconds = described.get("timeout")
-    return Doing((thread, id(group), name, number), record, group, None, _seconds(seconds), seconds is not None)
+    ends = seconds is not None or _compares(group)
+    return Doing((thread, id(group), name, number), record, group, None, _seconds(seconds), ends)
 
 
 def _in_a_wait(frame: FrameType) -> Doing | None:
@@ -123,10 +124,16 @@ def _in_another_function(thread: int, frame: FrameType, name: str) -> Doing:
     if group is None:
         record = Record(name, 0, "", "world", where=place(frame))
     else:
-        record = describe(group, name, group.sequence_number, {}, where=place(frame))
+        record = describe(group, name, group.sequence_number + 1, {}, where=place(frame))
     is_new = name in ("init_process_group", "new_group", "split_group")
     timeout = _seconds(inside.get("timeout")) if is_new else None
-    return Doing((thread, id(group), name, record.number), record, group, None, timeout, name == "destroy")
+    ends = name == "destroy" or _compares(group)
+    return Doing((thread, id(group), name, record.number), record, group, None, timeout, ends)
+
+
+def _compares(group: ProcessGroup | None) -> bool:
+    """Whether this rank waits for others in the mismatch check, which looks at the clock itself."""
+    return group is not None and group._check is not None and group._check.is_waiting
 
 
 def of_work(work: Work | PersistentWork, where: str = "") -> Record:

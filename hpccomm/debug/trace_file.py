@@ -113,7 +113,8 @@ def attach(group: ProcessGroup) -> None:
 def detach(group: ProcessGroup) -> None:
     """See a group go: with the largest one the recording is written. Every rank of the group calls it."""
     if _tracing is not None and _tracing.clocks.key == key_of(group):
-        _tracing.clocks.measure(group)
+        with contextlib.suppress(RuntimeError):  # MPI's, where a rank dies just now
+            _tracing.clocks.measure(group)
         _tracing.write()
 
 

@@ -159,6 +159,8 @@ class _Case:
         for rank in found.culprits:
             alike.setdefault((tuple(missed[rank]), self._doing(rank)), []).append(rank)
         for (keys, doing), ranks in alike.items():
+            if len(ranks) > 1 and doing.startswith("it "):
+                doing = f"each {doing.removeprefix('it ')}"
             for key in keys:
                 record = missed[ranks[0]][key]
                 others = [each for each in waiting if each.is_in(record) and each.rank not in ranks]
@@ -258,14 +260,14 @@ class _Case:
         if each.report is None:
             return "it does not answer (has it called init_process_group? is its node there?)"
         if each.report.get("left"):
-            return f"it has come to the end of its program without it{_last(each.report)}"
+            return f"it has come to the end of its program without that{_last(each.report)}"
         return f"it is in the program at {each.report['program']}{_last(each.report)}"
 
     def _who_waits(self, others: list[_Rank], record: Record) -> str:
         places = _places(own.where for each in others for own, _ in each.waits if own.number == record.number)
         seconds = max((s for each in others for own, s in each.waits if own.number == record.number), default=0.0)
         verb = _plural(others, "waits", "wait")
-        return f"{_ranks([each.rank for each in others])} {verb} for it at {places}, for {duration(seconds)}"
+        return f"{_ranks([each.rank for each in others])} {verb} at {places}, for {duration(seconds)}"
 
 
 def is_message(record: Record) -> bool:

@@ -18,20 +18,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.group import SHORTEST_MEETING
 from ..core.options import DEFAULT_TIMEOUT
 from ..core.work import WorkStatus, as_seconds
 from ..process import settings
 from ..process.excepthook import let_launcher_read
+from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import stacks
 from .attach import GROUPS
 from .report import Reporter, tell, works_in_flight
 from .stacks import Doing
-from .verdict import duration, verdict
+from .verdict import Verdict, duration, verdict
 
 LONGEST_PERIOD = 1.0  # seconds between two looks
 WARN_AFTER = 60.0  # seconds at least
 PATIENCE = 5.0  # seconds for the reports of the others
-FOLDER_PERIOD = 5.0  # seconds between two looks for a question from another node
+FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node
 POLLED_WITHIN = 10.0  # seconds since a program has last been seen asking for a Work that has not ended
 STATUS = 124  # of a job that is ended: as `timeout` does it
 
@@ -100,6 +102,7 @@ class Watchdog:
         when = self.reporter.time_of_end()
         if when is not None:
             time.sleep(max(0.0, min(when - time.time(), 1.0)))
+            take_names_away(MAPPED_LATER)
             os._exit(STATUS)
 
     def _period(self) -> float:
@@ -109,7 +112,7 @@ class Watchdog:
     def _looks_for_questions(self) -> bool:
         """Whether it is time, and up to this rank, to look for a question of another node: no signal brings it."""
         on_this_node = self.reporter.processes
-        if self.reporter.is_listening and len(on_this_node) >= self.reporter.size:
+        if self.reporter.is_listening and self.reporter.is_alone():
             return False
         if self.reporter.is_listening and on_this_node and self.reporter.rank != min(on_this_node):
             return False
@@ -143,8 +146,9 @@ class Watchdog:
     def _judge(self, sighting: _Sighting, now: float) -> None:
         doing, elapsed = sighting.doing, now - sighting.first
         limit = self._limit(doing)
-        if doing.can_raise:  # it ends by itself, a little earlier
-            limit = 1.1 * limit + 5
+        check = getattr(doing.group, "_check", None)
+        if doing.can_raise or (check is not None and check.is_waiting):  # it ends by itself, earlier
+            limit = 1.1 * max(limit, SHORTEST_MEETING) + 2 * PATIENCE
         if elapsed > limit and not sighting.has_timed_out:
             sighting.has_timed_out = True
             self._time_out(sighting, elapsed)
@@ -171,21 +175,12 @@ class Watchdog:
         doing, reporter = sighting.doing, self.reporter
         action = "abort" if doing.group is None else doing.group.on_timeout
         ends = action == "abort" or (action == "raise" and doing.work is None and not doing.can_raise)
-        if not reporter.claim():
-            give_up = time.monotonic() + PATIENCE + 10
-            while time.monotonic() < give_up:  # another rank gives the verdict, and ends the job
-                if reporter.is_asked():
-                    self._answer()
-                if not ends and reporter.has_concluded():
-                    return
-                time.sleep(0.05)
+        if not reporter.claim():  # another rank gives the verdict, and ends the job
+            self._wait_for_the_verdict(2 * PATIENCE + FOLDER_PERIOD, until_it_is_there=not ends)
             if ends:
                 self._end()
             return
-        token = reporter.ask()
-        reporter._answered = token
-        reporter.write("timeout", self._seconds(), token)
-        found = verdict(reporter.collect(token, PATIENCE), reporter.size)
+        found = self.inquire()
         lines = [
             f"{doing.record} at {doing.record.where} has not ended within {duration(elapsed)} (rank {reporter.rank})"
         ]
@@ -197,10 +192,37 @@ class Watchdog:
             why = "" if action == "abort" else ", because a blocking call of MPI can't be interrupted"
             lines.append(f"the job ends with status {STATUS} (on_timeout={action!r}{why})")
             lines.append("timeout= of the group, or HPCCOMM_TIMEOUT in seconds, allows more time")
-        reporter.conclude("\n".join(found.lines))
         tell("\n".join(f"hpccomm: {line}" for line in lines))
         if ends:
             self._end()
+
+    def inquire(self) -> Verdict:
+        """Ask all ranks what they are doing, write the verdict into the folder, and return it."""
+        reporter = self.reporter
+        token = reporter.ask()
+        reporter._answered = token
+        reporter.write("timeout", self._seconds(), token)
+        patience = PATIENCE if reporter.is_alone() else PATIENCE + FOLDER_PERIOD
+        found = verdict(reporter.collect(token, patience), reporter.size)
+        reporter.conclude("\n".join(found.lines))
+        return found
+
+    def _wait_for_the_verdict(self, seconds: float, until_it_is_there: bool) -> None:
+        give_up = time.monotonic() + seconds
+        while time.monotonic() < give_up:
+            if self.reporter.is_asked():
+                self._answer()
+            if until_it_is_there and self.reporter.has_concluded():
+                return
+            time.sleep(0.05)
+
+    def explain(self) -> str:
+        """Return the verdict: one's own, or that of the rank that has begun to find one."""
+        if self.reporter.claim():
+            found = self.inquire()
+            return "\n".join(found.lines) if found.culprits else ""
+        self._wait_for_the_verdict(PATIENCE + FOLDER_PERIOD + 2, until_it_is_there=True)
+        return self.reporter.conclusion()
 
     def _end(self) -> None:
         """End the job: the launcher ends the other ranks when one has ended like this. MPI_Abort might hang.
@@ -211,6 +233,7 @@ class Watchdog:
         let_launcher_read()
         when = self.reporter.end_in(0.3)
         time.sleep(max(0.0, when - time.time()))
+        take_names_away(MAPPED_LATER)
         os._exit(STATUS)
 
     def _say_goodbye(self) -> None:
@@ -219,6 +242,7 @@ class Watchdog:
         if self._seen:
             with contextlib.suppress(OSError):
                 self.reporter.write("SIGTERM", self._seconds(), self.reporter.question())
+        take_names_away(MAPPED_LATER)
         faulthandler.unregister(signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -264,6 +288,17 @@ def tell_of(said: settings.Settings, processes: dict[int, int]) -> None:
         _watchdog.reporter.processes.update(processes)
         if said.keeps_reports:
             _watchdog.listen_for_the_end()
+
+
+def explain() -> str:
+    """Ask all ranks what they are doing and return the verdict, or "" where it finds none; it takes a few seconds.
+
+    For the program's own threads, which have waited too long and are about to say so.
+    """
+    try:
+        return "" if _watchdog is None else _watchdog.explain()
+    except OSError:  # no folder can be written to
+        return ""
 
 
 def reporter() -> Reporter | None:

@@ -332,8 +332,11 @@ class MPIBackend(Backend):
         self._shared.close()
         self._small_all_reduces.close()
 
+    def abort(self) -> None:
+        self._thread.abort()
+
     def translate_error(self, operation: str, error: Exception) -> Exception:
-        return as_backend_error(operation, error)
+        return as_backend_error(operation, error, self._comm)
 
 
 def _of_the_thread(options: BackendOptions, comm: MPI.Intracomm) -> BackendOptions:

@@ -20,7 +20,8 @@ from mpi4py import MPI
 
 from ..core.backend import Backend
 from ..core.work import Work
-from ..process.mpi_library import private
+from ..process import failures
+from ..process.mpi_library import private, release
 from .works import as_backend_error
 
 TAG = 1  # of MPI_Comm_create_group, which new_group calls with 0
@@ -62,16 +63,19 @@ class CommunicationThread:
             work.run(self._backend, failure)
             del work  # and its arrays, while there is no other
 
-    def _duplicate(self) -> MPI.Intracomm:
+    def _duplicate(self) -> Any:
         """Make the communicator of the thread, while the group's own is in use.
 
         Not by MPI_Comm_idup: on Open MPI 5.0 it fails or hangs beside other non-blocking collectives of the same
         communicator. MPI_Comm_create_group is no collective of the communicator: its messages have a tag of their own
         (MPI-4.1 §7.4.2).
         """
+        spare = failures.take_spare(self._comm)
+        if spare is not None:
+            return spare
         members = self._comm.Get_group()
         try:
-            return private(self._comm.Create_group(members, TAG))
+            return private(self._comm.Create_group(members, TAG), self._comm)
         finally:
             members.Free()
 
@@ -79,6 +83,11 @@ class CommunicationThread:
         if self._thread is not None:
             self._launched.put(None)
             self._thread.join(timeout)
+
+    def abort(self) -> None:
+        """Let the thread end after what it has to do, and don't wait for it."""
+        if self._thread is not None:
+            self._launched.put(None)
 
     def close(self) -> None:
         """End the thread and free what it has; called once, by every rank, when the group is destroyed."""
@@ -88,7 +97,7 @@ class CommunicationThread:
         self._stop()
         if self._backend is not None:
             self._backend.close()
-            self._backend._comm.Free()  # type: ignore[attr-defined]
+            release(self._backend._comm)  # type: ignore[attr-defined]
 
 
 class ThreadWork(Work):
@@ -108,12 +117,12 @@ class ThreadWork(Work):
                 raise failure
             getattr(backend, self._name)(*self.alive, False)
         except Exception as error:
-            self._error = error
+            self._error = self.translate_error(error)  # now: if a rank has died, others are to know it at once
         self._done.set()
 
     def translate_error(self, error: Exception) -> Exception:
         """Turn MPI's exceptions into DistBackendError."""
-        return as_backend_error(self.op_type, error)
+        return as_backend_error(self._name, error, self.group.comm if self.group else None)
 
     def poll(self) -> bool:
         """Say whether the thread has done the operation; raise what it raised."""

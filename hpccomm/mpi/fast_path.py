@@ -18,7 +18,9 @@ from mpi4py import MPI
 from numpy import ndarray
 
 from ..core.backend import FastPath
+from ..core.operation_list import MESSAGES
 from ..core.work import Work
+from ..errors import DistBackendError
 from ..process.tags import LARGEST
 from .datatypes import DIRECT, TYPED
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
@@ -53,7 +55,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return False
         except MPI.Exception as error:
-            raise as_backend_error("broadcast", error) from error
+            raise self._failed("broadcast", error) from error
         self.count += 1
         return True
 
@@ -69,7 +71,7 @@ class MPIFastPath(FastPath):
         except TypeError:  # an op that can't be looked up
             return False
         except MPI.Exception as error:
-            raise as_backend_error("all_reduce", error) from error
+            raise self._failed("all_reduce", error) from error
         self.count += 1
         return True
 
@@ -90,7 +92,7 @@ class MPIFastPath(FastPath):
         except TypeError:  # an op that can't be looked up
             return False
         except MPI.Exception as error:
-            raise as_backend_error("reduce", error) from error
+            raise self._failed("reduce", error) from error
         self.count += 1
         return True
 
@@ -103,7 +105,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return False
         except MPI.Exception as error:
-            raise as_backend_error("all_gather_single", error) from error
+            raise self._failed("all_gather_single", error) from error
         self.count += 1
         return True
 
@@ -121,7 +123,7 @@ class MPIFastPath(FastPath):
         except TypeError:  # an op that can't be looked up
             return False
         except MPI.Exception as error:
-            raise as_backend_error("reduce_scatter_single", error) from error
+            raise self._failed("reduce_scatter_single", error) from error
         self.count += 1
         return True
 
@@ -136,7 +138,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return False
         except MPI.Exception as error:
-            raise as_backend_error("all_to_all_single", error) from error
+            raise self._failed("all_to_all_single", error) from error
         self.count += 1
         return True
 
@@ -150,7 +152,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return False
         except MPI.Exception as error:
-            raise as_backend_error("send", error) from error
+            raise self._failed("send", error) from error
         self.messages += 1
         return True
 
@@ -162,12 +164,14 @@ class MPIFastPath(FastPath):
         status = Status()
         try:
             self._comm.Recv((array, TYPED[array.dtype]), src, tag, status)
+            self.messages += 1
+            return check_length("recv", status, array.nbytes)
         except KeyError:
             return None
         except MPI.Exception as error:
-            raise as_backend_error("recv", error) from error
-        self.messages += 1
-        return check_length("recv", status, array.nbytes)
+            raise self._failed("recv", error) from error
+        except DistBackendError as error:
+            raise self.numbered(error, "recv") from None
 
     def sendrecv(
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None
@@ -182,12 +186,14 @@ class MPIFastPath(FastPath):
         try:
             datatype = TYPED[array.dtype]
             self._comm.Sendrecv((array, datatype), dst, tag, (output, datatype), src, tag, status)
+            self.messages += 1
+            return check_length("sendrecv", status, output.nbytes)
         except KeyError:
             return None
         except MPI.Exception as error:
-            raise as_backend_error("sendrecv", error) from error
-        self.messages += 1
-        return check_length("sendrecv", status, output.nbytes)
+            raise self._failed("sendrecv", error) from error
+        except DistBackendError as error:
+            raise self.numbered(error, "sendrecv") from None
 
     def iall_reduce(self, array: Any, op: Any) -> Work | None:
         if type(array) is not ndarray or array.nbytes >= self._largest_async or not array.flags.carray:
@@ -201,7 +207,7 @@ class MPIFastPath(FastPath):
         except TypeError:  # an op that can't be looked up
             return None
         except MPI.Exception as error:
-            raise as_backend_error("all_reduce", error) from error
+            raise self._failed("all_reduce", error) from error
         self.count += 1
         return MPIWork(request, None, array)
 
@@ -215,7 +221,7 @@ class MPIFastPath(FastPath):
         except KeyError:
             return None
         except MPI.Exception as error:
-            raise as_backend_error("send", error) from error
+            raise self._failed("send", error) from error
         self.messages += 1
         return MPIWork(request, None, array)
 
@@ -229,9 +235,17 @@ class MPIFastPath(FastPath):
         except KeyError:
             return None
         except MPI.Exception as error:
-            raise as_backend_error("recv", error) from error
+            raise self._failed("recv", error) from error
         self.messages += 1
         return ReceiveWork(request, array.nbytes, None, array)
+
+    def _failed(self, name: str, error: Exception) -> Exception:
+        """Count an operation that has failed, as the other ranks do, and return what the program should see."""
+        if name in MESSAGES:
+            self.messages += 1
+        else:
+            self.count += 1
+        return self.numbered(as_backend_error(name, error, self._comm), name)
 
 
 def _ordinary(output: Any, array: Any) -> bool:

@@ -17,6 +17,7 @@ from mpi4py.util import pkl5
 from ..core.backend import Backend
 from ..core.options import BackendOptions
 from ..errors import DistError, here
+from ..process.mpi_library import private
 from .works import as_backend_error
 
 
@@ -41,6 +42,7 @@ class ObjectTransport(Backend):
         # The first collective of mpi4py's pickling duplicates the communicator without letting go of the GIL: a rank
         # that came early would keep its own communication thread from what another rank waits for. So all meet first.
         self._messages.Barrier()
+        private(MPI._commctx_intra(self._messages)[0], self._messages)  # this is that duplicate
         return self._messages
 
     def all_gather_object(self, obj: Any) -> list[Any]:
@@ -86,7 +88,7 @@ class ObjectTransport(Backend):
         return received, status.Get_source()
 
     def translate_error(self, operation: str, error: Exception) -> Exception:
-        return as_backend_error(operation, error)
+        return as_backend_error(operation, error, self._messages)
 
     def _wrapped(self, obj: Any) -> _Pickled | _Unpicklable:
         try:

@@ -16,7 +16,7 @@ from .datatypes import accumulation_dtype, message, parts
 from .layout import Finish, is_plain, recv_buffer
 from .reductions import mpi_type_and_op, multiplied, reduction_output
 from .segments import segments
-from .works import as_backend_error, check_length
+from .works import check_length
 
 
 class MPIPersistentWork(PersistentWork):
@@ -40,13 +40,10 @@ class MPIPersistentWork(PersistentWork):
 
     def block(self) -> None:
         """Wait for every request, and unpack."""
-        try:
-            if self._one is not None:
-                self._one.Wait()
-            else:
-                MPI.Request.Waitall(self._requests)
-        except MPI.Exception as error:
-            raise as_backend_error(self.op_type, error) from error
+        if self._one is not None:
+            self._one.Wait()
+        else:
+            MPI.Request.Waitall(self._requests)
         if self._finish is not None:
             self._finish()
 
@@ -75,10 +72,7 @@ class PersistentReceive(MPIPersistentWork):
     def block(self) -> None:
         """As MPIPersistentWork; then look at the message."""
         status = MPI.Status()
-        try:
-            self._requests[0].Wait(status)
-        except MPI.Exception as error:
-            raise as_backend_error(self.op_type, error) from error
+        self._requests[0].Wait(status)
         check_length("recv", status, self._nbytes)
         if self._finish is not None:
             self._finish()

@@ -25,6 +25,7 @@ from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
 from ..errors import here
+from ..process.mpi_library import private, release
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC, accumulation_dtype
 from .layout import is_plain
@@ -131,7 +132,7 @@ class SharedArrays:
         try:
             window = Window(self._node, nbytes)
         except MPI.Exception as error:
-            raise as_backend_error("empty_shared", error) from error
+            raise as_backend_error("empty_shared", error, self._comm) from error
         self._made.append(window)
         part = window.parts[self._node.rank]
         self.windows[id(part)] = window
@@ -139,7 +140,7 @@ class SharedArrays:
 
     def _open(self) -> None:
         """Find the ranks of this node, and make the memory in which they write down what they call."""
-        self._node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self._node = private(self._comm.Split_type(MPI.COMM_TYPE_SHARED), self._comm)
         self._node_ranks = self._node.allgather(self._comm.rank)  # the group ranks on this node
         self._is_on_one_node = 1 < self._comm.size == self._node.size
         # two notes for each rank, used in turn: a fast rank may write the next while a slow one still reads the last
@@ -171,7 +172,7 @@ class SharedArrays:
         try:
             window.fence()
         except MPI.Exception as error:
-            raise as_backend_error("fence", error) from error
+            raise as_backend_error("fence", error, self._comm) from error
 
     def peer_view(self, array: Any, group_rank: int) -> Any:
         """Return the view of another rank's memory that corresponds to `array`."""
@@ -192,7 +193,7 @@ class SharedArrays:
         self._notes.clear()
         for window in (*self._made, self._notebook):
             window.free()
-        self._node.Free()
+        release(self._node)
 
     def _window_of(self, operation: str, array: Any) -> Window:
         window = self.windows.get(id(getattr(array, "base", None)))

@@ -28,6 +28,7 @@ from mpi4py import MPI
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
 from ..core.work import both
+from ..process.mpi_library import private, release
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC
 from .shared_memory import UFUNCS, Window, free_bytes
@@ -114,11 +115,14 @@ class SmallAllReduce(PersistentWork):
         if timeout is not None or self._patience is not None or not self._active:
             return super().wait(timeout)
         look, expected, looks = self._look, self._expected, 0
-        while look() != expected:
-            looks += 1
-            if looks > LOOKS:
-                self._comm.Iprobe()  # MPI makes progress
-                sched_yield()
+        try:
+            while look() != expected:
+                looks += 1
+                if looks > LOOKS:
+                    self._comm.Iprobe()  # MPI makes progress, and tells of dead ranks
+                    sched_yield()
+        except MPI.Exception as error:
+            self.fail(error)
         self._active = False
         self._finish()
         if self._operation is not None:
@@ -188,7 +192,7 @@ class SmallAllReduces:
 
     def _is_on_one_node(self) -> bool:
         if self._node is None:
-            self._node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+            self._node = private(self._comm.Split_type(MPI.COMM_TYPE_SHARED), self._comm)
         return bool(self._node.size == self._comm.size)
 
     def close(self) -> None:
@@ -196,7 +200,7 @@ class SmallAllReduces:
         for window in self._windows:
             window.free()
         if self._node is not None:
-            self._node.Free()
+            release(self._node)
 
 
 def _silently(step: Callable[..., Any], *arguments: Any, **options: Any) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from mpi4py import MPI
 
 from ..core.work import Work, both
-from ..errors import DistBackendError, DistError, here
+from ..errors import DistBackendError, DistError, RankFailedError, here
+from ..process import failures
 from .layout import Finish
 
 
@@ -35,7 +36,7 @@ class MPIWork(Work):
 
     def translate_error(self, error: Exception) -> Exception:
         """Turn MPI's exceptions into DistBackendError."""
-        return as_backend_error(self.op_type, error)
+        return _of_work(self, error)
 
 
 class MPIWorks(Work):
@@ -62,7 +63,7 @@ class MPIWorks(Work):
         if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_IN_STATUS:
             codes = [status.Get_error() for status in self._statuses]
             error = MPI.Exception(next(code for code in codes if code not in (MPI.SUCCESS, MPI.ERR_PENDING)))
-        return as_backend_error(self.op_type, error)
+        return _of_work(self, error)
 
 
 class ReceiveWork(MPIWork):
@@ -167,11 +168,24 @@ def check_length(operation: str, status: MPI.Status, expected: int) -> int:
     return status.Get_source()
 
 
-def as_backend_error(operation: str, error: Exception) -> Exception:
-    """Return a DistBackendError that says what MPI says, or `error` itself if it is not MPI's."""
+def as_backend_error(operation: str, error: Exception, comm: MPI.Intracomm | None) -> Exception:
+    """Return a DistBackendError that says what MPI says, or `error` itself if it is not MPI's.
+
+    It is a RankFailedError if ranks have died; then this also wakes others who wait in vain. `comm` is the group's.
+    """
     if not isinstance(error, MPI.Exception) or isinstance(error, DistError):
         return error
+    failed = failures.translated(operation, error, comm)
+    if failed is not None:
+        return failed
     hint = ""
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         hint = "; an array here is smaller than what another rank sent: do sizes and dtypes agree on all ranks?"
     return DistBackendError(f"{operation}: MPI reports: {error.Get_error_string().strip()}{hint}{here()}")
+
+
+def _of_work(work: Work, error: Exception) -> Exception:
+    translated = as_backend_error(work.op_type, error, work.group.comm if work.group else None)
+    if isinstance(translated, RankFailedError):
+        failures.kept.append(work.alive)  # a message of a survivor may still be on its way to it
+    return translated

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import errors
+from .shared_files import MAPPED_LATER, take_names_away
 
 LONGEST_WAIT = 1.0  # seconds
 
@@ -50,6 +51,7 @@ class AbortOnException:
                 self.at_the_end(f"{kind.__name__}: {error}")
         print(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job", file=sys.stderr)
         let_launcher_read()
+        take_names_away(MAPPED_LATER)
         MPI.COMM_WORLD.Abort(1)
 
 

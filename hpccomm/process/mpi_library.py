@@ -8,6 +8,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError
+from . import failures
+from .shared_files import MAPPED_AT_INIT, take_names_away
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -17,6 +19,7 @@ LOOKS = 20  # that find nothing, before there is nothing
 
 def load() -> Any:
     """Import mpi4py.MPI (which initialises MPI) and return it; DistBackendError says what to do where it can't."""
+    failures.prepare()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -48,22 +51,33 @@ def membership(comm: Any) -> dict[str, Any]:
         raise TypeError(f"comm is {comm!r}; expected an mpi4py intracommunicator")
     comm = private(comm.Dup())
     try:
+        failures.keep_spare(comm)
         settings = agreed(comm, asked_of_the_library)
         nodes, processes = number_nodes(comm)
     except Exception:
-        comm.Free()
+        release(comm)
         raise
     rank, size = comm.Get_rank(), comm.Get_size()
     fields = {"rank": rank, "size": size, "comm": comm, "nodes": nodes, "processes": processes}
     return {**fields, "settings": settings, "largest_tag": LARGEST}
 
 
-def private(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Make a new communicator one of hpccomm's: its failures are exceptions, whatever those of its parent are."""
+def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:
+    """Make a new communicator one of hpccomm's: its failures are exceptions, whatever those of its parent are.
+
+    `parent` is the group's that it serves; that of the world, for a group's own; None for the world's.
+    """
     from mpi4py import MPI
 
     comm.Set_errhandler(MPI.ERRORS_RETURN)
+    failures.watch(comm, parent)
     return comm
+
+
+def release(comm: MPI.Intracomm) -> None:
+    """Free a communicator that was made `private`; collective."""
+    failures.forget(comm)
+    comm.Free()
 
 
 def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
@@ -79,6 +93,7 @@ def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
     mine = MPI.COMM_WORLD.Get_rank(), os.getpid(), _namespace()
     processes = {rank: pid for rank, pid, namespace in node.allgather(mine) if namespace == mine[2]}
     node.Free()
+    take_names_away(MAPPED_AT_INIT)  # all of the node are through MPI_Init
     lowest_of_rank = comm.allgather(lowest)
     numbers = {first: number for number, first in enumerate(sorted(set(lowest_of_rank)))}
     return tuple(numbers[first] for first in lowest_of_rank), processes
@@ -109,7 +124,10 @@ def free(comm: MPI.Intracomm, group: str, largest_tag: int) -> None:
         if status.Get_tag() <= largest_tag:  # of the program: hpccomm's own tags are above
             size, source = status.Get_count(MPI.BYTE), status.Get_source()
             left.append(f"{size} bytes from rank {source} with tag {status.Get_tag()}")
-    comm.Free()
+    spare = failures.take_spare(comm)
+    if spare is not None:
+        release(spare)
+    release(comm)
     if left:
         shown = "; ".join(left[:5]) + (" ..." if len(left) > 5 else "")
         warnings.warn(

@@ -1,0 +1,209 @@
+"""Checkpoints: what the ranks of a group hold, on disk, whole at every moment.
+
+:func:`save` writes them, :func:`load` reads them on any number of ranks. One folder has the checkpoints of one run::
+
+    step-0000000120.json           the manifest: it is what makes a checkpoint exist, and is written last
+    step-0000000120-5f0c93ab/      its arrays
+        rank-0.npy                 what rank 0 wrote: one .npy record after the other, where the manifest says
+
+Every file is written under another name, flushed to the disk (fsync) and then renamed, and so are the folders' entries.
+Whatever no manifest names is litter of a run that was killed, which nobody reads and the next save removes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.arrays import Array
+from ..core.non_member import Group, NonMember
+from ..errors import here
+from ..world import member
+from .files import steps_in
+from .loading import Checkpoint, Loading
+from .saving import Saving
+from .together import CheckpointError, NoCheckpointError
+
+__all__ = ["Checkpoint", "CheckpointError", "NoCheckpointError", "latest", "load", "save", "steps"]
+
+
+def steps(folder: str | os.PathLike[str]) -> list[int]:
+    """Return the steps of which `folder` has a checkpoint. No communication: any process may ask.
+
+    Parameters
+    ----------
+    folder : str or path
+        It need not exist.
+
+    Returns
+    -------
+    list of int
+        In ascending order. The checkpoints are not verified.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for step in (10, 20, 30):
+    ...         hc.checkpoint.save(folder, {"x": np.ones(3)}, step)
+    ...     hc.checkpoint.steps(folder)  # two are kept
+    [20, 30]
+    """
+    return steps_in(Path(folder))
+
+
+def latest(folder: str | os.PathLike[str]) -> int | None:
+    """Return the last step of which `folder` has a checkpoint. No communication: any process may ask.
+
+    Ranks that ask while another job saves may get different answers. To go on from the last checkpoint, or to begin
+    where there is none, call :func:`load` and expect :class:`NoCheckpointError`, which all ranks get alike.
+
+    Parameters
+    ----------
+    folder : str or path
+        It need not exist.
+
+    Returns
+    -------
+    int or None
+        None where there is no checkpoint.
+
+    Examples
+    --------
+    >>> hc.checkpoint.latest("a_folder_that_is_not_there") is None
+    True
+    """
+    return max(steps(folder), default=None)
+
+
+def save(
+    folder: str | os.PathLike[str],
+    arrays: Mapping[str, Array],
+    step: int,
+    *,
+    replicated: Mapping[str, Array] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    axis: int | Mapping[str, int] = 0,
+    keep: int | None = 2,
+    overwrite: bool = False,
+    group: Group | None = None,
+) -> None:
+    """Write a checkpoint; every rank of the group calls it, with its part of each array.
+
+    A program that is killed at any moment, on any rank, leaves the checkpoint before whole. When the call returns, the
+    checkpoint is on the disk.
+
+    Parameters
+    ----------
+    folder : str or path
+        On a file system that all ranks share. It is made where it is missing. One job at a time writes to it; any
+        number may read.
+    arrays : dict of str to array
+        This rank's part of each *sharded* array: the global array is the parts of all ranks in the order of the ranks,
+        one after the other along `axis`. Parts may have different lengths, also 0. The names, dtypes and the
+        other dimensions are the same on every rank. GPU arrays are copied to the host one by one. Every dtype but
+        object.
+    step : int
+        Its number, 0 or more, the same on every rank.
+    replicated : dict of str to array, optional
+        Arrays that are the same on every rank, bit for bit, which is checked. The group's first rank writes them.
+    metadata : dict, optional
+        What JSON can hold. That of the group's first rank counts.
+    axis : int or dict of str to int
+        Along which axis arrays are sharded; a dict has it for some of them, the others have 0.
+    keep : int or None
+        How many checkpoints stay, with this one; None: all. The oldest are removed when this one is complete.
+    overwrite : bool
+        Let a step be saved when the folder has later ones, which are removed when this one is complete: for a program
+        that went back. Default: ValueError, before anything is written. The last step itself can always be saved again.
+    group
+        See :mod:`hpccomm.collectives`.
+
+    Returns
+    -------
+    None
+        The checkpoint is complete on the disk.
+
+    Raises
+    ------
+    CheckpointError
+        On every rank: a rank could not write (the disk is full, permissions), or its file can't be seen by the group's
+        first rank. The checkpoints before are as they were.
+    ValueError, TypeError
+        On every rank: ranks differ in names, dtypes or shapes, replicated arrays differ, an array is 0-d and not
+        replicated, the folder has a later step, `metadata` is not for JSON.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> cells = np.arange(4.0) + 4 * hc.get_rank()  # this rank's part of 4 cells for each rank
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     hc.checkpoint.save(folder, {"cells": cells}, step=7, replicated={"time": np.array(0.5)})
+    ...     hc.checkpoint.latest(folder)
+    7
+    """
+    found = member(group)
+    if isinstance(found, NonMember):
+        found.says_no("checkpoint.save")
+        return
+    Saving(found, Path(folder), step, arrays, replicated or {}, axis).run(metadata, keep, overwrite)
+
+
+def load(
+    folder: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    parts: Mapping[str, slice] | None = None,
+    fall_back: bool = False,
+    group: Group | None = None,
+) -> Checkpoint:
+    """Read a checkpoint; every rank of the group calls it, and any number of ranks can read what others have written.
+
+    On as many ranks as have saved it each rank gets the part of each sharded array that the rank of the same number
+    saved. On another number of ranks each gets an even part (those of :func:`numpy.array_split`). Every byte that is
+    read is compared with its checksum.
+
+    Parameters
+    ----------
+    folder : str or path
+        Where :func:`save` wrote it.
+    step : int, optional
+        Which one. Default: the last.
+    parts : dict of str to slice, optional
+        What this rank reads instead, for some or all sharded arrays: indices of the global array along the axis that
+        it is sharded along.
+    fall_back : bool
+        Read the step before, and warn, where a checkpoint is damaged. Default: CheckpointError.
+    group
+        See :mod:`hpccomm.collectives`.
+
+    Returns
+    -------
+    Checkpoint
+        Its arrays are host arrays in memory of their own.
+
+    Raises
+    ------
+    NoCheckpointError
+        On every rank: there is none.
+    CheckpointError
+        On every rank: a file is damaged or can't be read; the message says which, and what to type.
+    ValueError, TypeError
+        On every rank: `parts` names what is not there or not sharded, or has a slice with a step.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     hc.checkpoint.save(folder, {"x": np.arange(4)}, step=3, metadata={"rate": 0.1})
+    ...     whole = hc.checkpoint.load(folder)
+    ...     some = hc.checkpoint.load(folder, parts={"x": slice(1, 3)})
+    >>> whole.step, whole.metadata, whole.arrays["x"], some.arrays["x"]
+    (3, {'rate': 0.1}, array([0, 1, 2, 3]), array([1, 2]))
+    """
+    found = member(group)
+    if isinstance(found, NonMember):
+        raise ValueError(f"checkpoint.load: this process is not a member of {found!r}; only its members load{here()}")
+    return Loading(found, Path(folder), parts or {}).run(step, fall_back)

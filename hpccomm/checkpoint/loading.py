@@ -1,0 +1,182 @@
+"""Loading: which step, who reads what, and what happens when a file is damaged."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core import checks
+from ..core.group import ProcessGroup
+from ..errors import here
+from . import files
+from .together import CheckpointError, NoCheckpointError, of_first, together
+
+OPERATION = "checkpoint.load"
+ATTEMPTS = 10  # to read the last checkpoint, while another job writes newer ones and removes it
+
+
+@dataclass
+class Checkpoint:
+    """What :func:`load` returns, with these attributes.
+
+    Parameters
+    ----------
+    step : int
+        The step it was saved at.
+    arrays : dict of str to numpy.ndarray
+        This rank's part of each sharded array, in C order.
+    replicated : dict of str to numpy.ndarray
+        The arrays that are the same on every rank.
+    metadata : dict
+        As JSON gives it back: tuples have become lists, and keys text.
+    ranks : int
+        The number of ranks that saved it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     hc.checkpoint.save(folder, {"x": np.arange(3.0)}, step=1)
+    ...     checkpoint = hc.checkpoint.load(folder)
+    >>> checkpoint.step, checkpoint.ranks, checkpoint.arrays
+    (1, 1, {'x': array([0., 1., 2.])})
+    """
+
+    step: int
+    arrays: dict[str, Any]
+    replicated: dict[str, Any]
+    metadata: dict[str, Any]
+    ranks: int
+
+
+class Loading:
+    """One call of `load` on one rank."""
+
+    def __init__(self, group: ProcessGroup, folder: Path, parts: Mapping[str, slice]) -> None:
+        self.group = group
+        self.folder = folder
+        self.parts = parts
+
+    def run(self, step: Any, fall_back: bool) -> Checkpoint:
+        """Read the step asked for, or the last, or one before it."""
+        asked = together(
+            self.group, OPERATION, lambda: (step if step is None else checks.integer("step", step), bool(fall_back))
+        )
+        if len(set(asked)) > 1:
+            raise ValueError(f"{OPERATION}: ranks ask for different things: (step, fall_back) is {asked}{here()}")
+        below: int | None = None
+        damaged = ""
+        vanished = 0
+        while True:
+            chosen, before = of_first(self.group, OPERATION, partial(self._choose, step, below, damaged))
+            self.data = ""
+            try:
+                checkpoint = self._read(chosen)
+            except CheckpointError as error:
+                is_gone = of_first(self.group, OPERATION, partial(self._is_gone, chosen))
+                if is_gone and step is None and vanished < ATTEMPTS:
+                    vanished += 1  # the job that writes has removed it meanwhile: there is a later one
+                elif fall_back and before is not None:
+                    damaged += f"{error}; "
+                    below = chosen
+                else:
+                    raise type(error)(f"{damaged}{error}; {self._hint(before)}") from error.__cause__
+            else:
+                if damaged and self.group.rank == 0:
+                    warnings.warn(f"{damaged}loaded step {chosen} instead", RuntimeWarning, stacklevel=3)
+                return checkpoint
+
+    def _choose(self, step: Any, below: int | None, damaged: str) -> tuple[int, int | None]:
+        """Return the step to read and the one before it; on the first rank."""
+        there = files.steps_in(self.folder)
+        if step is not None and step not in there:
+            found = f"it has {', '.join(map(str, there))}" if there else "it has none"
+            raise NoCheckpointError(f"there is no checkpoint of step {step} in {self.folder}; {found}")
+        limit = below if below is not None else None if step is None else step + 1
+        candidates = [each for each in there if limit is None or each < limit]
+        if not candidates:
+            raise NoCheckpointError(f"{damaged}there is no checkpoint in {self.folder}")
+        return candidates[-1], candidates[-2] if len(candidates) > 1 else None
+
+    def _is_gone(self, step: int) -> bool:
+        """Say whether there is no manifest of a step any more, or another one; on the first rank."""
+        if step not in files.steps_in(self.folder):
+            return True
+        return self.data != "" and files.data_of(self.folder, step) not in (self.data, None)
+
+    def _hint(self, before: int | None) -> str:
+        if before is None:
+            return "there is no step before it"
+        return (
+            f"to load the step before it: checkpoint.load({str(self.folder)!r}, step={before}), or fall_back=True to "
+            f"have that done whenever a checkpoint is damaged"
+        )
+
+    def _read(self, step: int) -> Checkpoint:
+        body = of_first(self.group, OPERATION, partial(files.read_manifest, self.folder, step))
+        self.data = body["folder"]
+        found = Checkpoint(step, {}, {}, body["metadata"], body["ranks"])
+
+        def read() -> None:
+            unknown = self.parts.keys() - body["arrays"].keys()
+            if unknown:
+                raise ValueError(
+                    f"parts has {min(unknown, key=str)!r}; the sharded arrays are {sorted(body['arrays'])}"
+                )
+            for name, described in body["arrays"].items():
+                found.arrays[name] = self._read_part(body, name, described)
+            for name, described in body["replicated"].items():
+                (shard,) = described["shards"]
+                found.replicated[name] = self._read_rows(
+                    body, described, [(shard, 0, shard["length"])], shard["length"]
+                )
+
+        together(self.group, OPERATION, read)
+        return found
+
+    def _read_part(self, body: dict[str, Any], name: str, described: dict[str, Any]) -> Any:
+        """Read this rank's part of a sharded array."""
+        shards = described["shards"]
+        starts = np.cumsum([0] + [shard["length"] for shard in shards]).tolist()
+        rank, size = self.group.rank, self.group.size
+        if name in self.parts:
+            begin, end = _bounds(name, self.parts[name], starts[-1])
+        elif size == len(shards):
+            begin, end = starts[rank : rank + 2]
+        else:
+            each, more = divmod(starts[-1], size)
+            begin, end = rank * each + min(rank, more), (rank + 1) * each + min(rank + 1, more)
+        wanted = []
+        for start, shard in zip(starts, shards):
+            low, high = max(begin, start), min(end, start + shard["length"])
+            if low < high:
+                wanted.append((shard, low - start, high - start))
+        return self._read_rows(body, described, wanted, end - begin)
+
+    def _read_rows(
+        self, body: dict[str, Any], described: dict[str, Any], pieces: list[tuple[dict[str, Any], int, int]], count: int
+    ) -> Any:
+        """Read rows of the shards, one piece after the other, and move the axis of the rows to where it belongs."""
+        axis, shape = described.get("axis", 0), described["shape"]
+        rows = np.empty([count, *shape[:axis], *shape[axis + 1 :]], files.dtype_from_text(described["dtype"]))
+        done = 0
+        for shard, begin, end in pieces:
+            path = self.folder / body["folder"] / shard["file"]
+            files.read_rows(path, shard, body["block"], begin, end, rows[done : done + end - begin])
+            done += end - begin
+        return np.asarray(np.moveaxis(rows, 0, axis), order="C") if shape else rows.reshape(())
+
+
+def _bounds(name: str, part: Any, length: int) -> tuple[int, int]:
+    if not isinstance(part, slice):
+        raise TypeError(f"parts[{name!r}] is {part!r}; expected a slice")
+    if part.step not in (None, 1):
+        raise ValueError(f"parts[{name!r}] is {part!r}; expected a slice without a step")
+    begin, end, _ = part.indices(length)
+    return begin, max(begin, end)

@@ -1,0 +1,263 @@
+"""Saving: the files of all ranks, then the manifest, then the end of what is no longer kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..core import checks
+from ..core.arrays import Array, locate
+from ..core.group import ProcessGroup
+from ..errors import here
+from . import files
+from .together import CheckpointError, together
+
+T = TypeVar("T")
+
+
+class Saving:
+    """One call of `save` on one rank."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        folder: Path,
+        step: Any,
+        arrays: Mapping[str, Array],
+        replicated: Mapping[str, Array],
+        axis: int | Mapping[str, int],
+    ) -> None:
+        self.group = group
+        self.folder = folder
+        self.step = step
+        self.given = {"arrays": arrays, "replicated": replicated}
+        self.axis = axis
+        self.data = folder
+
+    def run(self, metadata: Any, keep: Any, overwrite: bool) -> None:
+        """Write the checkpoint: four steps, each of which all ranks end well before any begins the next."""
+        every = self._together(lambda: self._describe(metadata, keep, overwrite))
+        _compare(self.group, every)
+        first = every[0]
+        self.data = self.folder / f"{files.name_of(self.step)}-{first['token']}"
+        written = self._together(lambda: self._write(first), self._undo)
+        self._together(lambda: self._verify(first, written), self._undo)
+        # From here on no rank takes its file back: the manifest may be there, whatever this rank gets to know of it.
+        self._together(lambda: self._publish(first, written))
+        if self.group.rank == 0:
+            try:
+                _prune(self.folder, self.step, self.data.name, keep, overwrite)
+            except OSError as error:
+                message = f"checkpoint.save: step {self.step} is saved, but older files can't be removed: {error}"
+                warnings.warn(message + here(), RuntimeWarning, stacklevel=3)
+
+    def _together(self, act: Callable[[], T], undo: Callable[[], None] | None = None) -> list[T]:
+        return together(self.group, "checkpoint.save", act, undo)
+
+    def _describe(self, metadata: Any, keep: Any, overwrite: bool) -> dict[str, Any]:
+        """Check this rank's arguments and return what all have to know of them."""
+        self.step = checks.integer("step", self.step)
+        if self.step < 0:
+            raise ValueError(f"step is {self.step}; expected 0 or more")
+        if keep is not None and checks.integer("keep", keep) < 1:
+            raise ValueError(f"keep is {keep}; expected 1 or more, or None for all")
+        arrays, replicated = self.given.values()
+        if twice := arrays.keys() & replicated.keys():
+            raise ValueError(f"{min(twice)!r} is both in arrays and in replicated")
+        if isinstance(self.axis, Mapping) and (unknown := self.axis.keys() - arrays.keys()):
+            raise ValueError(f"axis has {min(unknown)!r}, which is not in arrays")
+        described: dict[str, Any] = {"step": self.step, "keep": keep, "overwrite": bool(overwrite)}
+        for kind, given in self.given.items():
+            described[kind] = {name: self._describe_array(kind, name, array) for name, array in given.items()}
+        if self.group.rank == 0:
+            try:
+                described["metadata"] = json.loads(json.dumps(dict(metadata or {})))
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"metadata: {error}") from None
+            described["token"] = os.urandom(4).hex()
+            there = max(files.steps_in(self.folder), default=-1)
+            if there > self.step and not overwrite:
+                raise ValueError(
+                    f"step is {self.step}, but {self.folder} has step {there} already; use another folder, or "
+                    f"overwrite=True, which removes the later steps when this one is complete"
+                )
+        return described
+
+    def _describe_array(self, kind: str, name: Any, array: Array) -> dict[str, Any]:
+        if not isinstance(name, str):
+            raise TypeError(f"a name in {kind} is {name!r}; expected a str")
+        device, view = locate("checkpoint.save", f"{kind}[{name!r}]", array)
+        if device not in ("cpu", "cuda", "rocm"):
+            raise TypeError(f"{kind}[{name!r}] is on {device!r}; copy it to the host first")
+        try:
+            described = {"dtype": files.dtype_as_text(view.dtype), "shape": list(view.shape)}
+        except ValueError as error:
+            raise TypeError(f"{kind}[{name!r}] {error}") from None
+        if kind == "arrays":
+            axis = self.axis.get(name, 0) if isinstance(self.axis, Mapping) else self.axis
+            axis = checks.integer("axis", axis)
+            if view.ndim == 0:
+                raise ValueError(f"arrays[{name!r}] is 0-d, and has no axis to be sharded along; pass it in replicated")
+            if not -view.ndim <= axis < view.ndim:
+                raise ValueError(f"axis is {axis}, but arrays[{name!r}] has {view.ndim} dimension(s)")
+            described["axis"] = axis % view.ndim
+        return described
+
+    def _write(self, first: dict[str, Any]) -> dict[str, Any]:
+        """Write this rank's file and return what is where in it; of what it need not write, the checksums alone."""
+        shards: dict[str, dict[str, Any]] = {"arrays": {}, "replicated": {}}
+        writes_all = self.group.rank == 0
+        name_of_file = f"rank-{self.group.rank}.npy"
+
+        def write(out: Any) -> None:
+            for kind, given in self.given.items():
+                for name, described in first[kind].items():
+                    array = files.stored(locate("checkpoint.save", name, given[name])[1], described.get("axis", 0))
+                    is_written = out is not None and (writes_all or kind == "arrays")
+                    shard = shards[kind][name] = {"crc32": []}
+                    if is_written:
+                        np.lib.format.write_array_header_1_0(out, np.lib.format.header_data_from_array_1_0(array))
+                        length = array.shape[0] if array.ndim else 1
+                        shard.update(file=name_of_file, offset=out.tell(), length=length)
+                    for block in files.blocks(array):
+                        shard["crc32"].append(zlib.crc32(block))
+                        if is_written:
+                            out.write(block)
+
+        if not writes_all and not first["arrays"]:
+            write(None)
+            return {"file": None, "nbytes": 0, "shards": shards}
+        files.make_folder(self.data)
+        return {"file": name_of_file, "nbytes": files.write_durably(self.data / name_of_file, write), "shards": shards}
+
+    def _verify(self, first: dict[str, Any], written: list[dict[str, Any]]) -> None:
+        """Check on the first rank that replicated arrays are the same everywhere, and that it can see all files."""
+        if self.group.rank > 0:
+            return
+        for name in first["replicated"]:
+            sums = [each["shards"]["replicated"][name]["crc32"] for each in written]
+            others = [self.group.ranks[rank] for rank, each in enumerate(sums) if each != sums[0]]
+            if others:
+                raise ValueError(
+                    f"replicated[{name!r}] is not the same on rank {others[0]} as on rank {self.group.ranks[0]}; "
+                    f"broadcast it first, or pass it in arrays"
+                )
+        for rank, each in enumerate(written):
+            if each["file"] is None:
+                continue
+            path = self.data / each["file"]
+            try:
+                with open(path, "rb") as file:  # on NFS it is opening that asks the server
+                    nbytes = os.fstat(file.fileno()).st_size
+            except FileNotFoundError:
+                raise CheckpointError(
+                    f"rank {self.group.ranks[0]} can't see {path}, which rank {self.group.ranks[rank]} has written; "
+                    f"the folder has to be on a file system that all ranks share"
+                ) from None
+            if nbytes != each["nbytes"]:
+                raise CheckpointError(
+                    f"{path} has {nbytes} bytes, but rank {self.group.ranks[rank]} has written {each['nbytes']}"
+                )
+
+    def _undo(self) -> None:
+        """Take back this rank's file of a checkpoint that every rank knows to have failed."""
+        for name in (f"rank-{self.group.rank}.npy", f"rank-{self.group.rank}.npy{files.TEMPORARY}"):
+            with suppress(OSError):
+                os.unlink(self.data / name)
+        with suppress(OSError):
+            os.rmdir(self.data)  # by the rank that is last
+
+    def _publish(self, first: dict[str, Any], written: list[dict[str, Any]]) -> None:
+        """Write the manifest, on the first rank: the moment at which there is a checkpoint."""
+        if self.group.rank > 0:
+            return
+        body = {
+            "format": files.FORMAT,
+            "step": self.step,
+            "ranks": self.group.size,
+            "folder": self.data.name,
+            "block": files.BLOCK,
+            "metadata": first["metadata"],
+            "arrays": {},
+            "replicated": {},
+        }
+        for name, described in first["arrays"].items():
+            shards = [each["shards"]["arrays"][name] for each in written]
+            shape = list(described["shape"])
+            shape[described["axis"]] = sum(shard["length"] for shard in shards)
+            body["arrays"][name] = {**described, "shape": shape, "shards": shards}
+        for name, described in first["replicated"].items():
+            body["replicated"][name] = {**described, "shards": [written[0]["shards"]["replicated"][name]]}
+        path = files.manifest_path(self.folder, self.step)
+        try:
+            files.write_durably(path, lambda out: out.write(files.sealed(body)))
+        except Exception:
+            # after the rename it is there, though the disk may not have it: then its arrays stay
+            if files.data_of(self.folder, self.step) != self.data.name:
+                shutil.rmtree(self.data, ignore_errors=True)
+                with suppress(OSError):
+                    os.unlink(f"{path}{files.TEMPORARY}")
+            raise
+
+
+def _compare(group: ProcessGroup, every: list[dict[str, Any]]) -> None:
+    """Raise, on every rank alike, where ranks have passed different things."""
+
+    def same(what: str, values: list[Any]) -> None:
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                raise ValueError(
+                    f"checkpoint.save: {what} is {value} on rank {group.ranks[rank]}, and {values[0]} on rank "
+                    f"{group.ranks[0]}{here()}"
+                )
+
+    for what in ("step", "keep", "overwrite"):
+        same(what, [each[what] for each in every])
+    for kind in ("arrays", "replicated"):
+        same(f"the list of names in {kind}", [sorted(each[kind]) for each in every])
+        for name, first in every[0][kind].items():
+            for what in ("dtype", "axis"):
+                same(f"the {what} of {kind}[{name!r}]", [each[kind][name].get(what) for each in every])
+            shapes = [list(each[kind][name]["shape"]) for each in every]
+            if kind == "arrays":
+                for shape in shapes:
+                    shape[first["axis"] : first["axis"] + 1] = ["any length"]
+            same(f"the shape of {kind}[{name!r}]", [f"({', '.join(map(str, shape))})" for shape in shapes])
+
+
+def _prune(folder: Path, step: int, data: str, keep: int | None, overwrite: bool) -> None:
+    """Remove what is no longer kept, manifests first, and then what no manifest names."""
+    there = files.steps_in(folder)
+    later = [each for each in there if each > step] if overwrite else []
+    earlier = [each for each in there if each < step]
+    unwanted = later + (earlier[: max(0, len(earlier) - (keep - 1))] if keep is not None else [])
+    for each in unwanted:
+        os.unlink(files.manifest_path(folder, each))
+    if unwanted:
+        files.fsync_folder(folder)  # the manifests are gone before their arrays are
+    remaining = set(there) - set(unwanted)
+    found: dict[int, list[str]] = {}
+    for name in os.listdir(folder):
+        if match := files.DATA.fullmatch(name):
+            found.setdefault(int(match[1]), []).append(name)
+        elif name.endswith(files.TEMPORARY) and files.MANIFEST.fullmatch(name.removesuffix(files.TEMPORARY)):
+            os.unlink(folder / name)
+    for each, names in found.items():
+        for name in names:
+            if each == step:
+                is_litter = name != data
+            elif each in remaining:
+                is_litter = len(names) > 1 and files.data_of(folder, each) not in (name, None)
+            else:
+                is_litter = True
+            if is_litter:
+                shutil.rmtree(folder / name)

@@ -1,0 +1,58 @@
+"""What ranks do together: a step that fails on one of them fails on all, with the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..core.group import ProcessGroup
+from ..errors import here
+
+T = TypeVar("T")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, or is damaged; the same on every rank."""
+
+
+class NoCheckpointError(CheckpointError):
+    """There is no checkpoint, or none of the step asked for; the same on every rank."""
+
+
+KINDS = (NoCheckpointError, CheckpointError, OSError, ValueError, TypeError, MemoryError, Exception)
+RAISED = {OSError: CheckpointError, Exception: RuntimeError}  # where it is not of the same kind
+
+
+def together(
+    group: ProcessGroup, operation: str, act: Callable[[], T], undo: Callable[[], None] | None = None
+) -> list[T]:
+    """Do `act` on every rank and return what came of it on each: small, since it travels.
+
+    Where it raises on one rank, `undo` is called on all and all raise. An error of the communication itself undoes
+    nothing: other ranks may have got on.
+    """
+    mine: tuple[Any, int, str] = None, -1, ""
+    raised: Exception | None = None
+    try:
+        mine = act(), -1, ""
+    except Exception as error:  # whatever it is, the others must not wait
+        raised = error
+        kind = next(i for i, each in enumerate(KINDS) if isinstance(error, each))
+        text = str(error).removesuffix(here()).removeprefix(f"{operation}: ")
+        mine = None, kind, text if KINDS[kind] not in (MemoryError, Exception) else f"{type(error).__name__}: {text}"
+    gathered: list[Any] = [None] * group.size
+    group.all_gather_object(gathered, mine)
+    failed = [(rank, kind, text) for rank, (_, kind, text) in enumerate(gathered) if kind >= 0]
+    if not failed:
+        return [outcome for outcome, _, _ in gathered]
+    if undo is not None:
+        undo()
+    rank, kind, text = failed[0]
+    others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    where = f" (on rank {group.ranks[rank]}{others})" if group.size > 1 else ""
+    raise RAISED.get(KINDS[kind], KINDS[kind])(f"{operation}: {text}{where}") from raised
+
+
+def of_first(group: ProcessGroup, operation: str, act: Callable[[], T]) -> T:
+    """Do `act` on the group's first rank alone, and return on every rank what came of it."""
+    return together(group, operation, lambda: act() if group.rank == 0 else None)[0]  # type: ignore[return-value]

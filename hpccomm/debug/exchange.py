@@ -1,0 +1,132 @@
+"""Exchange: every rank says something, rank 0 judges it, and every rank hears the verdict, or who has not come."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from typing import Any
+
+from mpi4py import MPI
+
+from ..process import tags
+
+HEAD = struct.Struct("qq")  # the number of the exchange, and what the message is
+STATEMENT, GIVES_UP = 0, 1  # to rank 0
+FINE, DIFFERS, TIMED_OUT = 0, 1, 2  # from rank 0
+TAG = tags.MONITORED_BARRIER  # on a communicator of its own; those of programs are smaller
+
+Statement = dict[str, Any]
+Verdict = tuple[int, str]
+
+
+def growing() -> Iterator[float]:
+    """Yield how long to pause between looks: first for others on the same core only, then up to a millisecond."""
+    yield from repeat(0.0, 50)
+    yield from (k * 1e-6 for k in range(1000))
+    yield from repeat(1e-3)
+
+
+class Exchange:
+    """The exchanges of one group, on a communicator of their own; every rank of the group takes part in each.
+
+    No call blocks in MPI: ranks look for messages, with pauses. An exchange has a number, so that the verdict on one
+    that a rank was late for waits for that rank, and is not taken for that of the next. A rank whose time is up tells
+    rank 0, which then ends the exchange for all; if rank 0 itself is not there, each rank ends it alone.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self._rank, self._size = comm.Get_rank(), comm.Get_size()
+        self._number = 0
+        self.is_waiting = False
+        self._early: dict[int, dict[int, Statement]] = {}  # of ranks that are further than this one
+        self._given_up: set[tuple[int, int]] = set()
+        self._sends: list[tuple[MPI.Request, bytes]] = []
+
+    def __call__(
+        self,
+        statement: Statement,
+        timeout: float,
+        judge: Callable[[list[Statement]], str],
+        late: Callable[[dict[int, Statement], list[int]], str],
+    ) -> Verdict:
+        """Return the verdict: FINE, DIFFERS and what `judge` says of all, or TIMED_OUT and what `late` says.
+
+        `late` gets the statements of those who have come, and the others (none: this rank came too late itself).
+        """
+        self._number += 1
+        deadline = time.monotonic() + timeout
+        self.is_waiting = True
+        try:
+            if self._rank:
+                return self._ask(statement, deadline, timeout, late)
+            return self._collect(statement, deadline, judge, late)
+        finally:
+            self.is_waiting = False
+
+    def _collect(self, own: Statement, deadline: float, judge: Any, late: Any) -> Verdict:
+        number = self._number
+        came = {0: own, **self._early.pop(number, {})}
+        given_up = False
+        for message in self._messages(MPI.ANY_SOURCE):
+            if message is not None:
+                self._take_in(*message, came)
+                continue
+            given_up = any(n == number for n, _ in self._given_up)
+            if len(came) == self._size or given_up or time.monotonic() > deadline:
+                break
+        self._given_up = {each for each in self._given_up if each[0] > number}
+        missing = [rank for rank in range(self._size) if rank not in came]
+        if missing or given_up:
+            verdict = TIMED_OUT, late(came, missing)
+        else:
+            text = judge([came[rank] for rank in range(self._size)])
+            verdict = (DIFFERS if text else FINE), text
+        for rank in range(1, self._size):
+            self._send(rank, verdict[0], verdict[1])
+        return verdict
+
+    def _take_in(self, source: int, number: int, kind: int, text: str, came: dict[int, Statement]) -> None:
+        if number < self._number:  # of a rank that came too late, and has its verdict
+            return
+        if kind == GIVES_UP:
+            self._given_up.add((number, source))
+        else:
+            place = came if number == self._number else self._early.setdefault(number, {})
+            place[source] = json.loads(text)
+
+    def _ask(self, statement: Statement, deadline: float, timeout: float, late: Any) -> Verdict:
+        self._send(0, STATEMENT, json.dumps(statement))
+        gives_up = False
+        for message in self._messages(0):
+            if message is not None:
+                _, number, kind, text = message
+                if number == self._number:
+                    return kind, text
+            elif time.monotonic() > deadline:
+                if gives_up:
+                    return TIMED_OUT, late({self._rank: statement}, [0])
+                self._send(0, GIVES_UP, "")
+                gives_up, deadline = True, deadline + max(1.0, 0.1 * timeout)
+        raise AssertionError("there is always another look")
+
+    def _messages(self, source: int) -> Iterator[tuple[int, int, int, str] | None]:
+        """Yield messages (sender, number, kind, text); None where there is none now."""
+        status, pauses = MPI.Status(), growing()
+        while True:
+            message = self._comm.Improbe(source, TAG, status)
+            if message is None:
+                yield None
+                time.sleep(next(pauses))
+                continue
+            data = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([data, MPI.BYTE])
+            yield status.Get_source(), *HEAD.unpack_from(data), data[HEAD.size :].decode()
+
+    def _send(self, rank: int, kind: int, text: str) -> None:
+        self._sends = [each for each in self._sends if not each[0].Test()]
+        data = HEAD.pack(self._number, kind) + text.encode()
+        self._sends.append((self._comm.Isend([data, MPI.BYTE], rank, TAG), data))

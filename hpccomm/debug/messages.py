@@ -1,0 +1,229 @@
+"""What is sent ahead of each message (``HPCCOMM_DEBUG=DETAIL``), and how the receiver compares it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+from mpi4py.util import pkl5
+
+from ..core.hooks import Operation
+from ..core.operation_list import START
+from ..core.registry import OBJECTS
+from ..core.work import as_seconds
+from ..errors import DistBackendError, DistTimeoutError
+from .exchange import growing
+from .watchdog import explain
+from .wording import array_in_words, caller
+
+if TYPE_CHECKING:
+    from ..core.group import ProcessGroup
+
+LABEL_BYTES = 1024  # more than a label takes
+OBJECTS_IN_WORDS = "Python objects"
+PATIENCE = 5.0  # seconds for a label whose message is there
+
+
+Label = dict[str, Any]
+
+
+class Expected:
+    """A receive that has begun, in words, and where the label of its message comes from (None: it is not known yet)."""
+
+    def __init__(self, operation: Operation, words: str, source: int | None, tag: int) -> None:
+        self.call = f"{operation.name} #{operation.sequence_number}"
+        self.words, self.where = words, caller()
+        self.source, self.tag = source, tag
+        self.label: Label | None = None
+        self.request: MPI.Request | None = None
+        self._buffer = bytearray(LABEL_BYTES)
+
+    def post(self, comm: MPI.Intracomm) -> None:
+        """Begin to receive the label."""
+        assert self.source is not None
+        self.request = comm.Irecv([self._buffer, MPI.BYTE], self.source, self.tag)
+
+    def has_come(self) -> bool:
+        """Say whether the label is there."""
+        if self.label is None and self.request is not None and self.request.Test():
+            self.label = json.loads(self._buffer.rstrip(b"\0"))
+        return self.label is not None
+
+
+class MessageCheck:
+    """Labels travel on the check's communicator, with the tags of their messages.
+
+    MPI matches messages of one source and tag in the order of the sends and of the receives (MPI-4.1 §3.5), so the
+    label of a receive is got by a receive that is posted with it. From any source there is no such order: the label is
+    got when the sender is known; after an asynchronous receive from any rank, messages of its tag are not compared.
+    """
+
+    def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
+        self._group, self._comm = group, comm
+        self._lock = threading.Lock()
+        self._sends: list[tuple[MPI.Request, bytes]] = []
+        self._expected: dict[Operation, Expected] = {}
+        self._seen: dict[tuple[int, int], Label] = {}  # of messages that are there and not received: source, tag
+        self._unclear: set[int] = set()  # tags
+        self.is_waiting = False
+
+    def begin(self, operation: Operation) -> None:
+        """Send a label ahead, or expect one; a blocking receive waits for it, and raises before it receives."""
+        arguments = operation.arguments
+        if "dst" in arguments:
+            sent = arguments.get("array")
+            self._send(operation, OBJECTS_IN_WORDS if sent is None else array_in_words(sent), sent)
+        if "src" not in arguments:
+            return
+        into = arguments.get("output", arguments.get("array"))
+        words = OBJECTS_IN_WORDS if into is None else array_in_words(into)
+        source, tag = arguments["src"], arguments.get("recv_tag", arguments["tag"])
+        is_blocking = not operation.async_op and not operation.name.endswith(START)
+        if source is None and not (is_blocking and self._is_mpi(operation)):
+            self._unclear.add(tag)
+        if tag in self._unclear:
+            self._drop(tag)
+            return
+        expected = self._expect(operation, words, source, tag)
+        if not is_blocking or operation.name == "sendrecv":  # to wait here could keep the other side waiting
+            return
+        self.is_waiting = True
+        try:
+            if source is None:
+                expected = self._expect(operation, words, self._whose_message_comes(operation, tag), tag)
+            self._wait(expected, as_seconds(self._group.timeout))
+        finally:
+            self.is_waiting = False
+            self._expected.pop(operation)
+        if expected.label["words"] != words:  # type: ignore[index]
+            self._take_away(expected)
+            raise DistBackendError(self._difference(expected))
+        if source is None:  # another rank's message may still be faster
+            self._seen[expected.source, tag] = expected.label  # type: ignore[assignment,index]
+            self._expect(operation, words, None, tag)
+
+    def end(self, operation: Operation) -> None:
+        """Compare the label of a message that has come."""
+        with self._lock:
+            expected = self._expected.pop(operation, None)
+        if expected is None:
+            return
+        if expected.source is None:
+            if operation.error is not None:
+                self._unclear.add(expected.tag)  # nobody says whose message it was
+                return
+            sender = operation.outcome[1] if isinstance(operation.outcome, tuple) else operation.outcome
+            expected = self._expect(operation, expected.words, sender, expected.tag)
+            self._expected.pop(operation)
+        elif operation.error is not None and not isinstance(operation.error, DistBackendError):  # taken back
+            self._take_back(expected)
+            return
+        self._wait(expected, PATIENCE)
+        if expected.label["words"] == expected.words:  # type: ignore[index]
+            return
+        error = DistBackendError(self._difference(expected))
+        error.__cause__ = operation.error
+        if not operation.async_op:
+            raise error
+        operation.error = error
+
+    def _expect(self, operation: Operation, words: str, source: int | None, tag: int) -> Expected:
+        expected = Expected(operation, words, source, tag)
+        if source is not None:
+            expected.label = self._seen.pop((source, tag), None)
+            if expected.label is None:
+                expected.post(self._comm)
+        with self._lock:
+            self._expected[operation] = expected
+        return expected
+
+    # -- labels ----------------------------------------------------------------------------------
+
+    def _send(self, operation: Operation, words: str, array: Any) -> None:
+        label = {
+            "words": words,
+            "call": f"{operation.name} #{operation.sequence_number}",
+            "where": caller()[-80:],
+            "nbytes": 0 if array is None else int(array.size) * array.dtype.itemsize,
+            "objects": array is None,
+            "mpi": self._is_mpi(operation),
+        }
+        data = json.dumps(label).encode()
+        request = self._comm.Isend([data, MPI.BYTE], operation.arguments["dst"], operation.arguments["tag"])
+        with self._lock:
+            self._sends = [each for each in self._sends if not each[0].Test()]
+            self._sends.append((request, data))
+
+    def _wait(self, expected: Expected, timeout: float) -> None:
+        deadline, pauses = time.monotonic() + timeout, growing()
+        while not expected.has_come():
+            if time.monotonic() > deadline:
+                self._take_back(expected)
+                assert expected.source is not None
+                raise DistTimeoutError(
+                    f"{expected.call} of {self._group.name!r}: no message from rank "
+                    f"{self._group.ranks[expected.source]} with tag {expected.tag} within {timeout:g} s; rank "
+                    f"{self._group.ranks[self._group.rank]} receives {expected.words} at {expected.where}"
+                    f"{self._other_message(expected.source)}\n{explain()}".rstrip()
+                )
+            time.sleep(next(pauses))
+
+    def _whose_message_comes(self, operation: Operation, tag: int) -> int:
+        status, timeout, pauses = MPI.Status(), as_seconds(self._group.timeout), growing()
+        deadline = time.monotonic() + timeout
+        while not self._group.comm.Iprobe(MPI.ANY_SOURCE, tag, status):  # type: ignore[union-attr]
+            if time.monotonic() > deadline:
+                raise DistTimeoutError(
+                    f"{operation.name} #{operation.sequence_number} of {self._group.name!r}: no message from any rank "
+                    f"with tag {tag} within {timeout:g} s at {caller()}{self._other_message(MPI.ANY_SOURCE)}"
+                )
+            time.sleep(next(pauses))
+        return status.Get_source()
+
+    def _take_back(self, expected: Expected) -> None:
+        if expected.request is None or expected.has_come():
+            return
+        expected.request.Cancel()
+        status = MPI.Status()
+        expected.request.Wait(status)
+        if not status.Is_cancelled():  # a label has come whose message has not: what belongs together is not known
+            self._unclear.add(expected.tag)
+
+    def _take_away(self, expected: Expected) -> None:
+        """Receive a message that does not fit, and drop it, so that the sender goes on and nobody takes it later."""
+        comm: Any = self._group.comm
+        label: Any = expected.label
+        source: Any = expected.source
+        if label["objects"]:
+            pkl5.Intracomm(comm).recv(None, source, expected.tag)
+        elif label["mpi"]:
+            comm.Recv([bytearray(label["nbytes"]), MPI.BYTE], source, expected.tag)
+
+    def _drop(self, tag: int) -> None:
+        while (message := self._comm.Improbe(MPI.ANY_SOURCE, tag)) is not None:
+            message.Recv([bytearray(LABEL_BYTES), MPI.BYTE])
+
+    # -- words -----------------------------------------------------------------------------------
+
+    def _difference(self, expected: Expected) -> str:
+        ranks, label = self._group.ranks, expected.label
+        assert label is not None
+        assert expected.source is not None
+        return (
+            f"{expected.call} of {self._group.name!r}: rank {ranks[expected.source]} sends {label['words']} by "
+            f"{label['call']} at {label['where']}, rank {ranks[self._group.rank]} receives {expected.words} at "
+            f"{expected.where} (tag {expected.tag})"
+        )
+
+    def _other_message(self, source: int) -> str:
+        status = MPI.Status()
+        if not self._comm.Iprobe(source, MPI.ANY_TAG, status) or status.Get_tag() > self._group.largest_tag:
+            return ""
+        return f"; a message of rank {self._group.ranks[status.Get_source()]} with tag {status.Get_tag()} is waiting"
+
+    def _is_mpi(self, operation: Operation) -> bool:
+        device = operation.device
+        return device == OBJECTS or self._group.config.device_map.get(device) == "mpi"

@@ -1,0 +1,175 @@
+"""The mismatch check (``HPCCOMM_DEBUG=DETAIL``): before each operation the ranks compare what they are about to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..core.group import SHORTEST_MEETING
+from ..core.hooks import Operation
+from ..core.operation_list import MESSAGES, OPERATIONS
+from ..core.work import as_seconds
+from ..errors import DistError, DistTimeoutError
+from ..process import mpi_library
+from .exchange import DIFFERS, TIMED_OUT, Exchange, Statement
+from .messages import MessageCheck
+from .watchdog import explain
+from .wording import call_in_words, caller, ranks_in_words, sizes_by_rank, with_details
+
+if TYPE_CHECKING:
+    from ..core.calls import Call
+    from ..core.group import ProcessGroup
+
+
+def watch(group: ProcessGroup) -> None:
+    """Compare what the ranks of a new group call, from its making on; every rank of it calls this."""
+    check = MismatchCheck(group)
+    fields = [f"backend {group.config}", f"timeout {as_seconds(group.timeout):g} s", f"on_timeout {group.on_timeout}"]
+    if group.device_id is not None:
+        fields.append("a device_id")
+    try:
+        check.agree("making", *fields)
+    except DistError:
+        check.close()
+        group.comm.Free()  # type: ignore[union-attr]
+        raise
+    group._check = check
+    group.register_hook(check)
+
+
+class MismatchCheck:
+    """A hook that compares collectives in an exchange between all ranks, and messages by what is sent ahead of them."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._comm = mpi_library.private(group.comm.Dup(), group.comm)  # type: ignore[union-attr]
+        self._exchange = Exchange(self._comm)
+        self._messages = MessageCheck(group, self._comm)
+        self._set_up = 0  # persistent operations
+        self._leaves = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this rank waits here, for others or for a message, which ends by itself when the time is up."""
+        return self._exchange.is_waiting or self._messages.is_waiting
+
+    # -- what the group calls --------------------------------------------------------------------
+
+    def begin(self, operation: Operation) -> None:
+        """Raise on every rank if the ranks are not about to do the same; of a message, on the receiver."""
+        if operation.name in MESSAGES:
+            self._messages.begin(operation)
+            return
+        timeout = operation.arguments.get("timeout", as_seconds(self._group.timeout))
+        self._compare(operation.name, operation.sequence_number, call_in_words(operation), operation, timeout)
+
+    def end(self, operation: Operation) -> None:
+        """Look at a message that has come."""
+        if operation.name in MESSAGES:
+            self._messages.end(operation)
+
+    def set_up(self, call: Call) -> int:
+        """Compare the set-up of a persistent operation, and return its number: the same on every rank."""
+        name, device, _, arguments = call
+        if name in MESSAGES:
+            return 0
+        described = dict(zip(OPERATIONS[name].arguments, arguments))
+        operation = Operation(self._group, f"{name}_init", 0, device, False, described)
+        self._compare(operation.name, None, call_in_words(operation), operation)
+        self._set_up += 1
+        return self._set_up
+
+    def agree(self, name: str, *details: str) -> None:
+        """Compare a call that is no operation of the group, and is made by all of its ranks."""
+        if name == "destroy":
+            if not self._leaves:
+                timeout = max(as_seconds(self._group.timeout), SHORTEST_MEETING)
+                self._compare(name, None, name, None, timeout)
+                self._leaves = True  # what comes next is collective, also when it is tried again
+            return
+        self._compare(name, None, with_details(name, details), None)
+
+    def close(self) -> None:
+        """Free the communicator; every rank is about to."""
+        mpi_library.free(self._comm, "", largest_tag=-1)  # what is left is of no interest to the program
+
+    # -- collectives -----------------------------------------------------------------------------
+
+    def _compare(
+        self, name: str, number: int | None, words: str, operation: Operation | None, timeout: float | None = None
+    ) -> None:
+        if self._group.size == 1:
+            return
+        count = self._group.sequence_number
+        statement: Statement = {"name": name, "number": number, "count": count, "words": words, "where": caller()}
+        if operation is not None:
+            statement["sizes"] = sizes_by_rank(operation)
+        if timeout is None:
+            timeout = as_seconds(self._group.timeout)
+
+        def late(came: dict[int, Statement], missing: list[int]) -> str:
+            return self._late(came, missing, timeout)
+
+        verdict, text = self._exchange(statement, timeout, self._judge, late)
+        if verdict == TIMED_OUT:
+            raise DistTimeoutError(text)
+        if verdict == DIFFERS:
+            highest, _, difference = text.partition(" ")
+            self._group._collectives += int(highest) - self._group.sequence_number
+            raise DistError(difference)
+
+    def _judge(self, statements: list[Statement]) -> str:
+        """Return how the statements of all ranks differ; "" if they do not.
+
+        Before it stands from where to count on: one rank may have begun an operation, and another have made a group.
+        """
+        difference = self._difference(statements)
+        return difference and f"{max(each['count'] for each in statements)} {difference}"
+
+    def _difference(self, statements: list[Statement]) -> str:
+        first = statements[0]
+        if any((each["number"], each["words"]) != (first["number"], first["words"]) for each in statements):
+            return f"{self._head(statements)}: {self._who_calls_what(dict(enumerate(statements)))}"
+        if first.get("sizes") is None:
+            return ""
+        sends, expects = (np.array([each["sizes"][i] for each in statements], np.int64) for i in (0, 1))
+        wrong = np.argwhere(sends != expects.T)
+        if not len(wrong):
+            return ""
+        sender, receiver = map(int, wrong[0])
+        ranks, more = self._group.ranks, f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
+        return (
+            f"{self._head(statements)}: rank {ranks[sender]} sends {sends[sender, receiver]} elements to rank "
+            f"{ranks[receiver]} at {statements[sender]['where']}, which expects {expects[receiver, sender]} at "
+            f"{statements[receiver]['where']}{more}"
+        )
+
+    def _head(self, statements: Sequence[Statement]) -> str:
+        names, numbers = ({each[key] for each in statements} for key in ("name", "number"))
+        name = names.pop() if len(names) == 1 else "collective"
+        number = numbers.pop() if len(numbers) == 1 else None
+        return f"{name}{'' if number is None else f' #{number}'} of {self._group.name!r}"
+
+    def _who_calls_what(self, came: dict[int, Statement]) -> str:
+        same_number = len({each["number"] for each in came.values()}) == 1
+        callers: dict[str, list[int]] = {}
+        for rank, each in came.items():
+            number = "" if same_number or each["number"] is None else f", #{each['number']}"
+            callers.setdefault(each["words"] + number, []).append(rank)
+        sides = []
+        for words, ranks in callers.items():
+            lines = list(dict.fromkeys(came[rank]["where"] for rank in ranks))
+            at = ", ".join(lines[:3]) + (" ..." if len(lines) > 3 else "")
+            verb = "call" if len(ranks) > 1 else "calls"
+            sides.append(f"{ranks_in_words(self._group.ranks[rank] for rank in ranks)} {verb} {words} at {at}")
+        return ", ".join(sides)
+
+    def _late(self, came: dict[int, Statement], missing: list[int], timeout: float) -> str:
+        head, calls = self._head(list(came.values())), self._who_calls_what(came)
+        if not missing:
+            return f"{head}: rank {self._group.ranks[0]} came when others had waited for {timeout:g} s: {calls}"
+        ranks = [self._group.ranks[rank] for rank in missing]
+        have = "have" if len(ranks) > 1 else "has"
+        return f"{head}: {ranks_in_words(ranks)} {have} not come within {timeout:g} s; {calls}\n{explain()}".rstrip()

@@ -1,0 +1,166 @@
+"""A call in words: two ranks' calls fit together if, and only if, the words are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from ..core.hooks import Operation
+from ..core.operation_list import OPERATIONS, START
+from ..core.registry import OBJECTS
+from .stacks import place
+
+LONGEST = 600  # characters of one call
+LONGEST_LIST = 100  # what differs between many sizes would not be seen in the words anyway
+
+# What all ranks have to give alike; of other operations it is `array` or `arrays`. An empty name: only the dtype.
+ALIKE = {"all_gather": "outputs", "all_gather_coalesced": "output_lists", "reduce_scatter": "inputs"}
+ONLY_DTYPE = ("gather", "scatter", "all_to_all")
+
+
+def call_in_words(operation: Operation) -> str:
+    """Return ``all_reduce (float32, 1048576 elements, SUM)``."""
+    words = _details(_plain(operation.name), operation.arguments)
+    if operation.async_op:
+        words.append("asynchronous")
+    if operation.work is not None and operation.work.number:
+        words.append(f"set up as number {operation.work.number}")
+    words += _transport(operation)
+    return with_details(operation.name, words)
+
+
+def array_in_words(array: Any) -> str:
+    """Return ``float32, 4 elements``."""
+    return f"{_cut(str(array.dtype), LONGEST_LIST)}, {array.size} element{'s' * (array.size != 1)}"
+
+
+def sizes_by_rank(operation: Operation) -> tuple[list[int], list[int]] | None:
+    """Return how many elements this rank sends to each rank, and expects of each, where the words do not have it."""
+    name, arguments, size = _plain(operation.name), operation.arguments, operation.group.size
+    sends, expects = [0] * size, [0] * size
+    if name == "gather":
+        sends[arguments["root"]] = int(arguments["array"].size)
+        expects = _sizes(arguments["outputs"]) or expects
+    elif name == "scatter":
+        expects[arguments["root"]] = int(arguments["output"].size)
+        sends = _sizes(arguments["inputs"]) or sends
+    elif name == "all_to_all":
+        sends, expects = _sizes(arguments["inputs"]), _sizes(arguments["outputs"])
+    elif name == "all_to_all_single" and arguments["input_counts"] is not None:
+        sends, expects = list(map(int, arguments["input_counts"])), list(map(int, arguments["output_counts"]))
+    else:
+        return None
+    return sends, expects
+
+
+def caller() -> str:
+    """Return the line of the program that has called hpccomm, ``train.py:91``."""
+    return place(sys._getframe(1))
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """Return ``rank 1`` or ``ranks 0, 2-3``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1][1:] = [rank]
+        else:
+            spans.append([rank])
+    plural = len(spans) > 1 or len(spans[0]) > 1
+    return f"rank{'s' * plural} {', '.join('-'.join(map(str, span)) for span in spans)}"
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix(START).removesuffix("_init")
+
+
+def _details(name: str, arguments: dict[str, Any]) -> list[str]:
+    if name == "all_reduce_sparse":
+        matrix = arguments["matrix"]
+        return [str(matrix.dtype), f"{matrix.shape[0]} x {matrix.shape[1]}"]
+    if name == "coalescing":
+        return [_block_in_words(arguments["calls"])]
+    if name == "empty_shared":
+        return [str(arguments["dtype"]), f"shape {tuple(map(int, arguments['shape']))}"]
+    if name == "fence":
+        window = getattr(arguments["array"], "base", None)
+        return [f"{getattr(window, 'nbytes', 0)} bytes"]
+    words = []
+    if name in ONLY_DTYPE:
+        array = arguments.get("array", arguments.get("output"))
+        words.append(str((arguments["outputs"][0] if array is None else array).dtype))
+    elif name == "all_to_all_single" and arguments["input_counts"] is not None:
+        words += [str(arguments["array"].dtype), "split sizes"]
+    else:
+        arrays = arguments.get(ALIKE.get(name, "arrays"), arguments.get("array"))
+        if arrays is not None:
+            words.append(_arrays_in_words(arrays))
+    if name == "broadcast_object_list":
+        words.append(f"{len(arguments['objects'])} objects")
+    op = arguments.get("op")
+    if op is not None:
+        words.append(str(getattr(op, "name", op)))
+    if "root" in arguments:
+        words.append(f"root {arguments['root']}")
+    return words
+
+
+def _arrays_in_words(arrays: Any) -> str:
+    if not isinstance(arrays, list | tuple):
+        return array_in_words(arrays)
+    flat = list(_flat(arrays))
+    by_dtype = [(dtype, _sizes(same)) for dtype, same in groupby(flat, key=lambda array: str(array.dtype))]
+    return _cut("; ".join(f"{dtype}: {_times(sizes)} elements" for dtype, sizes in by_dtype), LONGEST_LIST)
+
+
+def _times(sizes: Sequence[int]) -> str:
+    """Return ``3 x 5, 7`` for 5, 5, 5, 7."""
+    runs = [(size, len(list(same))) for size, same in groupby(sizes)]
+    return ", ".join(f"{times} x {size}" if times > 1 else str(size) for size, times in runs)
+
+
+def _block_in_words(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> str:
+    """Return the calls of a coalescing() block; ``+`` between those that leave together."""
+
+    def described(call: tuple[str, tuple[Any, ...]]) -> tuple[str, dict[str, Any]]:
+        return call[0], dict(zip(OPERATIONS[call[0]].arguments, call[1]))
+
+    def kind(call: tuple[str, dict[str, Any]]) -> tuple[Any, ...]:
+        return call[0], call[1].get("op"), call[1].get("root")
+
+    together = [list(same) for _, same in groupby(map(described, calls), key=kind)]
+    words = [" + ".join(with_details(name, _details(name, arguments)) for name, arguments in same) for same in together]
+    return ", ".join(words)
+
+
+def with_details(name: str, words: Sequence[str]) -> str:
+    """Return ``name (words, words)``."""
+    return _cut(f"{name} ({', '.join(words)})", LONGEST) if words else name
+
+
+def _cut(text: str, longest: int) -> str:
+    """Shorten a text in such a way that different ones stay different."""
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest - 40]} ... [{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}]"
+
+
+def _transport(operation: Operation) -> list[str]:
+    """Return what does it, where that is not MPI on the host."""
+    name = operation.group.config.device_map.get(operation.device, "mpi")
+    return [] if name == "mpi" and operation.device in ("cpu", OBJECTS) else [f"{operation.device} over {name}"]
+
+
+def _sizes(arrays: Any) -> list[int]:
+    return [int(array.size) for array in arrays or ()]
+
+
+def _flat(arrays: Iterable[Any]) -> Iterable[Any]:
+    for each in arrays:
+        if isinstance(each, list | tuple):
+            yield from _flat(each)
+        else:
+            yield each

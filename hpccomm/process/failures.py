@@ -1,0 +1,288 @@
+"""Ranks that have died: what an MPI with fault tolerance (ULFM, MPI-5 draft) knows of them, and who has to be told.
+
+MPI tells of a dead rank only those who communicate with it. A survivor that waits for another survivor, which has left
+with the error, would wait for ever. So whoever learns of it first revokes hpccomm's communicators that the dead rank is
+in: that wakes everybody who waits in one of them. A thread looks for news too, because the first to learn may be
+computing, or wait in memory that ranks share. Without fault tolerance all of this does nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RankFailedError, here
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+HOW_TO_START = "start the job with Open MPI's `mpirun --with-ft ulfm`"
+PAUSE = 0.1  # seconds between two looks for news
+LONGEST_NEWS = 5.0  # seconds until a rank that has been told to give up also knows who has died
+
+# Buffers that MPI may still write to, because an operation on them has failed.
+kept: list[Any] = []
+
+
+def is_on(environ: Mapping[str, str] = os.environ) -> bool:
+    """Say whether this job survives dead ranks (`mpirun --with-ft ulfm` sets the variable in every rank)."""
+    return environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true", "yes", "enabled")
+
+
+def prepare() -> None:
+    """Before MPI starts: let its end not wait for the dead (Open MPI 5.0: sometimes for ever, in the barrier there)."""
+    if is_on():
+        os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
+
+
+class Watched:
+    """A communicator of hpccomm, and the one that it was made for: a group's, or that of the world for a group's own.
+
+    `members` are ranks in MPI.COMM_WORLD, in the order of the communicator's own.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, parent: Watched | None) -> None:
+        self.comm = comm
+        self.parent = parent
+        group = comm.Get_group()
+        self.members = _in_the_job(group)
+        group.Free()
+        self.is_revoked = False
+        self.spare: Any = None
+
+    def is_part_of(self, other: Watched) -> bool:
+        """Say whether it is `other`, or was made from it."""
+        return self is other or (self.parent is not None and self.parent.is_part_of(other))
+
+    @property
+    def world(self) -> Watched:
+        """The communicator whose ranks are the global ranks."""
+        return self if self.parent is None else self.parent.world
+
+    def revoke(self) -> None:
+        """Wake everybody who waits in it, on every rank, with an error; nothing but shrinking and agreeing is left."""
+        if not self.is_revoked:
+            self.is_revoked = True
+            self.comm.Revoke()
+
+
+_lock = threading.RLock()  # a communicator is not freed while it is being revoked
+_watched: list[Watched] = []
+_thread: threading.Thread | None = None
+_stopping = threading.Event()
+
+
+def watch(comm: MPI.Intracomm, parent: MPI.Intracomm | None) -> None:
+    """Take in a new communicator; `parent` is the group's, or that of the world for a group's. Not collective."""
+    global _thread
+    if not is_on():
+        return
+    from mpi4py import MPI
+
+    with _lock:
+        found = _found(comm) or Watched(comm, None)
+        if found not in _watched:
+            _watched.append(found)
+        found.parent = None if parent is None else _found(parent)
+        _revoke_with(_dead())  # one of its ranks may have died before it was here
+        if _thread is None and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            _thread = threading.Thread(target=_look_for_news, name="hpccomm-failures", daemon=True)
+            _thread.start()
+            atexit.register(_stop)  # before MPI_Finalize
+
+
+def forget(comm: MPI.Intracomm) -> None:
+    """Leave a communicator alone, and those that were made for it: it is about to be freed, or has been given up."""
+    with _lock:
+        found = _found(comm)
+        _watched[:] = [each for each in _watched if found is None or not each.is_part_of(found)]
+
+
+def dead_ranks(comm: MPI.Intracomm | None, is_certain: bool) -> tuple[int, ...]:
+    """Return the global ranks that have died, of the world of `comm`, and wake everybody who waits for one.
+
+    `is_certain`: MPI says that there are some, so the news is on its way.
+    """
+    give_up = time.monotonic() + (LONGEST_NEWS if is_certain else PAUSE)
+    while True:
+        with _lock:
+            found = _watched[0] if comm is None and _watched else _found(comm)
+            if found is None:
+                return ()
+            dead = _dead()
+            _revoke_with(dead)
+            ranks = tuple(rank for rank, process in enumerate(found.world.members) if process in dead)
+        if ranks or time.monotonic() > give_up:
+            return ranks
+        time.sleep(0.001)
+
+
+def revoke(comm: MPI.Intracomm) -> None:
+    """Wake everybody who waits in `comm` or in one made from it."""
+    with _lock:
+        top = _found(comm)
+        for each in _watched:
+            if top is not None and each.is_part_of(top):
+                each.revoke()
+
+
+def translated(operation: str, error: Exception, comm: MPI.Intracomm | None) -> RankFailedError | None:
+    """Return what the program should see for an error of MPI in an operation on `comm`; None if nobody has died."""
+    if not is_on():
+        return None
+    from mpi4py import MPI
+
+    if not isinstance(error, MPI.Exception):
+        return None
+    # Open MPI 5.0 also reports MPI_ERR_OTHER at times
+    is_certain = error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+    ranks = dead_ranks(comm, is_certain)
+    return rank_failed(operation, ranks) if ranks or is_certain else None
+
+
+def rank_failed(operation: str, ranks: tuple[int, ...]) -> RankFailedError:
+    """Return the error that says who has died, and what to do."""
+    if ranks:
+        who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {'have' if len(ranks) > 1 else 'has'} died"
+    else:
+        who = "another rank has given the group up"
+    message = f"{operation}: {who}; shrink_group() makes a group of the ranks that are left{here()}"
+    return RankFailedError(message, ranks)
+
+
+@contextlib.contextmanager
+def told(operation: str, comm: MPI.Intracomm | None) -> Iterator[None]:
+    """Raise RankFailedError instead of what MPI says when a rank has died."""
+    try:
+        yield
+    except Exception as error:
+        failed = translated(operation, error, comm)
+        if failed is None:
+            raise
+        raise failed from error
+
+
+def shrink(comm: Any) -> tuple[Any, list[int]]:
+    """Return a communicator of the survivors of `comm`, and their ranks in `comm`; every survivor calls it."""
+    from mpi4py import MPI
+
+    revoke(comm)
+    new, spare = _shrunk(comm), None
+    while True:
+        try:
+            spare = new.Dup()
+        except MPI.Exception:
+            new.Revoke()  # others may wait in it
+        if agree(new, spare is not None):
+            break
+        new, spare = _shrunk(new), None  # another rank has died meanwhile
+    watch(new, None)
+    keep_spare(new, spare)
+    old_group, new_group = comm.Get_group(), new.Get_group()
+    members = MPI.Group.Translate_ranks(new_group, None, old_group)
+    old_group.Free()
+    new_group.Free()
+    return new, list(members)
+
+
+def _shrunk(comm: Any) -> Any:
+    from mpi4py import MPI
+
+    while True:
+        try:
+            return comm.Shrink()
+        except MPI.Exception as error:
+            if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
+                raise
+
+
+def keep_spare(comm: Any, spare: Any = None) -> None:
+    """Duplicate a group's communicator for its communication thread; collective, and only with fault tolerance.
+
+    The thread would make its own later, by MPI_Comm_create_group, which on Open MPI 5.0 never returns if a member dies.
+    """
+    if is_on():
+        with told("making a group", comm):
+            spare = spare or comm.Dup()
+        watch(spare, comm)
+        with _lock:
+            found = _found(comm)
+            if found is not None:
+                found.spare = spare
+
+
+def take_spare(comm: Any) -> Any:
+    """Return the duplicate of a group's communicator, once; None where there is none."""
+    with _lock:
+        found = _found(comm)
+        if found is None:
+            return None
+        spare, found.spare = found.spare, None
+        return spare
+
+
+def agree(comm: MPI.Intracomm, flag: bool) -> bool:
+    """Return whether `flag` is true on all ranks of `comm` that live; the same on all of them. Works when revoked."""
+    from mpi4py import MPI
+
+    if not is_on():
+        answer = bytearray([flag])
+        comm.Allreduce(MPI.IN_PLACE, [answer, MPI.BYTE], MPI.BAND)
+        return bool(answer[0])
+    while True:
+        comm.Ack_failed()
+        try:
+            return bool(comm.Agree(int(flag)))
+        except MPI.Exception as error:  # on every rank: one has died that not all had acknowledged
+            if error.Get_error_class() != MPI.ERR_PROC_FAILED:
+                raise
+
+
+def _found(comm: MPI.Intracomm | None) -> Watched | None:
+    return next((each for each in _watched if each.comm == comm), None)
+
+
+def _in_the_job(group: MPI.Group) -> tuple[int, ...]:
+    """Return the ranks in MPI.COMM_WORLD of the members of `group`."""
+    from mpi4py import MPI
+
+    everybody = MPI.COMM_WORLD.Get_group()
+    ranks = MPI.Group.Translate_ranks(group, None, everybody)
+    everybody.Free()
+    return tuple(ranks)
+
+
+def _dead() -> frozenset[int]:
+    """Return the ranks in MPI.COMM_WORLD that have died."""
+    from mpi4py import MPI
+
+    MPI.COMM_SELF.Iprobe()  # MPI hears of deaths only while it makes progress
+    failed = MPI.COMM_WORLD.Get_failed()
+    ranks = frozenset(_in_the_job(failed)) if failed.Get_size() else frozenset()
+    if failed != MPI.GROUP_EMPTY:
+        failed.Free()
+    return ranks
+
+
+def _revoke_with(dead: frozenset[int]) -> None:
+    """Revoke the communicators with a dead member."""
+    for each in _watched:
+        if dead and not each.is_revoked and not dead.isdisjoint(each.members):
+            each.revoke()
+
+
+def _look_for_news() -> None:
+    while not _stopping.wait(PAUSE):
+        with _lock:
+            _revoke_with(_dead())
+
+
+def _stop() -> None:
+    _stopping.set()
+    if _thread is not None:
+        _thread.join()

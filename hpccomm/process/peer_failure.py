@@ -1,0 +1,59 @@
+"""The last words of a survivor, where MPI does not survive: a callback when the launcher says that a rank has died.
+
+MPICH's ``mpiexec -disable-auto-cleanup`` sends SIGUSR1 to every survivor. Handlers of Python's `signal` don't run while
+the main thread waits in MPI. faulthandler's run at once, in C, and write where this thread is to a pipe, from which
+another thread learns of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+ENOUGH = 1 << 16  # bytes: more than one signal's worth
+
+
+class PeerFailures:
+    """Calls `callback` with the rank that has died; with None where that can't be told.
+
+    `processes` are the ids of the processes on this node, by their ranks.
+    """
+
+    def __init__(self, callback: Callable[[int | None], object], processes: dict[int | None, int]) -> None:
+        self._callback = callback
+        self._processes = processes
+        self._news, self._write = os.pipe()
+        os.set_blocking(self._write, False)  # a handler must not wait
+        has_handler = signal.getsignal(signal.SIGUSR1) not in (signal.SIG_DFL, signal.SIG_IGN)
+        faulthandler.register(signal.SIGUSR1, file=self._write, all_threads=False, chain=has_handler)
+        threading.Thread(target=self._run, name="hpccomm-peer-failure", daemon=True).start()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        faulthandler.unregister(signal.SIGUSR1)
+        os.close(self._write)
+
+    def _run(self) -> None:
+        while os.read(self._news, ENOUGH):
+            gone: list[int | None] = [rank for rank, pid in self._processes.items() if not _is_there(pid)]
+            for rank in gone or [None]:
+                self._processes.pop(rank, None)
+                try:
+                    self._callback(rank)
+                except Exception:  # there is nobody to raise it to
+                    print("hpccomm: on_peer_failure raised", file=sys.stderr)
+                    traceback.print_exc()
+        os.close(self._news)
+
+
+def _is_there(pid: int) -> bool:
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return not Path("/proc/self/stat").exists()  # only Linux has it

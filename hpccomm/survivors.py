@@ -1,0 +1,105 @@
+"""Going on without ranks that have died: what the survivors call."""
+
+from __future__ import annotations
+
+from .core.group import ProcessGroup
+from .core.non_member import Group
+from .errors import UnsupportedOperationError, here
+from .groups import of_survivors, shrinkable
+from .process import failures
+from .world import connect, current_world, is_initialized, member, replace_world
+
+
+def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
+    """Make a group of the ranks of `group` that are alive, to go on with after a :class:`RankFailedError`.
+
+    Every surviving rank of `group` calls it. Those that still wait in `group` for a rank that does not come are woken
+    by a RankFailedError, and have to call it too. Several ranks may have died, also during the call.
+
+    The world is replaced: ``group=None`` means the new one from here on. Ranks are counted anew from 0, in their old
+    order, and `get_rank` says the new one. Groups made from the old world refuse every operation: make them again.
+    A smaller group is replaced in its world, which stays as it is, and so do the global ranks.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    ProcessGroup
+        With the name, the backends and the timeout of `group`, but not its hooks.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        The job does not survive dead ranks: it was not started with ``mpirun --with-ft ulfm`` (Open MPI).
+    DistError
+        `group` has been destroyed or shrunk before.
+
+    Notes
+    -----
+    What is in flight in the old group ends with RankFailedError. Its backends are closed, and made again when the first
+    array comes along. Node-shared arrays of it stay readable, but their operations don't. Semantics: MPIX_Comm_revoke
+    and MPIX_Comm_shrink of ULFM.
+
+    Examples
+    --------
+    >>> def step(x):
+    ...     hc.all_reduce(x)
+    >>> try:
+    ...     step(np.ones(1))
+    ... except hc.RankFailedError as error:  # on 4 ranks, of which rank 1 was killed: error.ranks is (1,)
+    ...     world = hc.shrink_group()
+    ...     step(np.ones(1))
+    >>> hc.get_world_size()  # 3
+    1
+    """
+    old = shrinkable("shrink_group", group)
+    if not failures.is_on():
+        raise UnsupportedOperationError(
+            f"shrink_group: this job does not survive dead ranks; {failures.HOW_TO_START}{here()}"
+        )
+    is_world = is_initialized() and old is current_world()
+    new = of_survivors(old)
+    if is_world:
+        replace_world(new)
+    with failures.told("shrink_group", new.comm):
+        connect(new)
+    return new
+
+
+def agree(flag: bool, group: Group | None = None) -> bool:
+    """Say whether `flag` is true on all ranks of `group` that are alive: the same answer on all of them.
+
+    Every rank that is alive calls it. Under ``mpirun --with-ft ulfm`` (Open MPI) it gives its answer also while ranks
+    die, and in a group that has lost ranks; otherwise it is an ordinary reduction.
+
+    Parameters
+    ----------
+    flag : bool
+        What this rank says.
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    bool
+
+    Raises
+    ------
+    DistError
+        `group` has been destroyed or shrunk.
+
+    Notes
+    -----
+    Semantics: MPIX_Comm_agree of ULFM, with failures acknowledged first.
+
+    Examples
+    --------
+    >>> hc.agree(True)
+    True
+    >>> hc.agree(hc.get_rank() > 0)  # rank 0 says no
+    False
+    """
+    return member(group).agree(flag)

@@ -1,0 +1,227 @@
+"""The verdict, from made-up reports of 2 to 8 ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from hpccomm.debug.verdict import verdict
+
+pytestmark = pytest.mark.serial
+
+SIZES = range(2, 9)
+NAMES = {"w": "world", "d": "dp"}
+
+
+def is_in(name: str, number: int, group: str = "w", seconds: float = 30.0, **fields: Any) -> dict[str, Any]:
+    """Return what a rank waits in."""
+    known = {"dtype": "float32", "count": 1 << 20, "nbytes": 4 << 20, "op": "SUM", "where": "train.py:91"}
+    if name == "barrier":
+        known = {"where": "train.py:88"}
+    record = {"name": name, "number": number, "group": group, "group_name": NAMES[group], **known}
+    return {**record, "seconds": seconds, "waits": True, **fields}
+
+
+def report(rank: int, size: int, *operations: Any, reached: Mapping[str, int] | None = None, **fields: Any) -> Any:
+    """Return the report of a rank that is in these operations; in none: it computes."""
+    reached = {**{each["group"]: each["number"] for each in operations}, **(reached or {})}
+    members = fields.pop("members", {"w": range(size), "d": range(size)})
+    groups = {
+        key: {"name": NAMES[key], "ranks": list(members[key]), "collectives": reached.get(key, 0), "messages": 0}
+        for key in members
+        if rank in members[key]
+    }
+    known = {"operations": list(operations), "groups": groups, "left": False, "neighbours": {}, "size": size}
+    return {"rank": rank, "program": "data.py:7 in load", **known, **fields}
+
+
+def others(size: int, *culprits: int) -> list[int]:
+    return [rank for rank in range(size) if rank not in culprits]
+
+
+def text(found: Any) -> str:
+    return "\n".join(found.lines)
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_in_the_program(size: int) -> None:
+    late = size - 1
+    reports = [report(rank, size, is_in("all_reduce", 41, "d")) for rank in others(size, late)]
+    found = verdict([*reports, report(late, size, reached={"d": 40})], size)
+    assert found.culprits == [late]
+    waiting = others(size, late)
+    verb = "waits" if len(waiting) == 1 else "wait"
+    assert text(found) == (
+        f"rank {late} never reached all_reduce #41 of 'dp' (4 MiB float32): it is in the program at data.py:7 in load "
+        f"(its last collective: #40 of 'dp'); {ranks_in_words(waiting)} {verb} at train.py:91, for 30 s"
+    )
+
+
+@pytest.mark.parametrize("size", range(3, 9))
+def test_a_rank_that_skipped_an_operation_and_waits_in_another_group(size: int) -> None:
+    late = 1
+    reports = [report(rank, size, is_in("all_reduce", 41, "d")) for rank in others(size, late)]
+    found = verdict([*reports, report(late, size, is_in("barrier", 40), reached={"d": 40})], size)
+    assert found.culprits == [late]
+    assert (
+        "rank 1 never reached all_reduce #41 of 'dp' (4 MiB float32): it is in barrier #40 of 'world', train.py:88, for"
+        in text(found)
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"name": "reduce", "peer": 0}, "reduce (1048576 float32, SUM, root 0)"),
+        ({"name": "barrier", "dtype": "", "op": ""}, "barrier"),
+        ({"dtype": "float64"}, "all_reduce (1048576 float64, SUM)"),
+        ({"count": 100}, "all_reduce (100 float32, SUM)"),
+        ({"op": "MAX"}, "all_reduce (1048576 float32, MAX)"),
+    ],
+    ids=["other op", "other kind", "dtype", "size", "ReduceOp"],
+)
+def test_ranks_that_differ(size: int, other: dict[str, Any], said: str) -> None:
+    reports = [report(rank, size, is_in("all_reduce", 5)) for rank in others(size, 1)]
+    differing = {**is_in("all_reduce", 5, where="train.py:99"), **other}
+    found = verdict([*reports, report(1, size, differing)], size)
+    assert found.culprits == ([0, 1] if size == 2 else [1])  # of two ranks nobody knows which one is right
+    assert "the ranks differ in operation #5 of 'world': " in text(found)
+    assert f"rank 1 calls {said} at train.py:99" in text(found)
+    assert "all_reduce (1048576 float32, SUM) at train.py:91" in text(found)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_another_root(size: int) -> None:
+    reports = [report(rank, size, is_in("reduce", 5, peer=int(rank == 1))) for rank in range(size)]
+    found = verdict(reports, size)
+    assert 1 in found.culprits
+    assert "rank 1 calls reduce (1048576 float32, SUM, root 1)" in text(found)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_two_groups_in_two_orders(size: int) -> None:
+    half = size // 2
+    reports = [report(rank, size, is_in("barrier", 3, "w" if rank < half else "d")) for rank in range(size)]
+    for rank in range(size):  # nobody has been in the other group
+        reports[rank]["groups"]["d" if rank < half else "w"]["collectives"] = 2
+    found = verdict(reports, size)
+    assert found.culprits
+    assert "barrier #3 of 'world'" in text(found)
+    assert "barrier #3 of 'dp'" in text(found)
+    if size % 2 == 0:
+        assert "wait for each other" in text(found)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_that_has_ended(size: int) -> None:
+    reports = [report(rank, size, is_in("all_reduce", 41)) for rank in others(size, 0)]
+    found = verdict([*reports, report(0, size, reached={"w": 40}, left=True)], size)
+    assert found.culprits == [0]
+    assert "rank 0 never reached all_reduce #41" in text(found)
+    assert "it has come to the end of its program without that" in text(found)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("state", "said"), [("dead", "its process is gone"), ("stopped", "its process is stopped")])
+def test_a_rank_that_is_stopped_or_dead(size: int, state: str, said: str) -> None:
+    last = size - 1
+    reports = [
+        report(rank, size, is_in("all_reduce", 41), neighbours={str(last): state}) for rank in others(size, last)
+    ]
+    found = verdict(reports, size)
+    assert found.culprits == [last]
+    assert said in text(found)
+
+
+def test_a_rank_that_does_not_answer() -> None:
+    found = verdict([report(0, 2, is_in("all_reduce", 41))], 2)
+    assert found.culprits == [1]
+    assert "it does not answer" in text(found)
+
+
+def test_init_of_a_rank_that_never_calls_it() -> None:
+    init = {"name": "init_process_group", "number": 0, "group": "", "group_name": "world", "where": "a.py:3"}
+    waiting = {**init, "seconds": 30.0, "waits": True}
+    reports = [report(rank, 3, waiting, members={}) for rank in (0, 2)]
+    found = verdict(reports, 3)
+    assert found.culprits == [1]
+    assert "rank 1 never reached init_process_group" in text(found)
+    assert "has it called init_process_group?" in text(found)
+
+
+def message(name: str, peer: int | None, seconds: float = 30.0, group: str = "w") -> dict[str, Any]:
+    return is_in(name, 7, group, seconds, peer=peer, tag=5, op="")
+
+
+def test_messages_that_wait_for_each_other() -> None:
+    found = verdict(
+        [report(0, 3, message("recv", 1)), report(1, 3, message("recv", 2)), report(2, 3, message("recv", 0))], 3
+    )
+    assert found.culprits == [0, 1, 2]
+    assert "ranks 0-2 wait for each other:" in text(found)
+    assert "rank 1 is in recv #7 of 'world' (4 MiB float32) with rank 2 of the group, tag 5, train.py:91" in text(found)
+
+
+def test_a_chain_ends_at_who_is_to_blame() -> None:
+    # 0 waits for 1, 1 for 2, which computes; the barrier of 3 is nobody's fault but 2's
+    reports = [
+        report(0, 4, message("recv", 1)),
+        report(1, 4, message("recv", 2)),
+        report(2, 4),
+        report(3, 4, is_in("barrier", 2)),
+    ]
+    found = verdict(reports, 4)
+    assert found.culprits == [2]
+    assert "rank 2 has not answered recv #7" in text(found)
+    assert "rank 2 never reached barrier #2" in text(found)
+
+
+def test_who_waits_for_a_moment_does_not_count() -> None:
+    # ranks 0 and 1 hang; 3 has just begun to wait for 2, which computes
+    reports = [
+        report(0, 4, message("recv", 1)),
+        report(1, 4, message("recv", 0)),
+        report(2, 4),
+        report(3, 4, message("recv", 2, 0.1)),
+    ]
+    assert verdict(reports, 4).culprits == [0, 1]
+
+
+def test_a_root_that_is_through_is_not_waited_for() -> None:
+    # the root of a broadcast has left; of the others one has never come
+    reports = [
+        report(0, 3, reached={"w": 6}),
+        report(1, 3, is_in("broadcast", 6, peer=0)),
+        report(2, 3, reached={"w": 5}),
+    ]
+    assert verdict(reports, 3).culprits == [2]
+
+
+def test_a_work_that_nobody_waits_for() -> None:
+    lying = {**is_in("all_reduce", 6, async_op=True, op=""), "waits": False}
+    reports = [report(0, 2, is_in("all_reduce", 6, async_op=True, op="")), report(1, 2, lying)]
+    reports[1]["groups"]["w"]["collectives"] = 6
+    found = verdict(reports, 2)
+    assert found.culprits == [1]
+    assert "rank 1 has begun all_reduce #6 of 'world' (4 MiB float32) and does not wait for it" in text(found)
+
+
+def test_groups_of_some_ranks() -> None:
+    # evens hang on 2; the odds are nobody's business
+    members = {"w": range(4), "d": (0, 2)}
+    reports = [report(0, 4, is_in("all_reduce", 3, "d"), members=members)]
+    reports += [report(rank, 4, members=members, reached={"d": 2}) for rank in (1, 2, 3)]
+    assert verdict(reports, 4).culprits == [2]
+
+
+def test_nobody_waits() -> None:
+    found = verdict([report(rank, 3) for rank in range(3)], 3)
+    assert (found.culprits, found.lines) == ([], ["no rank waits for another one"])
+    assert verdict([], 3).culprits == []

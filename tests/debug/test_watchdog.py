@@ -1,0 +1,381 @@
+"""The watchdog in jobs that hang: what is said, what is written, and what happens next."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm.debug import stacks
+from hpccomm.debug.report import Reporter, latest, process_state, read
+from hpccomm.debug.watchdog import Watchdog
+
+from ..launch import ROOT, clean_environment, mpiexec_folder
+
+pytestmark = pytest.mark.serial
+
+# Rank 1 comes late: when there is a file "go".
+LATE = """
+    import sys, time, pathlib, numpy as np, hpccomm as hc
+    folder = pathlib.Path(sys.argv[1])
+    world = hc.init_process_group(timeout={timeout}, on_timeout={on_timeout!r})
+    x = np.ones(3)
+    def be_late():
+        while not (folder / "go").exists():
+            time.sleep(0.05)
+    if world.rank == 1:
+        be_late()
+    {rest}
+    """
+
+
+def start(program: str, folder: Path, ranks: int = 2, **env: str) -> subprocess.Popen[str]:
+    file = folder / "program.py"
+    file.write_text(textwrap.dedent(program), encoding="utf-8")
+    environment = {**clean_environment(), "HPCCOMM_DEBUG_DIR": str(folder / "reports"), "TIME_LIMIT": "90", **env}
+    command = [ROOT / "tools" / "run-mpi", mpiexec_folder(), str(ranks), sys.executable, file, folder]
+    streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=folder, env=environment, text=True, **streams)
+
+
+def until(condition: Any, what: str) -> Any:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"no {what} within 60 s")
+
+
+def verdict_of(folder: Path) -> str:
+    file = folder / "reports" / "verdict.txt"
+    return until(lambda: file.exists() and file.read_text(), "verdict")  # type: ignore[no-any-return]
+
+
+def finish(job: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
+    (folder / "go").touch()
+    stdout, stderr = job.communicate(timeout=100)
+    assert job.returncode == 0, stderr
+    return stdout, stderr
+
+
+def test_warn_goes_on(tmp_path: Path) -> None:
+    job = start(
+        LATE.format(timeout=2, on_timeout="warn", rest="hc.all_reduce(x); print(f'{x.tolist()}\\n', end='')"), tmp_path
+    )
+    said = verdict_of(tmp_path)
+    assert (
+        "rank 1 never reached all_reduce #1 of 'world' (24 B float64): it is in the program at program.py:8 in be_late"
+        in said
+    )
+    stdout, stderr = finish(job, tmp_path)
+    assert stdout.split("\n")[:2] == ["[2.0, 2.0, 2.0]"] * 2
+    assert stderr.count("has not ended within") == 1  # once, not every second
+    assert "the job ends" not in stderr
+
+
+def test_raise_raises_in_wait_and_the_operation_can_still_end(tmp_path: Path) -> None:
+    rest = """
+    work = hc.all_reduce(x, async_op=True)
+    try:
+        work.wait()
+    except hc.DistTimeoutError as error:
+        print(f"raised {'rank 1 never reached all_reduce' in str(error)}\\n", end="")
+    be_late()
+    while not work.is_completed():
+        pass
+    print(f"{x.tolist()}\\n", end="")
+    """
+    job = start(LATE.format(timeout=2, on_timeout="raise", rest=rest), tmp_path)
+    assert "rank 1 never reached all_reduce #1 of 'world'" in verdict_of(tmp_path)
+    stdout, _ = finish(job, tmp_path)
+    assert sorted(stdout.split("\n")) == ["", "[2.0, 2.0, 2.0]", "[2.0, 2.0, 2.0]", "raised True"]
+
+
+def test_raise_ends_the_job_in_a_blocking_call(tmp_path: Path) -> None:
+    job = start(LATE.format(timeout=2, on_timeout="raise", rest="hc.all_reduce(x)"), tmp_path)
+    _, stderr = job.communicate(timeout=100)
+    assert job.returncode == 124
+    assert (
+        "the job ends with status 124 (on_timeout='raise', because a blocking call of MPI can't be interrupted)"
+        in stderr
+    )
+
+
+def test_a_work_counts_while_the_program_asks_for_it(tmp_path: Path) -> None:
+    rest = """
+    work = hc.all_reduce(x, async_op=True)
+    while not work.is_completed():
+        pass
+    """
+    job = start(LATE.format(timeout=2, on_timeout="abort", rest=rest), tmp_path)
+    _, stderr = job.communicate(timeout=100)
+    assert job.returncode == 124
+    assert "rank 1 never reached all_reduce #1 of 'world'" in stderr
+
+
+def test_a_work_beside_which_the_program_computes_does_not_count(tmp_path: Path) -> None:
+    program = """
+        import time, numpy as np, hpccomm as hc
+        world = hc.init_process_group(timeout=1)
+        x = np.ones(3)
+        receive = hc.irecv(x, src=1 - world.rank)
+        time.sleep(4)
+        hc.send(np.full(3, 7.0), dst=1 - world.rank)
+        receive.wait()
+        assert (x == 7).all()
+        world.destroy()
+        """
+    job = start(program, tmp_path)
+    _, stderr = job.communicate(timeout=100)
+    assert (job.returncode, stderr) == (0, "")
+    assert not (tmp_path / "reports").exists()  # nothing to say
+
+
+def test_the_time_limit_of_a_call_is_longer_than_that_of_its_group(tmp_path: Path) -> None:
+    program = """
+        import time, numpy as np, hpccomm as hc
+        world = hc.init_process_group(timeout=1)
+        work = hc.irecv(np.ones(3), src=1 - world.rank)
+        try:
+            work.wait(timeout=4)
+        except hc.DistTimeoutError:
+            work.abort()
+        hc.monitored_barrier(timeout=30)
+        if world.rank == 1:
+            time.sleep(3)
+        hc.monitored_barrier(timeout=30)
+        world.destroy()
+        """
+    job = start(program, tmp_path)
+    _, stderr = job.communicate(timeout=100)
+    assert job.returncode == 0, stderr
+
+
+def test_debug_pid_asks_and_the_job_goes_on(tmp_path: Path) -> None:
+    rest = """
+    if world.rank == 0:
+        (folder / "pid").write_text(str(__import__("os").getpid()))
+    hc.all_reduce(x)
+    """
+    job = start(LATE.format(timeout=300, on_timeout="abort", rest=rest), tmp_path, 3)
+    file = tmp_path / "pid"
+    pid = until(lambda: file.exists() and file.read_text(), "process")
+    time.sleep(1)  # until the others are in the operation; where they are not yet, it says so
+    command = [sys.executable, "-m", "hpccomm", "debug", "--pid", pid, "--stacks"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment())
+    assert shown.returncode == 1, shown.stderr
+    assert "3 of 3 ranks" in shown.stdout
+    assert (
+        "rank 1 never reached all_reduce #1 of 'world' (24 B float64): it is in the program at program.py:8 in be_late"
+        in shown.stdout
+    )
+    assert "program.py:14 in <module>" in shown.stdout  # of --stacks
+    finish(job, tmp_path)
+    again = subprocess.run(
+        [sys.executable, "-m", "hpccomm", "debug", tmp_path / "reports", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=clean_environment(),
+    )
+    assert (again.returncode, json.loads(again.stdout)["culprits"]) == (1, [1])
+
+
+def test_debug_without_reports(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hpccomm", "debug"]
+    options: Any = {"cwd": tmp_path, "capture_output": True, "text": True, "env": clean_environment()}
+    shown = subprocess.run(command, **options, check=False, timeout=60)
+    assert shown.returncode == 2
+    assert "no folder given, and there is no hpccomm-debug-* here" in shown.stderr
+    shown = subprocess.run([*command, tmp_path], **options, check=False, timeout=60)
+    assert shown.returncode == 2
+    assert "there are no reports of ranks in" in shown.stderr
+
+
+def test_a_signal_of_the_program_stays_the_program_s(tmp_path: Path) -> None:
+    program = """
+        import os, signal, hpccomm as hc
+        seen = []
+        signal.signal(signal.SIGUSR2, lambda *_: seen.append("mine"))
+        with hc.init_process_group() as world:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            hc.barrier()
+        assert seen == ["mine"]
+        """
+    job = start(program, tmp_path)
+    _, stderr = job.communicate(timeout=100)
+    assert job.returncode == 0, stderr
+
+
+def test_an_exception_leaves_a_report_where_reports_are_kept(tmp_path: Path) -> None:
+    program = """
+        import hpccomm as hc
+        world = hc.init_process_group()
+        if world.rank == 1:
+            raise KeyError("lost")
+        hc.barrier()
+        """
+    job = start(program, tmp_path)
+    job.communicate(timeout=100)
+    (report,) = [each for each in read(tmp_path / "reports") if each["rank"] == 1]
+    assert report["reason"] == "KeyError: 'lost'"
+
+
+def test_bad_settings_are_refused_on_every_rank(tmp_path: Path) -> None:
+    program = """
+        import hpccomm as hc
+        try:
+            hc.init_process_group()
+        except ValueError as error:
+            print(f"{error}\\n", end="")
+        """
+    for name, value, expected in [
+        ("HPCCOMM_TIMEOUT", "soon", "HPCCOMM_TIMEOUT is 'soon'; expected a positive number of seconds"),
+        ("HPCCOMM_TIMEOUT", "-1", "HPCCOMM_TIMEOUT is '-1'; expected a positive number of seconds"),
+        ("HPCCOMM_ON_TIMEOUT", "panic", "HPCCOMM_ON_TIMEOUT is 'panic'; expected abort, raise or warn"),
+        ("HPCCOMM_DEBUG", "detail", "HPCCOMM_DEBUG is 'detail'; expected OFF, INFO or DETAIL"),
+    ]:
+        job = start(program, tmp_path, **{name: value})
+        stdout, stderr = job.communicate(timeout=100)
+        assert stdout.splitlines() == [expected] * 2, stderr
+
+
+def test_arguments_are_checked(process_group: hc.ProcessGroup) -> None:
+    with pytest.raises(ValueError, match="on_timeout is 'panic'; expected 'abort', 'raise' or 'warn'"):
+        hc.new_group(on_timeout="panic")
+    with pytest.raises(ValueError, match="timeout is 0; expected a positive"):
+        hc.new_group(timeout=0)
+    with hc.new_group(timeout=5, on_timeout="warn") as group, hc.split_group(group, 0) as child:  # type: ignore[union-attr]
+        assert (child.timeout.total_seconds(), child.on_timeout) == (5, "warn")  # type: ignore[union-attr]
+
+
+# -- pieces ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_another_thread(process_group: hc.ProcessGroup) -> Any:
+    """Start a function in a thread, and return a function that looks at what that thread is in."""
+    threads = []
+
+    def begin(function: Any) -> Any:
+        thread = threading.Thread(target=function)
+        thread.start()
+        threads.append(thread)
+
+        def look(name: str) -> Any:
+            found = [each for each in stacks.operations() if each.record.name == name]
+            return found[0] if found else None
+
+        return look
+
+    yield begin
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_what_is_seen_of_a_wait(process_group: hc.ProcessGroup, in_another_thread: Any) -> None:
+    work = hc.irecv(np.zeros(3), src=hc.get_rank(), tag=9)
+    look = in_another_thread(lambda: work.wait(timeout=50))
+    doing = until(lambda: look("recv"), "wait")
+    assert (doing.record.number, doing.record.async_op, doing.timeout) == (work.sequence_number, True, 50)
+    assert doing.work() is work
+    assert doing.record.where.startswith(("tests/debug/test_watchdog.py:", __file__))
+    assert (doing.record.dtype, doing.record.nbytes, doing.record.peer) == ("float64", 24, hc.get_rank())
+    hc.isend(np.ones(3), dst=hc.get_rank(), tag=9).wait()
+
+
+def test_nothing_in_flight_is_nothing_seen(process_group: hc.ProcessGroup) -> None:
+    hc.all_reduce(np.ones(3))
+    assert list(stacks.operations()) == []
+
+
+def test_the_watchdog_survives_its_own_failure(process_group: hc.ProcessGroup, tmp_path: Path, capsys: Any) -> None:
+    watchdog = Watchdog(Reporter(0, 1, tmp_path))
+    looked = threading.Event()
+
+    def broken(now: float) -> None:
+        if looked.is_set():
+            looked.wait(60)
+        looked.set()
+        raise RuntimeError("broken")
+
+    watchdog.look = broken  # type: ignore[method-assign]
+    watchdog._thread.start()
+    assert looked.wait(60)
+    until(lambda: "the watchdog of rank 0 failed: RuntimeError: broken" in capsys.readouterr().err, "message")
+    watchdog.look = lambda now: None  # type: ignore[method-assign]
+
+
+def test_reports_that_belong_together() -> None:
+    old = {"rank": 0, "time": 1.0, "answers": "a"}
+    new = [{"rank": rank, "time": 5.0 + rank, "answers": "b"} for rank in (0, 1)]
+    ended = {"rank": 2, "time": 4.0, "answers": ""}
+    assert [each["rank"] for each in latest([*new, old, ended])] == [2, 0, 1]
+
+
+def test_the_state_of_a_process() -> None:
+    assert process_state(os.getpid()) == "running"
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    until(lambda: process_state(child.pid) == "dead", "end")  # a zombie, until it is waited for
+    child.wait()
+    assert process_state(child.pid) == "dead"
+
+
+def test_a_folder_that_can_t_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    reporter = Reporter(0, 1, tmp_path / "file" / "reports")
+    file = reporter.write("a test")
+    assert file.parent != tmp_path / "file" / "reports"
+    assert json.loads(file.read_text())["reason"] == "a test"
+    file.unlink()
+
+
+def test_a_question_from_another_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = {0: os.getpid()}, {1: os.getpid(), 2: os.getpid()}
+    asks, answers = Reporter(0, 3, tmp_path, here), Watchdog(Reporter(1, 3, tmp_path, there))
+    answers.reporter.is_listening = True
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append(number))
+    assert not answers._looks_for_questions()  # not yet again
+    answers._looked_for_questions -= 100
+    assert answers._looks_for_questions()
+    assert not answers.reporter.is_asked()
+    token = asks.ask()
+    assert answers.reporter.is_asked()
+    answers._answer()
+    (report,) = asks.collect(token, 0)
+    assert (report["rank"], report["reason"]) == (1, "asked")
+    assert signals == [signal.SIGUSR2]  # rank 2 is told: it does not look into the folder itself
+    assert not answers.reporter.is_asked()
+    second = Watchdog(Reporter(2, 3, tmp_path, there))
+    second.reporter.is_listening = True
+    second._looked_for_questions -= 100
+    assert not second._looks_for_questions()
+
+
+def test_info_says_which_groups_there_are(tmp_path: Path) -> None:
+    program = """
+        import hpccomm as hc
+        with hc.init_process_group(timeout=60):
+            hc.new_group(group_desc="mine")
+        """
+    job = start(program, tmp_path, HPCCOMM_DEBUG="INFO")
+    _, stderr = job.communicate(timeout=100)
+    assert stderr.splitlines()[0].startswith("hpccomm: made 'world': ranks 0, 1 on 1 node, ")
+    assert stderr.splitlines()[1].endswith("timeout 60 s, then abort")
+    assert stderr.count("made 'mine'") == 1

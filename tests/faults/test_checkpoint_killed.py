@@ -1,0 +1,130 @@
+"""A rank that is killed while it saves, at each of the calls that change files, leaves a checkpoint that is whole."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpccomm import checkpoint
+
+from ..arrays import assert_same
+from ..launch import launch
+from . import killed_while_saving as program
+
+pytestmark = [
+    pytest.mark.serial,
+    # Python 3.12 and later warn of fork beside the threads of MPI, which the child does not use
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
+
+
+Made = list[tuple[str, str]]
+
+
+def in_a_child(folder: Path, step: int, content: int, kill_at: int = 0) -> Made:
+    """Save in a forked process, which is killed before its call of this number; return the calls it made, if not."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            calls = program.save(folder, step, content, lambda made: len(made) == kill_at, program.Alone())
+            os.write(write, pickle.dumps(calls.made))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if kill_at == 0:
+        assert status == 0
+        return pickle.loads(said)  # type: ignore[no-any-return]
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    return []
+
+
+def check(folder: Path, content: int, ranks: int = 1) -> None:
+    """The last checkpoint is what was saved for `content`, bit for bit."""
+    found = checkpoint.load(folder, group=program.Alone())
+    parts = [program.state(content, rank) for rank in range(ranks)]
+    assert list(found.arrays) == list(parts[0])
+    for name, array in found.arrays.items():
+        assert_same(array, np.concatenate([part[name] for part in parts]), name)
+    assert_same(found.replicated["both"], np.arange(content, content + 3))
+
+
+def manifest_replaced(calls: Made) -> int:
+    """The index of the call at which the new checkpoint begins to exist."""
+    (found,) = (i for i, (name, path) in enumerate(calls) if name == "replace" and path.endswith(".json"))
+    return found
+
+
+@pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "the next step"])
+def test_killed_at_every_call(tmp_path: Path, step: int) -> None:
+    base = tmp_path / "base"
+    in_a_child(base, 1, content=1)
+    calls = in_a_child(shutil.copytree(base, tmp_path / "whole"), step, content=2)
+    check(tmp_path / "whole", 2)
+    names = [name for name, _ in calls]
+    assert {"mkdir", "open", "write", program.HALF, "fsync", "replace", "unlink", "rmdir"} == set(names)
+    exists = manifest_replaced(calls)
+    for number in range(1, len(calls) + 1):
+        folder = shutil.copytree(base, tmp_path / f"killed-{number}")
+        in_a_child(folder, step, content=2, kill_at=number)  # before the call
+        check(folder, 2 if number > exists + 1 else 1)
+        in_a_child(folder, 3, content=3)
+        check(folder, 3)
+        assert checkpoint.steps(folder) == [3]
+        assert len(os.listdir(folder)) == 2, "litter is left"
+
+
+def test_what_is_renamed_or_named_is_on_the_disk_first(tmp_path: Path) -> None:
+    # a kill leaves what the operating system has; this is for a node that loses its power
+    folder = tmp_path / "new" / "folder"
+    in_a_child(folder, 1, content=1)
+    calls = in_a_child(folder, 2, content=2)
+    first = in_a_child(tmp_path / "made" / "now", 1, content=1)
+    for made in (calls, first):
+        for i, (name, path) in enumerate(made):
+            parent = str(Path(path).parent)
+            if name == "replace":
+                written = [each for each in made[:i] if each[1] == f"{path}.tmp"]
+                assert written[-1] == ("fsync", f"{path}.tmp"), "a file is renamed before all of it is on the disk"
+            if name in ("replace", "mkdir"):
+                following = next(each for each in made[i + 1 :] if each[0] == "fsync" or each[0] == "unlink")
+                assert following == ("fsync", parent), "a name is not brought to the disk"
+        exists = manifest_replaced(made)
+        assert not [each for each in made[:exists] if each[0] in ("unlink", "rmdir")]
+        assert not [each for each in made[exists + 1 :] if each[0] in ("replace", "open", "write")]
+    removals = [i for i, (name, _) in enumerate(calls) if name in ("unlink", "rmdir")]
+    assert calls[removals[0]][1].endswith("step-0000000001.json"), "arrays are removed before their manifest"
+    assert calls[removals[0] + 1] == ("fsync", str(folder))
+
+
+def test_ranks_of_jobs_are_killed_one_job_after_the_other(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    command = (sys.executable, "-m", program.__name__, folder)
+    assert launch(2, *command, "1").returncode == 0
+    whole = 1
+    for step, rank, call, path in [
+        (2, 1, program.HALF, "rank-1.npy.tmp"),
+        (2, 1, "replace", "rank-1.npy"),
+        (3, 0, "fsync", "rank-0.npy.tmp"),
+        (3, 0, "replace", "step-0000000003.json"),
+        (4, 0, "unlink", ".json"),
+    ]:
+        ended = launch(2, *command, str(step), str(rank), call, path)
+        assert ended.returncode not in (0, 124), ended.stderr
+        whole = 4 if step == 4 else whole
+        check(folder, whole, ranks=2)
+    assert launch(2, *command, "5").returncode == 0
+    check(folder, 5, ranks=2)
+    assert len(os.listdir(folder)) == 2, "litter is left"

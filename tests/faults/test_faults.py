@@ -1,0 +1,142 @@
+"""Every fault, each in a job of its own: what the user sees, within which time, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+from ..launch import ROOT, clean_environment, mpiexec_folder
+from .cases import TIMEOUT, Case, cases
+
+pytestmark = pytest.mark.serial
+
+DEADLINE = 60.0  # seconds; what takes that long has hung
+AT_ONCE = 3  # jobs, which mostly wait
+VERDICT = r"(hpccomm: )?(ranks? [-\d, ]+ (never reached|has not answered|wait for each)|the ranks differ)"
+CASES = {case.name: case for case in cases()}
+LIBRARY = "Open MPI" if "Open MPI" in MPI.Get_library_version() else "MPICH"
+
+
+@dataclass
+class Outcome:
+    """How a job ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+    orphans: list[int]
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Outcome]]]:
+    """The jobs of all the tests that are to run, a few at once."""
+    wanted = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if getattr(item, "callspec", None) and "name" in item.callspec.params
+    ]
+    folder = tmp_path_factory.mktemp("faults")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {name: pool.submit(run, CASES[name], folder / str(i)) for i, name in enumerate(wanted) if name in CASES}
+
+
+def run(case: Case, folder: Path) -> Outcome:
+    folder.mkdir()
+    file = folder / "program.py"
+    file.write_text(case.program(), encoding="utf-8")
+    marker = f"{os.getpid()}-{case.name}"
+    environment = {
+        **clean_environment(),
+        "HPCCOMM_TIMEOUT": str(TIMEOUT),
+        "HPCCOMM_DEBUG_DIR": str(folder / "reports"),
+        "HPCCOMM_CASE": marker,
+        "TIME_LIMIT": str(DEADLINE),
+        **case.env,
+    }
+    began = time.monotonic()
+    command = [ROOT / "tools" / "run-mpi", mpiexec_folder(), str(case.ranks), sys.executable, file]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        try:
+            stdout, stderr = job.communicate(timeout=DEADLINE + 30)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            stdout, stderr = job.communicate()
+    seconds = time.monotonic() - began
+    return Outcome(job.returncode, stdout, stderr, seconds, _left(marker))
+
+
+def _left(marker: str) -> list[int]:
+    """Return the processes of a job that are still there, after they have had time to end; and end them."""
+    deadline = time.monotonic() + 10
+    while (found := _with(marker)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for process in found:
+        os.kill(process, signal.SIGKILL)
+    return found
+
+
+def _with(marker: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"HPCCOMM_CASE={marker}".encode() in environment.split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_the_user_sees(name: str, outcomes: dict[str, Future[Outcome]], request: pytest.FixtureRequest) -> None:
+    case, outcome = CASES[name], outcomes[name].result()
+    said = f"status {outcome.status} after {outcome.seconds:.1f} s\n{outcome.stdout}\n{outcome.stderr}"
+    assert outcome.seconds < DEADLINE, f"it hangs: {said}"
+    assert (outcome.status == 0) == (case.status == "ok"), said
+    assert re.search(case.said, outcome.stderr, re.DOTALL), f"nothing like {case.said!r} in {said}"
+    assert not outcome.orphans, f"processes {outcome.orphans} are left: {said}"
+    _note(request.config, case, outcome)
+
+
+def _note(config: pytest.Config, case: Case, outcome: Outcome) -> None:
+    """Keep a row for docs/reliability.md, where the run was asked to."""
+    file = config.getoption("--reliability")
+    if file:
+        rows = json.loads(Path(file).read_text()) if Path(file).exists() else []
+        row = {"fault": case.fault, "place": case.place, "mpi": LIBRARY, "seen": seen(outcome), "lost": case.lost}
+        rows.append({**row, "status": outcome.status, "seconds": round(outcome.seconds, 1)})
+        Path(file).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
+def seen(outcome: Outcome) -> str:
+    """Return the lines of what a user reads that say what has happened."""
+    lines = [line.strip(" =") for line in f"{outcome.stderr}\n{outcome.stdout}".splitlines()]
+    verdict = [line.removeprefix("hpccomm: ") for line in lines if re.match(VERDICT, line)]
+    errors = [line for line in lines if re.match(r"(\w+Error|KeyboardInterrupt)\b", line)]
+    launcher = [line for line in lines if re.search(r"EXIT STRING|EXIT CODE|signal \d|Exit code", line)]
+    chosen = errors[:1] + verdict[:1] or launcher[-1:]
+    return "; ".join(re.sub(r"(/\S+/)?program\.py", "program.py", line) for line in chosen)

@@ -1,0 +1,34 @@
+"""GPU arrays in checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm import checkpoint
+
+from ..arrays import LAYOUTS, assert_same, values
+from . import gpus
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:-1], ids=lambda layout: layout.__name__)  # CUDA has no unaligned arrays
+def test_gpu_arrays_are_saved_as_the_current_stream_has_them(tmp_path: Path, layout: Any) -> None:
+    folder = [tmp_path]
+    hc.broadcast_object_list(folder)
+    expected = {str(shape): values(np.dtype("f4"), shape, hc.get_rank()) for shape in ((3, 4), (5,), (0, 3))}
+    same = np.asarray(values(np.dtype("i8"), (), 0))
+    with gpus.another_stream():
+        arrays = {name: gpus.array(np.zeros_like(each), layout) for name, each in expected.items()}
+        for name, each in expected.items():
+            gpus.write(arrays[name], each)  # the save waits for it
+        checkpoint.save(folder[0], arrays, 1, replicated={"0-d": gpus.array(same)})
+    found = checkpoint.load(folder[0])
+    for name, each in expected.items():
+        assert_same(found.arrays[name], each, name)
+    assert_same(found.replicated["0-d"], same)

@@ -1,0 +1,690 @@
+"""Checkpoints: what comes back, on how many ranks, and what happens when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm import checkpoint
+from hpccomm.checkpoint import files, loading, saving
+
+from .arrays import ALL_DTYPES, LAYOUTS, assert_same, dtype_name, values
+
+pytestmark = pytest.mark.usefixtures("process_group")
+several = pytest.mark.mpi(min_size=2)
+Group = hc.ProcessGroup
+
+
+@pytest.fixture(autouse=True)
+def _the_group_goes_on(process_group: Group) -> Iterator[None]:
+    yield
+    check = np.ones(1)
+    hc.all_reduce(check)
+    assert check[0] == process_group.size
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that all ranks share, which is not there yet."""
+    shared = [tmp_path / "run" / "checkpoints"]
+    hc.broadcast_object_list(shared)
+    return shared[0]
+
+
+def first_ranks(count: int) -> hc.ProcessGroup | hc.NonMember:
+    return hc.new_group(range(count))
+
+
+def on_first(act: Callable[[], Any]) -> None:
+    """Do something to the files, while the other ranks wait."""
+    hc.barrier()
+    if hc.get_rank() == 0:
+        act()
+    hc.barrier()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def data_folder(folder: Path, step: int) -> Path:
+    (found,) = folder.glob(f"step-{step:010}-*")
+    return found
+
+
+def part(x: Any, rank: int, size: int, axis: int = 0) -> Any:
+    return np.array_split(x, size, axis)[rank]
+
+
+# -- what comes back ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [*ALL_DTYPES, np.dtype(">f8")], ids=dtype_name)
+def test_every_dtype_and_layout_comes_back_bit_for_bit(folder: Path, dtype: Any) -> None:
+    rank = hc.get_rank()
+    arrays, replicated = {}, {"0-d": np.asarray(values(dtype, (), 0)), "empty": np.zeros((2, 0), dtype)}
+    for layout in LAYOUTS:
+        for shape in ((3, 4), (1,), (0, 3), (5,)):
+            arrays[f"{layout.__name__} {shape}"] = layout(values(dtype, shape, rank))
+        replicated[layout.__name__] = layout(values(dtype, (2, 3), 0))
+    checkpoint.save(folder, arrays, 1, replicated=replicated)
+    found = checkpoint.load(folder)
+    assert found.step == 1
+    assert found.ranks == hc.get_world_size()
+    for expected, actual in ((arrays, found.arrays), (replicated, found.replicated)):
+        assert list(actual) == list(expected)
+        for name, array in expected.items():
+            assert_same(actual[name], array, name)
+            assert type(actual[name]) is np.ndarray
+            assert actual[name].flags.c_contiguous
+            assert actual[name].flags.writeable
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+def test_the_global_array_is_the_parts_one_after_the_other_and_any_number_of_ranks_reads_it(
+    folder: Path, axis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "BLOCK", 64)  # many blocks, so that parts begin and end within them
+    size = hc.get_world_size()
+    x = np.random.default_rng(3).integers(0, 1 << 60, (11, 7, 13))
+    y = np.arange(5.0)
+    for writers in range(1, size + 1):
+        group = first_ranks(writers)
+        if isinstance(group, Group):
+            arrays = {"x": part(x, group.rank, writers, axis), "y": part(y, group.rank, writers)}
+            checkpoint.save(folder, arrays, writers, axis={"x": axis}, replicated={"all": x}, group=group)
+        hc.barrier()
+        for readers in range(1, size + 1):
+            group = first_ranks(readers)
+            if isinstance(group, Group):
+                found = checkpoint.load(folder, writers, group=group)
+                assert found.ranks == writers
+                assert_same(found.arrays["x"], part(x, group.rank, readers, axis), writers, readers)
+                assert_same(found.arrays["y"], part(y, group.rank, readers), writers, readers)
+                assert_same(found.replicated["all"], x)
+        hc.barrier()
+
+
+def test_parts_of_different_lengths_come_back_as_they_were_on_as_many_ranks(folder: Path) -> None:
+    rank, size = hc.get_rank(), hc.get_world_size()
+    mine = np.full((rank, 2), rank)  # none on rank 0
+    checkpoint.save(folder, {"x": mine}, 0)
+    assert_same(checkpoint.load(folder).arrays["x"], mine)
+    alone = hc.new_group([size - 1])
+    if isinstance(alone, Group):
+        whole = np.concatenate([np.full((each, 2), each) for each in range(size)])
+        assert_same(checkpoint.load(folder, group=alone).arrays["x"], whole)
+
+
+def test_more_ranks_than_rows(folder: Path) -> None:
+    alone = first_ranks(1)
+    if isinstance(alone, Group):
+        checkpoint.save(folder, {"x": np.array([[1, 2]]), "none": np.ones((0, 3))}, 0, group=alone)
+    hc.barrier()
+    found = checkpoint.load(folder).arrays
+    assert_same(found["x"], np.array([[1, 2]])[: 1 if hc.get_rank() == 0 else 0])
+    assert_same(found["none"], np.ones((0, 3)))
+
+
+def test_each_rank_may_choose_its_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BLOCK", 64)
+    rank, size = hc.get_rank(), hc.get_world_size()
+    x = np.arange(600).reshape(100, 6)
+    checkpoint.save(folder, {"x": part(x, rank, size), "y": np.array([rank])}, 0)
+    for chosen in (slice(None), slice(10 * rank, 10 * rank + 5), slice(-3, None), slice(7, 3), slice(99, 1000)):
+        found = checkpoint.load(folder, parts={"x": chosen}).arrays
+        assert_same(found["x"], x[chosen], chosen)
+        assert_same(found["y"], np.array([rank]))
+
+
+def test_metadata_comes_back_as_json_has_it_from_the_first_rank(folder: Path) -> None:
+    metadata = {"rate": 0.1, "tuple": (1, 2), 3: None, "text": "é\n", "rank": hc.get_rank(), "nan": float("nan")}
+    checkpoint.save(folder, {}, 0, metadata=metadata)
+    found = checkpoint.load(folder).metadata
+    assert np.isnan(found.pop("nan"))
+    assert found == {"rate": 0.1, "tuple": [1, 2], "3": None, "text": "é\n", "rank": 0}
+
+
+def test_a_name_is_any_text(folder: Path) -> None:
+    names = ["layer/0/weight", "..", "", "é" * 300, "a\nb", "x.npy", "X.npy"]
+    checkpoint.save(folder, {name: np.array([i]) for i, name in enumerate(names)}, 0)
+    assert {name: int(x[0]) for name, x in checkpoint.load(folder).arrays.items()} == {
+        n: i for i, n in enumerate(names)
+    }
+
+
+def test_what_is_not_a_numpy_array_but_can_be_viewed_as_one(folder: Path) -> None:
+    checkpoint.save(folder, {"bytes": bytearray(b"abc"), "view": memoryview(np.arange(3.0))}, 0)
+    found = checkpoint.load(folder).arrays
+    assert_same(found["bytes"], np.frombuffer(b"abc", np.uint8))
+    assert_same(found["view"], np.arange(3.0))
+
+
+def test_ranks_may_have_the_names_in_another_order(folder: Path) -> None:
+    names = ["a", "b", "c"] if hc.get_rank() % 2 == 0 else ["c", "a", "b"]
+    checkpoint.save(
+        folder, {name: np.array([name]) for name in names}, 0, replicated={n * 2: np.array(n) for n in names}
+    )
+    found = checkpoint.load(folder)
+    assert {name: x[0] for name, x in found.arrays.items()} == {"a": "a", "b": "b", "c": "c"}
+    assert {name: x[()] for name, x in found.replicated.items()} == {"aa": "a", "bb": "b", "cc": "c"}
+
+
+def test_numpy_alone_reads_a_file(folder: Path) -> None:
+    checkpoint.save(folder, {"x": np.arange(3), "y": np.ones((2, 2), np.float32)}, 0)
+    with open(data_folder(folder, 0) / f"rank-{hc.get_rank()}.npy", "rb") as file:
+        assert_same(np.load(file, allow_pickle=False), np.arange(3))
+        assert_same(np.load(file, allow_pickle=False), np.ones((2, 2), np.float32))
+
+
+# -- which checkpoints there are ---------------------------------------------------------------------
+
+
+def test_the_last_ones_are_kept(folder: Path) -> None:
+    assert checkpoint.latest(folder) is None
+    assert checkpoint.steps(folder) == []
+    x = np.ones(3)
+    for step in (1, 5, 20, 100):
+        checkpoint.save(folder, {"x": x * step}, step)
+    hc.barrier()
+    assert checkpoint.steps(folder) == [20, 100]
+    assert checkpoint.latest(folder) == 100
+    for step, expected in ((None, 100), (20, 20), (100, 100)):
+        assert_same(checkpoint.load(folder, step).arrays["x"], x * expected)
+    checkpoint.save(folder, {"x": x}, 101, keep=None)
+    checkpoint.save(folder, {"x": x}, 102, keep=None)
+    hc.barrier()
+    assert checkpoint.steps(folder) == [20, 100, 101, 102]
+    checkpoint.save(folder, {"x": x}, 103, keep=1)
+    hc.barrier()
+    assert checkpoint.steps(folder) == [103]
+    assert len(os.listdir(folder)) == 2
+
+
+def test_a_step_can_be_saved_again(folder: Path) -> None:
+    checkpoint.save(folder, {"x": np.array([1])}, 7)
+    checkpoint.save(folder, {"x": np.array([2])}, 7)
+    assert_same(checkpoint.load(folder).arrays["x"], np.array([2]))
+    hc.barrier()
+    assert len(os.listdir(folder)) == 2
+
+
+def test_going_back_has_to_be_said(folder: Path) -> None:
+    for step in (10, 20, 30):
+        checkpoint.save(folder, {"x": np.array([step])}, step, keep=None)
+    with pytest.raises(ValueError, match=r"step is 15, but .* has step 30 already; use another folder, or overwrite"):
+        checkpoint.save(folder, {"x": np.array([15])}, 15)
+    assert checkpoint.steps(folder) == [10, 20, 30]
+    checkpoint.save(folder, {"x": np.array([15])}, 15, overwrite=True)
+    hc.barrier()
+    assert checkpoint.steps(folder) == [10, 15]
+    assert_same(checkpoint.load(folder).arrays["x"], np.array([15]))
+
+
+def test_files_of_others_and_litter(folder: Path) -> None:
+    def leave() -> None:
+        folder.mkdir(parents=True)
+        for name in ("step-0000000001-0123abcd", "step-1-notours", "mine"):
+            (folder / name).mkdir()
+            (folder / name / "rank-0.npy.tmp").write_text("half")
+        for name in ("step-0000000003.json.tmp", "notes.txt", "other.tmp"):
+            (folder / name).write_text("half")
+
+    on_first(leave)
+    with pytest.raises(checkpoint.NoCheckpointError):
+        checkpoint.load(folder)
+    checkpoint.save(folder, {"x": np.ones(1)}, 2)
+    hc.barrier()
+    data = data_folder(folder, 2).name
+    expected = {"step-0000000002.json", data, "step-1-notours", "mine", "notes.txt", "other.tmp"}
+    assert set(os.listdir(folder)) == expected
+
+
+# -- what is refused, on every rank alike ------------------------------------------------------------
+
+
+REFUSED = [
+    (lambda: {"step": -1}, ValueError, "step is -1; expected 0 or more"),
+    (lambda: {"step": 1.5}, TypeError, "step is 1.5; expected an integer"),
+    (lambda: {"keep": 0}, ValueError, "keep is 0; expected 1 or more, or None for all"),
+    (lambda: {"arrays": {"x": [1, 2]}}, TypeError, r"arrays\['x'\] is a list; expected a NumPy or CuPy array"),
+    (lambda: {"arrays": {1: np.ones(1)}}, TypeError, "a name in arrays is 1; expected a str"),
+    (lambda: {"arrays": {"x": np.array(1)}}, ValueError, r"arrays\['x'\] is 0-d, .*; pass it in replicated"),
+    (lambda: {"arrays": {"x": np.array([None])}}, TypeError, r"arrays\['x'\] has dtype object; Python objects are not"),
+    (lambda: {"replicated": {"x": np.ma.masked_array([1])}}, TypeError, r"replicated\['x'\] is a masked array"),
+    (lambda: {"replicated": {"w": np.ones(1)}}, ValueError, "'w' is both in arrays and in replicated"),
+    (lambda: {"axis": 1}, ValueError, r"axis is 1, but arrays\['w'\] has 1 dimension"),
+    (lambda: {"axis": {"v": 0}}, ValueError, "axis has 'v', which is not in arrays"),
+    (lambda: {"axis": "x"}, TypeError, "axis is 'x'; expected an integer"),
+    (lambda: {"metadata": {"x": {1}}}, TypeError, "metadata: .*set is not JSON serializable"),
+    (
+        lambda: {"arrays": {"x": np.zeros(2, [("b", ml_dtypes.bfloat16)])}},
+        TypeError,
+        r"arrays\['x'\] has dtype .*which \.npy files can't hold",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "message"), REFUSED, ids=[message[:40] for *_, message in REFUSED])
+def test_arguments_that_make_no_sense(folder: Path, given: Any, kind: Any, message: str) -> None:
+    options = {"arrays": {"w": np.ones(2)}, "step": 0, **given()}
+    with pytest.raises(kind, match=f"^checkpoint.save: {message}"):
+        checkpoint.save(folder, options.pop("arrays"), options.pop("step"), **options)
+    assert not folder.exists()
+
+
+@several
+@pytest.mark.parametrize(
+    ("on_last", "message"),
+    [
+        ({"step": 2}, "step is 2 on rank 1, and 1 on rank 0"),
+        ({"keep": 3}, "keep is 3 on rank 1, and 2 on rank 0"),
+        ({"overwrite": True}, "overwrite is True on rank 1, and False on rank 0"),
+        ({"arrays": {"v": np.ones((2, 3))}}, "the list of names in arrays is ['v'] on rank 1, and ['w'] on rank 0"),
+        (
+            {"arrays": {"w": np.ones((2, 4))}},
+            "the shape of arrays['w'] is (any length, 4) on rank 1, and (any length, 3)",
+        ),
+        ({"arrays": {"w": np.ones((2, 3), "i4")}}, "the dtype of arrays['w'] is <i4 on rank 1, and <f8 on rank 0"),
+        ({"axis": 1}, "the axis of arrays['w'] is 1 on rank 1, and 0 on rank 0"),
+        ({"replicated": {}}, "the list of names in replicated is [] on rank 1, and ['r'] on rank 0"),
+        ({"replicated": {"r": np.ones(3)}}, "the shape of replicated['r'] is (3) on rank 1, and (2) on rank 0"),
+        ({"step": -1}, "step is -1; expected 0 or more (on rank 1)"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_ranks_that_differ_are_told_on_every_rank(folder: Path, on_last: dict[str, Any], message: str) -> None:
+    pair = first_ranks(2)
+    if isinstance(pair, Group):
+        options: dict[str, Any] = {"arrays": {"w": np.ones((2, 3))}, "step": 1, "replicated": {"r": np.ones(2)}}
+        options |= on_last if pair.rank == 1 else {}
+        with pytest.raises(ValueError) as caught:
+            checkpoint.save(folder, options.pop("arrays"), options.pop("step"), **options, group=pair)
+        assert f"checkpoint.save: {message}" in str(caught.value)
+    assert not folder.exists()
+
+
+@several
+def test_replicated_arrays_that_differ_are_refused_and_nothing_is_left(folder: Path) -> None:
+    checkpoint.save(folder, {"x": np.ones(2)}, 1)
+    hc.barrier()
+    before = contents(folder)
+    last = hc.get_world_size() - 1
+    same, other = np.zeros(1000), np.zeros(1000)
+    other[999] = hc.get_rank() == last
+    for arrays in ({}, {"x": np.ones(2)}):
+        with pytest.raises(ValueError, match=rf"replicated\['other'\] is not the same on rank {last} as on rank 0"):
+            checkpoint.save(folder, arrays, 2, replicated={"same": same, "other": other})
+    hc.barrier()
+    assert contents(folder) == before
+    assert len(os.listdir(folder)) == 2
+
+
+def test_a_rank_outside_the_group(folder: Path) -> None:
+    outside = hc.NonMember()
+    with pytest.warns(RuntimeWarning, match=r"checkpoint\.save: this rank is not in .* nothing is done"):
+        checkpoint.save(folder, {"x": np.ones(1)}, 0, group=outside)
+    with pytest.raises(ValueError, match=r"checkpoint\.load: this process is not a member"):
+        checkpoint.load(folder, group=outside)
+    assert not folder.exists()
+
+
+def test_a_destroyed_group_is_refused(folder: Path) -> None:
+    group = hc.new_group()
+    hc.destroy_process_group(group)
+    with pytest.raises(hc.DistError, match="destroyed"):
+        checkpoint.save(folder, {"x": np.ones(1)}, 0, group=group)
+    with pytest.raises(hc.DistError, match="destroyed"):
+        checkpoint.load(folder, group=group)
+
+
+def test_parts_that_make_no_sense(folder: Path) -> None:
+    checkpoint.save(folder, {"x": np.ones(2)}, 0, replicated={"r": np.ones(1)})
+    bad: list[tuple[Any, Any, str]] = [
+        ({"r": slice(1)}, ValueError, r"parts has 'r'; the sharded arrays are \['x'\]"),
+        ({"x": 3}, TypeError, r"parts\['x'\] is 3; expected a slice"),
+        ({"x": slice(0, 2, 2)}, ValueError, r"parts\['x'\] is slice\(0, 2, 2\); expected a slice without a step"),
+    ]
+    for parts, kind, message in bad:
+        with pytest.raises(kind, match=f"checkpoint.load: {message}"):  # on one rank, and so on all
+            checkpoint.load(folder, parts=parts if hc.get_rank() == hc.get_world_size() - 1 else None)
+
+
+@several
+def test_ranks_that_load_differently_are_told(folder: Path) -> None:
+    two_steps(folder)
+    last = hc.get_rank() == hc.get_world_size() - 1
+    for options in ({"step": 1 if last else None}, {"fall_back": last}):
+        with pytest.raises(ValueError, match=r"checkpoint\.load: ranks ask for different things"):
+            checkpoint.load(folder, **options)
+    with pytest.raises(TypeError, match=r"checkpoint\.load: step is '1'; expected an integer"):
+        checkpoint.load(folder, "1" if last else 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("error", "kind"), [(MemoryError, MemoryError), (ZeroDivisionError, RuntimeError)])
+def test_what_is_not_damage_is_not_fallen_back_from(
+    folder: Path, error: type[Exception], kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error("too little")
+
+    two_steps(folder)
+    if hc.get_rank() == 0:
+        monkeypatch.setattr(files, "read_rows", fail)
+    with pytest.raises(kind, match=rf"checkpoint\.load: {error.__name__}: too little") as caught:
+        checkpoint.load(folder, fall_back=True)
+    assert not isinstance(caught.value, checkpoint.CheckpointError)
+
+
+# -- damage ------------------------------------------------------------------------------------------
+
+
+def two_steps(folder: Path) -> Any:
+    """Save steps 1 and 2, and return the array of step 1 on this rank."""
+    x = np.arange(100.0) + hc.get_rank()
+    for step in (1, 2):
+        checkpoint.save(folder, {"x": x * step}, step, metadata={"step": step})
+    return x
+
+
+def damage_last_byte(folder: Path) -> str:
+    path = data_folder(folder, 2) / f"rank-{hc.get_world_size() - 1}.npy"
+    on_first(lambda: flip(path, -1))
+    return rf"{path} is damaged: a checksum is wrong"
+
+
+def damage_first_byte_of_data(folder: Path) -> str:
+    path = data_folder(folder, 2) / "rank-0.npy"
+    on_first(lambda: flip(path, 128))
+    return rf"{path} is damaged: a checksum is wrong"
+
+
+def truncate(folder: Path) -> str:
+    path = data_folder(folder, 2) / "rank-0.npy"
+    on_first(lambda: os.truncate(path, 500))
+    return rf"{path} is damaged: it ends after 500 bytes, too early"
+
+
+def remove_a_file(folder: Path) -> str:
+    path = data_folder(folder, 2) / f"rank-{hc.get_world_size() - 1}.npy"
+    on_first(path.unlink)
+    return rf"{path} is missing, or the folder is not on a file system that all ranks share"
+
+
+def damage_the_manifest(folder: Path) -> str:
+    path = folder / "step-0000000002.json"
+    on_first(lambda: flip(path, path.read_bytes().index(b'"step": 2') + 8))
+    return rf"the manifest {path} is damaged: its checksum is wrong"
+
+
+def cut_the_manifest(folder: Path) -> str:
+    path = folder / "step-0000000002.json"
+    on_first(lambda: os.truncate(path, 30))
+    return rf"the manifest {path} is damaged: its checksum is wrong"
+
+
+def empty_the_manifest(folder: Path) -> str:
+    path = folder / "step-0000000002.json"
+    on_first(lambda: os.truncate(path, 0))
+    return rf"the manifest {path} is damaged: its checksum is wrong"
+
+
+DAMAGES = [
+    damage_last_byte,
+    damage_first_byte_of_data,
+    truncate,
+    remove_a_file,
+    damage_the_manifest,
+    cut_the_manifest,
+    empty_the_manifest,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damage_is_an_error_on_every_rank_that_says_what_to_do(folder: Path, damage: Any) -> None:
+    x = two_steps(folder)
+    message = damage(folder)
+    with pytest.raises(checkpoint.CheckpointError, match=message) as caught:
+        checkpoint.load(folder)
+    assert f"to load the step before it: checkpoint.load({str(folder)!r}, step=1), or fall_back" in str(caught.value)
+    assert_same(checkpoint.load(folder, step=1).arrays["x"], x)
+    with warnings.catch_warnings(record=True) as caught_warnings:
+        warnings.simplefilter("always")
+        found = checkpoint.load(folder, fall_back=True)
+    assert found.step == 1
+    assert found.metadata == {"step": 1}
+    assert_same(found.arrays["x"], x)
+    said = [each for each in caught_warnings if "loaded step 1 instead" in str(each.message)]
+    assert [each.filename for each in said] == ([__file__] if hc.get_rank() == 0 else [])
+    # the damaged step is not one to go on from: saving it again mends it
+    checkpoint.save(folder, {"x": x * 3}, 2)
+    assert_same(checkpoint.load(folder).arrays["x"], x * 3)
+    hc.barrier()
+    assert len(list(folder.iterdir())) == 4
+
+
+@pytest.mark.serial
+def test_every_byte_of_the_arrays_counts(folder: Path) -> None:
+    x = np.arange(5.0)
+    checkpoint.save(folder, {"x": x}, 1)
+    path = data_folder(folder, 1) / "rank-0.npy"
+    for position in range(path.stat().st_size):
+        flip(path, position)
+        if position < path.stat().st_size - x.nbytes:
+            assert_same(checkpoint.load(folder).arrays["x"], x)  # NumPy's header is not what is read
+        else:
+            with pytest.raises(checkpoint.CheckpointError):
+                checkpoint.load(folder)
+        flip(path, position)
+
+
+@pytest.mark.serial
+def test_every_byte_of_the_manifest_counts(folder: Path) -> None:
+    checkpoint.save(folder, {"x": np.arange(5.0)}, 1)
+    path = folder / "step-0000000001.json"
+    for position in range(path.stat().st_size - 1):  # the last one is the end of the line
+        flip(path, position)
+        with pytest.raises(checkpoint.CheckpointError, match=r"the manifest .* is damaged"):
+            checkpoint.load(folder)
+        flip(path, position)
+    assert checkpoint.load(folder).step == 1
+
+
+def test_nothing_is_left_to_fall_back_to(folder: Path) -> None:
+    checkpoint.save(folder, {"x": np.arange(5.0)}, 1)
+    path = data_folder(folder, 1) / "rank-0.npy"
+    on_first(lambda: flip(path, -1))
+    for fall_back in (False, True):
+        with pytest.raises(checkpoint.CheckpointError, match="there is no step before it"):
+            checkpoint.load(folder, fall_back=fall_back)
+
+
+def test_there_is_no_checkpoint(folder: Path) -> None:
+    for step, message in (
+        (None, "there is no checkpoint in"),
+        (4, "there is no checkpoint of step 4 in .*; it has none"),
+    ):
+        with pytest.raises(checkpoint.NoCheckpointError, match=f"checkpoint.load: {message}"):
+            checkpoint.load(folder, step)
+    two_steps(folder)
+    with pytest.raises(checkpoint.NoCheckpointError, match=r"there is no checkpoint of step 4 in .*; it has 1, 2"):
+        checkpoint.load(folder, 4)
+
+
+def test_a_manifest_of_a_later_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "FORMAT", "hpccomm checkpoint 99")
+    checkpoint.save(folder, {}, 0)
+    monkeypatch.undo()
+    with pytest.raises(checkpoint.CheckpointError, match="has the format 'hpccomm checkpoint 99'; this version reads"):
+        checkpoint.load(folder)
+
+
+def test_the_manifest_is_json(folder: Path) -> None:
+    checkpoint.save(folder, {"x": np.ones((2, 3))}, 0)
+    body = json.loads((folder / "step-0000000000.json").read_text())
+    assert body["arrays"]["x"]["shape"] == [2 * hc.get_world_size(), 3]
+
+
+# -- errors of the file system, on one rank ----------------------------------------------------------
+
+
+def full_disk(*_: Any) -> None:
+    raise OSError(28, "No space left on device", "/the/file")
+
+
+@pytest.mark.parametrize("step", [2, 3], ids=["again", "next"])
+@pytest.mark.parametrize("failing", ["mkdir", "fsync", "replace", "open"])
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_an_error_on_one_rank_is_one_on_all_and_changes_nothing(
+    folder: Path, step: int, failing: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_steps(folder)
+    hc.barrier()
+    before = contents(folder)
+    culprit = 0 if where == "first" else hc.get_world_size() - 1
+    if failing == "mkdir":  # whichever rank makes the folder
+        monkeypatch.setattr(files.os, "mkdir", full_disk)
+    elif hc.get_rank() == culprit:
+        monkeypatch.setattr(files.os, failing, full_disk)
+    for _ in range(2):
+        with pytest.raises(checkpoint.CheckpointError, match="No space left on device: '/the/file'"):
+            checkpoint.save(folder, {"x": np.ones(3)}, step)
+    monkeypatch.undo()
+    hc.barrier()
+    assert contents(folder) == before
+    assert len(os.listdir(folder)) == 4
+    hc.barrier()
+    checkpoint.save(folder, {"x": np.ones(3)}, step)
+    assert_same(checkpoint.load(folder).arrays["x"], np.ones(3))
+
+
+@pytest.mark.parametrize("step", [2, 3], ids=["again", "next"])
+@pytest.mark.parametrize("failing", ["fsync", "replace", "open"])
+def test_an_error_in_the_manifest_changes_nothing(
+    folder: Path, step: int, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_steps(folder)
+    hc.barrier()
+    before = contents(folder)
+    wrapped = files.write_durably
+
+    def break_manifest(path: Path, write: Any) -> int:
+        if path.suffix == ".json":
+            monkeypatch.setattr(files.os, failing, full_disk)
+        return wrapped(path, write)
+
+    monkeypatch.setattr(files, "write_durably", break_manifest)
+    with pytest.raises(checkpoint.CheckpointError, match="No space left on device"):
+        checkpoint.save(folder, {"x": np.ones(3)}, step)
+    monkeypatch.undo()
+    hc.barrier()
+    if failing == "open":  # the folder could not be brought to the disk: the checkpoint is there, whole
+        assert_same(checkpoint.load(folder).arrays["x"], np.ones(3))
+    else:
+        assert contents(folder) == before
+
+
+@several
+def test_a_file_that_others_cannot_see(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = hc.get_world_size() - 1
+    mine = folder if hc.get_rank() < last else folder.with_name("local")  # what a folder in /tmp is on another node
+    with pytest.raises(
+        checkpoint.CheckpointError, match=rf"rank 0 can't see .*rank-{last}\.npy, which rank {last} has written"
+    ):
+        checkpoint.save(mine, {"x": np.ones(3)}, 1)
+    hc.barrier()
+    assert contents(folder.parent) == {}
+    checkpoint.save(folder, {"x": np.ones(3)}, 1)
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"is missing, or .* not on a file system that all ranks share"
+    ):
+        checkpoint.load(mine)
+
+
+def test_what_cannot_be_removed_is_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_steps(folder)
+    monkeypatch.setattr(saving.shutil, "rmtree", full_disk)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        checkpoint.save(folder, {"x": np.ones(3)}, 3)
+    said = [str(each.message) for each in caught if "older files" in str(each.message)]
+    assert len(said) == (1 if hc.get_rank() == 0 else 0)
+    monkeypatch.undo()
+    hc.barrier()
+    checkpoint.save(folder, {"x": np.ones(3)}, 4)
+    hc.barrier()
+    assert len(os.listdir(folder)) == 4
+
+
+# -- a reader while another job writes ---------------------------------------------------------------
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_steps(folder)
+    wrapped = loading.Loading._read
+    chosen: list[int] = []
+
+    def read(self: Any, step: int) -> Any:
+        chosen.append(step)
+        if len(chosen) < 3:  # the writer is quicker
+            checkpoint.save(folder, {"x": np.full(2, step + 1)}, step + 1, keep=1)
+            hc.barrier()
+        return wrapped(self, step)
+
+    monkeypatch.setattr(loading.Loading, "_read", read)
+    found = checkpoint.load(folder)
+    assert chosen == [2, 3, 4]
+    assert found.step == 4
+    assert_same(found.arrays["x"], np.full(2, 4))
+
+
+def test_a_step_that_is_saved_again_while_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_steps(folder)
+    wrapped = loading.Loading._read_part
+    reads: list[str] = []
+
+    def read_part(self: Any, body: dict[str, Any], name: str, described: dict[str, Any]) -> Any:
+        reads.append(body["folder"])
+        if len(reads) == 1:  # its manifest has been read, its arrays have not
+            checkpoint.save(folder, {"x": np.full(2, 7)}, 2)
+            hc.barrier()
+        return wrapped(self, body, name, described)
+
+    monkeypatch.setattr(loading.Loading, "_read_part", read_part)
+    assert_same(checkpoint.load(folder).arrays["x"], np.full(2, 7))
+    assert len(set(reads)) == 2
+
+
+def test_hooks_see_what_is_collective(folder: Path) -> None:
+    class Names:
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def begin(self, operation: hc.Operation) -> None:
+            self.seen.append(operation.name)
+
+        def end(self, operation: hc.Operation) -> None:
+            assert operation.error is None
+
+    group = hc.new_group()
+    names = Names()
+    with group.register_hook(names):
+        checkpoint.save(folder, {"x": np.ones(1)}, 1, group=group)
+        checkpoint.load(folder, group=group)
+    assert names.seen == ["all_gather_object"] * 8
