@@ -19,6 +19,15 @@ _made: Counter[tuple[int, ...]] = Counter()
 _on_new_groups: list[Callable[[ProcessGroup], None]] = []
 
 
+def groups() -> list[ProcessGroup]:
+    """Return the groups that there are; any thread may ask."""
+    while True:
+        try:
+            return list(GROUPS)
+        except RuntimeError:  # another thread has just made one
+            continue
+
+
 def attach(group: ProcessGroup) -> None:
     """Take a new group; called by every rank of it."""
     members = process_ranks(group)
@@ -61,11 +70,11 @@ def everywhere(hook_of: Callable[[ProcessGroup], Hook]) -> RemovableHandle:
 
     def remove() -> None:
         _on_new_groups.remove(register)
-        for group in list(GROUPS):
+        for group in groups():
             if key in group.__dict__.get("_everywhere", {}):
                 group.__dict__["_everywhere"].pop(key).remove()
 
-    for group in list(GROUPS):
+    for group in groups():
         register(group)
     _on_new_groups.append(register)
     return RemovableHandle(remove)

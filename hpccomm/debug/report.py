@@ -23,7 +23,7 @@ from typing import Any
 from ..core.work import WorkStatus
 from ..errors import DistError
 from . import stacks
-from .attach import GROUPS
+from .attach import groups
 from .records import key_of
 
 VERSION = 1
@@ -70,7 +70,7 @@ class Reporter:
             seen.add((doing.record.group, doing.record.number, doing.record.name))
             known = {"seconds": seconds.get(doing.key, 0.0), "waits": True}
             operations.append({**doing.record.as_dict(), **known})
-        for group in list(GROUPS):
+        for group in groups():
             for work in works_in_flight(group):
                 record = stacks.of_work(work)
                 if (record.group, record.number, record.name) not in seen:
@@ -87,7 +87,7 @@ class Reporter:
             "program": stacks.of_the_program(),
             "left": left,
             "operations": operations,
-            "groups": {key_of(group): _group(group) for group in list(GROUPS)},
+            "groups": {key_of(group): _group(group) for group in groups()},
             "neighbours": self._neighbours(),
             "threads": stacks.all_stacks(without=me if me != threading.main_thread().ident else 0),
         }
@@ -252,7 +252,7 @@ def dump(reason: str = "asked by the program") -> Path:
 
     current = watchdog.reporter()
     if current is None:
-        group = next(iter(GROUPS), None)
+        group = next(iter(groups()), None)
         if group is None:
             raise DistError("hpccomm.debug.dump: there is no process group: call hpccomm.init_process_group() first")
         from mpi4py import MPI

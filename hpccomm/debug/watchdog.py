@@ -25,7 +25,7 @@ from ..process import settings
 from ..process.excepthook import let_launcher_read
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import stacks
-from .attach import GROUPS
+from .attach import groups
 from .report import Reporter, tell, works_in_flight
 from .stacks import Doing
 from .verdict import Verdict, duration, verdict
@@ -106,7 +106,7 @@ class Watchdog:
             os._exit(STATUS)
 
     def _period(self) -> float:
-        shortest = min((as_seconds(group.timeout) for group in list(GROUPS)), default=LONGEST_PERIOD)
+        shortest = min((as_seconds(group.timeout) for group in groups()), default=LONGEST_PERIOD)
         return min(LONGEST_PERIOD, max(shortest / 10, 0.05))
 
     def _looks_for_questions(self) -> bool:
@@ -136,7 +136,7 @@ class Watchdog:
 
     def _in_flight(self) -> list[Doing]:
         found = list(stacks.operations(without=threading.get_ident()))
-        for group in list(GROUPS):
+        for group in groups():
             for work in works_in_flight(group):
                 if getattr(work, "_future", None) is not None or _gpu_is_busy(work):
                     record = stacks.of_work(work)
