@@ -165,6 +165,13 @@ def save(folder: str | Path) -> Path | None:
     return None
 
 
+def last_words(reason: str) -> None:
+    """Write this rank's report and its recording, because the job is about to end."""
+    from .report import dump
+
+    save(dump(reason).parent)
+
+
 def dump_trace(folder: str | Path | None = None) -> Path:
     """Write what this rank has recorded so far, at any moment; the other ranks write theirs if they call it, too.
 
