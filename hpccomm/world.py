@@ -25,7 +25,7 @@ from .process.peer_failure import PeerFailures
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-WATCH, DUMP = "hpccomm.debug.watchdog:watch", "hpccomm.debug.report:dump"
+WATCH, LAST_WORDS = "hpccomm.debug.watchdog:watch", "hpccomm.debug.trace_file:last_words"
 
 _world: ProcessGroup | None = None
 _abort_on_exception = AbortOnException()
@@ -216,7 +216,8 @@ def init_process_group(
     if on_peer_failure is not None:
         local: dict[int | None, int] = {rank: pid for rank, pid in world.processes.items() if pid != os.getpid()}
         _peer_failures = PeerFailures(on_peer_failure, local)
-    _abort_on_exception.at_the_end = by_name(DUMP) if world.settings.keeps_reports else None
+    keeps = world.settings.keeps_reports or world.settings.trace != "0"
+    _abort_on_exception.at_the_end = by_name(LAST_WORDS) if keeps else None
     atexit.register(_leave, os.getpid())
     connect(world)
     return world

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 import hpccomm as hc
+import hpccomm.debug
 
 pytestmark = pytest.mark.serial
 
 PUBLIC = [(name, getattr(hc, name)) for name in hc.__all__]
 PUBLIC += [(f"checkpoint.{name}", getattr(hc.checkpoint, name)) for name in hc.checkpoint.__all__]
+PUBLIC += [(f"debug.{name}", getattr(hpccomm.debug, name)) for name in hpccomm.debug.__all__]
 FUNCTIONS = [(name, thing) for name, thing in PUBLIC if inspect.isfunction(thing)]
 CLASSES = [
     (name, thing) for name, thing in PUBLIC if inspect.isclass(thing) and not issubclass(thing, (Exception, Warning))

@@ -87,6 +87,7 @@ class Operation:
         self.async_op = async_op
         self.arguments = arguments
         self.error: BaseException | None = None
+        self.began = self.ended = 0.0  # readings of time.perf_counter
         self.outcome: Any = None
         self.work = work
         self.began = self.ended = 0.0  # readings of time.perf_counter

@@ -221,10 +221,11 @@ def nvtx_ranges() -> RemovableHandle:
     >>> import hpccomm.debug
     >>> try:
     ...     handle = hpccomm.debug.nvtx_ranges()
-    ... except ImportError as error:
-    ...     print(error)
-    ... else:
-    ...     handle.remove()
+    ... except ImportError:  # neither CuPy nor nvtx is installed here
+    ...     handle = None
+    >>> hc.barrier()  # in Nsight Systems: a range "barrier #1 of 'world'"
+    >>> handle is None or handle.remove() is None
+    True
     """
     return register_hook(_Ranges(*_nvtx()))
 

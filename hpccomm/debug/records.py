@@ -45,6 +45,17 @@ class Record:
         ``"in flight"``, ``"completed"`` or ``"failed"``.
     where : str
         The line of the program that called it, ``"train.py:91"``; ``""`` where that is not known.
+
+    Examples
+    --------
+    >>> import hpccomm.debug
+    >>> with hpccomm.debug.record():
+    ...     hc.all_reduce(np.ones(1 << 17), "max")
+    >>> (record,) = hpccomm.debug.recorded()
+    >>> print(record)
+    all_reduce #1 of 'world' (1 MiB float64)
+    >>> record.op, record.count, record.state, record.end > record.begin
+    ('MAX', 131072, 'completed', True)
     """
 
     name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import socket
@@ -112,7 +113,8 @@ def attach(group: ProcessGroup) -> None:
 def detach(group: ProcessGroup) -> None:
     """See a group go: with the largest one the recording is written. Every rank of the group calls it."""
     if _tracing is not None and _tracing.clocks.key == key_of(group):
-        _tracing.clocks.measure(group)
+        with contextlib.suppress(RuntimeError):  # MPI's, where a rank dies just now
+            _tracing.clocks.measure(group)
         _tracing.write()
 
 
@@ -151,6 +153,23 @@ def write_trace(folder: str | Path, is_final: bool = True) -> Path:
     part = folder / f".rank{rank}{SUFFIX}"
     part.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
     return part.replace(folder / f"rank{rank}{SUFFIX}")  # nobody sees it half written
+
+
+def save(folder: str | Path) -> Path | None:
+    """Do as `write_trace` for who is about to end the process: None where nothing was recorded, or it fails."""
+    recorder = recorders.recorder()
+    if recorder is None or not recorder.rows:
+        return None
+    with contextlib.suppress(OSError):
+        return write_trace(folder)
+    return None
+
+
+def last_words(reason: str) -> None:
+    """Write this rank's report and its recording, because the job is about to end."""
+    from .report import dump
+
+    save(dump(reason).parent)
 
 
 def dump_trace(folder: str | Path | None = None) -> Path:

@@ -38,6 +38,12 @@ class Verdict:
         The ranks (of MPI.COMM_WORLD) that are to blame; empty where nobody waits.
     lines : list of str
         The same in words, and who waits for them.
+
+    Examples
+    --------
+    >>> import hpccomm.debug
+    >>> print(hpccomm.debug.Verdict([3], ["rank 3 never reached barrier #7 of 'world'"]))
+    rank 3 never reached barrier #7 of 'world'
     """
 
     culprits: list[int] = field(default_factory=list)
@@ -69,7 +75,19 @@ class _Rank:
 
 
 def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
-    """Return who is to blame, from the reports of the ranks (`report.state`) of a job of `size` ranks."""
+    """Return who is to blame, from the reports of the ranks (`report.state`) of a job of `size` ranks.
+
+    Returns
+    -------
+    Verdict
+
+    Examples
+    --------
+    >>> import hpccomm.debug, json
+    >>> report = json.loads(hpccomm.debug.dump().read_text())
+    >>> print(hpccomm.debug.verdict([report], size=1))
+    no rank waits for another one
+    """
     said = {report["rank"]: report for report in reports}
     ranks = [_Rank(rank, said.get(rank), _waits(said.get(rank))) for rank in range(size)]
     groups: dict[str, Sequence[int]] = {"": range(size)}

@@ -28,6 +28,7 @@ from . import stacks
 from .attach import groups
 from .report import Reporter, tell, works_in_flight
 from .stacks import Doing
+from .trace_file import save
 from .verdict import Verdict, duration, verdict
 
 LONGEST_PERIOD = 1.0  # seconds between two looks
@@ -101,6 +102,7 @@ class Watchdog:
         self.reporter.answer(self._seconds())
         when = self.reporter.time_of_end()
         if when is not None:
+            save(self.reporter.folder)
             time.sleep(max(0.0, min(when - time.time(), 1.0)))
             take_names_away(MAPPED_LATER)
             os._exit(STATUS)
@@ -232,6 +234,7 @@ class Watchdog:
         """
         let_launcher_read()
         when = self.reporter.end_in(0.3)
+        save(self.reporter.folder)
         time.sleep(max(0.0, when - time.time()))
         take_names_away(MAPPED_LATER)
         os._exit(STATUS)
@@ -242,6 +245,7 @@ class Watchdog:
         if self._seen:
             with contextlib.suppress(OSError):
                 self.reporter.write("SIGTERM", self._seconds(), self.reporter.question())
+        save(self.reporter.folder)
         take_names_away(MAPPED_LATER)
         faulthandler.unregister(signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -286,7 +290,7 @@ def tell_of(said: settings.Settings, processes: dict[int, int]) -> None:
     if _watchdog is not None:
         _watchdog.reporter.folder = Path(said.debug_dir)
         _watchdog.reporter.processes.update(processes)
-        if said.keeps_reports:
+        if said.keeps_reports or said.trace != "0":
             _watchdog.listen_for_the_end()
 
 

@@ -55,9 +55,9 @@ def test_the_fast_path_is_recorded_as_the_long_one_is(process_group: hc.ProcessG
     for layout in (contiguous, strided):
         with hpccomm.debug.record():
             first = process_group.sequence_number, process_group.message_number
-            fast = process_group._counting.count
+            fast = process_group._fast_path.count
             every_operation(layout, process_group.size, process_group.rank)
-            taken = process_group._counting.count - fast
+            taken = process_group._fast_path.count - fast
         assert taken == (8 if layout is contiguous else 0)
         found[layout] = hpccomm.debug.recorded()
         numbers = [each.number for each in found[layout] if each.tag is None]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 import hpccomm.debug
@@ -112,6 +113,42 @@ def test_the_size_of_the_ring_and_a_program_that_does_not_destroy(tmp_path: Path
     assert "HPCCOMM_TRACE_SIZE is 'many'; expected a number, 1 or more" in ended.stderr
 
 
+HANG = """
+    import numpy as np, hpccomm as hc
+    world = hc.init_process_group(timeout=2)
+    hc.all_reduce(np.ones(4))
+    if world.rank != 1:
+        hc.all_reduce(np.ones(4))
+    else:
+        hc.recv(np.ones(1), 0)
+    """
+EXCEPTION = """
+    import numpy as np, hpccomm as hc
+    world = hc.init_process_group()
+    hc.all_reduce(np.ones(4))
+    if world.rank == 1:
+        raise RuntimeError("broken")
+    hc.all_reduce(np.ones(4))
+    """
+
+
+@serial
+@pytest.mark.parametrize("program", [HANG, EXCEPTION], ids=["hang", "exception"])
+def test_a_job_that_is_ended_leaves_its_recordings(tmp_path: Path, program: str) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    env = {"HPCCOMM_TRACE": "stack", "HPCCOMM_DEBUG_DIR": str(tmp_path)}
+    ended = launch(3, sys.executable, tmp_path / "program.py", env=env)
+    assert ended.returncode != 0
+    traces = read(tmp_path)
+    assert 1 in [trace.rank for trace in traces]
+    if program is HANG:
+        assert [[each.state for each in trace.records] for trace in traces] == [["completed", "in flight"]] * 3
+        found = history(traces)
+        assert found.culprits == [1]
+        assert "ranks 0, 2 are in all_reduce #2 of 'world'" in found.lines[0]
+        assert "rank 1 is in recv #1 of 'world'" in found.lines[0]
+
+
 @serial
 def test_what_there_is_nothing_to_say_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(tmp_path)]) == 2
@@ -135,6 +172,18 @@ def test_a_recording_survives_its_file(process_group: hc.ProcessGroup, tmp_path:
     recorded = hpccomm.debug.recorded()
     assert trace.records[:2] == recorded[:2]
     assert trace.groups[recorded[0].group].collectives == process_group.sequence_number
+
+
+@serial
+def test_who_ends_the_process_saves_what_there_is(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with hpccomm.debug.record(), hc.ProcessGroup.on(MPI.COMM_SELF) as group:
+        hc.barrier(group)
+    assert trace_file.save(tmp_path) == tmp_path / "rank0.trace.json"
+    assert trace_file.save(tmp_path / "file") is None
+    with hpccomm.debug.record():
+        pass
+    assert trace_file.save(tmp_path) is None
 
 
 # -- clocks ----------------------------------------------------------------------------------------------------------
