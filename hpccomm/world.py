@@ -25,7 +25,7 @@ from .process.peer_failure import PeerFailures
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-WATCH, LAST_WORDS = "hpccomm.debug.watchdog:watch", "hpccomm.debug.trace_file:last_words"
+WATCH, LAST_WORDS = "hpccomm.debug.watchdog:watch", "hpccomm.debug.trace.files:last_words"
 
 _world: ProcessGroup | None = None
 _abort_on_exception = AbortOnException()

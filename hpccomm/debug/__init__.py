@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .hooks import check_numerics, log_operations, nvtx_ranges, register_hook
-from .recorder import record, recorded
 from .records import Record
 from .report import dump
-from .trace_file import dump_trace
+from .trace.files import dump_trace
+from .trace.recorder import record, recorded
 from .verdict import Verdict, verdict
 
 __all__ = [

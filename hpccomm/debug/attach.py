@@ -41,13 +41,13 @@ def attach(group: ProcessGroup) -> None:
     if group.settings.debug != "OFF" and group.rank == 0:
         _say(group)
     if group.settings.debug == "DETAIL" and group.comm is not None:
-        from .mismatch import watch
+        from .mismatch.check import watch
 
         watch(group)
     for register in _on_new_groups:
         register(group)
     if group.settings.trace != "0":
-        from . import trace_file
+        from .trace import files as trace_file
 
         trace_file.attach(group)
 
@@ -55,7 +55,7 @@ def attach(group: ProcessGroup) -> None:
 def detach(group: ProcessGroup) -> None:
     """See a group go: its ranks have met, and its communicator is still there; called by every rank of it."""
     if group.settings.trace != "0":
-        from . import trace_file
+        from .trace import files as trace_file
 
         trace_file.detach(group)
 

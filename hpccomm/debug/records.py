@@ -7,12 +7,24 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.hooks import Operation
-from ..core.operation_list import OPERATIONS, START
+from ..core.operation_list import MESSAGES, OPERATIONS, START
+from .words import size_in_words
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
 
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+# What has to be the same on every rank; of other operations each rank may have arrays of its own sizes.
+SAME_SIZES = {
+    "broadcast",
+    "all_reduce",
+    "reduce",
+    "scan",
+    "exscan",
+    "all_gather_single",
+    "reduce_scatter_single",
+    "all_reduce_coalesced",
+    "broadcast_coalesced",
+}
 
 
 @dataclass(slots=True)
@@ -78,6 +90,19 @@ class Record:
         """Return what goes into a file."""
         return asdict(self)
 
+    @property
+    def is_a_message(self) -> bool:
+        """Whether it is between two ranks."""
+        return self.name in MESSAGES
+
+    def in_detail(self) -> str:
+        """Return ``reduce (1048576 float32, SUM, root 0)``: what ranks have to agree on."""
+        details = [f"{self.count} {self.dtype}"] if self.dtype else []
+        details += [self.op] if self.op else []
+        details += [f"root {self.peer}"] if self.peer is not None else []
+        details += ["asynchronous"] if self.async_op else []
+        return f"{self.name} ({', '.join(details)})" if details else self.name
+
     def __str__(self) -> str:
         """Return ``all_reduce #41 of 'dp' (4 MiB float32)``."""
         sizes = f" ({size_in_words(self.nbytes)} {self.dtype})" if self.dtype else ""
@@ -103,14 +128,6 @@ def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str
         tag=arguments.get("tag"),
         **fields,
     )
-
-
-def size_in_words(nbytes: int) -> str:
-    """Return ``4 MiB`` for 4194304."""
-    size, unit = float(nbytes), 0
-    while size >= 1024 and unit < len(UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.4g} {UNITS[unit]}"
 
 
 def key_of(group: ProcessGroup) -> str:

@@ -12,20 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.operation_list import OPERATIONS, START
-from .records import Record
-
-# What has to be the same on every rank; of other operations each rank may have arrays of its own sizes.
-SAME_SIZES = {
-    "broadcast",
-    "all_reduce",
-    "reduce",
-    "scan",
-    "exscan",
-    "all_gather_single",
-    "reduce_scatter_single",
-    "all_reduce_coalesced",
-    "broadcast_coalesced",
-}
+from .records import SAME_SIZES, Record
+from .words import by_number, duration, places_in_words, ranks_in_words
 
 
 @dataclass
@@ -71,7 +59,7 @@ class _Rank:
         same = (
             (own, seconds) for own, seconds in self.waits if (own.group, own.number) == (record.group, record.number)
         )
-        return next(((own, seconds) for own, seconds in same if not is_message(own)), None)
+        return next(((own, seconds) for own, seconds in same if not own.is_a_message), None)
 
 
 def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
@@ -116,7 +104,7 @@ class _Case:
             found = decide(hanging)
             if found.culprits:
                 return found
-        return Verdict(lines=[f"{_ranks([each.rank])} {_is_in(*each.waits[0])}" for each in waiting])
+        return Verdict(lines=[f"{ranks_in_words([each.rank])} {_is_in(*each.waits[0])}" for each in waiting])
 
     # -- who waits for whom ------------------------------------------------------------------------------
 
@@ -125,7 +113,7 @@ class _Case:
         found: dict[int, Record] = {}
         for record, _ in each.waits:
             members = self._groups.get(record.group, ())
-            if is_message(record):
+            if record.is_a_message:
                 peers = members if record.peer is None else [members[record.peer]] if record.peer < len(members) else []
                 others = [rank for rank in peers if rank != each.rank]
             else:
@@ -164,14 +152,16 @@ class _Case:
             for key in keys:
                 record = missed[ranks[0]][key]
                 others = [each for each in waiting if each.is_in(record) and each.rank not in ranks]
-                verb = "has not answered" if is_message(record) else "never reached"
-                found.lines.append(f"{_ranks(ranks)} {verb} {record}: {doing}; {self._who_waits(others, record)}")
+                verb = "has not answered" if record.is_a_message else "never reached"
+                found.lines.append(
+                    f"{ranks_in_words(ranks)} {verb} {record}: {doing}; {self._who_waits(others, record)}"
+                )
         return found
 
     def _those_who_differ(self, waiting: list[_Rank]) -> Verdict:
         for each in waiting:
             for record, _ in each.waits:
-                if is_message(record):
+                if record.is_a_message:
                     continue
                 calls: dict[str, list[tuple[_Rank, Record, float]]] = {}
                 for other in waiting:
@@ -185,8 +175,9 @@ class _Case:
     def _differing(self, record: Record, sides: list[list[tuple[_Rank, Record, float]]]) -> Verdict:
         few = [side for side in sides if len(side) < len(sides[-1])] or sides
         shown = "; ".join(
-            f"{_ranks([each.rank for each, _, _ in side])} {_plural(side, 'calls', 'call')} {_in_detail(side[0][1])} "
-            f"at {_places(own.where for _, own, _ in side)}"
+            f"{ranks_in_words(each.rank for each, _, _ in side)} {by_number(side, 'calls', 'call')} "
+            f"{side[0][1].in_detail()} "
+            f"at {places_in_words(own.where for _, own, _ in side)}"
             for side in reversed(sides)
         )
         culprits = sorted(each.rank for side in few for each, _, _ in side)
@@ -212,12 +203,14 @@ class _Case:
         records = [edges[circle[0]][circle[1]], edges[circle[1]][circle[0]]]
         sides = [[each for each in self._ranks if each.is_in(record)] for record in records]
         (few, theirs), (many, record) = sorted(zip(sides, records), key=lambda side: len(side[0]))
-        if len(few) == len(many) or is_message(record) or is_message(theirs):
+        if len(few) == len(many) or record.is_a_message or theirs.is_a_message:
             return None
         ranks = [each.rank for each in few]
         own, seconds = next(each for each in few[0].waits if each[0].number == theirs.number)
-        doing = f"{_plural(few, 'it', 'they')} {_is_in(own, seconds, _plural(few, 'is', 'are'))}"
-        return Verdict(ranks, [f"{_ranks(ranks)} never reached {record}: {doing}; {self._who_waits(many, record)}"])
+        doing = f"{by_number(few, 'it', 'they')} {_is_in(own, seconds, by_number(few, 'is', 'are'))}"
+        return Verdict(
+            ranks, [f"{ranks_in_words(ranks)} never reached {record}: {doing}; {self._who_waits(many, record)}"]
+        )
 
     def _those_who_let_it_lie(self, waiting: list[_Rank]) -> Verdict:
         """Ranks that have begun an asynchronous operation, and compute: MPI makes progress inside its calls only."""
@@ -240,7 +233,7 @@ class _Case:
         return found
 
     def _circle(self, circle: list[int], edges: dict[int, dict[int, Record]]) -> Verdict:
-        found = Verdict(sorted(circle), [f"{_ranks(circle)} wait for each other:"])
+        found = Verdict(sorted(circle), [f"{ranks_in_words(circle)} wait for each other:"])
         for rank, following in zip(circle, [*circle[1:], circle[0]]):
             record = edges[rank][following]
             seconds = next(seconds for own, seconds in self._ranks[rank].waits if own is record)
@@ -264,23 +257,10 @@ class _Case:
         return f"it is in the program at {each.report['program']}{_last(each.report)}"
 
     def _who_waits(self, others: list[_Rank], record: Record) -> str:
-        places = _places(own.where for each in others for own, _ in each.waits if own.number == record.number)
+        places = places_in_words(own.where for each in others for own, _ in each.waits if own.number == record.number)
         seconds = max((s for each in others for own, s in each.waits if own.number == record.number), default=0.0)
-        verb = _plural(others, "waits", "wait")
-        return f"{_ranks([each.rank for each in others])} {verb} at {places}, for {duration(seconds)}"
-
-
-def is_message(record: Record) -> bool:
-    """Whether it is between two ranks."""
-    spec = OPERATIONS.get(record.name.removesuffix(START))
-    return spec is not None and spec.is_a_message
-
-
-def duration(seconds: float) -> str:
-    """Return ``62 s``, ``12 min``, ``3.5 h``."""
-    if seconds < 120:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        verb = by_number(others, "waits", "wait")
+        return f"{ranks_in_words([each.rank for each in others])} {verb} at {places}, for {duration(seconds)}"
 
 
 def _waits(report: Mapping[str, Any] | None) -> list[tuple[Record, float]]:
@@ -304,17 +284,9 @@ def _signature(record: Record) -> str:
     return f"{record.name} {sizes} {record.op} {root}"
 
 
-def _in_detail(record: Record) -> str:
-    details = [f"{record.count} {record.dtype}"] if record.dtype else []
-    details += [record.op] if record.op else []
-    details += [f"root {record.peer}"] if record.peer is not None else []
-    details += ["asynchronous"] if record.async_op else []
-    return f"{record.name} ({', '.join(details)})" if details else record.name
-
-
 def _is_in(record: Record, seconds: float, verb: str = "is") -> str:
     peer, tag = "", ""
-    if is_message(record):
+    if record.is_a_message:
         peer = " from any rank" if record.peer is None else f" with rank {record.peer} of the group"
         tag = f", tag {record.tag}" if record.tag is not None else ""
     return f"{verb} in {record}{peer}{tag}, {record.where}, for {duration(seconds)}"
@@ -326,23 +298,3 @@ def _last(report: Mapping[str, Any]) -> str:
         f"#{each['collectives']} of {each['name']!r}" for each in report["groups"].values() if each["collectives"]
     ]
     return f" (its last collective: {', '.join(reached[:4])})" if reached else ""
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, ``ranks 0-2, 5``."""
-    pieces: list[list[int]] = []
-    for rank in sorted(ranks):
-        if pieces and rank == pieces[-1][-1] + 1:
-            pieces[-1].append(rank)
-        else:
-            pieces.append([rank])
-    words = [str(piece[0]) if len(piece) == 1 else f"{piece[0]}-{piece[-1]}" for piece in pieces]
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(words)}"
-
-
-def _places(places: Iterable[str]) -> str:
-    return " and ".join(sorted({place for place in places if place})) or "an unknown line"
-
-
-def _plural(several: Sequence[Any], one: str, more: str) -> str:
-    return one if len(several) == 1 else more

@@ -28,8 +28,9 @@ from . import stacks
 from .attach import groups
 from .report import Reporter, tell, works_in_flight
 from .stacks import Doing
-from .trace_file import save
-from .verdict import Verdict, duration, verdict
+from .trace.files import save
+from .verdict import Verdict, verdict
+from .words import duration
 
 LONGEST_PERIOD = 1.0  # seconds between two looks
 WARN_AFTER = 60.0  # seconds at least

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hpccomm.debug.history import history
 from hpccomm.debug.records import Record
-from hpccomm.debug.trace_file import GroupInfo, Trace
+from hpccomm.debug.trace.files import GroupInfo, Trace
+from hpccomm.debug.trace.history import history
 
 pytestmark = pytest.mark.serial
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.core.operation_list import OPERATIONS
-from hpccomm.debug.wording import ranks_in_words
+from hpccomm.debug.words import ranks_in_words
 from tests.matrix.test_matrix import Opposite, every_form, perform
 
 COMM = MPI.COMM_WORLD

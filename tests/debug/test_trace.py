@@ -20,13 +20,14 @@ from mpi4py import MPI
 import hpccomm as hc
 import hpccomm.debug
 from hpccomm.cli.main import main
-from hpccomm.debug import clock, trace_file
-from hpccomm.debug.arrivals import arrivals, by_rank, straggler
-from hpccomm.debug.history import History, history
 from hpccomm.debug.records import Record
-from hpccomm.debug.summary import operations, summary
-from hpccomm.debug.timeline import chrome, html, lanes, page_data
-from hpccomm.debug.trace_file import GroupInfo, Trace, read
+from hpccomm.debug.trace import clock
+from hpccomm.debug.trace import files as trace_file
+from hpccomm.debug.trace.arrivals import arrivals, by_rank, straggler
+from hpccomm.debug.trace.files import GroupInfo, Trace, read
+from hpccomm.debug.trace.history import History, history
+from hpccomm.debug.trace.summary import operations, summary
+from hpccomm.debug.trace.timeline import chrome, html, lanes, page_data
 
 from ..launch import launch
 

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 import hpccomm as hc
 
-from ...debug.recorder import record
+from ...debug.trace.recorder import record
 from ..contenders import Call
 from ..measure import Plan, measure
 from ..registry import Arrays, Benchmark, Case, load

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..records import Record
+from ..words import size_in_words
 from .arrivals import arrivals, by_rank, straggler
+from .files import Trace
 from .history import History
-from .records import Record, size_in_words
-from .trace_file import Trace
-from .verdict import is_message
 
 LATE = 100e-6  # seconds by which the last rank has to come later than the others to be marked
 PAGE = Path(__file__).with_name("timeline.html")
@@ -76,7 +76,7 @@ def _slice(record: Record, rank: int, thread: int, start: float, end: float) -> 
     began, ended = (round(1e6 * (each - start), 3) for each in (record.begin, record.end or end))
     return {
         "name": _title(record),
-        "cat": "message" if is_message(record) else "collective",
+        "cat": "message" if record.is_a_message else "collective",
         "ph": "X",
         "pid": rank,
         "tid": thread,
@@ -118,7 +118,7 @@ def page_data(traces: Sequence[Trace], found: History) -> dict[str, Any]:
 
     def row(rank: int, record: Record) -> list[Any]:
         key = rank, record.group, record.number
-        is_collective = not is_message(record)
+        is_collective = not record.is_a_message
         flags = ASYNC * record.async_op + FAILED * (record.state == "failed") + IN_FLIGHT * (not record.end)
         flags += MARKED * (is_collective and (record.group, record.number) in found.marks)
         flags += LATE_FLAG * (is_collective and key in late)
@@ -151,7 +151,7 @@ def page_data(traces: Sequence[Trace], found: History) -> dict[str, Any]:
         "ranks": ranks,
         "groups": [{"name": name, "ranks": members} for name, members in (_about(traces, key) for key in groups)],
         "texts": list(texts),
-        "messages": sorted({number_of(each.name) for trace in traces for each in trace.records if is_message(each)}),
+        "messages": sorted({number_of(each.name) for trace in traces for each in trace.records if each.is_a_message}),
         "length": round(1e6 * (end - start), 1),
         "lines": found.lines,
         "culprits": found.culprits,

@@ -11,9 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .records import Record
-from .trace_file import Trace
-from .verdict import SAME_SIZES, Verdict, _in_detail, _places, _plural, _ranks, is_message
+from ..records import SAME_SIZES, Record
+from ..verdict import Verdict
+from ..words import by_number, places_in_words, ranks_in_words
+from .files import Trace
 
 START = "_start"
 EQUAL_COUNTS = SAME_SIZES | {"all_gather_single_coalesced", "reduce_scatter_single_coalesced", "coalescing"}
@@ -88,7 +89,7 @@ class _Case:
                 self._members[key] = group.ranks
                 self._collectives.setdefault(key, {})[rank] = {}
             for record in trace.records:
-                if not is_message(record):
+                if not record.is_a_message:
                     self._collectives.setdefault(record.group, {}).setdefault(rank, {})[record.number] = record
 
     def decide(self) -> History:
@@ -103,7 +104,7 @@ class _Case:
         else:
             found = self._without_partner()
         if self._absent:
-            found.lines.append(f"there is no recording of {_ranks(self._absent)}")
+            found.lines.append(f"there is no recording of {ranks_in_words(self._absent)}")
         return found
 
     # -- collectives -----------------------------------------------------------------------------------------
@@ -135,8 +136,8 @@ class _Case:
         shown = []
         for side in reversed(sides):
             record, places = found.records[side[0]], {found.records[rank].where for rank in side}
-            at = f" at {_places(places)}" if any(places) else ""
-            shown.append(f"{_ranks(side)} {_plural(side, 'calls', 'call')} {_in_detail(record)}{at}")
+            at = f" at {places_in_words(places)}" if any(places) else ""
+            shown.append(f"{ranks_in_words(side)} {by_number(side, 'calls', 'call')} {record.in_detail()}{at}")
         line = f"collective #{found.number} of group {found.any.group_name!r} differs: {'; '.join(shown)}"
         hint = self._shifted(found, sides) if len(sides) == 2 else ""
         culprits = sorted(rank for side in few for rank in side)
@@ -153,9 +154,11 @@ class _Case:
             return one is not None and two is not None and signature(one) == signature(two)
 
         if same(few, now, many, following) and not same(many, now, few, following):
-            return f"{_ranks(sides[0])} may have left out what the others call #{now}: it fits their #{following}"
+            return (
+                f"{ranks_in_words(sides[0])} may have left out what the others call #{now}: it fits their #{following}"
+            )
         if same(many, now, few, following) and not same(few, now, many, following):
-            return f"{_ranks(sides[0])} may have called one more than the others, #{now}"
+            return f"{ranks_in_words(sides[0])} may have called one more than the others, #{now}"
         return ""
 
     # -- who has not come --------------------------------------------------------------------------------------
@@ -186,7 +189,7 @@ class _Case:
                     waits[rank].update(dict.fromkeys(each.missing, record))
         for rank, trace in self._traces.items():
             for record in trace.records:
-                if record.state == "in flight" and is_message(record) and record.peer is not None:
+                if record.state == "in flight" and record.is_a_message and record.peer is not None:
                     members = self._members.get(record.group, range(self._size))
                     waits[rank].setdefault(members[record.peer], record)
         return {rank: ahead for rank, ahead in waits.items() if ahead}
@@ -197,9 +200,12 @@ class _Case:
         if len(waiting) == 1:
             verb = {"wait": "waits"}.get(verb, verb)
         places = {each.records[rank].where for rank in waiting}
-        at = f" at {_places(places)}" if any(places) else ""
+        at = f" at {places_in_words(places)}" if any(places) else ""
         doing = "; ".join(f"rank {rank}: {self._last(rank)}" for rank in ranks[:4])
-        lines = [f"{_ranks(ranks)} never reached {each.any}; {_ranks(waiting)} {verb} there{at}", f"  {doing}"]
+        lines = [
+            f"{ranks_in_words(ranks)} never reached {each.any}; {ranks_in_words(waiting)} {verb} there{at}",
+            f"  {doing}",
+        ]
         hint = self._first_other_line(each, ranks[0], waiting[0])
         return History(sorted(ranks), [*lines, *filter(None, [hint])], {(each.group, each.number)})
 
@@ -228,10 +234,10 @@ class _Case:
         largest = max(len(side) for _, side in those)
         few = {rank for _, side in those if len(side) < largest for rank in side}
         shown = "; ".join(
-            f"{_ranks(side)} {_plural(side, 'is', 'are')} in {record}{_at(record)}"
+            f"{ranks_in_words(side)} {by_number(side, 'is', 'are')} in {record}{_at(record)}"
             for record, side in sorted(those, key=lambda each: -len(each[1]))
         )
-        marks = {(record.group, record.number) for record in records if not is_message(record)}
+        marks = {(record.group, record.number) for record in records if not record.is_a_message}
         return History(sorted(few or set(circle)), [f"ranks wait for each other: {shown}"], marks)
 
     def _last(self, rank: int) -> str:
@@ -276,7 +282,7 @@ class _Case:
         return History()
 
     def _messages(self, rank: int, group: str) -> Iterable[Record]:
-        return (each for each in self._traces[rank].records if each.group == group and is_message(each))
+        return (each for each in self._traces[rank].records if each.group == group and each.is_a_message)
 
     def _has_all_messages(self, rank: int, group: str) -> bool:
         trace = self._traces.get(rank)

@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..core.backend import FastPath
-from ..core.hooks import Operation, RemovableHandle
-from ..core.operation_list import MESSAGES
-from ..core.work import Work
-from .attach import everywhere
+from ...core.backend import FastPath
+from ...core.hooks import Operation, RemovableHandle
+from ...core.operation_list import MESSAGES
+from ...core.work import Work
+from ..attach import everywhere
+from ..records import Record, key_of
+from ..stacks import PACKAGE
 from .clock import EPOCH
-from .records import Record, key_of
 
 if TYPE_CHECKING:
-    from ..core.group import ProcessGroup
+    from ...core.group import ProcessGroup
 
 SIZE = 2000  # operations
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 now = time.perf_counter  # with EPOCH it is the time since the epoch
 
 # (about, name, number, began, ended, dtype, bytes, op, peer, tag, where[, count, failed])
@@ -285,24 +285,44 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
             append((about, "sendrecv", number, began, now(), array.dtype, nbytes, None, dst, tag, at))
         return sender
 
-    def started(work: Work, name: str, number: int, began: float, array: Any, *what: Any) -> Work:
-        entry = Entry((about, ASYNC + name, number, began, 0.0, array.dtype, array.nbytes, *what, where and where()))
-        append(entry)
-        work._operation = entry  # type: ignore[assignment]  # all that a Work does with it is to end it
-        return work
-
     def iall_reduce(array: Any, op: Any) -> Work | None:
         began, work = now(), fast.iall_reduce(array, op)
-        number = fast.count + about.collectives
-        return work and started(work, "all_reduce", number, began, array, op, None, None)
+        if work is not None:
+            number, dtype = fast.count + about.collectives, array.dtype
+            row = [
+                about,
+                "async all_reduce",
+                number,
+                began,
+                0.0,
+                dtype,
+                array.nbytes,
+                op,
+                None,
+                None,
+                where and where(),
+            ]
+            append(entry := Entry(row))
+            work._operation = entry  # type: ignore[assignment]  # all that a Work does with it is to end it
+        return work
 
     def isend(array: Any, dst: int, tag: int) -> Work | None:
         began, work = now(), fast.isend(array, dst, tag)
-        return work and started(work, "send", fast.messages + about.messages, began, array, None, dst, tag)
+        if work is not None:
+            number, dtype = fast.messages + about.messages, array.dtype
+            row = [about, "async send", number, began, 0.0, dtype, array.nbytes, None, dst, tag, where and where()]
+            append(entry := Entry(row))
+            work._operation = entry  # type: ignore[assignment]
+        return work
 
     def irecv(array: Any, src: int | None, tag: int) -> Work | None:
         began, work = now(), fast.irecv(array, src, tag)
-        return work and started(work, "recv", fast.messages + about.messages, began, array, None, src, tag)
+        if work is not None:
+            number, dtype = fast.messages + about.messages, array.dtype
+            row = [about, "async recv", number, began, 0.0, dtype, array.nbytes, None, src, tag, where and where()]
+            append(entry := Entry(row))
+            work._operation = entry  # type: ignore[assignment]
+        return work
 
     path = FastPath()
     blocking = broadcast, all_reduce, reduce, all_gather_single, reduce_scatter_single, all_to_all_single

@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.operation_list import START
-from .records import Record
-from .trace_file import Trace
-from .verdict import is_message
+from ...core.operation_list import START
+from ..records import Record
+from .files import Trace
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def arrivals(traces: Sequence[Trace]) -> list[Arrival]:
     together: dict[tuple[str, int], dict[int, Record]] = defaultdict(dict)
     for trace in traces:
         for record in trace.records:
-            if record.state == "completed" and not is_message(record):
+            if record.state == "completed" and not record.is_a_message:
                 together[record.group, record.number][trace.rank] = record
     found = []
     for (group, _), records in together.items():

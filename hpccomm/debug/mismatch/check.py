@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..core.group import SHORTEST_MEETING
-from ..core.hooks import Operation
-from ..core.operation_list import MESSAGES, OPERATIONS
-from ..core.work import as_seconds
-from ..errors import DistError, DistTimeoutError
-from ..process import failures, mpi_library
+from ...core.group import SHORTEST_MEETING
+from ...core.hooks import Operation
+from ...core.operation_list import MESSAGES, OPERATIONS
+from ...core.work import as_seconds
+from ...errors import DistError, DistTimeoutError
+from ...process import failures, mpi_library
+from ..watchdog import explain
+from ..words import ranks_in_words
 from .exchange import DIFFERS, TIMED_OUT, Exchange, Statement
 from .messages import MessageCheck
-from .watchdog import explain
-from .wording import call_in_words, caller, ranks_in_words, sizes_by_rank, with_details
+from .wording import call_in_words, caller, sizes_by_rank, with_details
 
 if TYPE_CHECKING:
-    from ..core.calls import Call
-    from ..core.group import ProcessGroup
+    from ...core.calls import Call
+    from ...core.group import ProcessGroup
 
 
 def watch(group: ProcessGroup) -> None:

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..process.settings import Settings, debug_dir
+from ...process.settings import Settings, debug_dir
+from ..records import Record, key_of
 from . import recorder as recorders
 from .clock import Clocks
-from .records import Record, key_of
 
 if TYPE_CHECKING:
-    from ..core.group import ProcessGroup
+    from ...core.group import ProcessGroup
 
 VERSION = 1
 SUFFIX = ".trace.json"
@@ -167,7 +167,7 @@ def save(folder: str | Path) -> Path | None:
 
 def last_words(reason: str) -> None:
     """Write this rank's report and its recording, because the job is about to end."""
-    from .report import dump
+    from ..report import dump
 
     save(dump(reason).parent)
 

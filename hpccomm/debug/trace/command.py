@@ -7,10 +7,10 @@ import json
 import sys
 from pathlib import Path
 
+from .files import read
 from .history import history
 from .summary import summary
 from .timeline import chrome, html
-from .trace_file import read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..process import tags
+from ...process import tags
 
 HEAD = struct.Struct("qq")  # the number of the exchange, and what the message is
 STATEMENT, GIVES_UP = 0, 1  # to rank 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ..core.operation_list import START
+from ...core.operation_list import START
+from ..records import Record
+from ..words import size_in_words
 from .arrivals import by_rank, straggler
-from .records import Record, size_in_words
-from .trace_file import Trace
+from .files import Trace
 
 
 def summary(traces: Sequence[Trace]) -> str:

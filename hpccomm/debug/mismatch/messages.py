@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-from ..core.hooks import Operation
-from ..core.operation_list import START
-from ..core.registry import OBJECTS
-from ..core.work import as_seconds
-from ..errors import DistBackendError, DistTimeoutError
+from ...core.hooks import Operation
+from ...core.operation_list import START
+from ...core.registry import OBJECTS
+from ...core.work import as_seconds
+from ...errors import DistBackendError, DistTimeoutError
+from ..watchdog import explain
 from .exchange import growing
-from .watchdog import explain
 from .wording import array_in_words, caller
 
 if TYPE_CHECKING:
-    from ..core.group import ProcessGroup
+    from ...core.group import ProcessGroup
 
 LABEL_BYTES = 1024  # more than a label takes
 OBJECTS_IN_WORDS = "Python objects"

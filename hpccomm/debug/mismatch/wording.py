@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from ..core.hooks import Operation
-from ..core.operation_list import OPERATIONS, START
-from ..core.registry import OBJECTS
-from .stacks import place
+from ...core.hooks import Operation
+from ...core.operation_list import OPERATIONS, START
+from ...core.registry import OBJECTS
+from ..stacks import place
 
 LONGEST = 600  # characters of one call
 LONGEST_LIST = 100  # what differs between many sizes would not be seen in the words anyway
@@ -59,18 +59,6 @@ def sizes_by_rank(operation: Operation) -> tuple[list[int], list[int]] | None:
 def caller() -> str:
     """Return the line of the program that has called hpccomm, ``train.py:91``."""
     return place(sys._getframe(1))
-
-
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """Return ``rank 1`` or ``ranks 0, 2-3``."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and spans[-1][-1] == rank - 1:
-            spans[-1][1:] = [rank]
-        else:
-            spans.append([rank])
-    plural = len(spans) > 1 or len(spans[0]) > 1
-    return f"rank{'s' * plural} {', '.join('-'.join(map(str, span)) for span in spans)}"
 
 
 def _plain(name: str) -> str:

@@ -1,0 +1,44 @@
+"""Words that reports, recordings and the mismatch check share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """Return ``rank 3``, ``ranks 0-2, 5``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1][1:] = [rank]
+        else:
+            spans.append([rank])
+    several = len(spans) > 1 or any(len(span) > 1 for span in spans)
+    return f"rank{'s' * several} {', '.join('-'.join(map(str, span)) for span in spans)}"
+
+
+def places_in_words(places: Iterable[str]) -> str:
+    """Return ``train.py:88 and train.py:91``."""
+    return " and ".join(sorted({place for place in places if place})) or "an unknown line"
+
+
+def duration(seconds: float) -> str:
+    """Return ``62 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def size_in_words(nbytes: int) -> str:
+    """Return ``4 MiB`` for 4194304."""
+    size, unit = float(nbytes), 0
+    while size >= 1024 and unit < len(UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.4g} {UNITS[unit]}"
+
+
+def by_number(several: Sized, one: str, more: str) -> str:
+    """Return the form of a word for one or for more."""
+    return one if len(several) == 1 else more
