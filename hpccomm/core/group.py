@@ -59,7 +59,6 @@ class ProcessGroup(Operations):
         self._group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
         self._backends: dict[str, Backend] = _LazyBackends(self)
         self._fast_path = self._fast = STEPS_ASIDE  # that of the host's backend; and the one to ask
-        self._counting: FastPath = STEPS_ASIDE  # the one that has counted, of those two
         self._hooks: tuple[Hook, ...] = ()
         self._check: Any = None  # compares what the ranks call: HPCCOMM_DEBUG=DETAIL
         self._block: Any = None  # the coalescing() block that collects
@@ -221,11 +220,11 @@ class ProcessGroup(Operations):
         work._result = result
         work.group = self
         if name in MESSAGES:
-            work.sequence_number = self._messages + self._counting.messages
+            work.sequence_number = self._messages + self._fast_path.messages
             work.keeps_its_place = False
             work._peer = peer
         else:
-            work.sequence_number = self._collectives + self._counting.count
+            work.sequence_number = self._collectives + self._fast_path.count
         if not async_op:  # a backend that has only asynchronous operations
             try:
                 work.wait()
@@ -246,12 +245,12 @@ class ProcessGroup(Operations):
     @property
     def sequence_number(self) -> int:
         """How many collectives of this group this rank has begun: those of the same number belong together."""
-        return self._collectives + self._counting.count
+        return self._collectives + self._fast_path.count
 
     @property
     def message_number(self) -> int:
         """How many messages this rank has begun to send or to receive in this group."""
-        return self._messages + self._counting.messages
+        return self._messages + self._fast_path.messages
 
     def _forget(self, work: Work) -> None:
         """Let go of a Work that has ended; called by the Work, maybe by several threads."""
@@ -362,8 +361,7 @@ class ProcessGroup(Operations):
     def _choose_fast_path(self) -> None:
         """Let the fast path step aside while a hook listens, a block collects, or the group is destroyed.
 
-        A hook that has a method `around` follows the fast path itself: it returns one that it has put around it. Each
-        goes on counting where the one before it has stopped.
+        A hook that has a method `around` follows the fast path itself: it returns one that it has put around it.
         """
         followers = [getattr(hook, "around", None) for hook in self._hooks]
         self._fast = self._fast_path
@@ -372,9 +370,6 @@ class ProcessGroup(Operations):
         elif self._fast.is_open:
             for around in followers:
                 self._fast = around(self._fast)  # type: ignore[misc]
-        if self._fast is not STEPS_ASIDE and self._fast is not self._counting:
-            self._fast.count, self._fast.messages = self._counting.count, self._counting.messages
-            self._counting = self._fast
 
     def _agree_on(self, name: str, *details: str) -> None:
         """Raise on every rank if not every rank makes this call, where ranks compare: HPCCOMM_DEBUG=DETAIL."""

@@ -12,7 +12,7 @@ from ..core.hooks import Operation
 from ..core.operation_list import MESSAGES, OPERATIONS
 from ..core.work import as_seconds
 from ..errors import DistError, DistTimeoutError
-from ..process import mpi_library
+from ..process import failures, mpi_library
 from .exchange import DIFFERS, TIMED_OUT, Exchange, Statement
 from .messages import MessageCheck
 from .watchdog import explain
@@ -33,7 +33,7 @@ def watch(group: ProcessGroup) -> None:
         check.agree("making", *fields)
     except DistError:
         check.close()
-        group.comm.Free()  # type: ignore[union-attr]
+        mpi_library.release(group.comm)  # type: ignore[arg-type]
         raise
     group._check = check
     group.register_hook(check)
@@ -44,7 +44,8 @@ class MismatchCheck:
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
-        self._comm = mpi_library.private(group.comm.Dup(), group.comm)  # type: ignore[union-attr]
+        with failures.told("making", group.comm):
+            self._comm = mpi_library.private(group.comm.Dup(), group.comm)  # type: ignore[union-attr]
         self._exchange = Exchange(self._comm)
         self._messages = MessageCheck(group, self._comm)
         self._set_up = 0  # persistent operations
@@ -60,7 +61,8 @@ class MismatchCheck:
     def begin(self, operation: Operation) -> None:
         """Raise on every rank if the ranks are not about to do the same; of a message, on the receiver."""
         if operation.name in MESSAGES:
-            self._messages.begin(operation)
+            with failures.told(operation.name, self._group.comm):
+                self._messages.begin(operation)
             return
         timeout = operation.arguments.get("timeout", as_seconds(self._group.timeout))
         self._compare(operation.name, operation.sequence_number, call_in_words(operation), operation, timeout)
@@ -112,9 +114,10 @@ class MismatchCheck:
         def late(came: dict[int, Statement], missing: list[int]) -> str:
             return self._late(came, missing, timeout)
 
-        verdict, text = self._exchange(statement, timeout, self._judge, late)
+        with failures.told(name, self._group.comm):
+            verdict, text = self._exchange(statement, timeout, self._judge, late)
         if verdict == TIMED_OUT:
-            raise DistTimeoutError(text)
+            raise DistTimeoutError(f"{text}\n{explain()}".rstrip())
         if verdict == DIFFERS:
             highest, _, difference = text.partition(" ")
             self._group._collectives += int(highest) - self._group.sequence_number
@@ -172,4 +175,4 @@ class MismatchCheck:
             return f"{head}: rank {self._group.ranks[0]} came when others had waited for {timeout:g} s: {calls}"
         ranks = [self._group.ranks[rank] for rank in missing]
         have = "have" if len(ranks) > 1 else "has"
-        return f"{head}: {ranks_in_words(ranks)} {have} not come within {timeout:g} s; {calls}\n{explain()}".rstrip()
+        return f"{head}: {ranks_in_words(ranks)} {have} not come within {timeout:g} s; {calls}"

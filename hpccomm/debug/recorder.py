@@ -6,20 +6,19 @@ somebody asks for it.
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 import sys
-import textwrap
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..core.backend import FastPath
 from ..core.hooks import Operation, RemovableHandle
+from ..core.operation_list import MESSAGES
+from ..core.work import Work
 from .attach import everywhere
 from .clock import EPOCH
 from .records import Record, key_of
@@ -35,7 +34,6 @@ now = time.perf_counter  # with EPOCH it is the time since the epoch
 Row: TypeAlias = "tuple[Any, ...] | Entry"
 ABOUT, NAME, NUMBER, BEGAN, ENDED, DTYPE, NBYTES, OP, PEER, TAG, WHERE, COUNT, FAILED = range(13)
 
-STARTED = {"iall_reduce": "all_reduce", "isend": "send", "irecv": "recv"}  # of the fast path, and asynchronous
 # Of these the fast path notes the bytes of the first array; this is for how many of it all arrays stand.
 TOTALS = {
     "all_gather_single": lambda nbytes, ranks: nbytes + nbytes // ranks,
@@ -70,6 +68,7 @@ class Entry(list[Any]):
     """The row of an operation that ends later; a Work calls `end`, as that of an `Operation`."""
 
     __slots__ = ("error",)
+    error: BaseException | None
 
     def end(self, error: BaseException | None = None) -> None:
         """Note when it has ended."""
@@ -98,8 +97,6 @@ class Recorder:
         self.rows: deque[Row] = deque(maxlen=size)
         self.stack = stack
         self.groups: dict[str, About] = {}
-        self._fast_paths: dict[Any, type[FastPath]] = {}
-        self._methods: dict[CodeType, str] = {}  # of recorded fast paths
 
     def hook_of(self, group: ProcessGroup) -> _GroupHook:
         """Return the hook of one group."""
@@ -111,42 +108,19 @@ class Recorder:
         rows = [*self._inside(), *list(self.rows)]
         return [self._record(row) for row in sorted(rows, key=lambda row: row[BEGAN])]
 
-    def fast_path(self, kind: type[FastPath]) -> type[FastPath]:
-        """Return the class of a fast path, with what it takes to record in each of its methods.
-
-        Of the 0.3 us that a record may take two looks at the clock are half, and a call around the method would be a
-        quarter. So the methods are made from their own text: `began` before MPI's call, and the row where the
-        operation is counted. `dtype` and `nbytes` are noted where the method looks at them anyway.
-        """
-        if kind in self._fast_paths:
-            return self._fast_paths[kind]
-        made: dict[str, Any] = {"is_open": False}  # a small persistent operation is to pass the door
-        used = {"now": now, "record": self.rows.append, "caller": caller, "Entry": Entry}
-        namespace = {**vars(sys.modules[kind.__module__]), **used}
-        for name, method in vars(kind).items():
-            if hasattr(FastPath, name) and inspect.isfunction(method):
-                text = _with_record(name, textwrap.dedent(inspect.getsource(method)), self.stack)
-                exec(compile(f"from __future__ import annotations\n{text}", __file__, "exec"), namespace)
-                made[name] = function = namespace[name]
-                self._methods[function.__code__] = name
-        self._fast_paths[kind] = recorded = type(f"Recorded{kind.__name__}", (kind,), made)
-        return recorded
-
     def _inside(self) -> Iterator[Row]:
-        """Find the threads that are in the fast path: what they do gets its row when it ends."""
+        """Find the threads that are in a recorded fast path: what they do gets its row when it ends."""
         for outermost in sys._current_frames().values():
             frame: Any = outermost
             while frame is not None:
-                name = self._methods.get(frame.f_code)
-                if name is not None and "began" in (seen := frame.f_locals) and "ended" not in seen:
-                    about, fast = seen["self"]._about, seen["self"]
-                    is_message = name in ("send", "recv", "sendrecv")
-                    counts = (fast.messages, about.messages) if is_message else (fast.count, about.collectives)
-                    root, dst, src = (seen.get(each) for each in ("root", "dst", "src"))
-                    peer = next((each for each in (root, dst, src) if each is not None), None)
-                    number = 1 + sum(counts)
-                    what = seen.get("dtype"), seen.get("nbytes", 0), seen.get("op"), peer, seen.get("tag")
-                    yield about, name, number, seen["began"], 0.0, *what, caller(frame) if self.stack else None
+                name = BLOCKING.get(frame.f_code)
+                seen = frame.f_locals if name is not None else {}
+                if "began" in seen and "ended" not in seen:
+                    path, array = seen["self"], seen["array"]
+                    number = 1 + (path.message_number() if name in MESSAGES else path.collective_number())
+                    peer = next((seen[each] for each in ("root", "dst", "src") if each in seen), None)
+                    what = array.dtype, array.nbytes, seen.get("op"), peer, seen.get("tag")
+                    yield path.about, name, number, seen["began"], 0.0, *what, caller(frame) if self.stack else None
                 frame = frame.f_back
 
     def _record(self, row: Row) -> Record:
@@ -155,7 +129,7 @@ class Recorder:
         if type(row) is tuple and name in TOTALS:
             nbytes = TOTALS[name](nbytes, len(about.ranks))
         return Record(
-            STARTED.get(name) or name.removeprefix(ASYNC),
+            name.removeprefix(ASYNC),
             number,
             about.key,
             about.name,
@@ -165,7 +139,7 @@ class Recorder:
             op=op.upper() if isinstance(op, str) else "" if op is None else str(getattr(op, "name", op)),
             peer=peer if isinstance(peer, int) else None,
             tag=tag,
-            async_op=name in STARTED or name.startswith(ASYNC),
+            async_op=name.startswith(ASYNC),
             begin=EPOCH + began,
             end=EPOCH + ended if ended else 0.0,
             state="failed" if more[1:] else "completed" if ended else "in flight",
@@ -182,7 +156,6 @@ class _GroupHook:
     def __init__(self, recorder: Recorder, about: About) -> None:
         self._append = recorder.rows.append
         self._stack = recorder.stack
-        self._fast_path = recorder.fast_path
         self._about = about
         self._followed = self._following = FastPath()
         self._open: dict[Operation, Entry] = {}
@@ -209,46 +182,180 @@ class _GroupHook:
     def around(self, fast: FastPath) -> FastPath:
         """Return a fast path that does the same, with a row for each operation."""
         if self._followed is not fast:
-            following: Any = object.__new__(self._fast_path(type(fast)))
-            for name, value in vars(fast).items():
-                setattr(following, name, value)
-            following._about = self._about
-            self._followed, self._following = fast, following
+            where = caller if self._stack else _nowhere
+            self._followed, self._following = fast, RecordedFastPath(fast, self._about, self._append, where)
         return self._following
 
 
 # -- the fast path -------------------------------------------------------------------------------------------
 
 
-def _with_record(name: str, text: str, stack: bool) -> str:
-    first, *_ = arguments = re.findall(r"(\w+): ", text[: text.index("->")])
-    op = "op" if "op" in arguments else None
-    peer = next((each for each in ("root", "dst", "src") if each in arguments), None)
-    tag = "tag" if "tag" in arguments else None
-    where = "caller()" if stack else None
-    counted = "messages" if "tag" in arguments else "count"
-    door = "messages" if "tag" in arguments else "collectives"
-    nbytes = "nbytes + output.nbytes" if name == "sendrecv" else "nbytes"
+def _nowhere() -> None:
+    return None
 
-    def row(number: str, ended: str, more: str = "") -> str:
-        return (
-            f"(about, {name!r}, {number} + about.{door}, began, {ended}, dtype, {nbytes}, {op}, {peer}, {tag}, "
-            f"{where}{more})"
-        )
 
-    text = text.replace(f"{first}.nbytes", f"(nbytes := {first}.nbytes)", 1)
-    text = text.replace("array.dtype", "(dtype := array.dtype)", 1)
-    text = text.replace("    try:\n", "    about = self._about\n    began = now()\n    try:\n", 1)
-    failed = row(f"1 + self.{counted}", "now()", ", None, True")
-    text = re.sub(r"( +)except MPI.Exception as error:\n", rf"\g<0>\1    record({failed})\n", text)
-    counting = re.compile(rf"( +)self\.{counted} \+= 1\n")
-    if name in STARTED:
-        entry = row(f"self.{counted}", "0.0")
-        text = counting.sub(rf"\g<0>\1entry = Entry({entry})\n\1record(entry)\n", text)
-        return re.sub(r"( +)return (\w*Work\(.*\))", r"\1work = \2\n\1work._operation = entry\n\1return work", text)
-    done = row("number", "ended")
-    counted_on = rf"\1ended = now()\n\1self.{counted} = number = self.{counted} + 1\n"
-    return counting.sub(rf"{counted_on}\1record({done})\n", text)
+class RecordedFastPath(FastPath):
+    """A fast path, with a row in the ring for each operation.
+
+    Of a record's third of a microsecond two looks at the clock are half. `is_open` stays false: a small persistent
+    operation is to pass the door.
+    """
+
+    def __init__(self, fast: FastPath, about: About, append: Callable[[Row], None], where: Callable[[], Any]) -> None:
+        self.about = about
+        self._fast = fast
+        self._append = append
+        self._where = where
+
+    def collective_number(self) -> int:
+        """Return the number of the last collective."""
+        return self._fast.count + self.about.collectives
+
+    def message_number(self) -> int:
+        """Return the number of the last message."""
+        return self._fast.messages + self.about.messages
+
+    # Each method is written out: a function around all of them would cost as much again.
+
+    def broadcast(self, array: Any, root: int) -> bool:
+        began = now()
+        if not self._fast.broadcast(array, root):
+            return False
+        ended, about = now(), self.about
+        number = self._fast.count + about.collectives
+        what = array.dtype, array.nbytes, None, root, None
+        self._append((about, "broadcast", number, began, ended, *what, self._where()))
+        return True
+
+    def all_reduce(self, array: Any, op: Any) -> bool:
+        began = now()
+        if not self._fast.all_reduce(array, op):
+            return False
+        ended, about = now(), self.about
+        number = self._fast.count + about.collectives
+        what = array.dtype, array.nbytes, op, None, None
+        self._append((about, "all_reduce", number, began, ended, *what, self._where()))
+        return True
+
+    def reduce(self, array: Any, root: int, op: Any) -> bool:
+        began = now()
+        if not self._fast.reduce(array, root, op):
+            return False
+        ended, about = now(), self.about
+        number = self._fast.count + about.collectives
+        what = array.dtype, array.nbytes, op, root, None
+        self._append((about, "reduce", number, began, ended, *what, self._where()))
+        return True
+
+    def all_gather_single(self, output: Any, array: Any) -> bool:
+        began = now()
+        if not self._fast.all_gather_single(output, array):
+            return False
+        ended, about = now(), self.about
+        number = self._fast.count + about.collectives
+        what = output.dtype, output.nbytes, None, None, None
+        self._append((about, "all_gather_single", number, began, ended, *what, self._where()))
+        return True
+
+    def reduce_scatter_single(self, output: Any, array: Any, op: Any) -> bool:
+        began = now()
+        if not self._fast.reduce_scatter_single(output, array, op):
+            return False
+        ended, about = now(), self.about
+        number = self._fast.count + about.collectives
+        what = output.dtype, output.nbytes, op, None, None
+        self._append((about, "reduce_scatter_single", number, began, ended, *what, self._where()))
+        return True
+
+    def all_to_all_single(self, output: Any, array: Any) -> bool:
+        began = now()
+        if not self._fast.all_to_all_single(output, array):
+            return False
+        ended, about = now(), self.about
+        number = self._fast.count + about.collectives
+        what = array.dtype, array.nbytes, None, None, None
+        self._append((about, "all_to_all_single", number, began, ended, *what, self._where()))
+        return True
+
+    def send(self, array: Any, dst: int, tag: int) -> bool:
+        began = now()
+        if not self._fast.send(array, dst, tag):
+            return False
+        ended, about = now(), self.about
+        number = self._fast.messages + about.messages
+        what = array.dtype, array.nbytes, None, dst, tag
+        self._append((about, "send", number, began, ended, *what, self._where()))
+        return True
+
+    def recv(self, array: Any, src: int | None, tag: int) -> int | None:
+        began = now()
+        sender = self._fast.recv(array, src, tag)
+        if sender is None:
+            return None
+        ended, about = now(), self.about
+        number = self._fast.messages + about.messages
+        what = array.dtype, array.nbytes, None, src, tag
+        self._append((about, "recv", number, began, ended, *what, self._where()))
+        return sender
+
+    def sendrecv(
+        self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None
+    ) -> int | None:
+        began = now()
+        sender = self._fast.sendrecv(array, dst, output, src, tag, recv_tag)
+        if sender is None:
+            return None
+        ended, about = now(), self.about
+        number = self._fast.messages + about.messages
+        what = array.dtype, array.nbytes + output.nbytes, None, dst, tag
+        self._append((about, "sendrecv", number, began, ended, *what, self._where()))
+        return sender
+
+    def iall_reduce(self, array: Any, op: Any) -> Work | None:
+        began = now()
+        work = self._fast.iall_reduce(array, op)
+        if work is not None:
+            number = self._fast.count + self.about.collectives
+            self._started(work, "all_reduce", number, began, array, op, None, None)
+        return work
+
+    def isend(self, array: Any, dst: int, tag: int) -> Work | None:
+        began = now()
+        work = self._fast.isend(array, dst, tag)
+        if work is not None:
+            number = self._fast.messages + self.about.messages
+            self._started(work, "send", number, began, array, None, dst, tag)
+        return work
+
+    def irecv(self, array: Any, src: int | None, tag: int) -> Work | None:
+        began = now()
+        work = self._fast.irecv(array, src, tag)
+        if work is not None:
+            number = self._fast.messages + self.about.messages
+            self._started(work, "recv", number, began, array, None, src, tag)
+        return work
+
+    def _started(self, work: Work, name: str, number: int, began: float, array: Any, *what: Any) -> None:
+        row = self.about, ASYNC + name, number, began, 0.0, array.dtype, array.nbytes, *what, self._where()
+        entry = Entry(row)
+        self._append(entry)
+        work._operation = entry  # type: ignore[assignment]  # all that a Work does with it is to end it
+
+
+BLOCKING: dict[CodeType, str] = {
+    getattr(RecordedFastPath, name).__code__: name
+    for name in (
+        "broadcast",
+        "all_reduce",
+        "reduce",
+        "all_gather_single",
+        "reduce_scatter_single",
+        "all_to_all_single",
+        "send",
+        "recv",
+        "sendrecv",
+    )
+}
 
 
 # -- where -----------------------------------------------------------------------------------------------------
