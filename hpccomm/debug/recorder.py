@@ -113,14 +113,14 @@ class Recorder:
         for outermost in sys._current_frames().values():
             frame: Any = outermost
             while frame is not None:
-                name = BLOCKING.get(frame.f_code)
+                name = _recorded.get(frame.f_code)
                 seen = frame.f_locals if name is not None else {}
-                if "began" in seen and "ended" not in seen:
-                    path, array = seen["self"], seen["array"]
-                    number = 1 + (path.message_number() if name in MESSAGES else path.collective_number())
+                if "began" in seen and "work" not in seen and "number" not in seen:
+                    fast, about, array = seen["fast"], seen["about"], seen["array"]
+                    done = fast.messages + about.messages if name in MESSAGES else fast.count + about.collectives
                     peer = next((seen[each] for each in ("root", "dst", "src") if each in seen), None)
                     what = array.dtype, array.nbytes, seen.get("op"), peer, seen.get("tag")
-                    yield path.about, name, number, seen["began"], 0.0, *what, caller(frame) if self.stack else None
+                    yield about, name, 1 + done, seen["began"], 0.0, *what, caller(frame) if self.stack else None
                 frame = frame.f_back
 
     def _record(self, row: Row) -> Record:
@@ -182,180 +182,137 @@ class _GroupHook:
     def around(self, fast: FastPath) -> FastPath:
         """Return a fast path that does the same, with a row for each operation."""
         if self._followed is not fast:
-            where = caller if self._stack else _nowhere
-            self._followed, self._following = fast, RecordedFastPath(fast, self._about, self._append, where)
+            where = caller if self._stack else None
+            self._followed, self._following = fast, recorded_fast_path(fast, self._about, self._append, where)
         return self._following
 
 
 # -- the fast path -------------------------------------------------------------------------------------------
 
 
-def _nowhere() -> None:
-    return None
+def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], None], where: Any) -> FastPath:
+    """Return a fast path that does what `fast` does, with a row for each operation.
 
-
-class RecordedFastPath(FastPath):
-    """A fast path, with a row in the ring for each operation.
-
-    Of a record's third of a microsecond two looks at the clock are half. `is_open` stays false: a small persistent
-    operation is to pass the door.
+    Of a row's time two looks at the clock are a third. Functions that share a few variables are quicker than methods
+    that look them up, and one around all of them would cost as much again; so each is written out. `is_open` stays
+    false: a small persistent operation is to pass the door. What raises has no row.
     """
 
-    def __init__(self, fast: FastPath, about: About, append: Callable[[Row], None], where: Callable[[], Any]) -> None:
-        self.about = about
-        self._fast = fast
-        self._append = append
-        self._where = where
+    do_broadcast = fast.broadcast
 
-    def collective_number(self) -> int:
-        """Return the number of the last collective."""
-        return self._fast.count + self.about.collectives
-
-    def message_number(self) -> int:
-        """Return the number of the last message."""
-        return self._fast.messages + self.about.messages
-
-    # Each method is written out: a function around all of them would cost as much again.
-
-    def broadcast(self, array: Any, root: int) -> bool:
+    def broadcast(array: Any, root: int) -> bool:
         began = now()
-        if not self._fast.broadcast(array, root):
+        if not do_broadcast(array, root):
             return False
-        ended, about = now(), self.about
-        number = self._fast.count + about.collectives
-        what = array.dtype, array.nbytes, None, root, None
-        self._append((about, "broadcast", number, began, ended, *what, self._where()))
+        number, at = fast.count + about.collectives, where and where()
+        append((about, "broadcast", number, began, now(), array.dtype, array.nbytes, None, root, None, at))
         return True
 
-    def all_reduce(self, array: Any, op: Any) -> bool:
+    do_all_reduce = fast.all_reduce
+
+    def all_reduce(array: Any, op: Any) -> bool:
         began = now()
-        if not self._fast.all_reduce(array, op):
+        if not do_all_reduce(array, op):
             return False
-        ended, about = now(), self.about
-        number = self._fast.count + about.collectives
-        what = array.dtype, array.nbytes, op, None, None
-        self._append((about, "all_reduce", number, began, ended, *what, self._where()))
+        number, at = fast.count + about.collectives, where and where()
+        append((about, "all_reduce", number, began, now(), array.dtype, array.nbytes, op, None, None, at))
         return True
 
-    def reduce(self, array: Any, root: int, op: Any) -> bool:
+    do_reduce = fast.reduce
+
+    def reduce(array: Any, root: int, op: Any) -> bool:
         began = now()
-        if not self._fast.reduce(array, root, op):
+        if not do_reduce(array, root, op):
             return False
-        ended, about = now(), self.about
-        number = self._fast.count + about.collectives
-        what = array.dtype, array.nbytes, op, root, None
-        self._append((about, "reduce", number, began, ended, *what, self._where()))
+        number, at = fast.count + about.collectives, where and where()
+        append((about, "reduce", number, began, now(), array.dtype, array.nbytes, op, root, None, at))
         return True
 
-    def all_gather_single(self, output: Any, array: Any) -> bool:
+    do_all_gather_single = fast.all_gather_single
+
+    def all_gather_single(output: Any, array: Any) -> bool:
         began = now()
-        if not self._fast.all_gather_single(output, array):
+        if not do_all_gather_single(output, array):
             return False
-        ended, about = now(), self.about
-        number = self._fast.count + about.collectives
-        what = output.dtype, output.nbytes, None, None, None
-        self._append((about, "all_gather_single", number, began, ended, *what, self._where()))
+        number, at = fast.count + about.collectives, where and where()
+        append((about, "all_gather_single", number, began, now(), output.dtype, output.nbytes, None, None, None, at))
         return True
 
-    def reduce_scatter_single(self, output: Any, array: Any, op: Any) -> bool:
+    do_reduce_scatter_single = fast.reduce_scatter_single
+
+    def reduce_scatter_single(output: Any, array: Any, op: Any) -> bool:
         began = now()
-        if not self._fast.reduce_scatter_single(output, array, op):
+        if not do_reduce_scatter_single(output, array, op):
             return False
-        ended, about = now(), self.about
-        number = self._fast.count + about.collectives
-        what = output.dtype, output.nbytes, op, None, None
-        self._append((about, "reduce_scatter_single", number, began, ended, *what, self._where()))
+        number, at = fast.count + about.collectives, where and where()
+        append((about, "reduce_scatter_single", number, began, now(), output.dtype, output.nbytes, op, None, None, at))
         return True
 
-    def all_to_all_single(self, output: Any, array: Any) -> bool:
+    do_all_to_all_single = fast.all_to_all_single
+
+    def all_to_all_single(output: Any, array: Any) -> bool:
         began = now()
-        if not self._fast.all_to_all_single(output, array):
+        if not do_all_to_all_single(output, array):
             return False
-        ended, about = now(), self.about
-        number = self._fast.count + about.collectives
-        what = array.dtype, array.nbytes, None, None, None
-        self._append((about, "all_to_all_single", number, began, ended, *what, self._where()))
+        number, at = fast.count + about.collectives, where and where()
+        append((about, "all_to_all_single", number, began, now(), array.dtype, array.nbytes, None, None, None, at))
         return True
 
-    def send(self, array: Any, dst: int, tag: int) -> bool:
+    do_send, do_recv, do_sendrecv = fast.send, fast.recv, fast.sendrecv
+
+    def send(array: Any, dst: int, tag: int) -> bool:
         began = now()
-        if not self._fast.send(array, dst, tag):
+        if not do_send(array, dst, tag):
             return False
-        ended, about = now(), self.about
-        number = self._fast.messages + about.messages
-        what = array.dtype, array.nbytes, None, dst, tag
-        self._append((about, "send", number, began, ended, *what, self._where()))
+        number, at = fast.messages + about.messages, where and where()
+        append((about, "send", number, began, now(), array.dtype, array.nbytes, None, dst, tag, at))
         return True
 
-    def recv(self, array: Any, src: int | None, tag: int) -> int | None:
+    def recv(array: Any, src: int | None, tag: int) -> int | None:
         began = now()
-        sender = self._fast.recv(array, src, tag)
-        if sender is None:
-            return None
-        ended, about = now(), self.about
-        number = self._fast.messages + about.messages
-        what = array.dtype, array.nbytes, None, src, tag
-        self._append((about, "recv", number, began, ended, *what, self._where()))
+        sender = do_recv(array, src, tag)
+        if sender is not None:
+            number, at = fast.messages + about.messages, where and where()
+            append((about, "recv", number, began, now(), array.dtype, array.nbytes, None, src, tag, at))
         return sender
 
-    def sendrecv(
-        self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None
-    ) -> int | None:
+    def sendrecv(array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None) -> int | None:
         began = now()
-        sender = self._fast.sendrecv(array, dst, output, src, tag, recv_tag)
-        if sender is None:
-            return None
-        ended, about = now(), self.about
-        number = self._fast.messages + about.messages
-        what = array.dtype, array.nbytes + output.nbytes, None, dst, tag
-        self._append((about, "sendrecv", number, began, ended, *what, self._where()))
+        sender = do_sendrecv(array, dst, output, src, tag, recv_tag)
+        if sender is not None:
+            number, at = fast.messages + about.messages, where and where()
+            nbytes = array.nbytes + output.nbytes
+            append((about, "sendrecv", number, began, now(), array.dtype, nbytes, None, dst, tag, at))
         return sender
 
-    def iall_reduce(self, array: Any, op: Any) -> Work | None:
-        began = now()
-        work = self._fast.iall_reduce(array, op)
-        if work is not None:
-            number = self._fast.count + self.about.collectives
-            self._started(work, "all_reduce", number, began, array, op, None, None)
-        return work
-
-    def isend(self, array: Any, dst: int, tag: int) -> Work | None:
-        began = now()
-        work = self._fast.isend(array, dst, tag)
-        if work is not None:
-            number = self._fast.messages + self.about.messages
-            self._started(work, "send", number, began, array, None, dst, tag)
-        return work
-
-    def irecv(self, array: Any, src: int | None, tag: int) -> Work | None:
-        began = now()
-        work = self._fast.irecv(array, src, tag)
-        if work is not None:
-            number = self._fast.messages + self.about.messages
-            self._started(work, "recv", number, began, array, None, src, tag)
-        return work
-
-    def _started(self, work: Work, name: str, number: int, began: float, array: Any, *what: Any) -> None:
-        row = self.about, ASYNC + name, number, began, 0.0, array.dtype, array.nbytes, *what, self._where()
-        entry = Entry(row)
-        self._append(entry)
+    def started(work: Work, name: str, number: int, began: float, array: Any, *what: Any) -> Work:
+        entry = Entry((about, ASYNC + name, number, began, 0.0, array.dtype, array.nbytes, *what, where and where()))
+        append(entry)
         work._operation = entry  # type: ignore[assignment]  # all that a Work does with it is to end it
+        return work
+
+    def iall_reduce(array: Any, op: Any) -> Work | None:
+        began, work = now(), fast.iall_reduce(array, op)
+        number = fast.count + about.collectives
+        return work and started(work, "all_reduce", number, began, array, op, None, None)
+
+    def isend(array: Any, dst: int, tag: int) -> Work | None:
+        began, work = now(), fast.isend(array, dst, tag)
+        return work and started(work, "send", fast.messages + about.messages, began, array, None, dst, tag)
+
+    def irecv(array: Any, src: int | None, tag: int) -> Work | None:
+        began, work = now(), fast.irecv(array, src, tag)
+        return work and started(work, "recv", fast.messages + about.messages, began, array, None, src, tag)
+
+    path = FastPath()
+    blocking = broadcast, all_reduce, reduce, all_gather_single, reduce_scatter_single, all_to_all_single
+    for function in (*blocking, send, recv, sendrecv, iall_reduce, isend, irecv):
+        setattr(path, function.__name__, function)
+        _recorded[function.__code__] = function.__name__
+    return path
 
 
-BLOCKING: dict[CodeType, str] = {
-    getattr(RecordedFastPath, name).__code__: name
-    for name in (
-        "broadcast",
-        "all_reduce",
-        "reduce",
-        "all_gather_single",
-        "reduce_scatter_single",
-        "all_to_all_single",
-        "send",
-        "recv",
-        "sendrecv",
-    )
-}
+_recorded: dict[CodeType, str] = {}  # the functions of recorded fast paths
 
 
 # -- where -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 import hpccomm as hc
 import hpccomm.debug
-from hpccomm.debug import Record, recorder
+from hpccomm.debug import Record
 from hpccomm.debug.records import describe
 
 from ..arrays import contiguous, strided
@@ -55,9 +55,9 @@ def test_the_fast_path_is_recorded_as_the_long_one_is(process_group: hc.ProcessG
     for layout in (contiguous, strided):
         with hpccomm.debug.record():
             first = process_group.sequence_number, process_group.message_number
-            fast = process_group._counting.count
+            fast = process_group._fast_path.count
             every_operation(layout, process_group.size, process_group.rank)
-            taken = process_group._counting.count - fast
+            taken = process_group._fast_path.count - fast
         assert taken == (8 if layout is contiguous else 0)
         found[layout] = hpccomm.debug.recorded()
         numbers = [each.number for each in found[layout] if each.tag is None]
@@ -209,7 +209,9 @@ def test_the_fast_path_is_itself_again_afterwards(process_group: hc.ProcessGroup
 
 def test_each_method_of_the_fast_path_is_recorded(process_group: hc.ProcessGroup) -> None:
     hc.barrier()
-    taken = {name for name in vars(type(process_group._fast_path)) if hasattr(hc.Backend.fast_path, name)}
-    assert {name for name in taken if callable(getattr(process_group._fast_path, name))} - {"numbered"} <= set(
-        vars(recorder.RecordedFastPath)
-    )
+    path = process_group._fast_path
+    taken = {
+        name for name in vars(type(path)) if name[0] != "_" and callable(getattr(hc.Backend.fast_path, name, None))
+    }
+    with hpccomm.debug.record():
+        assert taken <= set(vars(process_group._fast))
