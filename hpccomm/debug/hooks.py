@@ -16,6 +16,7 @@ from ..errors import DistError, here
 from .attach import everywhere
 from .records import describe
 
+BLUE = 0xFF0072B2  # of ranges
 LOGGER = logging.getLogger("hpccomm.operations")
 
 
@@ -244,11 +245,13 @@ class _Ranges:
 
 def _nvtx() -> tuple[Any, Any]:
     """Return the functions that start and end a range, which may end in another thread than it began."""
-    for name, start, end in (("nvtx", "start_range", "end_range"), ("cupy.cuda.nvtx", "RangeStart", "RangeEnd")):
-        with contextlib.suppress(ImportError):
-            module = importlib.import_module(name)
-            if getattr(module, "available", True):
-                return getattr(module, start), getattr(module, end)
+    with contextlib.suppress(ImportError):
+        nvtx = importlib.import_module("nvtx")
+        return nvtx.start_range, nvtx.end_range
+    with contextlib.suppress(ImportError):
+        cupys = importlib.import_module("cupy.cuda.nvtx")
+        if cupys.available:
+            return lambda message: cupys.RangeStart(message, BLUE), cupys.RangeEnd
     raise ImportError("nvtx_ranges needs the package nvtx: pip install nvtx")
 
 

@@ -112,7 +112,9 @@ def test_the_log_has_a_line_for_each_operation(
 def test_ranges_begin_and_end(monkeypatch: pytest.MonkeyPatch, provider: str) -> None:
     opened: list[str] = []
     module: Any = types.ModuleType(provider)
-    module.start_range = module.RangeStart = lambda message: opened.append(message) or len(opened)
+    module.available = True
+    module.start_range = lambda message: opened.append(message) or len(opened)
+    module.RangeStart = lambda message, colour: opened.append(message) or len(opened)
     closed: list[int] = []
     module.end_range = module.RangeEnd = closed.append
     for name in ("nvtx", "cupy.cuda.nvtx"):
