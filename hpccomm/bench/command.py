@@ -244,7 +244,9 @@ def _overhead(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict
         {**vars(each), "added_ns": each.added_ns, "ratio": each.ratio, "recorder_ns": each.recorder_ns}
         for each in found
     ]
-    return overhead.table(found, world.size), documents
+    look = overhead.watchdog_look()
+    documents.append({"operation": "a look of the watchdog", "seconds": look})
+    return overhead.table(found, world.size, look), documents
 
 
 def _model(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:

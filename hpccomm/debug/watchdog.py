@@ -69,6 +69,11 @@ class Watchdog:
             self._timeout_of_init = settings.read().timeout or self._timeout_of_init
         self._thread = threading.Thread(target=self._run, name="hpccomm-watchdog", daemon=True)
 
+    def close(self) -> None:
+        """Give back what it holds, if it has not been started."""
+        for end in (self._pipe, self._wake, self._terminated, self._terminate):
+            os.close(end)
+
     def start(self) -> None:
         """Begin to look, and to listen to signals that nobody else listens to."""
         # Python's own handlers run in the main thread, which MPI may hold: that of faulthandler writes at once.

@@ -9,6 +9,8 @@ measured with the flight recorder on.
 from __future__ import annotations
 
 import gc
+import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +20,9 @@ from mpi4py import MPI
 
 import hpccomm as hc
 
+from ...debug.report import Reporter
 from ...debug.trace.recorder import record
+from ...debug.watchdog import LONGEST_PERIOD, Watchdog
 from ..contenders import Call
 from ..measure import Plan, measure
 from ..registry import Arrays, Benchmark, Case, load
@@ -211,11 +215,22 @@ def _batch(starts: Sequence[Any]) -> Call:
     return call
 
 
+def watchdog_look(looks: int = 200) -> float:
+    """Return how many seconds a look of the watchdog takes, of which there is one in a second; the median."""
+    watchdog, seconds = Watchdog(Reporter(0, 1, ".")), []
+    for _ in range(looks):
+        began = time.perf_counter()
+        watchdog.look(time.monotonic())
+        seconds.append(time.perf_counter() - began)
+    watchdog.close()
+    return statistics.median(seconds)
+
+
 # -- what is shown -------------------------------------------------------------------------------------------
 
 
-def table(found: Sequence[Overhead], ranks: int) -> str:
-    """Return the results as text."""
+def table(found: Sequence[Overhead], ranks: int, look: float) -> str:
+    """Return the results as text; `look` is how long a look of the watchdog takes."""
     how = "1 rank, 8 bytes, minimum" if ranks == 1 else f"{ranks} ranks, 8 bytes, median"
     lines = [
         f"what hpccomm adds to mpi4py's own call: {how} of the repetitions",
@@ -227,4 +242,10 @@ def table(found: Sequence[Overhead], ranks: int) -> str:
         f"{each.recorder_ns:>14.0f}"
         for each in found
     ]
+    share = look / LONGEST_PERIOD
+    first = found[0]
+    lines.append(
+        f"the watchdog looks once in {LONGEST_PERIOD:g} s, for {1e6 * look:.0f} us: {100 * share:.4f} % of the time, "
+        f"{share * first.hpccomm_ns:.3f} ns of each {first.operation}"
+    )
     return "\n".join(lines)

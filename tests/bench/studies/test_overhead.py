@@ -96,7 +96,7 @@ def test_a_row_says_what_is_added_and_how_many_times_as_long_it_takes() -> None:
     first = Overhead("all_reduce", 280.0, 854.0, 1054.0)
     second = Overhead(MESSAGES[1], 12345.0, 1234567.0, 1234568.0)
     assert (first.added_ns, first.ratio, first.recorder_ns) == (574.0, pytest.approx(3.05), 200.0)
-    title, columns, units, *lines = overhead.table([first, second], 1).splitlines()
+    title, columns, units, *lines, watchdog = overhead.table([first, second], 1, 25e-6).splitlines()
     assert title == "what hpccomm adds to mpi4py's own call: 1 rank, 8 bytes, minimum of the repetitions"
     assert columns.split() == ["operation", "mpi4py", "hpccomm", "added", "ratio", "recorder", "adds"]
     assert units.split() == ["(ns)"] * 4
@@ -105,4 +105,9 @@ def test_a_row_says_what_is_added_and_how_many_times_as_long_it_takes() -> None:
         ["12345", "1234567", "1222222", "100.01", "1"],
     ]
     assert len({len(line) for line in [columns, *lines]}) == 1
-    assert "2 ranks, 8 bytes, median" in overhead.table([second], 2)
+    assert watchdog == "the watchdog looks once in 1 s, for 25 us: 0.0025 % of the time, 0.021 ns of each all_reduce"
+    assert "2 ranks, 8 bytes, median" in overhead.table([second], 2, 25e-6)
+
+
+def test_a_look_of_the_watchdog_is_timed(process_group: hc.ProcessGroup) -> None:
+    assert 0 < overhead.watchdog_look(3) < 60
