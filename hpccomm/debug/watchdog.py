@@ -60,6 +60,7 @@ class Watchdog:
         os.set_blocking(self._wake, False)  # it is written to by a signal handler
         self._terminated, self._terminate = os.pipe()
         os.set_blocking(self._terminate, False)
+        self._is_listening_for_the_end = False
         self._looked_for_questions = time.monotonic()
         self._pid = os.getpid()
         self._timeout_of_init = DEFAULT_TIMEOUT.total_seconds()
@@ -73,12 +74,21 @@ class Watchdog:
         if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
             faulthandler.register(signal.SIGUSR2, file=self._wake, all_threads=False)
             self.reporter.is_listening = True
+        os.register_at_fork(after_in_child=self._stop_listening)
         self._thread.start()
+
+    def _stop_listening(self) -> None:
+        """Give the signals back, in a forked process: nobody is there to read what their handlers write."""
+        if self.reporter.is_listening:
+            faulthandler.unregister(signal.SIGUSR2)
+        if self._is_listening_for_the_end:
+            faulthandler.unregister(signal.SIGTERM)
 
     def listen_for_the_end(self) -> None:
         """Begin to listen to SIGTERM, if nobody else does: launchers end the others by it when one rank has died."""
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             faulthandler.register(signal.SIGTERM, file=self._terminate, all_threads=False)
+            self._is_listening_for_the_end = True
 
     def _run(self) -> None:
         while True:
