@@ -44,7 +44,8 @@ class AbortOnException:
         try:
             self._previous(kind, error, trace)
         except Exception:  # a broken hook of the program's must not keep the job from ending
-            traceback.print_exception(kind, error, trace)
+            with contextlib.suppress(Exception):  # nor must a closed stderr
+                traceback.print_exception(kind, error, trace)
         if os.getpid() != self._pid:
             return
         from mpi4py import MPI
@@ -52,7 +53,8 @@ class AbortOnException:
         if self.at_the_end is not None:
             with contextlib.suppress(Exception):
                 self.at_the_end(f"{kind.__name__}: {error}")
-        print(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job", file=sys.stderr)
+        with contextlib.suppress(Exception):
+            print(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job", file=sys.stderr)
         let_launcher_read()
         take_names_away(MAPPED_LATER)
         MPI.COMM_WORLD.Abort(1)
