@@ -123,7 +123,8 @@ class GradientBuckets:
         missing.remove(index)
         while len(self._works) < len(self.buckets) and not self._missing[len(self._works)]:
             flat = self.buckets[len(self._works)]
-            sent = flat if self._compression is None else flat.astype(self._compression)
+            with np.errstate(all="ignore"):  # what is too large becomes inf, as in a sum of this dtype
+                sent = flat if self._compression is None else flat.astype(self._compression)
             self._works.append((all_reduce(sent, self._op, self._group, async_op=True), sent))
 
     def wait(self) -> None:

@@ -62,6 +62,7 @@ class Watchdog:
         os.set_blocking(self._wake, False)  # it is written to by a signal handler
         self._terminated, self._terminate = os.pipe()
         os.set_blocking(self._terminate, False)
+        self._is_listening_for_the_end = False
         self._looked_for_questions = time.monotonic()
         self._pid = os.getpid()
         self._timeout_of_init = DEFAULT_TIMEOUT.total_seconds()
@@ -80,12 +81,22 @@ class Watchdog:
         if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
             faulthandler.register(signal.SIGUSR2, file=self._wake, all_threads=False)
             self.reporter.is_listening = True
+        os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_through, after_in_child=self._let_go)
         self._thread.start()
+
+    def _let_go(self) -> None:
+        """Give the signals back, in a forked process: what their handlers write would be taken for the rank's."""
+        if self.reporter.is_listening:
+            faulthandler.unregister(signal.SIGUSR2)
+        if self._is_listening_for_the_end:
+            faulthandler.unregister(signal.SIGTERM)
+        _let_signals_through()
 
     def listen_for_the_end(self) -> None:
         """Begin to listen to SIGTERM, if nobody else does: launchers end the others by it when one rank has died."""
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             faulthandler.register(signal.SIGTERM, file=self._terminate, all_threads=False)
+            self._is_listening_for_the_end = True
 
     def _run(self) -> None:
         while True:
@@ -255,6 +266,17 @@ class Watchdog:
         take_names_away(MAPPED_LATER)
         faulthandler.unregister(signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+_held: list[set[Any]] = []  # the signals that were blocked before each fork
+
+
+def _hold_signals() -> None:
+    _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2)))
+
+
+def _let_signals_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
 
 
 def _is_polled(sighting: _Sighting, now: float) -> bool:

@@ -14,8 +14,10 @@ each share is computed once, in rank order, so all ranks get the same bits.
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
+import tempfile
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -118,6 +120,7 @@ class SharedArrays:
         self._comm = comm
         self._tuning = tuning
         self._node: Any = None
+        self._notebook: Any = None
         self._made: list[Window] = []
         self.windows: dict[int, Window] = {}  # by the id of this rank's part, which they keep alive
 
@@ -126,10 +129,12 @@ class SharedArrays:
     def empty_shared(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Make an array in a new window; every rank of the group calls it."""
         if self._node is None:
-            self._open()
+            self._node = private(self._comm.Split_type(MPI.COMM_TYPE_SHARED), self._comm)
         nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
         self._agree(shape, dtype, nbytes)
         try:
+            if self._notebook is None:
+                self._open()
             window = Window(self._node, nbytes)
         except MPI.Exception as error:
             raise as_backend_error("empty_shared", error, self._comm) from error
@@ -139,8 +144,7 @@ class SharedArrays:
         return np.ndarray(shape, dtype, part)
 
     def _open(self) -> None:
-        """Find the ranks of this node, and make the memory in which they write down what they call."""
-        self._node = private(self._comm.Split_type(MPI.COMM_TYPE_SHARED), self._comm)
+        """Make the memory in which the ranks of this node write down what they call."""
         self._node_ranks = self._node.allgather(self._comm.rank)  # the group ranks on this node
         self._is_on_one_node = 1 < self._comm.size == self._node.size
         # two notes for each rank, used in turn: a fast rank may write the next while a slow one still reads the last
@@ -151,19 +155,20 @@ class SharedArrays:
 
     def _agree(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> None:
         """Raise on every rank if the ranks want different arrays, or more memory than there is on a node."""
-        needed, free = self._node.size * nbytes, free_bytes() if self._node.size > 1 else None
-        wishes = self._comm.allgather((shape, dtype, needed, free))
+        needed = self._node.size * nbytes
+        refusal = why_no_room(needed) if self._node.size > 1 else ""
+        wishes = self._comm.allgather((shape, dtype, needed, refusal))
         for rank, wish in enumerate(wishes):
             if wish[:2] != wishes[0][:2]:
                 raise ValueError(
                     f"empty_shared: rank {rank} of the group asks for shape {wish[0]} and dtype {wish[1]}, but rank 0 "
                     f"for {wishes[0][0]} and {wishes[0][1]}; all ranks must ask for the same{here()}"
                 )
-        for _, _, needed, free in wishes:
-            if free is not None and needed > free:  # the first store beyond would end the process with SIGBUS
+        for _, _, needed, refusal in wishes:
+            if refusal:
                 raise MemoryError(
-                    f"empty_shared: the ranks of a node need {needed} bytes in {SHM_DIRECTORY}, where {free} are free; "
-                    f"ask for less, or enlarge it (docker run --shm-size=..., mount -o remount,size=...){here()}"
+                    f"empty_shared: the ranks of a node need {needed} bytes in {SHM_DIRECTORY}, {refusal}; ask for "
+                    f"less, or enlarge it (docker run --shm-size=..., mount -o remount,size=...){here()}"
                 )
 
     def fence(self, array: Any) -> None:
@@ -190,9 +195,10 @@ class SharedArrays:
         if self._node is None:
             return
         self.windows.clear()
-        self._notes.clear()
+        self._notes = []
         for window in (*self._made, self._notebook):
-            window.free()
+            if window is not None:  # there was no room
+                window.free()
         release(self._node)
 
     def _window_of(self, operation: str, array: Any) -> Window:
@@ -348,6 +354,26 @@ def _reduced(chunks: list[Any], op: ReduceOp, into: Any) -> Any:
 def address_of(array: Any) -> int:
     """Return where the memory of `array` begins."""
     return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
+
+
+def why_no_room(nbytes: int) -> str:
+    """Return why there can't be windows of `nbytes`, of all ranks of the node together; "" if there can.
+
+    The ranks have to know beforehand: Open MPI tells only the rank that can't make the file, and the others wait for
+    ever. And where the file is larger than what is free, the first store beyond would end the process with SIGBUS.
+    """
+    free = free_bytes()
+    if free is None:
+        return ""
+    if nbytes > free:
+        return f"where {free} are free"
+    try:
+        with tempfile.TemporaryFile(dir=SHM_DIRECTORY) as file:
+            file.truncate(max(nbytes, PAGE_BYTES))
+            mmap.mmap(file.fileno(), max(nbytes, PAGE_BYTES)).close()
+    except OSError as error:  # a limit of the process, a quota, a mount that may not be written to
+        return f"where this process can't have them ({error.strerror})"
+    return ""
 
 
 def free_bytes() -> int | None:

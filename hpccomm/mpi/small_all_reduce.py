@@ -31,7 +31,7 @@ from ..core.work import both
 from ..process.mpi_library import private, release
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC
-from .shared_memory import UFUNCS, Window, free_bytes
+from .shared_memory import UFUNCS, Window, free_bytes, why_no_room
 
 LINE_BYTES = 64  # what slots and flags are aligned to: a cache line
 FIRST_WINDOW_BYTES = 64 << 10  # each further window is twice as large
@@ -180,8 +180,11 @@ class SmallAllReduces:
     def _has_another_window(self, needed: int) -> bool:
         """Make another window, if there is memory for it; the answer is the same on all ranks."""
         size = max(needed, FIRST_WINDOW_BYTES << len(self._windows))
-        free = free_bytes()  # the first store beyond what there is would end the process with SIGBUS
-        if not self._node.bcast(size <= LARGEST_WINDOW_BYTES and (free is None or 2 * size <= free)):
+        free = free_bytes()  # which others need too
+        has_room = size <= LARGEST_WINDOW_BYTES and (free is None or 2 * size <= free) and not why_no_room(size)
+        on_all = np.array(has_room, np.intc)
+        self._node.Allreduce(MPI.IN_PLACE, on_all, MPI.MIN)
+        if not on_all:
             return False
         self._windows.append(Window(self._node, size if self._node.rank == 0 else 0))
         if self._node.rank == 0:

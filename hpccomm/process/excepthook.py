@@ -25,13 +25,14 @@ class AbortOnException:
 
     def __init__(self) -> None:
         self._previous: Any = None
+        self._pid = os.getpid()
         self.at_the_end: Callable[[str], object] | None = None  # is told what has happened
 
     def install(self, size: int) -> None:
         """Take the place of sys.excepthook, where there are other ranks and nobody is typing."""
         interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
         if size > 1 and not interactive and os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") != "0":
-            self._previous, sys.excepthook = sys.excepthook, self
+            self._previous, sys.excepthook, self._pid = sys.excepthook, self, os.getpid()
 
     def remove(self) -> None:
         """Put the previous hook back."""
@@ -39,17 +40,21 @@ class AbortOnException:
             sys.excepthook = self._previous
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Print as the previous hook does, then end every rank."""
+        """Print as the previous hook does, then end every rank; a forked process only prints."""
         try:
             self._previous(kind, error, trace)
         except Exception:  # a broken hook of the program's must not keep the job from ending
-            traceback.print_exception(kind, error, trace)
+            with contextlib.suppress(Exception):  # nor must a closed stderr
+                traceback.print_exception(kind, error, trace)
+        if os.getpid() != self._pid:
+            return
         from mpi4py import MPI
 
         if self.at_the_end is not None:
             with contextlib.suppress(Exception):
                 self.at_the_end(f"{kind.__name__}: {error}")
-        print(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job", file=sys.stderr)
+        with contextlib.suppress(Exception):
+            print(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job", file=sys.stderr)
         let_launcher_read()
         take_names_away(MAPPED_LATER)
         MPI.COMM_WORLD.Abort(1)

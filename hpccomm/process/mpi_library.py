@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError
-from . import failures
+from . import failures, forked
 from .shared_files import MAPPED_AT_INIT, take_names_away
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def load() -> Any:
         atexit.register(lambda: None if MPI.Is_finalized() else MPI.Finalize())
     if MPI.Is_finalized():
         raise DistBackendError("MPI has been finalised; a process can't start it again")
+    forked.spare_mpi()
     return MPI
 
 

@@ -132,7 +132,7 @@ class Case:
     said : str
         A regular expression that stderr has to match (dots match newlines).
     status : str
-        ``"error"``: not 0, and not ended by the deadline; ``"ok"``: 0.
+        ``"error"``: not 0, and not ended by the deadline; ``"ok"``: 0; ``"any"``: one of the two.
     lost : str
         What is lost.
     """
@@ -145,6 +145,7 @@ class Case:
     status: str = "error"
     lost: str = "the job; no result is wrong"
     ranks: int = 3
+    is_slow: bool = False
     env: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -166,11 +167,8 @@ def cases() -> Iterator[Case]:
             if place == "init":  # of a rank that has not called it, only that is known
                 expected = late if "{late}" in said else said.partition(".*hpccomm")[0].replace("hpccomm: ", "")
                 expected = expected.replace(" on rank 1 ends the job", "")
-            elif place == "destroy" and fault in (
-                "early return",
-                "sys.exit(3)",
-            ):  # the end of a program waits, as destroy
-                expected, status = "", "ok" if fault == "early return" else "error"
+            elif place == "destroy" and fault in AS_DESTROY:  # the end of a program waits, as destroy
+                expected, status = expected.partition(".*rank")[0].replace(late, ""), AS_DESTROY[fault]
             yield Case(fault, f"in {place}", body, expected, code, status)
     for what, (one, others, said) in DISAGREEMENTS.items():
         body = f"""\

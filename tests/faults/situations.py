@@ -1,0 +1,299 @@
+"""Situations: what surrounds a program, or what it does with its own process; each is a case of the fault suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .cases import TIMEOUT, Case
+
+NOTHING = "nothing"
+ENDS = r"{name}.*hpccomm: {name} on rank 1 ends the job"
+CHECK = """
+x = np.ones(10)
+hc.all_reduce(x)
+assert x[0] == world.size
+"""  # that the job goes on
+
+# Processes of its own. What they do to MPI at their end would be the end of the job, or of its destroy.
+FORK = """\
+world = hc.init_process_group()
+hc.all_reduce(np.ones(10))
+pid = os.fork()
+if pid == 0:
+    {child}
+assert os.waitpid(pid, 0)[1] == {status}
+"""
+CHILDREN = {
+    "it ends by sys.exit(3)": ("sys.exit(3)", "3 << 8", ""),
+    "it ends by os._exit(3)": ("os._exit(3)", "3 << 8", ""),
+    "it returns from the program": ("return", "0", ""),
+    "an exception in it": ("1 / 0", "1 << 8", "ZeroDivisionError"),
+}
+PROCESSES = {
+    "os.fork, and it is ended by SIGTERM": (
+        """\
+        world = hc.init_process_group()
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitpid(pid, 0)[1] == signal.SIGTERM
+        """,
+        "",
+    ),
+    "multiprocessing, fork": (
+        """\
+        import multiprocessing
+        world = hc.init_process_group()
+        fork = multiprocessing.get_context("fork")
+        with fork.Pool(2) as pool:
+            assert pool.map(abs, [-1, -2]) == [1, 2]
+        child = fork.Process(target=divmod, args=(1, 0))
+        child.start()
+        child.join()
+        assert child.exitcode == 1
+        """,
+        "ZeroDivisionError",
+    ),
+    "subprocess.run": (
+        """\
+        import subprocess
+        world = hc.init_process_group()
+        assert subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3
+        """,
+        "",
+    ),
+}
+
+# Memory. A limit of the process is what can be had without being root; a full file system looks the same to it.
+OUT_OF_MEMORY = """\
+import resource
+world = hc.init_process_group()
+x = np.ones((4000, 4000))[::2, ::2]
+hc.all_reduce(np.ones(10))
+if r == 1:
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), resource.RLIM_INFINITY))
+hc.all_reduce(x)
+"""
+NO_SHARED_MEMORY = """\
+import resource
+world = hc.init_process_group()
+hc.all_reduce(np.ones(10))
+if r in {ranks}:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+{then}
+x = np.ones(10)
+hc.all_reduce(x)
+assert x[0] == world.size
+world.destroy()
+"""
+SHARED_MEMORY = {
+    "a persistent all_reduce": """\
+x = np.ones(10)
+with hc.all_reduce_init(x) as reduction:
+    reduction.start()
+    reduction.wait()
+assert x[0] == world.size""",
+    "a large all_reduce": """\
+x = np.ones(2 << 20)
+hc.all_reduce(x)
+assert (x == world.size).all()""",
+    "empty_shared": """\
+try:
+    hc.empty_shared(1000)
+except MemoryError as error:
+    print(f"MemoryError: {error}", file=sys.stderr)
+else:
+    raise AssertionError("this rank has an array")""",
+}
+
+THREADS = """\
+world = hc.init_process_group()
+groups = [{group} for _ in range(2)]
+turns = [threading.Semaphore(1), threading.Semaphore(0)]
+wrong = []
+
+def work(me):
+    for turn in range(100):
+        x = np.full({size}, me + 1.0)
+        {take}
+        hc.all_reduce(x, group=groups[me])
+        {give}
+        if x[0] != (me + 1) * world.size:
+            wrong.append((me, turn, x[0]))
+
+threads = [threading.Thread(target=work, args=(me,), daemon=True) for me in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not wrong, f"{{len(wrong)}} of 200 sums are wrong"
+"""
+
+IN_FLIGHT = """\
+world = hc.init_process_group()
+group = hc.new_group()
+arrays = [np.ones(n) for n in (10, 300_000, 10, 5_000_000)]
+works = [hc.all_reduce(x, group=group, async_op=True) for x in arrays]
+"""
+
+HALVES = """\
+world = hc.init_process_group()
+n = world.size
+def large(shape): return np.full(shape, 60_000, np.float16)
+for size in (10, 1_000_000):
+    x = large(size); hc.all_reduce(x); assert np.isinf(x).all()
+    x = large(size); hc.all_reduce(x, async_op=True).wait(); assert np.isinf(x).all()
+    x = large(size); hc.all_reduce(x, hc.ReduceOp.PREMUL_SUM(2)); assert np.isinf(x).all()
+    x = large(size); hc.reduce(x, 0); assert np.isinf(x).all() == (r == 0)
+    x = np.empty(size, np.float16); hc.reduce_scatter_single(x, large(n * size)); assert np.isinf(x).all()
+    x = hc.empty_shared(size, np.float16); x[:] = 60_000; hc.all_reduce(x); assert np.isinf(x).all()
+x = large(10)
+with hc.all_reduce_init(x) as reduction:
+    reduction.start(); reduction.wait()
+assert np.isinf(x).all()
+x = large(10)
+with hc.coalescing():
+    hc.all_reduce(x)
+assert np.isinf(x).all()
+buckets = hc.GradientBuckets([np.full(5, 1e30, np.float32)], compression=np.float16)
+buckets.ready(0)
+buckets.wait()
+assert np.isinf(buckets.arrays[0]).all()
+"""
+
+INTERRUPTED = """\
+world = hc.init_process_group()
+hc.all_reduce(np.ones(10))
+if r == 1: threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+if r == 0: time.sleep({late})
+hc.all_reduce(np.ones(10))
+hc.all_reduce(np.ones(10))
+"""
+MPIEXEC_INTERRUPTED = """\
+world = hc.init_process_group()
+hc.all_reduce(np.ones(10))
+def parent(pid): return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+def is_timeout(pid): return open(f"/proc/{pid}/comm").read().strip() == "timeout"
+if r == 1:
+    pid = os.getpid()
+    while not is_timeout(parent(pid)):
+        pid = parent(pid)
+    os.kill(pid, signal.SIGINT)
+    time.sleep(600)
+hc.all_reduce(np.ones(10))
+"""
+
+MANY = """\
+def used():
+    return int(open("/proc/self/statm").read().split()[1]) * 4 / 1024, len(os.listdir("/proc/self/fd"))
+world = hc.init_process_group()
+x = np.zeros(4)
+for turn in range({times}):
+    if turn == {times} // 10:
+        mib, files = used()
+    {step}
+assert used()[0] < mib + 2, (mib, used())
+assert used()[1] == files
+assert len(world._in_flight) == len(world._children) == 0
+"""
+GROUPS = """
+    group = hc.new_group()
+    x[:] = turn
+    hc.all_reduce(x, group=group)
+    assert x[0] == turn * world.size
+    hc.destroy_process_group(group)"""
+OPERATIONS = """
+    x[:] = turn & 7
+    if turn % 5:
+        hc.all_reduce(x)
+    else:
+        hc.all_reduce(x, async_op=True).wait()
+    assert x[3] == (turn & 7) * world.size"""
+
+
+def situations() -> Iterator[Case]:
+    """Return every case."""
+
+    def ok(fault: str, place: str, body: str, said: str = "", lost: str = NOTHING, **options: object) -> Case:
+        return Case(fault, place, body, said, status="ok", lost=lost, **options)  # type: ignore[arg-type]
+
+    for what, (child, status, said) in CHILDREN.items():
+        yield ok("another process", f"os.fork, {what}", FORK.format(child=child, status=status) + CHECK, said)
+    for what, (body, said) in PROCESSES.items():
+        yield ok("another process", what, f"{body}{CHECK.replace(chr(10), chr(10) + ' ' * 8)}", said)
+
+    yield Case("out of memory", "in the copy of a strided array", OUT_OF_MEMORY, ENDS.format(name="MemoryError"))
+    for ranks, on in (("(0, 1, 2)", "on all ranks"), ("(0,)", "on rank 0"), ("(1,)", "on rank 1")):
+        for place, then in SHARED_MEMORY.items():
+            said = "MemoryError.*MemoryError.*MemoryError" if place == "empty_shared" else ""
+            body = NO_SHARED_MEMORY.format(ranks=ranks, then=then)
+            yield ok(f"no room in /dev/shm, {on}", f"in {place}", body, said)
+
+    alone = {"take": "pass", "give": "pass", "size": "5"}
+    yield ok("two threads", "each with a group", THREADS.format(group="hc.new_group()", **alone))
+    turns = {"take": "turns[me].acquire()", "give": "turns[1 - me].release()", "size": "5 + 95 * me"}
+    yield ok("two threads", "of one group, in turns", THREADS.format(group="world", **turns))
+    racing = THREADS.format(group="world", take="pass", give="pass", size="5 + 95 * me")
+    lost = "sums may be wrong without a word: MPI wants one order of collectives on all ranks"
+    yield Case("two threads", "of one group, in any order", racing, "", status="any", lost=lost)
+
+    yield ok(
+        "destroy with work in flight",
+        "",
+        f"{IN_FLIGHT}group.destroy()\nassert all((x == world.size).all() for x in arrays)\n"
+        f"assert all(work.is_success() for work in works){CHECK}",
+    )
+    receive = "work = hc.irecv(np.ones(3), src=(r + 1) % 3, group=group)\ngroup.destroy()"
+    yield Case(
+        "destroy with a receive in flight",
+        "",
+        f"world = hc.init_process_group()\ngroup = hc.new_group(timeout=1)\n{receive}",
+        r"DistTimeoutError: destroy of .* recv #1: not done.*on rank \d ends the job",
+    )
+    yield ok("the end without destroy", "", f"world = hc.init_process_group(){CHECK}")
+    yield ok("the end without destroy", "work in flight", IN_FLIGHT, lost="results that nobody waited for")
+
+    yield ok("-W error, float16 overflows", "", HALVES, env={"PYTHONWARNINGS": "error"})
+    for how, code in (("sys.stderr", "sys.stderr.close()"), ("descriptor 2", "os.close(2)")):
+        body = f"world = hc.init_process_group()\nhc.all_reduce(np.ones(10))\n{code}\n"
+        fault = "exception, and stderr is closed"
+        yield Case(fault, how, f"{body}if r == 1: 1 / 0\nhc.all_reduce(np.ones(10))", "", lost="the job and its words")
+        fault = "sleeps for ever, and stderr is closed"
+        yield Case(fault, how, f"{body}if r == 1: time.sleep(600)\nhc.all_reduce(np.ones(10))", "", lost="the same")
+
+    yield Case(
+        "exception",
+        "in a coalescing() block",
+        "world = hc.init_process_group()\nwith hc.coalescing():\n    hc.all_reduce(np.ones(10))\n    if r == 1: 1 / 0",
+        ENDS.format(name="ZeroDivisionError"),
+    )
+    yield Case(
+        "exception",
+        "between two GradientBuckets",
+        """\
+        world = hc.init_process_group()
+        buckets = hc.GradientBuckets([np.ones(100), np.ones(100)], bucket_bytes=800)
+        buckets.ready(1)
+        if r == 1: 1 / 0
+        buckets.ready(0)
+        buckets.wait()
+        """,
+        ENDS.format(name="ZeroDivisionError"),
+    )
+
+    late = r"rank 0 never reached all_reduce #2 of 'world'.* it is in the program at .*program\.py:\d+"
+    yield Case("SIGINT to a rank", "in a collective that never ends", INTERRUPTED.format(late=600), late)
+    yield Case(
+        "SIGINT to a rank",
+        "in a collective that ends later",
+        INTERRUPTED.format(late=TIMEOUT / 2),
+        ENDS.format(name="KeyboardInterrupt"),
+    )
+    yield Case("SIGINT to mpiexec (Ctrl-C)", "in a collective", MPIEXEC_INTERRUPTED, "")
+
+    yield ok("10,000 groups made and destroyed", "", MANY.format(times=10_000, step=GROUPS), ranks=2)
+    for times in (100_000, 1_000_000):
+        body = MANY.format(times=times, step=OPERATIONS)
+        yield ok(f"{times:,} operations", "", body, ranks=2, is_slow=times > 100_000)
