@@ -161,11 +161,13 @@ def test_errors_of_nccl_name_the_operation(machine: Any) -> None:
         hc.all_reduce(array)
         machine.failures.append(NCCLError("ncclInvalidArgument (4): a bad pointer"))
         with pytest.raises(
-            hc.DistBackendError, match=r"broadcast: NCCL reports ncclInvalidArgument \(4\): a bad point"
+            hc.DistBackendError, match=r"broadcast #2 of 'world': NCCL reports ncclInvalidArgument \(4\): a bad point"
         ):
             hc.broadcast(array, 0)
         machine.failures.append(NCCLError("ncclInternalError (3)"))
-        with pytest.raises(hc.DistBackendError, match="all_reduce_coalesced: NCCL reports ncclInternalError"):
+        with pytest.raises(
+            hc.DistBackendError, match="all_reduce_coalesced #3 of 'world': NCCL reports ncclInternalError"
+        ):
             hc.all_reduce_coalesced([array, array])
         assert machine.depth == 0  # the group was closed
         machine.grouped.clear()
