@@ -39,7 +39,7 @@ docs: $(VENV)/.docs ## build the documentation in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 clean: ## remove the virtual environments and everything built
-	rm -rf .venv .venv-* build dist *.egg-info docs/_build .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf .venv .venv-* hpccomm-debug-* build dist *.egg-info docs/_build .pytest_cache .mypy_cache .ruff_cache .coverage*
 
 # One stamp per set of extras: what is installed is installed again only when setup.cfg changes.
 $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%: setup.cfg pyproject.toml

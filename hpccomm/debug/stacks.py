@@ -28,6 +28,7 @@ DOOR = ProcessGroup._run.__code__
 METHODS: dict[CodeType, str] = {
     getattr(Operations, name).__code__: name for name in OPERATIONS if name in vars(Operations)
 }
+ABOUT_TO_RAISE: set[CodeType] = set()  # functions that are called when a wait has been too long
 WAITS = ("wait", "is_completed", "synchronize")  # of a Work, whichever class it is
 
 
@@ -68,9 +69,10 @@ def operations(without: int = 0) -> Iterator[Doing]:
 
 def _operation(thread: int, innermost: FrameType) -> Doing | None:
     """Return what a thread is in: the outermost frame that tells of something, but the door before its method."""
-    found: Doing | None = None
+    found, raises = None, False
     for frame in _outwards(innermost):
         code = frame.f_code
+        raises = raises or code in ABOUT_TO_RAISE
         if code is DOOR:
             found = _at_the_door(thread, frame)
         elif code in METHODS and (found is None or found.record.name != METHODS[code]):
@@ -79,7 +81,7 @@ def _operation(thread: int, innermost: FrameType) -> Doing | None:
             found = _in_a_wait(frame) or found
         elif code in WATCHED:
             found = _in_another_function(thread, frame, WATCHED[code])
-    return found
+    return found._replace(can_raise=True) if found is not None and raises else found
 
 
 def _at_the_door(thread: int, frame: FrameType) -> Doing:

@@ -333,6 +333,9 @@ def explain() -> str:
         return ""
 
 
+stacks.ABOUT_TO_RAISE.add(explain.__code__)
+
+
 def reporter() -> Reporter | None:
     """Return the reporter of this process."""
     return None if _watchdog is None else _watchdog.reporter
