@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 RUN := tools/run-mpi $(BIN)
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 	@echo "  MPI=mpich|openmpi chooses the MPI, CUDA=12|13 that of test-gpu, RANKS=\"1 2 3 4\" the numbers of ranks, ARGS=... goes to pytest or the demo"
 
 demo: $(VENV)/.cli ## train a network on handwritten digits on four ranks
@@ -19,6 +19,9 @@ demo: $(VENV)/.cli ## train a network on handwritten digits on four ranks
 
 test: $(VENV)/.test ## run the tests on 1, 2, 3 and 4 ranks
 	tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
+
+test-faults: $(VENV)/.test ## run what may go wrong: one job for each fault (tools/write-reliability: both MPIs, into docs/reliability.md)
+	tools/run-mpi $(BIN) 1 $(BIN)/python -m mpi4py -m pytest --with-mpi tests/faults/test_faults.py $(ARGS)
 
 test-gpu: .venv-gpu/.cuda$(CUDA) ## run the tests of GPU arrays on this machine's GPUs, measure, write docs/gpu-results.md
 	.venv-gpu/bin/python tools/test-gpu
@@ -52,5 +55,5 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),test-common,cuda$(CUDA)]'
 	touch $@
 
-.PHONY: help demo test test-gpu coverage lint bench docs clean
+.PHONY: help demo test test-faults test-gpu coverage lint bench docs clean
 .DEFAULT_GOAL := help

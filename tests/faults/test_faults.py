@@ -125,6 +125,12 @@ def test_what_the_user_sees(name: str, outcomes: dict[str, Future[Outcome]], req
     _note(request.config, case, outcome)
 
 
+def test_every_case_has_a_row_in_the_documentation() -> None:
+    lines = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8").splitlines()
+    rows = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in lines if line.startswith("| ")]
+    assert rows[1:] == [(case.fault, case.place) for case in CASES.values()], "tools/write-reliability writes it"
+
+
 def _note(config: pytest.Config, case: Case, outcome: Outcome) -> None:
     """Keep a row for docs/reliability.md, where the run was asked to."""
     file = config.getoption("--reliability")
@@ -141,5 +147,5 @@ def seen(outcome: Outcome) -> str:
     verdict = [line.removeprefix("hpccomm: ") for line in lines if re.match(VERDICT, line)]
     errors = [line for line in lines if re.match(r"(\w+Error|KeyboardInterrupt)\b", line)]
     launcher = [line for line in lines if re.search(r"EXIT STRING|EXIT CODE|signal \d|Exit code", line)]
-    chosen = errors[:1] + verdict[:1] or launcher[-1:]
+    chosen = errors[:1] + verdict[:1] or (launcher[-1:] if outcome.status else [])
     return "; ".join(re.sub(r"(/\S+/)?program\.py", "program.py", line) for line in chosen)
