@@ -183,6 +183,21 @@ def test_debug_pid_asks_and_the_job_goes_on(tmp_path: Path) -> None:
         in shown.stdout
     )
     assert "program.py:14 in <module>" in shown.stdout  # of --stacks
+    (tmp_path / "reports").rename(tmp_path / "before")
+    tools = tmp_path / "tools"  # Slurm's, of which each does what is needed here
+    tools.mkdir()
+    for name, text in {
+        "scontrol": f"echo JobId=77 WorkDir={tmp_path}",
+        "scancel": f'echo "$@" > {tools}/said; kill -USR2 {pid}',
+    }.items():
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+    (tmp_path / "hpccomm-debug-77").symlink_to(tmp_path / "reports")
+    environment = {**clean_environment(), "PATH": f"{tools}:{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "hpccomm", "debug", "--job", "77"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert (tools / "said").read_text() == "--signal=USR2 77\n"
+    assert (shown.returncode, "3 of 3 ranks" in shown.stdout) == (1, True), shown.stderr
     finish(job, tmp_path)
     again = subprocess.run(
         [sys.executable, "-m", "hpccomm", "debug", tmp_path / "reports", "--json"],
@@ -379,3 +394,26 @@ def test_info_says_which_groups_there_are(tmp_path: Path) -> None:
     assert stderr.splitlines()[0].startswith("hpccomm: made 'world': ranks 0, 1 on 1 node, ")
     assert stderr.splitlines()[1].endswith("timeout 60 s, then abort")
     assert stderr.count("made 'mine'") == 1
+
+
+def test_a_gpu_is_asked_whether_it_is_busy(process_group: hc.ProcessGroup, tmp_path: Path) -> None:
+    class OnTheGPU(hc.Work):
+        _event = 1  # what the watchdog knows such a Work by: any thread may ask, and MPI is not called
+
+        def poll(self) -> bool:
+            return self.is_done
+
+        is_done = False
+
+    work = OnTheGPU()
+    process_group._track("all_reduce", np.ones(3), work, True)
+    watchdog = Watchdog(Reporter(0, 1, tmp_path))
+    try:
+        (doing,) = watchdog._in_flight()
+        assert (doing.record.name, doing.record.nbytes, doing.work()) == ("all_reduce", 24, work)
+        work.is_done = True
+        assert watchdog._in_flight() == []
+    finally:
+        work.is_done = True
+        work.wait()
+        watchdog.close()
