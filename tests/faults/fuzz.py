@@ -3,7 +3,7 @@
     mpiexec -n 4 python tests/faults/fuzz.py --seed 7 --operations 200
 
 From the seed all ranks draw the same program, which is legal: every member of a group makes the same calls in the same
-order, and each message has its other end. What a rank contributes, and what NumPy makes of it, follow from the seed too.
+order, and each message has its other end. What a rank contributes, and what NumPy makes of it, follow from it too.
 On a difference it prints how to run the same again.
 """
 
