@@ -100,12 +100,14 @@ def new_group(
             _split_backends(world, config, None)
         return NonMember(members, name, config)
     if created is None:
+        from .process.tags import NEW_GROUP  # which asks MPI
+
         # MPI_Comm_create_group is collective over the members only (MPI-4.1 §7.4.2): the others go on at once.
         parent: Any = world.comm
         everyone = parent.Get_group()
         chosen = everyone.Incl(members)
         with failures.told("new_group", world.comm):
-            created = parent.Create_group(chosen)
+            created = parent.Create_group(chosen, NEW_GROUP)
         chosen.Free()
         everyone.Free()
     group = _child(world, created, members, config, limits, name, group_desc)

@@ -313,3 +313,24 @@ def test_destroy_tells_of_ranks_that_do_not_come(monkeypatch: pytest.MonkeyPatch
         monkeypatch.undo()
         group.destroy()  # the next try goes on where the first has ended
         assert group.is_destroyed
+
+
+@several
+@pytest.mark.parametrize("how", ["a new group", "the communication thread"])
+def test_what_makes_a_communicator_takes_no_message_of_the_program(how: str) -> None:
+    # Open MPI sends messages of the communicator's own, with the tag of MPI_Comm_create_group
+    with hc.init_process_group(timeout=30) as world:
+        others = [rank for rank in range(SIZE) if rank != RANK]
+        received = {(rank, tag): np.zeros(100) for rank in others for tag in range(4)}
+        receives = [hc.irecv(array, rank, tag=tag) for (rank, tag), array in received.items()]
+        hc.barrier()
+        if how == "a new group":
+            hc.new_group()
+        else:
+            hc.all_reduce(np.ones(world.tuning.thread_bytes // 8), async_op=True).wait()
+        for rank, tag in received:
+            hc.send(np.full(100, 10.0 * RANK + tag), rank, tag=tag)
+        for receive in receives:
+            receive.wait()
+        for (rank, tag), array in received.items():
+            assert (array == 10 * rank + tag).all()

@@ -20,11 +20,10 @@ from mpi4py import MPI
 
 from ..core.backend import Backend
 from ..core.work import Work
-from ..process import failures
+from ..process import failures, tags
 from ..process.mpi_library import private, release
 from .works import as_backend_error
 
-TAG = 1  # of MPI_Comm_create_group, which new_group calls with 0
 LONGEST_GOODBYE = 5.0  # seconds, at the end of a program that has not waited for its operations
 
 
@@ -67,15 +66,14 @@ class CommunicationThread:
         """Make the communicator of the thread, while the group's own is in use.
 
         Not by MPI_Comm_idup: on Open MPI 5.0 it fails or hangs beside other non-blocking collectives of the same
-        communicator. MPI_Comm_create_group is no collective of the communicator: its messages have a tag of their own
-        (MPI-4.1 §7.4.2).
+        communicator. MPI_Comm_create_group is no collective of the communicator: its messages have a tag of their own.
         """
         spare = failures.take_spare(self._comm)
         if spare is not None:
             return spare
         members = self._comm.Get_group()
         try:
-            return private(self._comm.Create_group(members, TAG), self._comm)
+            return private(self._comm.Create_group(members, tags.THREAD), self._comm)
         finally:
             members.Free()
 

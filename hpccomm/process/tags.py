@@ -10,4 +10,8 @@ _upper_bound: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI has it on no
 
 MONITORED_BARRIER: int = _upper_bound
 PAIRWISE: int = _upper_bound - 1
-LARGEST: int = _upper_bound - 2
+# Of MPI_Comm_create_group: its tags have nothing to do with those of messages (MPI-4.1 §7.4.2), but Open MPI 5.0 sends
+# messages with them, which a receive of the program with this tag would take.
+NEW_GROUP: int = _upper_bound - 2
+THREAD: int = _upper_bound - 3
+LARGEST: int = _upper_bound - 4

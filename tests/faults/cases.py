@@ -135,6 +135,8 @@ class Case:
         ``"error"``: not 0, and not ended by the deadline; ``"ok"``: 0; ``"any"``: one of the two.
     lost : str
         What is lost.
+    is_busy, is_slow : bool
+        Whether it computes all the time, so that it has to run alone; and whether that takes long.
     """
 
     fault: str
@@ -145,6 +147,7 @@ class Case:
     status: str = "error"
     lost: str = "the job; no result is wrong"
     ranks: int = 3
+    is_busy: bool = False
     is_slow: bool = False
     env: dict[str, str] = field(default_factory=dict)
 
