@@ -25,7 +25,7 @@ pytestmark = pytest.mark.serial
 
 DEADLINE = 60.0  # seconds; what takes that long has hung
 SLOW_DEADLINE = 600.0
-AT_ONCE = 3  # jobs, which mostly wait
+AT_ONCE = 4  # jobs, which mostly wait
 VERDICT = r"(hpccomm: )?(ranks? [-\d, ]+ (never reached|has not answered|wait for each)|the ranks differ)"
 CASES = {case.name: case for case in (*cases(), *situations())}
 LIBRARY = "Open MPI" if "Open MPI" in MPI.Get_library_version() else "MPICH"
@@ -160,7 +160,7 @@ def seen(outcome: Outcome) -> str:
     """Return the lines of what a user reads that say what has happened."""
     lines = [line.strip(" =") for line in f"{outcome.stderr}\n{outcome.stdout}".splitlines()]
     verdict = [line.removeprefix("hpccomm: ") for line in lines if re.match(VERDICT, line)]
-    errors = [line for line in lines if re.match(r"(\w+Error|KeyboardInterrupt)\b", line)]
+    errors = [line for line in lines if re.match(r"([\w.]+Error|KeyboardInterrupt)\b", line)]
     launcher = [line for line in lines if re.search(r"EXIT STRING|EXIT CODE|signal \d|Exit code", line)]
     chosen = errors[:1] + verdict[:1] or (launcher[-1:] if outcome.status else [])
     return "; ".join(re.sub(r"(/\S+/)?program\.py", "program.py", line) for line in chosen)
