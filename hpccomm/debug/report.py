@@ -213,13 +213,13 @@ class Reporter:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not os.access(self.folder, os.W_OK):
-                raise PermissionError(self.folder)
+                raise PermissionError(f"{self.folder} can't be written to")
         except OSError:
-            elsewhere = Path(tempfile.gettempdir()) / self.folder.name
-            if elsewhere == self.folder:
+            own = Path(tempfile.gettempdir()) / f"{self.folder.name}-{os.getuid()}"
+            own.mkdir(mode=0o700, exist_ok=True)
+            if own.stat().st_uid != os.getuid():  # what is asked in it is obeyed
                 raise
-            self.folder = elsewhere
-            self._make_folder()
+            self.folder = own
 
 
 def dump(reason: str = "asked by the program") -> Path:

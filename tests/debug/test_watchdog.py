@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -351,13 +352,18 @@ def test_the_state_of_a_process() -> None:
     assert process_state(child.pid) == "dead"
 
 
-def test_a_folder_that_can_t_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_can_t_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     reporter = Reporter(0, 1, tmp_path / "file" / "reports")
     file = reporter.write("a test")
-    assert file.parent != tmp_path / "file" / "reports"
+    assert file.parent == tmp_path / f"reports-{os.getuid()}"
+    assert file.parent.stat().st_mode & 0o777 == 0o700  # other users may not ask anything
     assert json.loads(file.read_text())["reason"] == "a test"
-    file.unlink()
+    monkeypatch.setattr(os, "getuid", lambda: file.stat().st_uid + 1)
+    (tmp_path / f"reports-{os.getuid()}").mkdir()  # somebody else's
+    with pytest.raises(NotADirectoryError):
+        Reporter(0, 1, tmp_path / "file" / "reports").write("a test")
 
 
 def test_a_question_from_another_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,4 +422,30 @@ def test_a_gpu_is_asked_whether_it_is_busy(process_group: hc.ProcessGroup, tmp_p
     finally:
         work.is_done = True
         work.wait()
+        watchdog.close()
+
+
+def test_a_warning_after_a_tenth_of_the_time_and_once(
+    process_group: hc.ProcessGroup, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = stacks.describe(process_group, "all_reduce", 7, {"array": np.ones(4)}, where="train.py:91")
+    doing = stacks.Doing(("all_reduce", 7), record, process_group, None, None, False)
+    monkeypatch.setattr(stacks, "operations", lambda without=0: [doing])
+    watchdog = Watchdog(Reporter(3, 4, tmp_path))
+    try:
+        for second in (0, 100, 179, 181, 182):  # of 30 minutes
+            watchdog.look(1000.0 + second)
+            said = capsys.readouterr().err
+            assert ("has been in flight" in said) == (second == 181), second
+            if said:
+                assert said.startswith(
+                    "hpccomm: rank 3: all_reduce #7 of 'world' (32 B float64) at train.py:91 has been in flight for "
+                    "3 min (timeout 30 min); `hpccomm debug --pid "
+                )
+        monkeypatch.setattr(stacks, "operations", lambda without=0: [])
+        watchdog.look(1183.0)
+        monkeypatch.setattr(stacks, "operations", lambda without=0: [doing])
+        watchdog.look(1300.0)  # the same again, after it had ended: from the beginning
+        assert capsys.readouterr().err == ""
+    finally:
         watchdog.close()
