@@ -194,26 +194,25 @@ class Watchdog:
         doing, reporter = sighting.doing, self.reporter
         action = "abort" if doing.group is None else doing.group.on_timeout
         ends = action == "abort" or (action == "raise" and doing.work is None and not doing.can_raise)
-        if not reporter.claim():  # another rank gives the verdict, and ends the job
-            self._wait_for_the_verdict(2 * PATIENCE + FOLDER_PERIOD, until_it_is_there=not ends)
-            if ends:
-                self._end()
-            return
-        found = self.inquire()
-        lines = [
-            f"{doing.record} at {doing.record.where} has not ended within {duration(elapsed)} (rank {reporter.rank})"
-        ]
-        lines += found.lines
-        lines.append(
-            f"the reports of the ranks are in {reporter.folder}; `hpccomm debug {reporter.folder}` shows this again"
-        )
+        what = f"{doing.record} at {doing.record.where} has not ended within {duration(elapsed)} (rank {reporter.rank})"
+        try:
+            if reporter.claim():
+                folder = reporter.folder
+                where = f"the reports of the ranks are in {folder}; `hpccomm debug {folder}` shows this again"
+                self._tell_all([what, *self.inquire().lines, where], action, ends)
+            else:  # another rank gives the verdict, and ends the job
+                self._wait_for_the_verdict(2 * PATIENCE + FOLDER_PERIOD, until_it_is_there=not ends)
+        except OSError as error:
+            self._tell_all([what, f"reports can't be written: {error}"], action, ends)
+        if ends:
+            self._end()
+
+    def _tell_all(self, lines: list[str], action: str, ends: bool) -> None:
         if ends:
             why = "" if action == "abort" else ", because a blocking call of MPI can't be interrupted"
             lines.append(f"the job ends with status {STATUS} (on_timeout={action!r}{why})")
             lines.append("timeout= of the group, or HPCCOMM_TIMEOUT in seconds, allows more time")
         tell("\n".join(f"hpccomm: {line}" for line in lines))
-        if ends:
-            self._end()
 
     def inquire(self) -> Verdict:
         """Ask all ranks what they are doing, write the verdict into the folder, and return it."""

@@ -449,3 +449,27 @@ def test_a_warning_after_a_tenth_of_the_time_and_once(
         assert capsys.readouterr().err == ""
     finally:
         watchdog.close()
+
+
+def test_the_job_ends_also_where_nothing_can_be_written(
+    process_group: hc.ProcessGroup, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> bool:
+        raise OSError(28, "No space left on device")
+
+    record = stacks.describe(process_group, "all_reduce", 7, {"array": np.ones(4)}, where="train.py:91")
+    doing = stacks.Doing(("all_reduce", 7), record, process_group, None, None, False)
+    monkeypatch.setattr(stacks, "operations", lambda without=0: [doing])
+    watchdog = Watchdog(Reporter(3, 4, tmp_path))
+    ended: list[bool] = []
+    monkeypatch.setattr(watchdog, "_end", lambda: ended.append(True))
+    monkeypatch.setattr(watchdog.reporter, "claim", full)
+    try:
+        watchdog.look(0.0)
+        watchdog.look(1801.0)
+        said = capsys.readouterr().err
+        assert "all_reduce #7 of 'world' (32 B float64) at train.py:91 has not ended within 30 min (rank 3)" in said
+        assert "reports can't be written: [Errno 28] No space left on device" in said
+        assert ended == [True]
+    finally:
+        watchdog.close()
