@@ -127,7 +127,7 @@ class Operation:
             value = pending.pop(0)
             if isinstance(value, list | tuple):
                 pending[:0] = value
-            elif hasattr(value, "dtype") and hasattr(value, "size"):
+            elif hasattr(value, "dtype") and hasattr(value, "size") and not isinstance(value, type):  # float64 has them
                 found.append(value)
         return found
 

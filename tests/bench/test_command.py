@@ -139,9 +139,10 @@ def test_overhead_without_a_launcher(tmp_path: Path) -> None:
 def test_overhead_of_messages_on_two_ranks() -> None:
     ended = bench(2, "--overhead")
     assert ended.returncode == 0, ended.stderr
-    title, columns, _, *rows = ended.stdout.splitlines()[2:]
+    title, columns, _, *rows, watchdog = ended.stdout.splitlines()[2:]
+    assert watchdog.startswith("the watchdog looks once in 1 s, for ")
     assert title.endswith(": 2 ranks, 8 bytes, median of the repetitions")
-    assert columns.split() == ["operation", "mpi4py", "hpccomm", "added", "ratio"]
+    assert columns.split() == ["operation", "mpi4py", "hpccomm", "added", "ratio", "recorder", "adds"]
     assert [row.split(":")[0] for row in rows] == ["ping-pong", "halo", "halo"]
 
 
