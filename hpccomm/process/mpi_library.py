@@ -50,6 +50,7 @@ def membership(comm: Any) -> dict[str, Any]:
     mpi = load()
     if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
         raise TypeError(f"comm is {comm!r}; expected an mpi4py intracommunicator")
+    take_names_away(MAPPED_AT_INIT)  # before the first wait: another rank may never come
     comm = private(comm.Dup())
     try:
         failures.keep_spare(comm)
@@ -94,7 +95,6 @@ def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
     mine = MPI.COMM_WORLD.Get_rank(), os.getpid(), _namespace()
     processes = {rank: pid for rank, pid, namespace in node.allgather(mine) if namespace == mine[2]}
     node.Free()
-    take_names_away(MAPPED_AT_INIT)  # all of the node are through MPI_Init
     lowest_of_rank = comm.allgather(lowest)
     numbers = {first: number for number, first in enumerate(sorted(set(lowest_of_rank)))}
     return tuple(numbers[first] for first in lowest_of_rank), processes

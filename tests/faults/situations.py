@@ -261,7 +261,13 @@ def situations() -> Iterator[Case]:
         fault = "exception, and stderr is closed"
         yield Case(fault, how, f"{body}if r == 1: 1 / 0\nhc.all_reduce(np.ones(10))", "", lost="the job and its words")
         fault = "sleeps for ever, and stderr is closed"
-        yield Case(fault, how, f"{body}if r == 1: time.sleep(600)\nhc.all_reduce(np.ones(10))", "", lost="the same")
+        yield Case(
+            fault,
+            how,
+            f"{body}if r == 1: time.sleep(600)\nhc.all_reduce(np.ones(10))",
+            "",
+            lost="the job and its words",
+        )
 
     yield Case(
         "exception",

@@ -55,7 +55,7 @@ def outcomes(
     folder = tmp_path_factory.mktemp("faults")
     with ThreadPoolExecutor(AT_ONCE) as pool, ThreadPoolExecutor(1) as afterwards:
         jobs: dict[str, Future[Outcome]] = {}
-        for name in sorted(wanted, key=lambda name: CASES[name].is_busy):
+        for name in sorted(filter(CASES.get, wanted), key=lambda name: CASES[name].is_busy):
             case, others = CASES[name], list(jobs.values())
             job = case, folder / str(len(jobs))
             jobs[name] = afterwards.submit(run_after, others, *job) if case.is_busy else pool.submit(run, *job)
