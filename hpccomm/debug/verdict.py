@@ -54,6 +54,11 @@ class _Rank:
             (own.group, own.number, own.name) == (record.group, record.number, record.name) for own, _ in self.waits
         )
 
+    def is_beyond(self, record: Record) -> bool:
+        """Whether it is in a later collective of the same group."""
+        later = (own for own, _ in self.waits if not own.is_a_message and own.group == record.group)
+        return not record.is_a_message and any(own.number > record.number for own in later)
+
     def at(self, record: Record) -> tuple[Record, float] | None:
         """Return what it is in under the same number of the same group, and in no message."""
         same = (
@@ -99,6 +104,7 @@ class _Case:
             self._those_who_wait_for_nobody,
             self._those_who_differ,
             self._those_who_wait_for_each_other,
+            self._those_who_have_left,
             self._those_who_let_it_lie,
         ):
             found = decide(hanging)
@@ -211,6 +217,19 @@ class _Case:
         return Verdict(
             ranks, [f"{ranks_in_words(ranks)} never reached {record}: {doing}; {self._who_waits(many, record)}"]
         )
+
+    def _those_who_have_left(self, waiting: list[_Rank]) -> Verdict:
+        """Ranks that are in a later operation than others of the group: they have caught an error, or hold a result."""
+        for each in waiting:
+            for record, _ in each.waits:
+                ahead = [other for other in self._ranks if other.is_beyond(record)]
+                if ahead:
+                    own, seconds = next(own for own in ahead[0].waits if own[0].group == record.group)
+                    ranks, still = [other.rank for other in ahead], [other for other in waiting if other.is_in(record)]
+                    doing = _is_in(own, seconds, by_number(ahead, "is", "are"))
+                    words = f"{ranks_in_words(ranks)} {by_number(ahead, 'has', 'have')} left {record}, and {doing}"
+                    return Verdict(ranks, [f"{words}; {self._who_waits(still, record)} (was an error caught?)"])
+        return Verdict()
 
     def _those_who_let_it_lie(self, waiting: list[_Rank]) -> Verdict:
         """Ranks that have begun an asynchronous operation, and compute: MPI makes progress inside its calls only."""

@@ -213,6 +213,15 @@ def test_a_work_that_nobody_waits_for() -> None:
     assert "rank 1 has begun all_reduce #6 of 'world' (4 MiB float32) and does not wait for it" in text(found)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_that_has_left_an_operation(size: int) -> None:
+    # rank 1 has caught an error of all_reduce #2 and gone on
+    reports = [report(rank, size, is_in("all_reduce", 2)) for rank in others(size, 1)]
+    found = verdict([*reports, report(1, size, is_in("barrier", 3))], size)
+    assert found.culprits == [1]
+    assert "rank 1 has left all_reduce #2 of 'world' (4 MiB float32), and is in barrier #3 of 'world'" in text(found)
+
+
 def test_groups_of_some_ranks() -> None:
     # evens hang on 2; the odds are nobody's business
     members = {"w": range(4), "d": (0, 2)}
