@@ -239,7 +239,7 @@ def test_without_a_handler_the_error_ends_the_job(tmp_path: Path) -> None:
     file.write_text(textwrap.dedent(BEGIN) + "if me == 1:\n    die()\nhc.barrier()\n")
     ended = launch(3, sys.executable, file, tmp_path, "[]", timeout=60, env={"MPIEXEC_ARGS": "--with-ft ulfm"})
     assert ended.returncode not in (0, 124)
-    assert "RankFailedError: barrier: rank 1 has died" in ended.stderr
+    assert "RankFailedError: barrier #1 of 'world': rank 1 has died" in ended.stderr
 
 
 def test_without_fault_tolerance_shrink_group_says_how_to_start_the_job(process_group: hc.ProcessGroup) -> None:
