@@ -27,6 +27,7 @@ DEADLINE = 60.0  # seconds; what takes that long has hung
 SLOW_DEADLINE = 600.0
 AT_ONCE = 4  # jobs, which mostly wait
 VERDICT = r"(hpccomm: )?(ranks? [-\d, ]+ (never reached|has not answered|wait for each)|the ranks differ)"
+ENVIRONMENT = clean_environment()  # not in a job's thread: pytest changes it for every test
 CASES = {case.name: case for case in (*cases(), *situations())}
 LIBRARY = "Open MPI" if "Open MPI" in MPI.Get_library_version() else "MPICH"
 
@@ -73,7 +74,7 @@ def run(case: Case, folder: Path) -> Outcome:
     file.write_text(case.program(), encoding="utf-8")
     marker = f"{os.getpid()}-{case.name}"
     environment = {
-        **clean_environment(),
+        **ENVIRONMENT,
         "HPCCOMM_TIMEOUT": str(TIMEOUT),
         "HPCCOMM_DEBUG_DIR": str(folder / "reports"),
         "HPCCOMM_CASE": marker,
