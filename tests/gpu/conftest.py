@@ -92,3 +92,9 @@ def machine() -> Iterator[Any]:
         "blind",
     ):
         setattr(MACHINE, setting, getattr(fresh, setting))
+
+
+@pytest.fixture(autouse=True)
+def _the_watchdog_asks_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the watchdog's thread from asking the stand-in for events: what it orders would depend on the time."""
+    monkeypatch.setattr("hpccomm.debug.watchdog._gpu_is_busy", lambda work: False)

@@ -143,7 +143,14 @@ def runtime_calls(machine: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: calls.append(name) or function(*arguments)
+        def noting(*arguments: Any) -> Any:
+            if threading.get_ident() == mine:
+                calls.append(name)
+            return function(*arguments)
+
+        return noting
+
+    mine = threading.get_ident()
 
     for name, function in vars(Runtime).items():
         if not name.startswith("_"):
