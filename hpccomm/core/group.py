@@ -24,7 +24,7 @@ from .options import BackendOptions, Membership, time_limit
 from .persistent_work import PersistentWork
 from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, is_custom
 from .watched import watched
-from .work import EXPLAIN, CompletedWork, Work, WorkStatus, as_seconds, log_exception, with_title
+from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception, who_is_late, with_title
 
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
@@ -483,7 +483,7 @@ class ProcessGroup(Operations):
                     self._leaving = request  # for the next try
                     raise DistTimeoutError(
                         f"destroy of {self!r}: other ranks have not called it within {time.monotonic() - began:.1f} s; "
-                        f"every rank of the group has to{here()}\n{by_name(EXPLAIN)()}".rstrip()
+                        f"every rank of the group has to{here()}{who_is_late()}"
                     )
                 time.sleep(pause)
                 pause = min(pause + 1e-6, 1e-3)

@@ -90,7 +90,6 @@ class Operation:
         self.began = self.ended = 0.0  # readings of time.perf_counter
         self.outcome: Any = None
         self.work = work
-        self.began = self.ended = 0.0  # readings of time.perf_counter
         self._hooks = list(hooks)
 
     def begin(self) -> None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import DistError, DistTimeoutError, here
 from ..process import failures
-from .by_name import by_name
-from .work import EXPLAIN, as_seconds, with_title
+from .work import as_seconds, who_is_late, with_title
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -121,7 +120,7 @@ class PersistentWork:
                 if time.monotonic() >= deadline:
                     raise DistTimeoutError(
                         f"{self.op_type}: not done after {as_seconds(timeout):g} s; it is still in flight{here()}"
-                        + (f"\n{by_name(EXPLAIN)()}" if timeout == self._patience else "")
+                        + (who_is_late() if timeout == self._patience else "")
                     )
                 time.sleep(0)
         else:

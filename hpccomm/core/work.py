@@ -169,7 +169,7 @@ class Work:
                 raise DistTimeoutError(
                     f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
                     f"flight. Has every rank of the group made the matching call?{here()}"
-                    + (f"\n{by_name(EXPLAIN)()}" if timeout == self._patience else "")
+                    + (who_is_late() if timeout == self._patience else "")
                 )
             time.sleep(pause)
             pause = min(pause + 1e-6, 1e-3)
@@ -412,6 +412,12 @@ def with_title(error: Exception, title: str) -> Exception:
     if isinstance(error, DistBackendError) and colon and operation.isidentifier():
         error.args = (f"{operation} {title}: {text}",)
     return error
+
+
+def who_is_late() -> str:
+    """Return the watchdog's verdict, as the further lines of a message; "" where it finds none. It takes seconds."""
+    verdict = by_name(EXPLAIN)()
+    return f"\n{verdict}" if verdict else ""
 
 
 def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:

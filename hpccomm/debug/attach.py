@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..core.group import some
 from ..core.hooks import Hook, RemovableHandle
+from ..process.failures import ranks_in_the_job
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
@@ -86,10 +87,9 @@ def process_ranks(group: ProcessGroup) -> tuple[int, ...]:
         return group.ranks
     from mpi4py import MPI
 
-    members, everyone = group.comm.Get_group(), MPI.COMM_WORLD.Get_group()
-    translated = tuple(MPI.Group.Translate_ranks(members, None, everyone))
+    members = group.comm.Get_group()
+    translated = ranks_in_the_job(members)
     members.Free()
-    everyone.Free()
     return translated if MPI.UNDEFINED not in translated else group.ranks
 
 

@@ -50,7 +50,7 @@ class Watched:
         self.comm = comm
         self.parent = parent
         group = comm.Get_group()
-        self.members = _in_the_job(group)
+        self.members = ranks_in_the_job(group)
         group.Free()
         self.is_revoked = False
         self.spare: Any = None
@@ -247,7 +247,7 @@ def _found(comm: MPI.Intracomm | None) -> Watched | None:
     return next((each for each in _watched if each.comm == comm), None)
 
 
-def _in_the_job(group: MPI.Group) -> tuple[int, ...]:
+def ranks_in_the_job(group: MPI.Group) -> tuple[int, ...]:
     """Return the ranks in MPI.COMM_WORLD of the members of `group`."""
     from mpi4py import MPI
 
@@ -263,7 +263,7 @@ def _dead() -> frozenset[int]:
 
     MPI.COMM_SELF.Iprobe()  # MPI hears of deaths only while it makes progress
     failed = MPI.COMM_WORLD.Get_failed()
-    ranks = frozenset(_in_the_job(failed)) if failed.Get_size() else frozenset()
+    ranks = frozenset(ranks_in_the_job(failed)) if failed.Get_size() else frozenset()
     if failed != MPI.GROUP_EMPTY:
         failed.Free()
     return ranks

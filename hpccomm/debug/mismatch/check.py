@@ -10,10 +10,9 @@ import numpy as np
 from ...core.group import SHORTEST_MEETING
 from ...core.hooks import Operation
 from ...core.operation_list import MESSAGES, OPERATIONS
-from ...core.work import as_seconds
+from ...core.work import as_seconds, who_is_late
 from ...errors import DistError, DistTimeoutError
 from ...process import failures, mpi_library
-from ..watchdog import explain
 from ..words import ranks_in_words
 from .exchange import DIFFERS, TIMED_OUT, Exchange, Statement
 from .messages import MessageCheck
@@ -118,7 +117,7 @@ class MismatchCheck:
         with failures.told(name, self._group.comm):
             verdict, text = self._exchange(statement, timeout, self._judge, late)
         if verdict == TIMED_OUT:
-            raise DistTimeoutError(f"{text}\n{explain()}".rstrip())
+            raise DistTimeoutError(f"{text}{who_is_late()}")
         if verdict == DIFFERS:
             highest, _, difference = text.partition(" ")
             self._group._collectives += int(highest) - self._group.sequence_number

@@ -13,9 +13,8 @@ from mpi4py.util import pkl5
 from ...core.hooks import Operation
 from ...core.operation_list import START
 from ...core.registry import OBJECTS
-from ...core.work import as_seconds
+from ...core.work import as_seconds, who_is_late
 from ...errors import DistBackendError, DistTimeoutError
-from ..watchdog import explain
 from .exchange import growing
 from .wording import array_in_words, caller
 
@@ -167,7 +166,7 @@ class MessageCheck:
                     f"{expected.call} of {self._group.name!r}: no message from rank "
                     f"{self._group.ranks[expected.source]} with tag {expected.tag} within {timeout:g} s; rank "
                     f"{self._group.ranks[self._group.rank]} receives {expected.words} at {expected.where}"
-                    f"{self._other_message(expected.source)}\n{explain()}".rstrip()
+                    f"{self._other_message(expected.source)}{who_is_late()}"
                 )
             time.sleep(next(pauses))
 
