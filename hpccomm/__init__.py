@@ -82,6 +82,7 @@ from .ranks import (
     get_world_size,
 )
 from .shared import empty_shared, fence, peer_view
+from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
 from .survivors import agree, shrink_group
 from .world import (
     GroupMember,
@@ -109,18 +110,24 @@ __all__ = [
     "DistNetworkError",
     "DistStoreError",
     "DistTimeoutError",
+    "FileStore",
     "Future",
     "GradientBuckets",
     "GroupMember",
+    "HashStore",
     "Hook",
     "NonMember",
     "Operation",
     "P2POp",
     "PersistentWork",
+    "PrefixStore",
     "ProcessGroup",
+    "QueueEmptyError",
     "RankFailedError",
     "ReduceOp",
     "RemovableHandle",
+    "Store",
+    "TCPStore",
     "UnsupportedOperationError",
     "Work",
     "WorkStatus",

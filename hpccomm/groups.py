@@ -362,6 +362,7 @@ def _child(
             description=description or "",
             device_id=owner.device_id,
             largest_tag=owner.largest_tag,
+            place=owner.place.of(ranks),
         )
     )
     group._owner = owner
@@ -393,6 +394,8 @@ def of_survivors(old: ProcessGroup) -> ProcessGroup:
         nodes = tuple(old.nodes[rank] for rank in members)
         fields = {name: getattr(old, name) for name in Membership.__dataclass_fields__}
         fields |= {"rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm, "nodes": nodes}
+        with failures.told("shrink_group", comm):
+            fields["place"] = old.place.without_the_dead(comm, nodes)
     old.give_up(dead, f"has been shrunk, {reason}; go on with what shrink_group returned")
     if owner is old:
         new = make_group(Membership(**fields))

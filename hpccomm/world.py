@@ -21,9 +21,13 @@ from .process import mpi_library
 from .process.environment import silent_singleton
 from .process.excepthook import AbortOnException
 from .process.peer_failure import PeerFailures
+from .store import Store
+from .store.place import Place, WorldStore, agreed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from .store.rendezvous import Method
 
 WATCH, LAST_WORDS = "hpccomm.debug.watchdog:watch", "hpccomm.debug.trace.files:last_words"
 
@@ -116,6 +120,8 @@ def init_process_group(
     rank: int = -1,
     world_size: int = -1,
     group_name: str = "",
+    init_method: str | None = None,
+    store: Store | None = None,
     device_id: int | Literal["auto"] | None = None,
     on_peer_failure: Callable[[int | None], object] | None = None,
 ) -> ProcessGroup:
@@ -140,6 +146,12 @@ def init_process_group(
         For scripts written for torch.distributed: checked against what MPI says.
     group_name : str, optional
         A name for messages.
+    init_method : str, optional
+        For scripts written for torch.distributed: ``"env://"``, ``"tcp://host:port"`` or ``"file:///path"`` say where
+        the groups' :attr:`~ProcessGroup.store` is; rank 0 listens there. Ranks come from MPI all the same, and what the
+        method says of them (``RANK``, ``WORLD_SIZE``) is checked. Default: rank 0 listens at a port of its own.
+    store : Store, optional
+        The store of which the groups' are parts, instead of `init_method`. Every rank gives one, of the same table.
     device_id : int or "auto", optional
         The number of this rank's GPU (or a ``cupy.cuda.Device``); ``"auto"``: the ranks of a node take turns (local
         rank modulo the GPUs that this process sees). It becomes the current device, and the ranks are connected by
@@ -163,6 +175,8 @@ def init_process_group(
         (the message says what to type).
     DistBackendError
         mpi4py finds no MPI library.
+    DistNetworkError
+        Rank 0 can't listen where `init_method` says (on every rank).
     ValueError, TypeError
         `backend` is malformed, `comm` is not an intracommunicator, or `rank` / `world_size` contradict MPI.
 
@@ -192,6 +206,7 @@ def init_process_group(
         )
     config = BackendConfig(backend)
     limit = time_limit(timeout, on_timeout)
+    method = _method(init_method, store)
     device = None if device_id is None else _device_number(device_id, config)
     mpi = mpi_library.load()
     if comm is None:
@@ -201,14 +216,15 @@ def init_process_group(
         comm = mpi.COMM_WORLD
     elif not isinstance(comm, mpi.Intracomm):
         raise TypeError(f"init_process_group: comm is {comm!r}; expected an mpi4py intracommunicator")
-    for name, said, actual in (("rank", rank, comm.Get_rank()), ("world_size", world_size, comm.Get_size())):
-        if said not in (-1, actual):
-            raise ValueError(f"init_process_group: {name} is {said}, but MPI says {actual}; leave it out, MPI knows")
+    _agree_with_mpi(comm, rank, world_size)
+    if method is not None:
+        _agree_with_mpi(comm, method.rank, method.world_size, f" (by {init_method!r})")
     by_name(WATCH)(mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size())  # some rank may never come
     fields = mpi_library.membership(comm)
     fields["comm"].Set_name("hpccomm world")
-    limits = limit(fields["settings"])
-    world = make_group(Membership(**fields, **limits, config=config, name=group_name or "world", device_id=device))
+    place = Place(WorldStore(store)) if store is not None else agreed(fields["comm"], fields["nodes"], method)
+    fields |= {**limit(fields["settings"]), "place": place}
+    world = make_group(Membership(**fields, config=config, name=group_name or "world", device_id=device))
     world._on_destroy = _forget
     _world = world
     errors.set_rank(world.rank)
@@ -288,6 +304,26 @@ def connect(group: ProcessGroup) -> None:
     """Connect the GPUs of a new group now, if the program has said at init which they are."""
     if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group._backends:
         group._backends["cuda"].connect()
+
+
+def _agree_with_mpi(comm: MPI.Intracomm, rank: int, world_size: int, by: str = "") -> None:
+    for name, said, actual in (("rank", rank, comm.Get_rank()), ("world_size", world_size, comm.Get_size())):
+        if said not in (-1, actual):
+            raise ValueError(
+                f"init_process_group: {name} is {said}{by}, but MPI says {actual}; leave it out, MPI knows"
+            )
+
+
+def _method(init_method: str | None, store: Store | None) -> Method | None:
+    if init_method is not None and store is not None:
+        raise ValueError("init_process_group: both init_method and store are given; choose one")
+    if store is not None and not isinstance(store, Store):
+        raise TypeError(f"init_process_group: store is {store!r}; expected a Store, such as hpccomm.TCPStore")
+    if init_method is None:
+        return None
+    from .store.rendezvous import parsed  # takes 5 ms
+
+    return parsed(init_method)
 
 
 def _device_number(device_id: Any, config: BackendConfig) -> int | Literal["auto"]:

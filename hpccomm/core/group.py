@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, cast
 
-from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
+from ..errors import DistBackendError, DistError, DistStoreError, DistTimeoutError, UnsupportedOperationError, here
 from ..process import failures, mpi_library
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import calls, checks, registry
@@ -32,6 +32,7 @@ LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group i
 STEPS_ASIDE = FastPath()
 ATTACH = "hpccomm.debug.attach:attach"  # gives a new group what the settings ask for
 DETACH = "hpccomm.debug.attach:detach"  # sees it go
+AGREE_ON_STORE = "hpccomm.store.place:agreed"
 
 
 class ProcessGroup(Operations):
@@ -72,6 +73,7 @@ class ProcessGroup(Operations):
         self._leaving: Any = None  # the barrier at the end, once begun
         self._on_destroy: Callable[[ProcessGroup], None] | None = None
         self._successor: ProcessGroup | None = None  # what shrink_group has made of it
+        self._store: Any = None
 
     def __init_subclass__(cls) -> None:
         """Let the operations that a class of the program's own overrides pass the door."""
@@ -129,7 +131,9 @@ class ProcessGroup(Operations):
             config = BackendConfig(config)
         limit = time_limit(timeout)
         fields = mpi_library.membership(comm)
-        return make_group(Membership(**fields, **limit(fields["settings"]), config=config, name=name or "group"))
+        place = by_name(AGREE_ON_STORE)(fields["comm"], fields["nodes"])
+        limits = limit(fields["settings"])
+        return make_group(Membership(**fields, **limits, config=config, name=name or "group", place=place))
 
     # -- members ---------------------------------------------------------------------------------
 
@@ -175,6 +179,27 @@ class ProcessGroup(Operations):
         if global_rank is None and group_rank is None:
             return None
         return self.peer(operation, "src", global_rank, group_rank)
+
+    @property
+    def store(self) -> Any:
+        """The group's key-value :class:`Store`, which all members share; opened when it is first asked for.
+
+        It is a part of the world's, which rank 0's process holds, or of the one that the program has given to
+        :func:`init_process_group`. It ends with the world. Asking is not collective, and using it is not either.
+
+        Examples
+        --------
+        >>> world = hc.GroupMember.WORLD
+        >>> world.store.add("ticket", 1)
+        1
+        """
+        if self.is_destroyed:
+            raise DistError(self.refusal)
+        if self._store is None:
+            if self.place is None:
+                raise DistStoreError(f"{self!r} has no store: it was made without MPI{here()}")
+            self._store = self.place.open(self.timeout)
+        return self._store
 
     # -- the one door ----------------------------------------------------------------------------
 
@@ -449,6 +474,7 @@ class ProcessGroup(Operations):
         self._choose_fast_path()
         if self.comm is not None:
             mpi_library.free(self.comm, repr(self), self.largest_tag)
+        self._close_store()
         if self._check is not None:
             self._check.close()
         if self._on_destroy is not None:
@@ -511,8 +537,15 @@ class ProcessGroup(Operations):
             failures.forget(self.comm)
         self._backends = _Destroyed(self, refusal)
         self._choose_fast_path()
+        self._close_store()
         if self._on_destroy is not None:
             self._on_destroy(self)
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        if self.place is not None and self._owner is self:
+            self.place.close()
 
     def agree(self, flag: bool) -> bool:
         """See :func:`hpccomm.agree`."""
@@ -592,7 +625,8 @@ class ProcessGroup(Operations):
         return backend
 
     def _options_for(self, device: str) -> BackendOptions:
-        return BackendOptions(**_fields(self), device=device)
+        store = self.store if self.place is not None and is_custom(self.config.device_map.get(device, "mpi")) else None
+        return BackendOptions(**_fields(self), device=device, store=store)
 
 
 def make_group(membership: Membership) -> ProcessGroup:

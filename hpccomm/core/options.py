@@ -52,6 +52,8 @@ class Membership:
         What init_process_group was told of this rank's GPU.
     largest_tag : int
         The largest tag that a message may have.
+    place : Place or None
+        Where the group's store is.
     """
 
     rank: int
@@ -68,6 +70,7 @@ class Membership:
     description: str = ""
     device_id: int | Literal["auto"] | None = None
     largest_tag: int = 32765  # what every MPI allows (MPI-4.1 §9.1.2), less the two that hpccomm uses
+    place: Any = None
 
     def __post_init__(self) -> None:
         self.ranks = tuple(self.ranks or range(self.size))
@@ -103,8 +106,8 @@ class BackendOptions(Membership):
     ----------
     device : str
         The device whose arrays the backend will serve.
-    store : None
-        Reserved.
+    store : Store or None
+        The group's, for the ranks of the backend to find each other.
     group_name : str
         The name of the group.
 

@@ -61,7 +61,7 @@ def register_backend(
         ``creator(options, backend_options)`` where `options` is a :class:`BackendOptions` and `backend_options`
         is None for now. It returns a :class:`Backend`; or a whole :class:`ProcessGroup` of a class of your own,
         which then *is* the group (this needs a configuration with this one backend and nothing else, such as
-        ``init_process_group(name)``). `store` is None in this version.
+        ``init_process_group(name)``). `store` is the group's :class:`Store`.
     devices : str or list of str, optional
         The devices it serves. Default: all known ones.
     extended_api : bool

@@ -1,0 +1,104 @@
+"""The master's side of a TCPStore: where it listens, and the thread that serves."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import select
+import socket
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..errors import DistNetworkError, here
+
+if TYPE_CHECKING:
+    from .server import Limits
+
+BACKLOG = 4096
+ONE_NODE = "127.0.0.1"
+DISCARD = 9  # a port; nothing is sent there
+
+
+class Master:
+    """Serve a store on a listening socket, in a thread that sleeps until the first client comes."""
+
+    def __init__(self, listener: socket.socket, key: bytes, limits: Limits | None = None) -> None:
+        self.port: int = listener.getsockname()[1]
+        self._end, ended = socket.socketpair()
+        self._thread = threading.Thread(
+            target=_serve, args=(listener, ended, key, limits), name="hpccomm-store", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and all connections."""
+        self._end.close()
+        self._thread.join()
+
+
+def _serve(listener: socket.socket, ended: socket.socket, key: bytes, limits: Limits | None) -> None:
+    with listener, ended:
+        first = select.poll()
+        first.register(listener, select.POLLIN)
+        first.register(ended, select.POLLIN)
+        if any(file == ended.fileno() for file, _ in first.poll()):
+            return
+        import asyncio  # takes 30 ms
+
+        from .server import Limits, Server
+
+        asyncio.run(Server(key, limits or Limits()).serve(listener, ended))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at `host`, and there only; DistNetworkError if it can't.
+
+    A name that means this host's loopback to itself, as many distributions write into /etc/hosts, is another address
+    to other hosts: then it listens everywhere.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if ipaddress.ip_address(address[0]).is_loopback and host not in (address[0], "localhost"):
+            address = ("", port)
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        raise DistNetworkError(
+            f"TCPStore: can't listen at {host}, port {port}: {error}; the master has to run on this host, and "
+            f"port 0 chooses one that is free{here()}"
+        ) from error
+
+
+def serve(where: tuple[str, int] | None, peer: str | None) -> tuple[Master, tuple[str, int, bytes]]:
+    """Begin to serve a new store; return with it what clients need to know: host, port and key.
+
+    `where` is given, or a port is chosen, at an address by which the host `peer` (None: there is no other) reaches it.
+    """
+    host, port = where or (address_for(peer), 0)
+    key = secrets.token_bytes(32)
+    master = Master(listen(host, port), key)
+    return master, (host, master.port, key)
+
+
+def address_for(peer: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the address of this host by which `peer`, another host (None: there is none), reaches it.
+
+    It is the one that packets to `peer` would leave from. ``HPCCOMM_STORE_HOST`` overrides it.
+    """
+    said = environ.get("HPCCOMM_STORE_HOST", "").strip()
+    if said:
+        return said
+    if peer in (None, socket.gethostname()):
+        return ONE_NODE
+    for name in (peer, socket.gethostname()):
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(name, DISCARD, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(address)  # of a datagram socket: asks the routing table, sends nothing
+                own: str = probe.getsockname()[0]
+        except OSError:
+            continue
+        if not own.startswith("127.") and own != "::1":
+            return own
+    return socket.gethostname()

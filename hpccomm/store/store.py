@@ -1,0 +1,477 @@
+"""Store: the key-value store that all kinds have in common; PrefixStore: a part of another."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from ..core.work import as_seconds
+from ..errors import DistStoreError, DistTimeoutError, here
+from .table import HIDDEN, LARGEST_KEY, LARGEST_VALUE, Answer, Op, Request
+
+DEFAULT_TIMEOUT = 300.0  # seconds, as in c10d
+
+Value = str | bytes | bytearray | memoryview
+Timeout = timedelta | float
+
+
+class Store(ABC):
+    """A table of values by key, which processes share to find each other and to agree. Abstract.
+
+    Keys are str, at most 16 KiB in UTF-8. Values are bytes, at most 256 MiB; a str is stored as UTF-8. Each operation
+    is atomic. A store may be used by several threads. All kinds raise the same errors: DistStoreError where an
+    operation is refused or a store is closed, DistTimeoutError where a key has not come in time, DistNetworkError where
+    a store can't be reached; TypeError and ValueError for arguments.
+
+    A class of your own overrides `request`, `close` and `clone`; every other method passes through `request`.
+    As a context manager a store is closed at the end of the block.
+
+    Parameters
+    ----------
+    timeout : timedelta or float (seconds), optional
+        How long `get`, `wait`, `multi_get` and `queue_pop` wait. Default: 5 minutes.
+
+    Notes
+    -----
+    Semantics: c10d's stores. Different on purpose: a wait that is too long raises DistTimeoutError; `num_keys` and
+    `list_keys` of a PrefixStore are those of its own keys, and none of any store's bookkeeping; queues are waited for
+    and checked like values, but not listed or counted.
+
+    Examples
+    --------
+    >>> store = hc.HashStore()
+    >>> store.set("colour", "red")
+    >>> store.get("colour")
+    b'red'
+    """
+
+    def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
+        self._timeout = _seconds(timeout)
+        self._is_closed = False
+
+    # -- what a kind of store is made of -----------------------------------------------------------
+
+    @abstractmethod
+    def request(self, request: Request, timeout: float) -> Answer:
+        """Do `request`; one that waits raises DistTimeoutError after `timeout` seconds."""
+
+    @abstractmethod
+    def clone(self) -> Store:
+        """Return another store of the same table, with connections of its own."""
+
+    def close(self) -> None:
+        """Let go of connections and files; every operation raises DistStoreError from now on."""
+        self._is_closed = True
+
+    # -- values -------------------------------------------------------------------------------------
+
+    def set(self, key: str, value: Value) -> None:
+        """Store `value` under `key`, in the place of what is there.
+
+        Parameters
+        ----------
+        key : str
+        value : bytes or str
+        """
+        self._ask(Op.SET, (key,), (value,))
+
+    def get(self, key: str) -> bytes:
+        """Return the value of `key`; wait until it is there.
+
+        Parameters
+        ----------
+        key : str
+
+        Returns
+        -------
+        bytes
+
+        Raises
+        ------
+        DistTimeoutError
+            It has not come within the store's timeout.
+        """
+        return self._ask(Op.GET, (key,)).values[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add `amount` to the integer that `key` holds as text (0 if it is not there), and return the sum.
+
+        Parameters
+        ----------
+        key : str
+        amount : int
+            From -2**63 to 2**63 - 1, as the sum.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        DistStoreError
+            The value is no integer, or the sum has more than 64 bits; nothing has changed.
+
+        Examples
+        --------
+        >>> store = hc.HashStore()
+        >>> store.add("ticket", 1), store.add("ticket", 1)
+        (1, 2)
+        """
+        if isinstance(amount, bool) or not hasattr(amount, "__index__"):
+            raise TypeError(f"add: amount is {amount!r}; expected an integer{here()}")
+        number = amount.__index__()
+        if not -(2**63) <= number < 2**63:
+            raise ValueError(f"add: amount is {number}, which does not fit into 64 bits{here()}")
+        return self._ask(Op.ADD, (key,), number=number).number
+
+    def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
+        """Store `desired` if the value is `expected`, or if there is none and `expected` is empty.
+
+        Parameters
+        ----------
+        key : str
+        expected, desired : bytes or str
+
+        Returns
+        -------
+        bytes
+            The value afterwards; `expected` if there is none.
+
+        Examples
+        --------
+        >>> store = hc.HashStore()
+        >>> store.compare_set("leader", "", "rank 3"), store.compare_set("leader", "", "rank 5")
+        (b'rank 3', b'rank 3')
+        """
+        return self._ask(Op.COMPARE_SET, (key,), (expected, desired)).values[0]
+
+    def append(self, key: str, value: Value) -> None:
+        """Store what is under `key` with `value` at its end.
+
+        Parameters
+        ----------
+        key : str
+        value : bytes or str
+        """
+        self._ask(Op.APPEND, (key,), (value,))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        """Store each of `values` under its key, all at once.
+
+        Parameters
+        ----------
+        keys : list of str
+        values : list of bytes or str
+            As many as keys.
+        """
+        keys, values = _listed("multi_set", keys), tuple(values)
+        if len(keys) != len(values):
+            raise ValueError(f"multi_set: {len(keys)} keys, but {len(values)} values{here()}")
+        self._ask(Op.SET, keys, values)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the values of all `keys`, of one moment; wait until they are there.
+
+        Parameters
+        ----------
+        keys : list of str
+
+        Returns
+        -------
+        list of bytes
+        """
+        return list(self._ask(Op.GET, _listed("multi_get", keys)).values)
+
+    def delete_key(self, key: str) -> bool:
+        """Take `key` away, with its value or queue.
+
+        Parameters
+        ----------
+        key : str
+
+        Returns
+        -------
+        bool
+            Whether it was there.
+        """
+        return bool(self._ask(Op.DELETE, (key,)).number)
+
+    # -- keys ---------------------------------------------------------------------------------------
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Say whether all of `keys` are there, without waiting.
+
+        Parameters
+        ----------
+        keys : list of str
+
+        Returns
+        -------
+        bool
+        """
+        return bool(self._ask(Op.CHECK, _listed("check", keys)).number)
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        """Wait until all of `keys` are there.
+
+        Parameters
+        ----------
+        keys : list of str
+        timeout : timedelta or float (seconds), optional
+            Default: the store's.
+
+        Raises
+        ------
+        DistTimeoutError
+            They have not come in time; the message names one that is missing.
+        """
+        self._ask(Op.WAIT, _listed("wait", keys), timeout=None if timeout is None else _seconds(timeout))
+
+    def num_keys(self) -> int:
+        """Return how many keys have a value.
+
+        Returns
+        -------
+        int
+        """
+        return self._ask(Op.COUNT, ("",)).number
+
+    def list_keys(self) -> list[str]:
+        """Return the keys that have a value, sorted.
+
+        Returns
+        -------
+        list of str
+        """
+        return [str(key, "utf-8") for key in self._ask(Op.LIST, ("",)).values]
+
+    # -- queues -------------------------------------------------------------------------------------
+
+    def queue_push(self, key: str, value: Value) -> None:
+        """Put `value` at the end of the queue `key`.
+
+        Parameters
+        ----------
+        key : str
+            Queues have names of their own: a value under the same key is another thing.
+        value : bytes or str
+
+        Examples
+        --------
+        >>> store = hc.HashStore()
+        >>> store.queue_push("work", "first")
+        >>> store.queue_push("work", "second")
+        >>> store.queue_pop("work"), store.queue_len("work")
+        (b'first', 1)
+        """
+        self._ask(Op.PUSH, (key,), (value,))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first value from the queue `key`; wait until there is one.
+
+        Parameters
+        ----------
+        key : str
+        block : bool, optional
+            False: don't wait.
+
+        Returns
+        -------
+        bytes
+
+        Raises
+        ------
+        DistTimeoutError
+            None has come within the store's timeout.
+        QueueEmptyError
+            There is none, and `block` is False.
+        """
+        return self._ask(Op.POP, (key,), number=bool(block)).values[0]
+
+    def queue_len(self, key: str) -> int:
+        """Return how many values are in the queue `key`.
+
+        Parameters
+        ----------
+        key : str
+
+        Returns
+        -------
+        int
+        """
+        return self._ask(Op.LENGTH, (key,)).number
+
+    # -- the store itself ----------------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._is_closed
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long operations wait."""
+        return timedelta(seconds=self._timeout)
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Let operations wait for so long from now on.
+
+        Parameters
+        ----------
+        timeout : timedelta or float (seconds)
+        """
+        self._timeout = _seconds(timeout)
+
+    def has_extended_api(self) -> bool:
+        """Say whether there are `append`, `multi_get`, `multi_set` and queues (c10d's word for it): there are.
+
+        Returns
+        -------
+        bool
+        """
+        return True
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(
+        self,
+        op: Op,
+        keys: Sequence[str],
+        values: Sequence[Value] = (),
+        number: int = 0,
+        timeout: float | None = None,
+    ) -> Answer:
+        """Check the arguments and pass the request on: every method comes here."""
+        if self.is_closed:
+            raise DistStoreError(f"{_name(op, keys)}: the store {self!r} has been closed{here()}")
+        request = Request(
+            op,
+            tuple([_key(op, key) for key in keys]),
+            tuple([_value(op, keys, value) for value in values]),
+            number,
+        )
+        return self.request(request, self._timeout if timeout is None else timeout)
+
+
+class PrefixStore(Store):
+    """A part of another store: each key stands there with a prefix, ``prefix/key``.
+
+    Parameters
+    ----------
+    prefix : str
+    store : Store
+        The other one. Closing this one leaves it open.
+
+    Examples
+    --------
+    >>> store = hc.HashStore()
+    >>> mine = hc.PrefixStore("mine", store)
+    >>> mine.set("colour", "red")
+    >>> store.list_keys(), mine.list_keys()
+    (['mine/colour'], ['colour'])
+    """
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        if not isinstance(store, Store):
+            raise TypeError(f"PrefixStore: store is {store!r}; expected a Store{here()}")
+        if not isinstance(prefix, str):
+            raise TypeError(f"PrefixStore: prefix is {prefix!r}; expected a str{here()}")
+        super().__init__(store.timeout)
+        self.prefix = prefix
+        self.underlying_store = store
+
+    def request(self, request: Request, timeout: float) -> Answer:
+        """Do `request` in the other store, with the prefix before each key."""
+        prefix = f"{self.prefix}/"
+        keys = tuple([_key(request.op, prefix + key) for key in request.keys])
+        answer = self.underlying_store.request(request._replace(keys=keys), timeout)
+        if request.op == Op.LIST:
+            skip = len(prefix.encode())
+            answer = answer._replace(values=tuple([key[skip:] for key in answer.values]))
+        return answer
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this store or the other one has been closed."""
+        return self._is_closed or self.underlying_store.is_closed
+
+    def clone(self) -> PrefixStore:
+        """Return another PrefixStore, on a clone of the other store."""
+        return PrefixStore(self.prefix, self.underlying_store.clone())
+
+    def __repr__(self) -> str:
+        return f"PrefixStore({self.prefix!r}, {self.underlying_store!r})"
+
+
+def too_late(request: Request, timeout: float, key: str) -> DistTimeoutError:
+    """Return the error of a request that has waited for `key` in vain."""
+    return DistTimeoutError(
+        f"{_name(request.op, request.keys)}: nobody has set {key!r} within {timeout:g} s{here()}"
+        if request.op != Op.POP
+        else f"queue_pop: nothing was put into the queue {key!r} within {timeout:g} s{here()}"
+    )
+
+
+def _name(op: Op, keys: Sequence[str]) -> str:
+    """Return what a method is called."""
+    name = _NAMES[op]
+    return f"multi_{name}" if op in (Op.SET, Op.GET) and len(keys) != 1 else name
+
+
+_NAMES = {
+    Op.SET: "set",
+    Op.GET: "get",
+    Op.ADD: "add",
+    Op.COMPARE_SET: "compare_set",
+    Op.WAIT: "wait",
+    Op.CHECK: "check",
+    Op.DELETE: "delete_key",
+    Op.COUNT: "num_keys",
+    Op.APPEND: "append",
+    Op.PUSH: "queue_push",
+    Op.POP: "queue_pop",
+    Op.LENGTH: "queue_len",
+    Op.LIST: "list_keys",
+}
+
+
+def _key(op: Op, key: Any) -> str:
+    if type(key) is not str and not isinstance(key, str):
+        raise TypeError(f"{_NAMES[op]}: key is {key!r}; expected a str{here()}")
+    if len(key) * 4 > LARGEST_KEY and (nbytes := len(key.encode())) > LARGEST_KEY:
+        raise ValueError(f"{_NAMES[op]}: the key has {nbytes} bytes; at most {LARGEST_KEY} are allowed{here()}")
+    if key.startswith(HIDDEN):
+        raise ValueError(f"{_NAMES[op]}: key is {key!r}; keys that begin with a NUL are the store's own{here()}")
+    return key
+
+
+def _value(op: Op, keys: Sequence[str], value: Value) -> bytes:
+    if isinstance(value, str):
+        data = value.encode()
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        data = bytes(value)
+    else:
+        raise TypeError(f"{_name(op, keys)}: value is {value!r}; expected bytes or str{here()}")
+    if len(data) > LARGEST_VALUE:
+        raise ValueError(f"{_name(op, keys)}: the value has {len(data)} bytes; at most {LARGEST_VALUE} fit{here()}")
+    return data
+
+
+def _listed(name: str, keys: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(keys, (str, bytes)):
+        raise TypeError(f"{name}: keys is {keys!r}; expected a list of str{here()}")
+    return tuple(keys)
+
+
+def _seconds(timeout: Timeout) -> float:
+    seconds = as_seconds(timeout)
+    if math.isnan(seconds) or seconds < 0:
+        raise ValueError(f"timeout is {timeout!r}; expected 0 or more{here()}")
+    return min(seconds, timedelta.max.total_seconds() / 2)

@@ -1,0 +1,157 @@
+"""TCPStore: a store that one process holds, and others reach over the network."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from ..errors import DistStoreError, DistTimeoutError, here
+from . import wire
+from .store import DEFAULT_TIMEOUT, Store, Timeout, too_late
+from .table import HIDDEN, WAITS, Answer, Op, QueueEmptyError, Request
+from .wire import Status
+
+if TYPE_CHECKING:  # what they import takes time, and most programs have no TCPStore
+    from .connection import Connections
+    from .master import Master
+
+GRACE = 5.0  # seconds that an answer may take beyond what the request waits for
+WORKERS, ALL_THERE = HIDDEN + "workers", HIDDEN + "all there"
+
+
+class TCPStore(Store):
+    """A store that one process, the master, holds in its memory, and others reach by TCP.
+
+    Parameters
+    ----------
+    host : str
+        Name or address of the master's host. The master listens on it, and only there.
+    port : int
+        0 on the master lets the system choose: see `port`.
+    world_size : int, optional
+        How many processes use the store, the master too.
+    is_master : bool, optional
+        Whether this process holds it.
+    timeout : timedelta or float (seconds), optional
+        How long operations wait, and how long this process tries to reach the master. Default: 5 minutes.
+    wait_for_workers : bool, optional
+        Whether the master waits here until `world_size` processes have come.
+    auth_key : bytes, optional
+        Who has another one can neither read nor change anything, and a master with another one is not believed.
+        Default: none; whoever reaches the port may use the store.
+
+    Attributes
+    ----------
+    host : str
+    port : int
+        Where the master listens.
+
+    Raises
+    ------
+    DistNetworkError
+        The master can't be reached, or can't listen there; or has another key, or another version of hpccomm.
+    DistTimeoutError
+        Not all workers have come.
+
+    Notes
+    -----
+    The master serves in a thread; it needs Python to run there (a long call that keeps the interpreter's lock delays
+    every client). When the master's process ends, every operation raises DistNetworkError. The data is not encrypted.
+
+    Examples
+    --------
+    >>> with hc.TCPStore("localhost", 0, is_master=True, auth_key=b"secret") as master:
+    ...     client = hc.TCPStore("localhost", master.port, auth_key=b"secret")
+    ...     client.set("colour", "red")
+    ...     master.get("colour")
+    b'red'
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        auth_key: bytes | None = None,
+    ) -> None:
+        if not 0 <= port < 1 << 16 or not (port or is_master):
+            raise ValueError(f"TCPStore: port is {port}; expected 1 to 65535, or on the master 0{here()}")
+        from .master import Master, listen
+
+        key = auth_key or b""
+        master = Master(listen(host, port), key) if is_master else None
+        self._set_up(host, master.port if master else port, key, timeout, master)
+        try:
+            self._connections.open(self._timeout)
+            self._join(world_size, wait_for_workers)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def at(cls, host: str, port: int, key: bytes, timeout: Timeout = DEFAULT_TIMEOUT) -> TCPStore:
+        """Return a client of a master that is there; it connects when it is first used."""
+        store = cls.__new__(cls)
+        store._set_up(host, port, key, timeout, None)
+        return store
+
+    def _set_up(self, host: str, port: int, key: bytes, timeout: Timeout, master: Master | None) -> None:
+        from .connection import Connections
+
+        super().__init__(timeout)
+        self.host, self.port, self._key, self._is_master = host, port, key, master is not None
+        self._connections = Connections(host, port, key)
+        self._close = weakref.finalize(self, _close, self._connections, master)
+
+    def request(self, request: Request, timeout: float) -> Answer:
+        """Send `request` to the master and return its answer."""
+        data = wire.packed(request.op, request.keys, request.values, request.number, timeout)
+        if len(data) - wire.HEADER.size > wire.LARGEST_MESSAGE:
+            raise ValueError(
+                f"keys and values have {len(data)} bytes; at most {wire.LARGEST_MESSAGE} go at once{here()}"
+            )
+        limit = (timeout if request.op in WAITS else self._timeout) + GRACE
+        with self._connections.one() as connection:
+            code, answer = connection.ask(data, limit)
+        if code == Status.OK:
+            return answer
+        text = str(answer.values[0], "utf-8")
+        if code == Status.TOO_LATE:
+            raise too_late(request, timeout, text)
+        raise (QueueEmptyError if code == Status.EMPTY else DistStoreError)(text + here())
+
+    def clone(self) -> TCPStore:
+        """Return a client with connections of its own."""
+        return TCPStore.at(self.host, self.port, self._key, self.timeout)
+
+    def close(self) -> None:
+        """Close the connections; on the master, end the store for everybody."""
+        super().close()
+        self._close()
+
+    def __repr__(self) -> str:
+        return f"TCPStore({self.host!r}, {self.port})"
+
+    def _join(self, world_size: int | None, wait_for_workers: bool) -> None:
+        """Say that this process has come; the master waits for all."""
+        if world_size is None or world_size < 0:
+            return
+        if self.request(Request(Op.ADD, (WORKERS,), number=1), self._timeout).number == world_size:
+            self.request(Request(Op.SET, (ALL_THERE,), (b"",)), self._timeout)
+        if self._is_master and wait_for_workers:
+            try:
+                self.request(Request(Op.WAIT, (ALL_THERE,)), self._timeout)
+            except DistTimeoutError:
+                here_now = self.request(Request(Op.ADD, (WORKERS,)), self._timeout).number
+                raise DistTimeoutError(
+                    f"TCPStore: {here_now} of {world_size} processes have come within {self._timeout:g} s{here()}"
+                ) from None
+
+
+def _close(connections: Connections, master: Master | None) -> None:
+    connections.close()
+    if master is not None:
+        master.close()

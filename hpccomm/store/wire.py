@@ -1,0 +1,113 @@
+"""Requests and answers as bytes: what TCPStore sends, and what FileStore writes.
+
+A message is a header, the length of each field, and the fields: the keys (UTF-8), then the values. Numbers are
+little-endian. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from .table import LARGEST_KEY, LARGEST_VALUE, Op, Request
+
+VERSION = 1
+LARGEST_MESSAGE = LARGEST_VALUE + (32 << 20)  # bytes after the header
+MOST_FIELDS = 1 << 20
+HEADER = struct.Struct("<BBqdIII")  # version, code, number, seconds, keys, values, bytes that follow
+
+
+class Status:
+    """What an answer is: the codes of messages from the server."""
+
+    OK = 0
+    TOO_LATE = 1  # value: the key that is missing
+    REFUSED = 2  # value: why
+    EMPTY = 3  # the same, of a queue
+    MALFORMED = 4  # value: what was wrong; the connection ends
+
+
+class Header(NamedTuple):
+    """What comes first; `code` is an Op or a status, `seconds` how long a request may wait."""
+
+    version: int
+    code: int
+    number: int
+    seconds: float
+    keys: int
+    values: int
+    length: int
+
+
+class MalformedError(ValueError):
+    """Bytes that are no message; the text says why."""
+
+
+def packed(
+    code: int, keys: Sequence[str] = (), values: Sequence[bytes] = (), number: int = 0, seconds: float = 0.0
+) -> bytes:
+    """Return a message as bytes."""
+    fields = [*(key.encode() for key in keys), *values]
+    lengths = struct.pack(f"<{len(fields)}I", *map(len, fields))
+    body = len(lengths) + sum(map(len, fields))
+    header = HEADER.pack(VERSION, code, number, seconds, len(keys), len(values), body)
+    return b"".join((header, lengths, *fields))
+
+
+def header(data: bytes) -> Header:
+    """Read the first bytes of a message; MalformedError if nothing good can follow."""
+    result = Header._make(HEADER.unpack(data))
+    if result.version != VERSION:
+        raise MalformedError(f"version {result.version} of the protocol; this is version {VERSION}")
+    count = result.keys + result.values
+    if count > MOST_FIELDS or not 4 * count <= result.length <= LARGEST_MESSAGE:
+        raise MalformedError(f"{result.keys} keys and {result.values} values in {result.length} bytes")
+    return result
+
+
+def fields(header: Header, body: bytes) -> list[bytes]:
+    """Take the keys and values of a message apart."""
+    count = header.keys + header.values
+    lengths = struct.unpack_from(f"<{count}I", body)
+    ends = list(accumulate(lengths, initial=4 * count))
+    if ends[-1] != len(body):
+        raise MalformedError(f"fields of {sum(lengths)} bytes in a body of {len(body)}")
+    return [body[begin:end] for begin, end in pairwise(ends)]
+
+
+def request(header: Header, body: bytes) -> Request:
+    """Return the request that a message asks; MalformedError if it is none."""
+    try:
+        op = Op(header.code)
+    except ValueError:
+        raise MalformedError(f"operation {header.code}") from None
+    parts = fields(header, body)
+    if any(len(part) > LARGEST_KEY for part in parts[: header.keys]):
+        raise MalformedError(f"a key of more than {LARGEST_KEY} bytes")
+    keys, values = _SHAPES[op]
+    if keys not in (ANY, header.keys) or header.values != (header.keys if values == ANY else values):
+        raise MalformedError(f"{op.name} with {header.keys} keys and {header.values} values")
+    try:
+        names = tuple([str(part, "utf-8") for part in parts[: header.keys]])
+    except UnicodeDecodeError:
+        raise MalformedError("a key that is not UTF-8") from None
+    return Request(op, names, tuple(parts[header.keys :]), header.number)
+
+
+class _Shape(NamedTuple):
+    keys: int
+    values: int = 0
+
+
+ANY = -1
+_SHAPES = dict.fromkeys(Op, _Shape(1)) | {
+    Op.SET: _Shape(ANY, ANY),
+    Op.GET: _Shape(ANY),
+    Op.WAIT: _Shape(ANY),
+    Op.CHECK: _Shape(ANY),
+    Op.COMPARE_SET: _Shape(1, 2),
+    Op.APPEND: _Shape(1, 1),
+    Op.PUSH: _Shape(1, 1),
+}
