@@ -7,6 +7,7 @@ import os
 import struct
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,12 +72,9 @@ class FileStore(Store):
                 f"FileStore: {self.path!r} can't be opened: {error.strerror}; give a file in a folder that exists, "
                 f"and that all ranks share{here()}"
             ) from error
-        try:
-            with self._locked(fcntl.LOCK_EX):
-                self._catch_up()
-        except BaseException:
-            os.close(self._file)
-            raise
+        self._close_file = weakref.finalize(self, os.close, self._file)
+        with self._locked(fcntl.LOCK_EX):
+            self._catch_up()
 
     def request(self, request: Request, timeout: float) -> Answer:
         """Do `request` in the file."""
@@ -113,7 +111,7 @@ class FileStore(Store):
                 os.unlink(self.path)
         with self._thread_lock:
             super().close()
-            os.close(self._file)
+            self._close_file()
 
     def __repr__(self) -> str:
         return f"FileStore({self.path!r})"

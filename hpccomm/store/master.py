@@ -8,6 +8,7 @@ import secrets
 import select
 import socket
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -22,20 +23,22 @@ DISCARD = 9  # a port; nothing is sent there
 
 
 class Master:
-    """Serve a store on a listening socket, in a thread that sleeps until the first client comes."""
+    """Serve a store on a listening socket, in a thread that sleeps until the first client comes.
+
+    ``close()`` ends the thread and all connections; so does dropping the Master, and the end of the program.
+    """
 
     def __init__(self, listener: socket.socket, key: bytes, limits: Limits | None = None) -> None:
         self.port: int = listener.getsockname()[1]
-        self._end, ended = socket.socketpair()
-        self._thread = threading.Thread(
-            target=_serve, args=(listener, ended, key, limits), name="hpccomm-store", daemon=True
-        )
-        self._thread.start()
+        end, ended = socket.socketpair()
+        thread = threading.Thread(target=_serve, args=(listener, ended, key, limits), name="hpccomm-store", daemon=True)
+        thread.start()
+        self.close = weakref.finalize(self, _end, end, thread)
 
-    def close(self) -> None:
-        """End the thread and all connections."""
-        self._end.close()
-        self._thread.join()
+
+def _end(end: socket.socket, thread: threading.Thread) -> None:
+    end.close()
+    thread.join()
 
 
 def _serve(listener: socket.socket, ended: socket.socket, key: bytes, limits: Limits | None) -> None:

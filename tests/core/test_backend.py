@@ -67,7 +67,8 @@ def register(name: str, devices: Any = None) -> list[Noting]:
     made: list[Noting] = []
 
     def create(store: Any, rank: int, size: int, timeout: timedelta) -> Noting:
-        assert (store, rank, size, timeout) == (None, RANK, SIZE, timedelta(minutes=30))
+        assert (rank, size, timeout) == (RANK, SIZE, timedelta(minutes=30))
+        assert isinstance(store, hc.Store)
         made.append(Noting(rank, size))
         return made[-1]
 
@@ -306,7 +307,7 @@ def test_the_extended_api() -> None:
         assert (options.rank, options.size, options.ranks) == (RANK, SIZE, tuple(range(SIZE)))
         assert (options.device, options.group_name, options.timeout) == ("cuda", "mine", timedelta(seconds=9))
         assert options.comm is group.comm
-        assert options.store is None
+        assert options.store is group.store
 
 
 def test_a_creator_that_returns_something_else() -> None:
