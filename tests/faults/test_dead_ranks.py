@@ -119,6 +119,33 @@ WAITS = {
 }
 
 
+STORE = """
+    world.store.set(str(me), "before")
+    hc.barrier()
+    if me in VICTIMS:
+        die()
+    for rank in VICTIMS:
+        try:
+            world.store.get(f"what {rank} would have set")
+        except hc.DistNetworkError as error:
+            seen["text"] = str(error)
+    world = hc.shrink_group()
+    world.store.set(str(world.rank), "after")
+    seen["values"] = [value.decode() for value in world.store.multi_get([str(rank) for rank in range(world.size)])]
+    hc.destroy_process_group()
+    write_down()
+"""
+
+
+@survives
+def test_the_store_dies_with_rank_0_and_the_survivors_have_another(tmp_path: Path) -> None:
+    program = textwrap.dedent(BEGIN) + textwrap.dedent(STORE)
+    for seen in run(program, tmp_path, victims=(0,)).values():
+        assert "the store at 127.0.0.1, port" in seen["text"]
+        assert "has the process that holds it ended?" in seen["text"]
+        assert seen["values"] == ["after"] * 3
+
+
 @survives
 @pytest.mark.parametrize("where", WAITS)
 def test_every_survivor_is_told_who_died_and_goes_on(where: str, tmp_path: Path) -> None:
