@@ -65,14 +65,7 @@ class FileStore(Store):
         self._table = Table()
         self._read = 0  # bytes of the file that the table knows
         self._thread_lock = threading.Lock()
-        try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise DistStoreError(
-                f"FileStore: {self.path!r} can't be opened: {error.strerror}; give a file in a folder that exists, "
-                f"and that all ranks share{here()}"
-            ) from error
-        self._close_file = weakref.finalize(self, os.close, self._file)
+        self._open()
         with self._locked(fcntl.LOCK_EX):
             self._catch_up()
 
@@ -116,12 +109,26 @@ class FileStore(Store):
     def __repr__(self) -> str:
         return f"FileStore({self.path!r})"
 
+    def _open(self) -> None:
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise DistStoreError(
+                f"FileStore: {self.path!r} can't be opened: {error.strerror}; give a file in a folder that exists, "
+                f"and that all ranks share{here()}"
+            ) from error
+        self._close_file = weakref.finalize(self, os.close, self._file)
+        self._process = os.getpid()
+
     @contextmanager
     def _locked(self, kind: int) -> Iterator[None]:
         with self._thread_lock:
             if self._is_closed:
                 yield  # the request refuses
                 return
+            if self._process != os.getpid():  # a fork: its parent has the lock of this open file
+                self._close_file()
+                self._open()
             fcntl.flock(self._file, kind)
             try:
                 yield

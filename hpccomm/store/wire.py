@@ -16,6 +16,7 @@ from .table import LARGEST_KEY, LARGEST_VALUE, Op, Request
 VERSION = 1
 LARGEST_MESSAGE = LARGEST_VALUE + (32 << 20)  # bytes after the header
 MOST_FIELDS = 1 << 20
+LONGEST_WAIT = 1e15
 HEADER = struct.Struct("<BBqdIII")  # version, code, number, seconds, keys, values, bytes that follow
 
 
@@ -61,6 +62,8 @@ def header(data: bytes) -> Header:
     result = Header._make(HEADER.unpack(data))
     if result.version != VERSION:
         raise MalformedError(f"version {result.version} of the protocol; this is version {VERSION}")
+    if not 0 <= result.seconds < LONGEST_WAIT:  # nor NaN, which has no place among times
+        raise MalformedError(f"a wait of {result.seconds} seconds")
     count = result.keys + result.values
     if count > MOST_FIELDS or not 4 * count <= result.length <= LARGEST_MESSAGE:
         raise MalformedError(f"{result.keys} keys and {result.values} values in {result.length} bytes")

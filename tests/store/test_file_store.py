@@ -129,6 +129,26 @@ def test_processes_count_together(tmp_path: Path) -> None:
         assert store.get("n") == b"600"
 
 
+FORKS = """
+import os, sys
+import hpccomm as hc
+store = hc.FileStore(sys.argv[1])
+child = os.fork()
+for _ in range(500):
+    store.add("n", 1)
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(store.get("n"))
+"""
+
+
+def test_a_forked_child_has_a_lock_of_its_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKS, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment())
+    assert (done.stdout, done.stderr) == ("b'1000'\n", "")
+
+
 def test_the_last_of_world_size_deletes_the_file(tmp_path: Path) -> None:
     path = tmp_path / "store"
     first, second = hc.FileStore(path, 2), hc.FileStore(path, 2)
