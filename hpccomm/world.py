@@ -17,8 +17,7 @@ from .core.options import Membership, time_limit
 from .core.registry import BackendConfig, is_backend_available
 from .core.watched import watched
 from .errors import DistBackendError, DistError, here
-from .process import mpi_library
-from .process.environment import silent_singleton
+from .process import alone, mpi_library
 from .process.excepthook import AbortOnException
 from .process.peer_failure import PeerFailures
 
@@ -195,9 +194,7 @@ def init_process_group(
     device = None if device_id is None else _device_number(device_id, config)
     mpi = mpi_library.load()
     if comm is None:
-        alone = silent_singleton(mpi.COMM_WORLD.Get_size())
-        if alone is not None:
-            raise DistError(f"init_process_group: {alone}")
+        alone.check(mpi)
         comm = mpi.COMM_WORLD
     elif not isinstance(comm, mpi.Intracomm):
         raise TypeError(f"init_process_group: comm is {comm!r}; expected an mpi4py intracommunicator")
