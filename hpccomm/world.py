@@ -140,10 +140,10 @@ def init_process_group(
     group_name : str, optional
         A name for messages.
     device_id : int or "auto", optional
-        The number of this rank's GPU (or a ``cupy.cuda.Device``); ``"auto"``: the ranks of a node take turns (local
-        rank modulo the GPUs that this process sees). It becomes the current device, and the ranks are connected by
-        NCCL now instead of at the first operation on a GPU array. Every rank gives one, or none does. Default: the
-        GPU of the first array.
+        The number of this rank's GPU (or a ``cupy.cuda.Device``); ``"auto"``: the ranks take turns at the GPUs that
+        they see, which is the local rank modulo their number where all see the same. It becomes the current device,
+        and the ranks are connected by NCCL now instead of at the first operation on a GPU array. Every rank gives one,
+        or none does. Default: the GPU of the first array.
     on_peer_failure : callable, optional
         Called when another rank has died, where the launcher tells this one instead of ending it: MPICH's ``mpiexec
         -disable-auto-cleanup``. It gets that rank, or None where it can't be told, and runs in a thread of its own,
@@ -284,7 +284,9 @@ def _leave(pid: int) -> None:
 def connect(group: ProcessGroup) -> None:
     """Connect the GPUs of a new group now, if the program has said at init which they are."""
     if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group._backends:
-        group._backends["cuda"].connect()
+        device = group._backends["cuda"].connect()
+        if group.device_id == "auto" and isinstance(device, int):  # the groups made from this one have the same GPU
+            group.device_id = device
 
 
 def _device_number(device_id: Any, config: BackendConfig) -> int | Literal["auto"]:
