@@ -100,8 +100,10 @@ def _ranks(mpi: Any) -> Iterator[Fact]:
     yield Fact("nodes", describe_nodes(nodes, [host for _, host in all_ranks]))
     library = mpi.Get_library_version()
     differences = disagreements([seen for seen, _ in all_ranks])
-    if alone := refusal(size, library) or warning(size, library):
+    if alone := refusal(size, library):
         yield Fact("placement", f"wrong: {alone}")
+    elif alone := warning(size, library):
+        yield Fact("placement", alone)
     elif differences:
         yield Fact("placement", f"launcher and MPI differ, and hpccomm goes by MPI. {'; '.join(differences)}")
     elif mine.told is not None:
