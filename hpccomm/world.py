@@ -17,8 +17,7 @@ from .core.options import Membership, time_limit
 from .core.registry import BackendConfig, is_backend_available
 from .core.watched import watched
 from .errors import DistBackendError, DistError, here
-from .process import mpi_library
-from .process.environment import silent_singleton
+from .process import alone, mpi_library
 from .process.excepthook import AbortOnException
 from .process.peer_failure import PeerFailures
 from .store import Store
@@ -153,10 +152,10 @@ def init_process_group(
     store : Store, optional
         The store of which the groups' are parts, instead of `init_method`. Every rank gives one, of the same table.
     device_id : int or "auto", optional
-        The number of this rank's GPU (or a ``cupy.cuda.Device``); ``"auto"``: the ranks of a node take turns (local
-        rank modulo the GPUs that this process sees). It becomes the current device, and the ranks are connected by
-        NCCL now instead of at the first operation on a GPU array. Every rank gives one, or none does. Default: the
-        GPU of the first array.
+        The number of this rank's GPU (or a ``cupy.cuda.Device``); ``"auto"``: the ranks take turns at the GPUs that
+        they see, which is the local rank modulo their number where all see the same. It becomes the current device,
+        and the ranks are connected by NCCL now instead of at the first operation on a GPU array. Every rank gives one,
+        or none does. Default: the GPU of the first array.
     on_peer_failure : callable, optional
         Called when another rank has died, where the launcher tells this one instead of ending it: MPICH's ``mpiexec
         -disable-auto-cleanup``. It gets that rank, or None where it can't be told, and runs in a thread of its own,
@@ -210,9 +209,7 @@ def init_process_group(
     device = None if device_id is None else _device_number(device_id, config)
     mpi = mpi_library.load()
     if comm is None:
-        alone = silent_singleton(mpi.COMM_WORLD.Get_size())
-        if alone is not None:
-            raise DistError(f"init_process_group: {alone}")
+        alone.check(mpi)
         comm = mpi.COMM_WORLD
     elif not isinstance(comm, mpi.Intracomm):
         raise TypeError(f"init_process_group: comm is {comm!r}; expected an mpi4py intracommunicator")
@@ -303,7 +300,9 @@ def _leave(pid: int) -> None:
 def connect(group: ProcessGroup) -> None:
     """Connect the GPUs of a new group now, if the program has said at init which they are."""
     if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group._backends:
-        group._backends["cuda"].connect()
+        device = group._backends["cuda"].connect()
+        if group.device_id == "auto" and isinstance(device, int):  # the groups made from this one have the same GPU
+            group.device_id = device
 
 
 def _agree_with_mpi(comm: MPI.Intracomm, rank: int, world_size: int, by: str = "") -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 import textwrap
 import time
@@ -132,8 +134,6 @@ def test_a_launcher_of_another_mpi_is_refused(tmp_path: Path) -> None:
         import hpccomm as hc
         hc.init_process_group()
         """
-    import subprocess
-
     file = tmp_path / "program.py"
     file.write_text(textwrap.dedent(program))
     environment = {**clean_environment(), "SLURM_STEP_NUM_TASKS": "4"}  # as srun --mpi=none does it
@@ -144,9 +144,38 @@ def test_a_launcher_of_another_mpi_is_refused(tmp_path: Path) -> None:
     assert (
         "DistError: init_process_group: srun started 4 processes, but MPI says that this one is alone" in result.stderr
     )
+    assert re.search(rf"`srun --mpi=(pmi2|pmix) \S*python\S* {file}`", result.stderr)
     alone = file.with_name("alone.py")
     alone.write_text("import hpccomm as hc\nfrom mpi4py import MPI\nhc.init_process_group(comm=MPI.COMM_SELF)\n")
     assert subprocess.run([sys.executable, alone], env=environment, timeout=60, check=False).returncode == 0
+
+
+def test_a_process_alone_in_a_slurm_job_is_warned_once(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import hpccomm as hc\n"
+        "for _ in range(2):\n"
+        "    with hc.init_process_group() as world:\n"
+        "        print(world.size)\n"
+    )
+    environment = {**clean_environment(), "SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}  # in a batch script, without srun
+    result = subprocess.run(
+        [sys.executable, file], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stdout.split()) == (0, ["1", "1"]), result.stderr
+    assert result.stderr.count("hpccomm: this Slurm job has 4 tasks, but the program was started without srun") == 1
+
+
+def test_torchrun_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("import hpccomm as hc\nhc.init_process_group()\n")
+    environment = {**clean_environment(), "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0"}
+    result = subprocess.run(
+        [sys.executable, file], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 1
+    assert "torchrun started 2 processes, but MPI says that this one is alone" in result.stderr
+    assert f"`mpiexec -n 2 {sys.executable} {file}`" in result.stderr
 
 
 def test_without_an_mpi_library_the_error_says_what_to_do(tmp_path: Path) -> None:
@@ -155,8 +184,6 @@ def test_without_an_mpi_library_the_error_says_what_to_do(tmp_path: Path) -> Non
         assert not hc.is_mpi_available() and not hc.is_available() and not hc.is_backend_available("mpi")
         hc.init_process_group()
         """
-    import subprocess
-
     file = tmp_path / "program.py"
     file.write_text(textwrap.dedent(program))
     environment = {**clean_environment(), "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}

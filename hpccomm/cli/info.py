@@ -12,12 +12,14 @@ import importlib.util
 import json
 import platform
 import shutil
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from .. import __version__
 from ..errors import DistBackendError
-from ..process.environment import launcher
+from ..process.alone import refusal, warning
+from ..process.environment import Placement, Seen, disagreements, placement
+from ..process.host_list import fold
 from .main import is_first_process
 
 INSTALL_CUPY = "pip install 'hpccomm[cuda13]' (or [cuda12])"
@@ -54,8 +56,8 @@ def collect(gpu: bool = False) -> Iterator[Fact]:
     yield Fact("Python", platform.python_version())
     yield from (Fact(package, importlib.metadata.version(package)) for package in ("numpy", "mpi4py"))
     yield from _mpi()
-    started_by = launcher()
-    yield Fact("launcher", "none: this process was started by hand" if started_by is None else started_by.name)
+    told = placement()
+    yield Fact("launcher", "none: this process was started by hand" if told is None else _in_words(told))
     yield Fact("mpiexec", shutil.which("mpiexec") or "no: there is none on the PATH")
     yield from _cupy(gpu)
 
@@ -76,13 +78,63 @@ def _mpi() -> Iterator[Fact]:
     yield Fact("MPI", mpi_library(mpi.Get_library_version()))
     yield Fact("MPI standard", ".".join(map(str, mpi.Get_version())))
     yield Fact("MPI library", path_of_library("libmpi") or "not known: only Linux tells")
-    yield Fact("ranks", str(mpi.COMM_WORLD.Get_size()))
+    yield from _ranks(mpi)
     yield Fact("thread level", levels.get(mpi.Query_thread(), "multiple"))
     try:
         aware, reason = cuda_awareness()
     except ValueError as error:
         aware, reason = False, str(error)
     yield Fact("CUDA-aware MPI", f"{'yes' if aware else 'no'}: {reason}")
+
+
+def _ranks(mpi: Any) -> Iterator[Fact]:
+    from ..process.mpi_library import number_nodes
+
+    comm = mpi.COMM_WORLD
+    nodes, _ = number_nodes(comm)
+    rank, size = comm.Get_rank(), comm.Get_size()
+    local_ranks = [other for other, node in enumerate(nodes) if node == nodes[rank]]
+    mine = Seen(rank, size, local_ranks.index(rank), len(local_ranks), placement())
+    all_ranks: list[tuple[Seen, str]] = comm.allgather((mine, mpi.Get_processor_name()))
+    yield Fact("ranks", str(size))
+    yield Fact("nodes", describe_nodes(nodes, [host for _, host in all_ranks]))
+    library = mpi.Get_library_version()
+    differences = disagreements([seen for seen, _ in all_ranks])
+    if alone := refusal(size, library):
+        yield Fact("placement", f"wrong: {alone}")
+    elif alone := warning(size, library):
+        yield Fact("placement", alone)
+    elif differences:
+        yield Fact("placement", f"launcher and MPI differ, and hpccomm goes by MPI. {'; '.join(differences)}")
+    elif mine.told is not None:
+        yield Fact("placement", "launcher and MPI agree")
+
+
+def describe_nodes(nodes: Sequence[int], hosts: Sequence[str]) -> str:
+    """Return how many nodes there are, with how many ranks each, and their names; one entry for each rank."""
+    counts, names = [nodes.count(node) for node in sorted(set(nodes))], []
+    for node in sorted(set(nodes)):
+        names.append(hosts[nodes.index(node)])
+    if len(counts) == 1:
+        return f"1: {names[0]}"
+    if len(set(counts)) == 1:
+        return f"{len(counts)}, {counts[0]} rank{'s' * (counts[0] != 1)} each: {fold(names)}"
+    return f"{len(counts)}, {min(counts)} to {max(counts)} ranks each: {fold(names)}"
+
+
+def _in_words(told: Placement) -> str:
+    """Describe what the launcher says of this process."""
+    said = []
+    for name, number, count in (
+        ("rank", told.rank, told.size),
+        ("local rank", told.local_rank, told.local_size),
+        ("node", told.node_rank, told.node_count),
+    ):
+        if number is not None:
+            said.append(f"{name} {number}" + (f" of {count}" if count is not None else ""))
+    if told.node_list:
+        said.append(fold(told.node_list))
+    return ", ".join([told.launcher.name, *said])
 
 
 def _cupy(gpu: bool) -> Iterator[Fact]:

@@ -30,6 +30,7 @@ COMMANDS = {
     "info": Command("hpccomm.cli.info", "what there is on this machine, and for what there is not, why"),
     "trace": Command("hpccomm.debug.trace.command", "what the ranks of a job have done: who differs, who is late"),
     "debug": Command("hpccomm.debug.command", "which rank of a job that hangs is to blame"),
+    "slurm": Command("hpccomm.cli.slurm", "a batch script for a program, with what this machine's Slurm needs"),
     "bench": Command("hpccomm.bench.command", "measure operations, beside raw mpi4py and torch's gloo"),
 }
 

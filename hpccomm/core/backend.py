@@ -233,7 +233,10 @@ class Backend:
         raise self._lacks("persistent")
 
     def connect(self) -> Any:
-        """Make the connections that the first operation would make; called by every rank (``device_id=``)."""
+        """Make the connections that the first operation would make; called by every rank (``device_id=``).
+
+        What it returns, if it is a number, is that of this rank's GPU: what ``device_id="auto"`` has come to.
+        """
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
         """Return a context manager: the asynchronous sends and receives of these arrays inside it start together."""

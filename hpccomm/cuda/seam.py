@@ -13,9 +13,7 @@ import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
-
-from ..errors import DistBackendError
+from typing import Any, Protocol
 
 PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.cupy_nccl"}
 
@@ -211,16 +209,6 @@ def on_device(runtime: Runtime, device: int) -> Iterator[None]:
         yield
     finally:
         runtime.use_device(before)
-
-
-def device_of_rank(runtime: Runtime, device_id: int | Literal["auto"], local_rank: int) -> int:
-    """Return the GPU that the program named; with "auto", the local rank modulo the number of GPUs."""
-    if device_id != "auto":
-        return device_id
-    count = runtime.device_count()
-    if count == 0:
-        raise DistBackendError("CUDA shows no GPU")
-    return local_rank % count
 
 
 @functools.cache

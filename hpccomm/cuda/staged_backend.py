@@ -17,7 +17,7 @@ from ..core.options import BackendOptions
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work
 from ..errors import DistBackendError, UnsupportedOperationError, here
-from . import seam
+from . import choice, seam
 from .packing import Packing
 
 T = TypeVar("T")
@@ -33,15 +33,20 @@ class StagedBackend(Backend):
 
     def __init__(self, options: BackendOptions, host: Backend) -> None:
         super().__init__(options.rank, options.size)
-        self._device_id = options.device_id
-        self._local_rank = options.local_rank
+        self._options = options
         self._host = host
         self._runtime = seam.runtime()
         self._lanes: dict[int, Lane] = {}  # of each GPU
 
-    def connect(self) -> None:
-        if self._device_id is not None:
-            self._runtime.use_device(seam.device_of_rank(self._runtime, self._device_id, self._local_rank))
+    def connect(self) -> int | None:
+        device, comm = self._options.device_id, self._options.comm
+        if device == "auto" and comm is not None:
+            sights = comm.allgather(choice.look(self._runtime, None))
+            device = choice.choose(sights, self._options.ranks)[self.rank]
+        if device is None or device == "auto":
+            return None
+        self._runtime.use_device(device)
+        return device
 
     def _stage(self, *arrays: Any) -> Stage:
         """Begin an operation: copies wait for the current stream."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 from typing import Any, cast
 
@@ -49,26 +48,28 @@ class NCCLBackend(Backend):
 
     # -- the connection --------------------------------------------------------------------------
 
-    def connect(self, device: int | None = None) -> Connection:
-        """Make the group's communicator; `device` is the GPU of the first array. Every rank of the group calls it."""
+    def connect(self) -> int:
+        return self._connect().device
+
+    def _connect(self, device: int | None = None) -> Connection:
+        """Make the group's communicator; `device` is the GPU of the first array. Every rank of the group calls it.
+
+        This rank's GPU is the one that the program named, else that of the array, else the ranks take turns.
+        """
+        named = self._options.device_id
+        if named is not None:
+            device = None if named == "auto" else named
         comm, device = connect(
             self._nccl,
             self._runtime,
             self._mpi,
             self._options.ranks,
-            partial(self._choose_device, device),
+            device,
             self._options.settings.intra_node == "host",
         )
-        if self._options.device_id is not None:
+        if named is not None:
             self._runtime.use_device(device)
         return self._connected(comm, device)
-
-    def _choose_device(self, device: int | None) -> int:
-        """Return this rank's GPU: the one that the program named, else that of the array, else by local rank."""
-        named = self._options.device_id
-        if named is None and device is not None:
-            return device
-        return seam.device_of_rank(self._runtime, "auto" if named is None else named, self._options.local_rank)
 
     def _connected(self, comm: seam.Communicator, device: int) -> Connection:
         settings = self._options.settings
@@ -279,7 +280,7 @@ class NCCLBackend(Backend):
     # -- the rest --------------------------------------------------------------------------------
 
     def barrier(self, async_op: bool) -> Work | None:
-        connection = self._connection or self.connect()
+        connection = self._connection or self._connect()
         launch = connection.launch(async_op)
         token = launch.empty((1,), np.dtype(np.uint8))
         launch.all_reduce(token, token, reduced("barrier", token.dtype, ReduceOp.MAX))
@@ -309,7 +310,7 @@ class NCCLBackend(Backend):
         """Begin an operation on these arrays; the first one connects the ranks."""
         connection = self._connection
         if connection is None:
-            connection = self.connect(arrays[0].data.device_id)
+            connection = self._connect(arrays[0].data.device_id)
         for array in arrays:
             if array.data.device_id != connection.device:
                 raise ValueError(

