@@ -13,6 +13,7 @@ import numpy as np
 from ..core.sparse import assign_sum
 
 NOT_READY = 600  # cudaErrorNotReady
+UNIQUE = 8  # bytes of a UUID
 INSTALL = "pip install 'hpccomm[cuda13]' (or [cuda12], for an older driver)"
 
 try:
@@ -23,6 +24,15 @@ except ImportError as error:
 
 if int(cupy.__version__.split(".")[0]) < 14:
     raise ImportError(f"hpccomm needs CuPy 14 for GPU arrays, and this is {cupy.__version__}: {INSTALL}")
+
+
+# of the runtime, the driver (modules, kernels), NVRTC, and the memory pool
+ERRORS = (
+    cuda.CUDARuntimeError,
+    cupy.cuda.driver.CUDADriverError,
+    cupy.cuda.compiler.CompileException,
+    cupy.cuda.memory.OutOfMemoryError,
+)
 
 
 class Runtime:
@@ -41,8 +51,9 @@ class Runtime:
         cupy.cuda.Device(device).use()
 
     def identity(self, device: int) -> str:
-        uuid: bytes = cuda.getDeviceProperties(device)["uuid"]
-        return uuid.hex() if any(uuid) else f"{platform.node()} {cuda.deviceGetPCIBusId(device)}"
+        # CuPy takes the 16 bytes of the UUID for a C string: it may be cut at a NUL, or have more behind it.
+        uuid: bytes = cuda.getDeviceProperties(device)["uuid"][:16]
+        return uuid.hex() if len(uuid) >= UNIQUE else f"{platform.node()} {cuda.deviceGetPCIBusId(device)}"
 
     def create_stream(self, device: int) -> int:
         with cupy.cuda.Device(device):
@@ -87,12 +98,17 @@ class Runtime:
                 import ml_dtypes
 
                 return cupy.from_dlpack(array.view(torch.int16)).view(ml_dtypes.bfloat16)
-        if hasattr(array, "__cuda_array_interface__"):
+        if hasattr(array, "__dlpack__"):
+            return cupy.from_dlpack(array)
+        pointer = array.__cuda_array_interface__["data"][0]
+        if not pointer:  # it is empty
             return cupy.asarray(array)
-        return cupy.from_dlpack(array)
+        # cupy.asarray copies what is not on the current GPU, and a result in a copy would be lost.
+        with cupy.cuda.Device(cuda.pointerGetAttributes(pointer).device):
+            return cupy.asarray(array)
 
     def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
-        with cupy.cuda.Device(device), _stream(stream, device):  # CuPy's memory pool belongs to the stream
+        with cupy.cuda.Device(device), _stream(stream):  # CuPy's memory pool belongs to the stream
             return cupy.empty(shape, dtype)
 
     def copy(self, target: Any, source: Any, stream: int) -> None:
@@ -100,18 +116,18 @@ class Runtime:
             cuda.memcpyAsync(target.data.ptr, source.data.ptr, target.nbytes, cuda.memcpyDefault, stream)
         elif target.nbytes:
             device = target.data.device_id
-            with cupy.cuda.Device(device), _stream(stream, device):
+            with cupy.cuda.Device(device), _stream(stream):
                 _as_numbers(target)[...] = _as_numbers(source).reshape(target.shape)
 
     def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
         device = target.data.device_id
-        with cupy.cuda.Device(device), _stream(stream, device):
+        with cupy.cuda.Device(device), _stream(stream):
             cupy.multiply(source, target.dtype.type(factor), out=target)
 
     def sum_entries(self, matrix: Any, rows: Any, columns: Any, values: Any, device: int, stream: int) -> None:
         from cupyx.scipy import sparse
 
-        with cupy.cuda.Device(device), _stream(stream, device) as used:
+        with cupy.cuda.Device(device), _stream(stream) as used:
             assign_sum(matrix, sparse.coo_matrix((values, (rows, columns)), shape=matrix.shape))
             used.synchronize()
 
@@ -176,12 +192,11 @@ class Runtime:
             np.uint32(number),
             np.uint64(vectors),
         )
-        device = self.current_device()
-        with _stream(stream, device):
+        with _stream(stream):
             _intra_node(*name)((blocks,), (threads,), typed)
 
     def explain(self, error: Exception) -> str | None:
-        return str(error) if isinstance(error, cuda.CUDARuntimeError) else None
+        return str(error) if isinstance(error, ERRORS) else None
 
 
 KERNEL_TYPES = {"float32": "Float32", "float16": "Float16", "bfloat16": "BFloat16"}
@@ -201,8 +216,19 @@ def _intra_node_module() -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _stream(stream: int, device: int) -> Any:
-    return cupy.cuda.ExternalStream(stream, device)
+def _stream(stream: int) -> Any:
+    """Return CuPy's object for a stream, to be entered where its GPU is the current one."""
+    return cupy.cuda.Stream.from_external(_Given(stream))
+
+
+class _Given:
+    """A stream that somebody else has made (CUDA stream protocol)."""
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream
 
 
 def _as_numbers(array: Any) -> Any:
