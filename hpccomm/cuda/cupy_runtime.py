@@ -60,6 +60,7 @@ class Runtime:
             return int(cuda.streamCreateWithFlags(cuda.streamNonBlocking))
 
     def destroy_stream(self, stream: int) -> None:
+        cupy.get_default_memory_pool().free_all_blocks(_stream(stream))  # nobody else can use them
         cuda.streamDestroy(stream)
 
     def current_stream(self, device: int) -> int:
@@ -176,6 +177,10 @@ class Runtime:
 
     def free_table(self, table: int) -> None:
         del self._tables[table]
+
+    def compile_intra_node(self, device: int) -> None:
+        with cupy.cuda.Device(device):
+            _intra_node("one_shot", "float32")
 
     def intra_node_kernel(
         self, name: tuple[str, str], shape: tuple[int, int], arguments: tuple[int, ...], stream: int

@@ -11,10 +11,12 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+OWN_THREADS = "hpccomm-"  # how their names begin
 PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.cupy_nccl"}
 
 
@@ -124,6 +126,9 @@ class Runtime(Protocol):
     def free_table(self, table: int) -> None:
         """Free the memory of a `table`."""
 
+    def compile_intra_node(self, device: int) -> None:
+        """Compile and load the kernels of ``nccl/intra_node.cu``; an error is one that `explain` knows."""
+
     def intra_node_kernel(
         self, name: tuple[str, str], shape: tuple[int, int], arguments: tuple[int, ...], stream: int
     ) -> None:
@@ -202,13 +207,17 @@ class NCCL(Protocol):
 
 @contextmanager
 def on_device(runtime: Runtime, device: int) -> Iterator[None]:
-    """Make a GPU the current one inside the block."""
+    """Make a GPU the current one inside the block; in hpccomm's own threads also afterwards.
+
+    A thread begins on GPU 0, and going back there would make a context (about 500 MB) on a GPU that is another rank's.
+    """
     before = runtime.current_device()
     runtime.use_device(device)
     try:
         yield
     finally:
-        runtime.use_device(before)
+        if before != device and not threading.current_thread().name.startswith(OWN_THREADS):
+            runtime.use_device(before)
 
 
 @functools.cache

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any
 
 from ..core.work import IN_FLIGHT, Work
+from ..errors import DistBackendError, here
 from .seam import Runtime, on_device
 
 
 class CudaWork(Work):
     """An operation on a stream of its transport; an event marks its end.
 
-    `events` is the pool that the event comes from and goes back to. `failure` returns the error of
-    the transport, or None.
+    `let_go` takes the event back when it has passed. `failure` returns the error of the transport, or None.
     """
 
     is_let_go_at_once = True  # its arrays are memory of the GPU
@@ -23,22 +24,21 @@ class CudaWork(Work):
         self,
         runtime: Runtime,
         device: int,
-        events: list[int],
+        let_go: Callable[[int], None],
         failure: Callable[[], Exception | None],
         wait_blocks: bool,
     ) -> None:
         super().__init__()
         self._runtime = runtime
         self._device = device
-        self._events = events
+        self._let_go = let_go
         self._failure = failure
         self._wait_blocks = wait_blocks
         self._event = 0  # until the batch that the operation belongs to has been launched
 
-    def launched(self, event: int, alive: Any) -> None:
-        """Take the event recorded after the operation, and everything that must be kept until it has passed."""
+    def launched(self, event: int) -> None:
+        """Take the event recorded after the operation."""
         self._event = event
-        self.alive = alive
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Make this thread's current stream wait for the operation, not the host; with a `timeout`, the host."""
@@ -61,13 +61,30 @@ class CudaWork(Work):
     def poll(self) -> bool:
         """Say whether the event has passed; raise the error of the transport."""
         self._raise_failure()
-        return self._event != 0 and self._runtime.is_done(self._event)
+        if self._event == 0:
+            return False
+        with self._asking():
+            return self._runtime.is_done(self._event)
 
     def block(self) -> None:
         """Return when the event has passed; raise the error of the transport."""
         self._raise_failure()
-        self._runtime.synchronize_event(self._event)
+        with self._asking():
+            self._runtime.synchronize_event(self._event)
         self._raise_failure()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Ask CUDA: from a thread whose current GPU may be another one, and with errors told as the backend's."""
+        is_main = threading.get_ident() == threading.main_thread().ident  # whose current GPU is the program's business
+        try:
+            with nullcontext() if is_main else on_device(self._runtime, self._device):
+                yield
+        except Exception as error:
+            text = self._runtime.explain(error)
+            if text is None:
+                raise
+            raise DistBackendError(f"{self.op_type}: CUDA reports {text}{here()}") from error
 
     def _raise_failure(self) -> None:
         failure = self._failure()
@@ -76,5 +93,5 @@ class CudaWork(Work):
 
     def _complete(self, advance: Callable[[], bool | None]) -> None:
         super()._complete(advance)
-        if self._status is not IN_FLIGHT:
-            self._events.append(self._event)
+        if self._status is not IN_FLIGHT and self._event:  # without one its batch has failed
+            self._let_go(self._event)

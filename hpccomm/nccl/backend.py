@@ -15,10 +15,10 @@ from ..core.reduce_op import ReduceOp
 from ..core.work import Work, as_seconds
 from ..cuda import seam
 from ..errors import DistBackendError, DistError, UnsupportedOperationError, here
-from .bootstrap import connect
+from .bootstrap import Unavailable, connect
 from .connection import Connection
 from .intra_node import IntraNode
-from .launch import Launch
+from .launch import ISSUING, Launch
 from .types import reduced
 
 MOST_CALLS = 2048  # in one group (NCCL's user guide, "Group Calls"); the two ends of a batch might be cut differently
@@ -65,10 +65,9 @@ class NCCLBackend(Backend):
             self._mpi,
             self._options.ranks,
             device,
-            self._options.settings.intra_node == "host",
+            becomes_current=named is not None,
+            may_do_without=self._options.settings.intra_node == "host",
         )
-        if named is not None:
-            self._runtime.use_device(device)
         return self._connected(comm, device)
 
     def _connected(self, comm: seam.Communicator, device: int) -> Connection:
@@ -85,7 +84,10 @@ class NCCLBackend(Backend):
             return None
         with seam.on_device(self._runtime, connection.device):
             connection.synchronize()  # ncclCommSplit wants nothing in flight
-            comm = connection.comm.split(-1 if options is None else color, 0 if options is None else options.rank)
+            with ISSUING:
+                comm = connection.comm.split(-1 if options is None else color, 0 if options is None else options.rank)
+            if isinstance(comm, Unavailable) and options is not None and options.size == 1:  # no other has its GPU
+                comm = self._nccl.connect(1, self._nccl.unique_id(), 0)
         if comm is None or options is None:
             return None
         backend = type(self)(replace(options, device_id=connection.device))
@@ -188,6 +190,7 @@ class NCCLBackend(Backend):
             to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
             launch.send(inputs[to], to)
             launch.recv(launch.writing(outputs[source]), source)
+            launch.ends_step()
 
     # -- many arrays in one group of calls -------------------------------------------------------
 
@@ -290,7 +293,7 @@ class NCCLBackend(Backend):
         if self._connection is not None:
             self._connection.destroy(min(as_seconds(self._options.timeout), LONGEST_DESTROY))
         if self._intra_node is not None:
-            self._intra_node.close()
+            self._intra_node.close(others_come=self._connection is None or self._connection.failure is None)
 
     def abort(self) -> None:
         if self._connection is not None:

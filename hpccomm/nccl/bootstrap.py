@@ -23,6 +23,7 @@ def connect(
     comm: MPI.Intracomm,
     ranks: Sequence[int],
     device: int | None,
+    becomes_current: bool = False,
     may_do_without: bool = False,
 ) -> tuple[Communicator, int]:
     """Make the communicator of the ranks of `comm`, whose global ranks are `ranks`; return it and this rank's GPU.
@@ -34,7 +35,10 @@ def connect(
     DistBackendError
         On every rank: two ranks have the same GPU, or one of them finds no GPU, or NCCL gives no unique id.
     """
-    sights: list[tuple[Sight, bool]] = comm.allgather((look(runtime, device), _may_share(nccl)))
+    sight = look(runtime, device)
+    if os.environ.get("NCCL_COMM_BLOCKING") == "0":
+        sight = Sight(error="NCCL_COMM_BLOCKING=0 is set, and hpccomm's communicators block; unset it")
+    sights: list[tuple[Sight, bool]] = comm.allgather((sight, _may_share(nccl)))
     seen = [sight for sight, _ in sights]
     devices = choose(seen, ranks)
     device = devices[comm.Get_rank()]
@@ -48,6 +52,8 @@ def connect(
     if error is not None:
         raise DistBackendError(f"NCCL on rank {ranks[0]} can't make a unique id: {error}{here()}")
     comm.Barrier()
+    if becomes_current:  # before NCCL is called: going back from there would make a context on the GPU of before
+        runtime.use_device(device)
     with on_device(runtime, device):
         return nccl.connect(comm.Get_size(), unique_id, comm.Get_rank()), device
 

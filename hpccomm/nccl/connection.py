@@ -26,10 +26,11 @@ from ..cuda.seam import NCCL, Communicator, Runtime, on_device
 from ..cuda.work import CudaWork
 from ..errors import DistBackendError, DistTimeoutError, here
 from .async_errors import AsyncErrors
-from .launch import Launch
+from .launch import ISSUING, Launch
 
 DEFAULT_STREAM = 0  # of whichever GPU is the current one
 LONGEST_ABORT = 5.0  # seconds
+ABANDONED: list[Any] = []  # what NCCL may still use, because it could not be aborted
 
 
 class Connection:
@@ -50,6 +51,7 @@ class Connection:
         self._used: int | None = None  # the stream of the last operation, which has waited for `_last`
         self._mark = runtime.create_event(device)
         self._events: list[int] = []  # not in use
+        self._in_flight: dict[int, Any] = {}  # by the event that marks its end: what must be kept until then
         self._batch: list[tuple[Launch, CudaWork]] | None = None
         self._async_errors = AsyncErrors(comm, self.fail)
 
@@ -91,9 +93,11 @@ class Connection:
         return self._end(launch, async_op, arrays, host_waits)
 
     def _end(self, launch: Launch, async_op: bool, arrays: Any, host_waits: bool) -> Work | None:
-        launch.make_calls()
+        with ISSUING:
+            self.raise_failure()  # the communicator is gone
+            launch.make_calls()
         if async_op:
-            work = CudaWork(self.runtime, self.device, self._events, lambda: self.ended_by, self._wait_blocks)
+            work = CudaWork(self.runtime, self.device, self._let_go, lambda: self.ended_by, self._wait_blocks)
             launch.alive.append(arrays)
             if self._batch is None:
                 self._mark_end(launch, work)
@@ -110,22 +114,29 @@ class Connection:
         launch.unpack()
         event = self._events.pop() if self._events else self.runtime.create_event(self.device)
         self.runtime.record(event, self.stream)
-        work.launched(event, launch.alive)
+        work.launched(event)
+        self._in_flight[event] = launch.alive
+
+    def _let_go(self, event: int) -> None:
+        """Let go of what was in flight until an event, which may be used again."""
+        self._in_flight.pop(event, None)
+        self._events.append(event)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
         """Launch the asynchronous operations of the block as one group call of NCCL; `launch` has been called."""
-        self._batch = []
-        self.nccl.group_start()
-        try:
-            yield
-        finally:
-            launches, self._batch = self._batch, None
+        with ISSUING:
+            self._batch = []
+            self.nccl.group_start()
             try:
-                self.nccl.group_end()
+                yield
             finally:
-                for launch, work in launches:  # nothing of NCCL was on the stream before the end of the group
-                    self._mark_end(launch, work)
+                launches, self._batch = self._batch, None
+                try:
+                    self.nccl.group_end()
+                finally:
+                    for launch, work in launches:  # nothing of NCCL was on the stream before the end of the group
+                        self._mark_end(launch, work)
 
     def synchronize(self) -> None:
         """Block the host until the current stream and this one have done everything; the GPU is the current one."""
@@ -147,9 +158,21 @@ class Connection:
                 f"{here()}"
             )
             may_abort = not self._is_being_destroyed
-        if may_abort:
-            within(LONGEST_ABORT, self._abort_communicator)
-        self.ended_by = self.failure  # from now on nothing of NCCL uses the memory of Works
+        if may_abort and not self._has_aborted():
+            ABANDONED.append(dict(self._in_flight))  # NCCL may still write there
+        self.ended_by = self.failure  # Works end with it
+
+    def _has_aborted(self) -> bool:
+        """Abort the communicator, where no other thread is inside NCCL, or does not come out of it."""
+        try:
+            is_alone = ISSUING.acquire(timeout=LONGEST_ABORT)
+            try:
+                return within(LONGEST_ABORT, self._abort_communicator)
+            finally:
+                if is_alone:
+                    ISSUING.release()
+        except Exception:  # of CUDA: nothing is known of what is in flight
+            return False
 
     def _abort_communicator(self) -> None:
         self.runtime.use_device(self.device)  # of this thread, so that NCCL does not touch GPU 0

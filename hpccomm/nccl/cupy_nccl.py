@@ -6,14 +6,15 @@ What ``cupy.cuda.nccl`` lacks is called in the same libnccl, which CuPy has load
 from __future__ import annotations
 
 import ctypes
+import os
 import warnings
 from typing import Any
 
 from ..cuda.cupy_runtime import INSTALL
-from ..process.mpi_library import path_of_library
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # CuPy warns of a missing library; here it is an error
+    import cupy_backends.cuda.libs.nccl
     from cupy.cuda import nccl
 
 if not nccl.available:
@@ -36,8 +37,12 @@ class NCCL:
     """CuPy's functions, and those of libnccl."""
 
     def __init__(self) -> None:
+        # Operations of several groups may be in flight at once, on streams of their own; with this NCCL (2.26 and
+        # newer) launches them in the order of the calls, without which they might wait for each other for ever.
+        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
         nccl.get_version()  # the library may be loaded by the first call only
-        self.library = ctypes.CDLL(path_of_library("libnccl") or "libnccl.so.2")
+        # Symbols are looked up in what CuPy's module is linked to, also where another libnccl has been loaded.
+        self.library = ctypes.CDLL(cupy_backends.cuda.libs.nccl.__file__)
         self.has_all_to_all = hasattr(self.library, "ncclAlltoAll")
         self.group_start = nccl.groupStart
         self.group_end = nccl.groupEnd

@@ -26,6 +26,8 @@ VECTOR_BYTES = 16
 MAX_RANKS = 8
 BLOCKS, THREADS = 24, 512  # few enough to be on the GPU all at once: they wait for each other
 FLAG_BYTES = 4 * BLOCKS * MAX_RANKS
+# CUDA shares whole blocks of 2 MiB with the processes that open a handle: nothing else is to be in them.
+WHOLE_BYTES = -(-(FLAG_BYTES + TWO_SHOT_BYTES + ONE_SHOT_BYTES) // (2 << 20)) * (2 << 20)
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -113,7 +115,8 @@ class IntraNode:
         """Return memory for the flags and both parts of the buffer, and its handle; (0, None) if that fails."""
         memory = 0
         try:
-            memory = self._runtime.allocate(FLAG_BYTES + TWO_SHOT_BYTES + ONE_SHOT_BYTES, device)
+            self._runtime.compile_intra_node(device)  # now: at the first operation the others would wait for ever
+            memory = self._runtime.allocate(WHOLE_BYTES, device)
             self._runtime.clear(memory, FLAG_BYTES, self._stream)
             self._runtime.synchronize_stream(self._stream)
             return memory, self._runtime.ipc_handle(memory)
@@ -172,13 +175,14 @@ class IntraNode:
         self._runtime.synchronize_stream(stream)
         self._comm.Barrier()
 
-    def close(self) -> None:
-        """Free the buffers; every rank of the group calls it, when nothing is in flight."""
+    def close(self, others_come: bool = True) -> None:
+        """Free the buffers; every rank of the group calls it, when nothing is in flight, or some are gone."""
         rank = self._comm.Get_rank()
         for peer, address in enumerate(self._opened):
             if peer != rank and address:
                 self._runtime.close_ipc(address)
-        self._comm.Barrier()  # nobody sees this rank's memory any more
+        if others_come:
+            self._comm.Barrier()  # nobody sees this rank's memory any more
         if self._memory:
             self._runtime.free(self._memory)
         self._runtime.free_table(self._flags)

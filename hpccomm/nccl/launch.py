@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,14 @@ from ..cuda.seam import NCCL, Communicator, Runtime, on_device
 from .types import Reduction, moved
 
 CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls")
+# NCCL allows no two threads at once to issue operations of communicators on one GPU (its user guide, "Thread Safety").
+ISSUING = threading.RLock()
 
 
 class Launch(Packing):
     """An operation whose packing may be on the stream already, and whose calls are collected and made at the end."""
 
-    __slots__ = ("_calls", "_comm", "_nccl", "is_elsewhere")
+    __slots__ = ("_calls", "_comm", "_cuts", "_nccl", "is_elsewhere")
 
     def __init__(
         self, nccl: NCCL, runtime: Runtime, comm: Communicator, device: int, stream: int, is_elsewhere: bool
@@ -25,6 +28,7 @@ class Launch(Packing):
         self._nccl = nccl
         self._comm = comm
         self._calls: list[tuple[Callable[..., None], tuple[int, ...]]] = []
+        self._cuts: list[int] = []  # where steps end, if it matters
 
     def copy(self, target: Any, source: Any) -> None:
         """Copy an array; the default stream is that of the current GPU."""
@@ -70,6 +74,10 @@ class Launch(Packing):
         """Receive an array; an empty one needs no message."""
         self._call(buffer.size, self._comm.recv, buffer.data.ptr, *_moved(buffer), peer)
 
+    def ends_step(self) -> None:
+        """Say that no group may end before this point and begin behind the last one: both ends would wait."""
+        self._cuts.append(len(self._calls))
+
     def _call(self, size: int, function: Callable[..., None], *arguments: int) -> None:
         if size:
             self._calls.append((function, arguments))
@@ -80,13 +88,21 @@ class Launch(Packing):
         if len(self._calls) == 1:
             function, arguments = self._calls[0]
             return function(*arguments, stream)
-        for start in range(0, len(self._calls), CALLS_PER_GROUP):
+        start = 0
+        while start < len(self._calls):
+            end = self._end_of_group(start)
             self._nccl.group_start()
             try:
-                for function, arguments in self._calls[start : start + CALLS_PER_GROUP]:
+                for function, arguments in self._calls[start:end]:
                     function(*arguments, stream)
             finally:
                 self._nccl.group_end()
+            start = end
+
+    def _end_of_group(self, start: int) -> int:
+        """Return where a group that begins at `start` ends: behind as many whole steps as fit."""
+        fits = [cut for cut in self._cuts if start < cut <= start + CALLS_PER_GROUP]
+        return fits[-1] if fits else min(start + CALLS_PER_GROUP, len(self._calls))
 
 
 def _moved(array: Any) -> tuple[int, int]:

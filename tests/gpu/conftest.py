@@ -78,6 +78,7 @@ def machine() -> Iterator[Any]:
     from .stand_in import MACHINE, Machine
 
     MACHINE.calls.clear()
+    MACHINE.contexts.clear()
     yield MACHINE
     fresh = Machine()
     for setting in (
@@ -88,6 +89,7 @@ def machine() -> Iterator[Any]:
         "version",
         "has_all_to_all",
         "failures",
+        "cuda_failures",
         "async_error",
         "blind",
     ):

@@ -68,7 +68,7 @@ def _real_array(laid_out: Any) -> Any:
         root = root.base
     low, high = np.lib.array_utils.byte_bounds(root)
     memory = cupy.empty(max(high - low, 1), np.uint8)
-    flat = np.ndarray((high - low,), np.uint8, root.reshape(-1).view(np.uint8) if root.size else b"")
+    flat = np.ndarray((high - low,), np.uint8, root.ravel(order="K").view(np.uint8) if root.size else b"")
     memory[: high - low].set(flat)
     return cupy.ndarray(
         laid_out.shape, laid_out.dtype, memory.data + (laid_out.ctypes.data - low), strides=laid_out.strides

@@ -62,7 +62,8 @@ class Machine:
         self.lock = threading.RLock()
         self.devices = 1
         self.identities: dict[int, str] = {}
-        self.device = 0
+        self._current_device = threading.local()  # CUDA has one for each thread, at first 0
+        self.contexts: set[int] = set()  # the GPUs that this process has taken memory of
         self.numbers = itertools.count(1)
         self.streams: dict[int, Clock] = {DEFAULT_STREAM: {}}
         self.host: Clock = {}
@@ -76,12 +77,22 @@ class Machine:
         self.version = 23000
         self.has_all_to_all = True
         self.failures: list[Exception] = []  # raised by the next calls of NCCL, one by one
+        self.cuda_failures: list[Exception] = []  # and by those of CUDA that look for them
         self.async_error: str | None = None
         self.blind = False  # whether this process can't open the memory of others
         self.shared: dict[int, tuple[str, np.ndarray]] = {}
         self.tables: dict[int, list[int]] = {}
         self.depth = 0  # of ncclGroupStart
         self.grouped: list[tuple[Any, ...]] = []
+
+    @property
+    def device(self) -> int:
+        """This thread's current GPU."""
+        return getattr(self._current_device, "number", 0)
+
+    @device.setter
+    def device(self, device: int) -> None:
+        self._current_device.number = device
 
     # -- order
 
@@ -194,6 +205,11 @@ def _check_default_stream(stream: int, device: int) -> None:
         raise CUDAError("cudaErrorInvalidResourceHandle: the default stream of another GPU")
 
 
+def _fail_cuda() -> None:
+    if MACHINE.cuda_failures:
+        raise MACHINE.cuda_failures.pop(0)
+
+
 class Runtime:
     """The CUDA half of the provider."""
 
@@ -207,6 +223,7 @@ class Runtime:
         if not 0 <= device < MACHINE.devices:
             raise CUDAError("cudaErrorInvalidDevice: invalid device ordinal")
         MACHINE.device = device
+        MACHINE.contexts.add(device)  # cudaSetDevice initialises the GPU, since CUDA 12
 
     def identity(self, device: int) -> str:
         if not 0 <= device < MACHINE.devices:
@@ -250,6 +267,8 @@ class Runtime:
             _merge(MACHINE.streams[stream], MACHINE.events[event].clock)
 
     def is_done(self, event: int) -> bool:
+        MACHINE.contexts.add(MACHINE.device)
+        _fail_cuda()
         if MACHINE.held:
             return False
         MACHINE.host_waits(MACHINE.events[event].clock)
@@ -257,6 +276,7 @@ class Runtime:
 
     def synchronize_event(self, event: int) -> None:
         MACHINE.calls.append("synchronize_event")
+        _fail_cuda()
         while MACHINE.held:
             time.sleep(1e-3)
         MACHINE.host_waits(MACHINE.events[event].clock)
@@ -343,6 +363,9 @@ class Runtime:
 
     def free_table(self, table: int) -> None:
         del MACHINE.tables[table]
+
+    def compile_intra_node(self, device: int) -> None:
+        _fail_cuda()
 
     def intra_node_kernel(
         self, name: tuple[str, str], shape: tuple[int, int], arguments: tuple[int, ...], stream: int

@@ -129,6 +129,36 @@ def test_which_calls_are_made(world: hc.ProcessGroup, machine: Any) -> None:
     assert [call for call in machine.calls if call in ("one_shot", "two_shot", "all_reduce")] == expected
 
 
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+def test_a_group_of_one_of_ranks_that_share_a_gpu_has_nccl(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.identities = {0: "the same"}
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "host")
+    with hc.init_process_group():
+        array = gpus.array(np.ones(4, np.float32))
+        hc.all_reduce(array)
+        alone = hc.split_group(color=RANK)
+        hc.all_reduce(array, group=alone)
+        hc.broadcast(array, RANK, group=alone)
+        assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+def test_where_one_rank_can_not_compile_the_kernels_all_leave_it_to_nccl(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from .stand_in import CUDAError
+
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
+    with hc.init_process_group():
+        if RANK == 1:
+            machine.cuda_failures.append(CUDAError("NVRTC_ERROR_COMPILATION"))
+        array = gpus.array(np.ones(4, np.float32))
+        hc.all_reduce(array)
+        assert "all_reduce" in machine.calls
+        assert "one_shot" not in machine.calls
+        assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
+
+
 def test_groups_of_their_own(world: hc.ProcessGroup) -> None:
     hc.all_reduce(gpus.array(np.ones(4, np.float32)))
     half = hc.split_group(color=RANK % 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.nccl import connection, launch
 
 from ..arrays import assert_same
 from . import gpus
@@ -168,6 +170,20 @@ def test_without_an_array_the_ranks_of_a_node_take_turns(two_gpus: Any) -> None:
         assert group._backends["cuda"]._connection.device == hc.get_local_rank() % 2
 
 
+def test_no_context_is_made_on_a_gpu_of_another_rank(machine: Any) -> None:
+    machine.devices = 2
+    with hc.init_process_group(device_id=1):
+        assert machine.contexts == {1}
+        array = gpus.array(np.ones(4))
+        futures = [hc.all_reduce(array, async_op=True).get_future() for _ in range(2)]
+        hc.collect_all(futures).wait()  # the progress thread has asked for the events
+        hc.all_reduce(array, async_op=True).wait(timeout=10)
+        half = hc.split_group(color=RANK % 2)
+        hc.all_reduce(array, group=half)
+    assert machine.contexts == {1}
+    machine.device = 0
+
+
 # -- what goes wrong when connecting -----------------------------------------------------------------
 
 
@@ -186,6 +202,16 @@ def test_ranks_that_share_a_gpu_are_named(machine: Any, monkeypatch: pytest.Monk
         monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
         hc.all_reduce(array)
         assert gpus.values(array) == SIZE
+
+
+def test_a_variable_that_makes_nccl_not_block_is_refused_on_every_rank(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if RANK == SIZE - 1:
+        monkeypatch.setenv("NCCL_COMM_BLOCKING", "0")
+    match = f"rank {SIZE - 1} has no usable GPU: NCCL_COMM_BLOCKING=0 is set, .*unset it"
+    with hc.init_process_group(), pytest.raises(hc.DistBackendError, match=match):
+        hc.all_reduce(gpus.array(np.ones(1)))
 
 
 def test_an_error_of_the_root_reaches_every_rank(machine: Any) -> None:
@@ -314,6 +340,92 @@ def test_wait_raises_an_asynchronous_error(machine: Any) -> None:
         with pytest.raises(hc.DistBackendError, match=r"NCCL reports ncclSystemError \(2\)"):
             work.wait()
         machine.held = False
+
+
+def test_errors_of_cuda_are_the_backends(machine: Any) -> None:
+    from .stand_in import CUDAError
+
+    with hc.init_process_group():
+        array = gpus.array(np.ones(1))
+        for wait in (
+            lambda work: work.wait(timeout=10),
+            lambda work: work.synchronize(),
+            lambda work: work.get_future().wait(),
+        ):
+            machine.held = True
+            work = hc.all_reduce(array, async_op=True)
+            machine.cuda_failures.append(CUDAError("cudaErrorIllegalAddress"))
+            machine.held = False
+            with pytest.raises(
+                hc.DistBackendError, match=r"all_reduce #\d+ of 'world': CUDA reports cudaErrorIllegalAddress"
+            ):
+                wait(work)
+
+
+def test_what_could_not_be_aborted_is_kept(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LONGEST_ABORT", 0.1)
+    monkeypatch.setattr(connection, "ABANDONED", [])
+    ends = threading.Event()
+    with hc.init_process_group() as group:
+        array = gpus.array(np.ones(4))
+        hc.all_reduce(array)
+        nccl = group._backends["cuda"]._connection
+        machine.held = True
+        work = hc.all_reduce(array, async_op=True)
+        monkeypatch.setattr(nccl.comm, "abort", ends.wait, raising=False)
+        nccl.fail("ncclSystemError (2)")
+        with pytest.raises(hc.DistBackendError, match="ncclSystemError"):
+            work.wait()
+        kept = [each for alive in connection.ABANDONED for one in alive.values() for each in one]
+        assert any(each is array for each in kept)
+        ends.set()
+        machine.held = False
+
+
+def test_no_thread_is_inside_nccl_when_it_is_aborted(machine: Any) -> None:
+    with hc.init_process_group() as group:
+        hc.all_reduce(gpus.array(np.ones(4)))
+        nccl = group._backends["cuda"]._connection
+        machine.calls.clear()
+        with launch.ISSUING:  # as this thread has it while it calls NCCL
+            failing = threading.Thread(target=nccl.fail, args=("ncclRemoteError (6)",))
+            failing.start()
+            failing.join(0.2)
+            assert failing.is_alive()
+            assert "abort" not in machine.calls
+        failing.join(20)
+        assert machine.calls == ["abort"]
+
+
+def test_no_call_is_made_on_an_aborted_communicator(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hc.init_process_group() as group:
+        array = gpus.array(np.ones(4))
+        hc.all_reduce(array)
+        nccl = group._backends["cuda"]._connection
+        next_stream = nccl._next_stream
+
+        def fails_meanwhile(async_op: bool) -> int:
+            nccl.fail("ncclRemoteError (6)")
+            return int(next_stream(async_op))
+
+        monkeypatch.setattr(nccl, "_next_stream", fails_meanwhile)
+        machine.calls.clear()
+        with pytest.raises(hc.DistBackendError, match="ncclRemoteError"):
+            hc.all_reduce(array)
+        assert "all_reduce" not in machine.calls
+
+
+def test_after_a_failure_destroy_does_not_wait_for_the_others(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
+    group = hc.init_process_group()
+    hc.all_reduce(gpus.array(np.ones(4, np.float32)))
+    backend = group._backends.pop("cuda")
+    backend._connection.fail("ncclRemoteError (6)")
+    if RANK == 0:  # alone
+        backend.close()
+    hc.barrier()
+    if RANK > 0:
+        backend.close()
 
 
 def test_abort_ends_the_communicators_first(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
