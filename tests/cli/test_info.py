@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from hpccomm.cli import main as cli
 from hpccomm.process import cuda_aware
 from hpccomm.process.mpi_library import path_of_library
 
-from ..launch import launch
+from ..launch import clean_environment, launch
 
 
 def facts(gpu: bool = False) -> dict[str, str]:
@@ -135,3 +137,65 @@ def test_one_process_of_a_job_prints() -> None:
     assert done.stdout.count("MPI standard") == 1
     assert "ranks            2" in done.stdout
     assert "launcher         mp" in done.stdout
+    assert "rank 0 of 2, local rank 0 of 2" in done.stdout
+    assert f"nodes            1: {MPI.Get_processor_name()}\n" in done.stdout
+    assert "placement        launcher and MPI agree" in done.stdout
+
+
+@pytest.mark.serial
+@pytest.mark.skipif("MPICH" not in MPI.Get_library_version(), reason="only MPICH can pretend")
+def test_where_launcher_and_mpi_differ_it_says_what_that_means() -> None:
+    done = launch(2, sys.executable, "-m", "hpccomm", "info", env={"MPIR_CVAR_NUM_CLIQUES": "2"})
+    assert done.returncode == 0, done.stderr
+    host = MPI.Get_processor_name()
+    assert f"nodes            2, 1 rank each: {host},{host}\n" in done.stdout
+    assert "placement        launcher and MPI differ, and hpccomm goes by MPI. local size of rank 0: 2" in done.stdout
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("variables", "placement"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, "wrong: srun started 4 processes, but MPI says that"),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "this Slurm job has 4 tasks, but the program was started without"),
+    ],
+)
+def test_a_process_that_is_alone_is_told_what_to_type(variables: dict[str, str], placement: str) -> None:
+    command = [sys.executable, "-m", "hpccomm", "info", "--json"]
+    environment = {**clean_environment(), **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    said = json.loads(done.stdout)["placement"]
+    assert said.startswith(placement)
+    assert re.search(r"`srun --mpi=(pmi2|pmix) .* -m hpccomm info --json`", said)
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("nodes", "hosts", "words"),
+    [
+        ([0], ["a"], "1: a"),
+        ([0, 0], ["a", "a"], "1: a"),
+        ([0, 1], ["n1", "n2"], "2, 1 rank each: n[1-2]"),
+        ([0, 1, 0, 1], ["n1", "n2"] * 2, "2, 2 ranks each: n[1-2]"),
+        ([0, 0, 1], ["n1", "n1", "gpu7"], "2, 1 to 2 ranks each: n1,gpu7"),
+    ],
+)
+def test_nodes_in_words(nodes: list[int], hosts: list[str], words: str) -> None:
+    assert info.describe_nodes(nodes, hosts) == words
+
+
+@pytest.mark.serial
+def test_what_srun_says_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_PROCID": "2",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "1",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": "node[01-02]",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert facts()["launcher"] == "srun, rank 2 of 4, local rank 0 of 2, node 1 of 2, node[01-02]"
