@@ -34,6 +34,7 @@ from .words import duration
 
 LONGEST_PERIOD = 1.0  # seconds between two looks
 WARN_AFTER = 60.0  # seconds at least
+SHORTEST_START = 5.0  # seconds that a world has to be made, however short the timeout of its operations
 PATIENCE = 5.0  # seconds for the reports of the others
 FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node
 POLLED_WITHIN = 10.0  # seconds since a program has last been seen asking for a Work that has not ended
@@ -180,7 +181,7 @@ class Watchdog:
 
     def _limit(self, doing: Doing) -> float:
         if doing.group is None:
-            return doing.timeout or self._timeout_of_init
+            return max(doing.timeout or self._timeout_of_init, SHORTEST_START)
         limit = as_seconds(doing.group.timeout)
         return limit if doing.timeout is None else max(limit, doing.timeout)
 

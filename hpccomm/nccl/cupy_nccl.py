@@ -14,11 +14,11 @@ from ..cuda.cupy_runtime import INSTALL
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # CuPy warns of a missing library; here it is an error
-    import cupy_backends.cuda.libs.nccl
     from cupy.cuda import nccl
 
 if not nccl.available:
     raise ImportError(f"CuPy finds no NCCL library (libnccl.so.2): {INSTALL}")
+import cupy_backends.cuda.libs.nccl as linked  # the module that is linked to libnccl
 
 # nccl.h's ncclResult_t. CuPy's own table ends before the last ones: for them NcclError is a KeyError.
 RESULTS = {
@@ -42,7 +42,7 @@ class NCCL:
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
         nccl.get_version()  # the library may be loaded by the first call only
         # Symbols are looked up in what CuPy's module is linked to, also where another libnccl has been loaded.
-        self.library = ctypes.CDLL(cupy_backends.cuda.libs.nccl.__file__)
+        self.library = ctypes.CDLL(linked.__file__)
         self.has_all_to_all = hasattr(self.library, "ncclAlltoAll")
         self.group_start = nccl.groupStart
         self.group_end = nccl.groupEnd

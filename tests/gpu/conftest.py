@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,10 @@ import hpccomm as hc
 from hpccomm.cuda import seam
 from hpccomm.process.cuda_aware import cuda_awareness
 
+if os.environ.get("GPU_TESTS_ON") == "bindings":
+    from .bindings import provider  # noqa: F401  # before CuPy looks for libnccl
+
+    collect_ignore = ["test_provider.py", "test_cupy_runtime.py"]  # which look at CuPy as it is
 if importlib.util.find_spec("cupy") is None:
     collect_ignore_glob = ["test_*.py"]  # there are no GPU arrays without CuPy
 else:
@@ -23,7 +28,7 @@ else:
 def _provider() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not gpus.is_real():
-            patch.setenv("HPCCOMM_GPU_PROVIDER", "tests.gpu.stand_in")
+            patch.setenv("HPCCOMM_GPU_PROVIDER", gpus.PROVIDER)
         forget_provider()
         yield
     forget_provider()

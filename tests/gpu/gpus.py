@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -11,6 +12,10 @@ import cupy
 import numpy as np
 
 from ..arrays import contiguous
+
+# GPU_TESTS_ON=bindings: hpccomm's own provider, over CuPy's bindings of NCCL, above the stand-in.
+IS_BINDINGS = os.environ.get("GPU_TESTS_ON") == "bindings"
+PROVIDER = "tests.gpu.bindings.provider" if IS_BINDINGS else "tests.gpu.stand_in"
 
 
 @cache
@@ -26,6 +31,8 @@ def is_real() -> bool:
 
 def mode() -> str:
     """Say on what the tests of tests/gpu run."""
+    if not is_real() and IS_BINDINGS:
+        return "CuPy's own bindings of NCCL and hpccomm's provider of CuPy, over the stand-in (no GPU here)"
     if not is_real():
         return "the stand-in (no GPU here): the backends' own code, on host memory, with NCCL's calls sent through MPI"
     version = cupy.cuda.nccl.get_version()

@@ -1,0 +1,41 @@
+"""The fake libnccl.so.2 under CuPy's bindings: compiled, loaded before CuPy looks for the real one, and hooked."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("fake_nccl.c")
+FLAGS = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libnccl.so.2"]
+Hook = Callable[[str, list[int]], None]
+HOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int)
+INTERNAL_ERROR = 3
+
+_kept: list[object] = []  # a callback that C has must not be dropped
+
+
+def load() -> ctypes.CDLL:
+    """Compile the library and load it: the loader knows it by its soname from now on, and gives it to CuPy."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "libnccl.so.2")
+        subprocess.run([os.environ.get("CC", "cc"), *FLAGS, "-o", path, SOURCE], check=True, timeout=60)
+        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def set_hook(library: ctypes.CDLL, hook: Hook, codes: Callable[[BaseException], int]) -> None:
+    """Let `hook` be called with the name of each function and its arguments; `codes` gives an exception's result."""
+
+    @HOOK
+    def called(name: bytes, arguments: ctypes._Pointer[ctypes.c_int64], count: int) -> int:
+        try:
+            hook(name.decode(), arguments[:count])
+        except BaseException as error:  # it can't pass through C
+            return codes(error)
+        return 0
+
+    _kept.append(called)
+    library.set_hook(called)

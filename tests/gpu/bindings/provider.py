@@ -1,0 +1,411 @@
+"""hpccomm's provider of CuPy (cuda/cupy_runtime.py, nccl/cupy_nccl.py) where there is no GPU.
+
+NCCL: CuPy's own compiled bindings, over a fake libnccl that hands its calls to the stand-in. CUDA: functions with the
+names of cupy.cuda.runtime's in their place, which check each call against the signature that CuPy's docstring gives,
+and that a stream is a stream and an event an event. Not run: CuPy's own kernels (copies of strided arrays,
+multiplications, sums of sparse matrices, the kernels of intra_node.cu) and its memory pools; the stand-in does that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import itertools
+import traceback
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from . import library
+
+LIBRARY = library.load()  # before CuPy is imported
+
+import cupy  # noqa: E402
+import numpy as np  # noqa: E402
+from cupy.cuda import runtime as real  # noqa: E402
+
+from hpccomm.cuda import cupy_runtime  # noqa: E402
+from hpccomm.nccl import cupy_nccl  # noqa: E402
+
+from .. import stand_in  # noqa: E402
+from ..stand_in import MACHINE  # noqa: E402
+
+# -- NCCL --------------------------------------------------------------------------------------------
+
+BELOW = stand_in.NCCL()
+COMMUNICATORS: dict[int, stand_in.Communicator] = {}
+HANDLES = itertools.count(0x1000, 16)
+METHODS = {
+    "ncclAllReduce": "all_reduce",
+    "ncclReduce": "reduce",
+    "ncclBroadcast": "broadcast",
+    "ncclReduceScatter": "reduce_scatter",
+    "ncclAllGather": "all_gather",
+    "ncclAlltoAll": "all_to_all",
+    "ncclSend": "send",
+    "ncclRecv": "recv",
+}
+RAISED: list[stand_in.NCCLError] = []  # what the stand-in has raised last: CuPy's exception has only a number
+
+
+def handle_of(comm: stand_in.Communicator) -> int:
+    number = next(HANDLES)
+    COMMUNICATORS[number] = comm
+    return number
+
+
+def put(address: int, value: int) -> None:
+    """Write a pointer where C wants it."""
+    ctypes.c_void_p.from_address(address).value = value
+
+
+def called(name: str, arguments: list[int]) -> None:
+    """Do what a function of libnccl was called for."""
+    if name in METHODS:
+        *given, comm, stream = arguments
+        getattr(COMMUNICATORS[comm], METHODS[name])(*given, stream)
+    else:
+        getattr(Library, name)(*arguments)
+
+
+class Library:
+    """The functions of libnccl that are not operations."""
+
+    @staticmethod
+    def ncclGetVersion(version: int) -> None:
+        ctypes.c_int.from_address(version).value = MACHINE.version
+
+    @staticmethod
+    def ncclGetUniqueId(id_: int) -> None:
+        ctypes.memmove(id_, BELOW.unique_id().encode().ljust(128, b"\0"), 128)
+
+    @staticmethod
+    def ncclCommInitRankConfig(comm: int, size: int, id_: int, rank: int, config: int) -> None:
+        text = ctypes.string_at(id_, 128).rstrip(b"\0").decode()
+        put(comm, handle_of(BELOW.connect(size, text, rank)))
+
+    ncclCommInitRank = ncclCommInitRankConfig
+
+    @staticmethod
+    def ncclCommSplit(comm: int, color: int, key: int, result: int, config: int) -> None:
+        made = COMMUNICATORS[comm].split(color, key)
+        put(result, 0 if made is None else handle_of(made))
+
+    @staticmethod
+    def ncclCommFinalize(comm: int) -> None:
+        COMMUNICATORS[comm].is_finalized = True  # type: ignore[attr-defined]
+
+    @staticmethod
+    def ncclCommDestroy(comm: int) -> None:
+        assert COMMUNICATORS[comm].is_finalized, "destroyed without having been finalised"  # type: ignore[attr-defined]
+        COMMUNICATORS.pop(comm).destroy()
+
+    @staticmethod
+    def ncclCommAbort(comm: int) -> None:
+        COMMUNICATORS.pop(comm).abort()
+
+    @staticmethod
+    def ncclCommGetAsyncError(comm: int, error: int) -> None:
+        assert comm in COMMUNICATORS, "asked after its end"
+        told = COMMUNICATORS[comm].async_error()
+        ctypes.c_int.from_address(error).value = 0 if told is None else number_in(told)
+        if told is not None:
+            RAISED.append(stand_in.NCCLError(told))
+
+    @staticmethod
+    def ncclGroupStart(_: int) -> None:
+        BELOW.group_start()
+
+    @staticmethod
+    def ncclGroupEnd(_: int) -> None:
+        BELOW.group_end()
+
+
+def number_in(text: str) -> int:
+    """Return the result code of "ncclRemoteError (6): ..."."""
+    return int(text.partition("(")[2].partition(")")[0] or library.INTERNAL_ERROR)
+
+
+def code_of(error: BaseException) -> int:
+    if isinstance(error, stand_in.NCCLError):
+        RAISED.append(error)
+        return number_in(str(error))
+    traceback.print_exception(error)  # of the test: a failed assertion
+    return library.INTERNAL_ERROR
+
+
+library.set_hook(LIBRARY, called, code_of)
+
+
+class NCCL(cupy_nccl.NCCL):
+    """cupy_nccl.NCCL; what a real library says by itself, a test may set."""
+
+    def last_error(self) -> str:
+        """Return what the stand-in has said, without the code that CuPy's exception has."""
+        assert super().last_error() == "the hook has raised"
+        return str(RAISED[-1]).partition("): ")[2] if RAISED else ""
+
+    @property
+    def has_all_to_all(self) -> bool:
+        return MACHINE.has_all_to_all
+
+    @has_all_to_all.setter
+    def has_all_to_all(self, is_there: bool) -> None:
+        assert is_there, "the fake library has ncclAlltoAll"
+
+
+# -- CUDA --------------------------------------------------------------------------------------------
+
+CUDA = stand_in.Runtime()
+NAMES = ("stream", "event")
+
+
+def parameters_of(function: Any) -> list[str]:
+    """Return the parameters in the first line of a docstring of CuPy's: ``memcpyAsync(intptr_t dst, ...)``."""
+    first = function.__doc__.strip().splitlines()[0]
+    inside = first[first.index("(") + 1 : first.rindex(")")]
+    return [part.strip() for part in inside.split(",") if part.strip()]
+
+
+class Functions:
+    """In place of cupy.cuda.runtime."""
+
+    def __getattr__(self, name: str) -> Any:
+        original = getattr(real, name)
+        if isinstance(original, type) or not callable(original):
+            return original  # an exception, a number
+        function, parameters = getattr(Below, name), parameters_of(original)
+        required = [each for each in parameters if "=" not in each]
+
+        def checked(*arguments: Any) -> Any:
+            assert len(required) <= len(arguments) <= len(parameters), f"{name}({', '.join(parameters)}): {arguments}"
+            for parameter, argument in zip(parameters, arguments, strict=False):
+                check(name, parameter, argument)
+            return function(*arguments)
+
+        setattr(self, name, checked)
+        return checked
+
+
+def check(name: str, parameter: str, argument: Any) -> None:
+    """Fail where an argument is not of the type that C wants, or not that kind of handle."""
+    kind, _, word = parameter.partition("=")[0].rpartition(" ")
+    if kind == "bytes":
+        assert type(argument) is bytes, f"{name}: {parameter} is {argument!r}"
+        return
+    number = argument.__index__()
+    assert number >= 0 or kind not in ("size_t", "unsigned int", "unsigned"), f"{name}: {parameter} is {number}"
+    known = {"stream": MACHINE.streams, "event": MACHINE.events}.get(word)
+    assert known is None or number in known, f"{name}: {parameter} is {number}, which is none"
+
+
+@contextlib.contextmanager
+def as_cupys(code: int) -> Iterator[None]:
+    """Raise CuPy's exception where the stand-in raises its own."""
+    try:
+        yield
+    except stand_in.CUDAError as error:
+        raised = real.CUDARuntimeError(code)
+        raised.args = error.args
+        raise raised from error
+
+
+def stand_ins(name: str) -> Any:
+    """Return a function that calls the stand-in's method of that name, as it is then: tests replace them."""
+    return staticmethod(lambda *arguments: getattr(CUDA, name)(*arguments))
+
+
+class Below:
+    """What the functions of cupy.cuda.runtime do: on the stand-in's machine."""
+
+    getDeviceCount = stand_ins("device_count")
+    getDevice = stand_ins("current_device")
+    streamDestroy = stand_ins("destroy_stream")
+    streamSynchronize = stand_ins("synchronize_stream")
+    eventDestroy = stand_ins("destroy_event")
+    eventRecord = stand_ins("record")
+    free = stand_ins("free")
+    ipcCloseMemHandle = stand_ins("close_ipc")
+
+    @staticmethod
+    def getDeviceProperties(device: int) -> dict[str, bytes]:
+        with as_cupys(101):
+            return {"uuid": hashlib.md5(CUDA.identity(device).encode()).digest().replace(b"\0", b"\1")}
+
+    @staticmethod
+    def deviceGetPCIBusId(device: int) -> str:
+        return f"0000:{device:02x}:00.0"
+
+    @staticmethod
+    def streamCreateWithFlags(flags: int) -> int:
+        assert flags == 1, "streams that do not wait for the legacy default stream"
+        return CUDA.create_stream(MACHINE.device)
+
+    @staticmethod
+    def eventCreateWithFlags(flags: int) -> int:
+        assert flags == 2, "events without timing"
+        return CUDA.create_event(MACHINE.device)
+
+    @staticmethod
+    def streamWaitEvent(stream: int, event: int, flags: int = 0) -> None:
+        CUDA.wait(stream, event)
+
+    @staticmethod
+    def eventQuery(event: int) -> int:
+        with as_cupys(700):
+            return 0 if CUDA.is_done(event) else 600
+
+    @staticmethod
+    def eventSynchronize(event: int) -> None:
+        with as_cupys(700):
+            CUDA.synchronize_event(event)
+
+    @staticmethod
+    def memcpyAsync(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        call, what = {1: ("to_device", "a copy to the GPU"), 2: ("to_host", "a copy to the host")}.get(
+            kind, ("copy_bytes", "a copy")
+        )
+        MACHINE.calls.append(call)
+        MACHINE.runs(stream, what, ((source, source + nbytes),), ((target, target + nbytes),))
+        ctypes.memmove(target, source, nbytes)
+
+    @staticmethod
+    def memsetAsync(memory: int, value: int, nbytes: int, stream: int) -> None:
+        assert value == 0
+        CUDA.clear(memory, nbytes, stream)
+
+    @staticmethod
+    def malloc(nbytes: int) -> int:
+        return CUDA.allocate(nbytes, MACHINE.device)
+
+    @staticmethod
+    def ipcGetMemHandle(memory: int) -> bytes:
+        return CUDA.ipc_handle(memory).ljust(64, b"\0")
+
+    @staticmethod
+    def ipcOpenMemHandle(handle: bytes, flags: int = 1) -> int:
+        assert len(handle) == 64
+        with as_cupys(217):
+            return CUDA.open_ipc(handle.rstrip(b"\0"), MACHINE.device)
+
+
+class Device:
+    """In place of cupy.cuda.Device."""
+
+    def __init__(self, device: int | None = None) -> None:
+        self.id = MACHINE.device if device is None else int(device)
+
+    def use(self) -> None:
+        with as_cupys(101):
+            CUDA.use_device(self.id)
+
+    def __enter__(self) -> Device:
+        self._before = MACHINE.device
+        self.use()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        MACHINE.device = self._before
+
+
+class Entered:
+    """In place of cupy.cuda.Stream: one of CuPy's own objects, which a driver would have to be there to enter."""
+
+    def __init__(self, stream: cupy.cuda.Stream) -> None:
+        self._stream = stream
+
+    @staticmethod
+    def from_external(given: Any) -> Entered:
+        return Entered(cupy.cuda.Stream.from_external(given))
+
+    @property
+    def ptr(self) -> int:
+        return int(self._stream.ptr)
+
+    def synchronize(self) -> None:
+        CUDA.synchronize_stream(self.ptr)
+
+    def __enter__(self) -> Entered:
+        assert self._stream.device_id in (-1, MACHINE.device), "the stream is not on the current device"
+        self._before = CUDA.current_stream(0)
+        MACHINE.current.stream = self.ptr
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        MACHINE.current.stream = self._before
+
+
+class CurrentStream:
+    """What cupy.cuda.get_current_stream returns."""
+
+    def __init__(self, device: int = -1) -> None:
+        self.ptr = CUDA.current_stream(device)
+
+    def synchronize(self) -> None:
+        CUDA.synchronize_stream(self.ptr)
+
+
+def pinned(nbytes: int) -> Any:
+    """In place of cupy.cuda.alloc_pinned_memory, which rounds up."""
+    return np.full(1 << max(9, (nbytes - 1).bit_length()), 0x5A, np.uint8)
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    return MACHINE.allocated(shape, dtype, MACHINE.device, CUDA.current_stream(0))
+
+
+def kernel(name: str, dtype: str) -> Callable[..., None]:
+    """In place of a compiled kernel: the stand-in's, with the arguments' types looked at."""
+
+    def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
+        fourth = np.uint64 if name == "cube_mesh" else np.int32
+        assert [type(each) for each in arguments] == [
+            np.uint64, np.uint64, np.uint64, np.int32, fourth, np.uint32, np.uint64
+        ]  # fmt: skip
+        CUDA.intra_node_kernel((name, dtype), (grid[0], block[0]), tuple(map(int, arguments)), CUDA.current_stream(0))
+
+    with as_cupys(218):
+        CUDA.compile_intra_node(MACHINE.device)
+    return launch
+
+
+class Runtime(cupy_runtime.Runtime):
+    """cupy_runtime.Runtime, but for what CuPy's kernels do."""
+
+    def copy(self, target: Any, source: Any, stream: int) -> None:
+        if target.flags.c_contiguous and source.flags.c_contiguous:
+            super().copy(target, source, stream)
+        elif target.nbytes:
+            CUDA.copy(target, source, stream)
+
+    def as_array(self, array: Any) -> Any:
+        return CUDA.as_array(array)
+
+    def sum_entries(self, *arguments: Any) -> None:
+        CUDA.sum_entries(*arguments)
+
+    def explain(self, error: Exception) -> str | None:
+        return super().explain(error) or CUDA.explain(error)  # a test may have the stand-in raise
+
+    def table(self, addresses: list[int], device: int) -> int:
+        return CUDA.table(addresses, device)
+
+    def free_table(self, table: int) -> None:
+        CUDA.free_table(table)
+
+
+def multiply(source: Any, factor: Any, out: Any) -> None:
+    CUDA.multiply(out, source, factor, CUDA.current_stream(0))
+
+
+cupy_runtime.cuda = Functions()
+cupy_runtime._intra_node = kernel
+cupy_runtime.cupy = SimpleNamespace(
+    asarray=cupy.asarray,
+    from_dlpack=cupy.from_dlpack,
+    empty=empty,
+    multiply=multiply,
+    get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda stream: None),
+    cuda=SimpleNamespace(Device=Device, Stream=Entered, get_current_stream=CurrentStream, alloc_pinned_memory=pinned),
+)
