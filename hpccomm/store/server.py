@@ -61,9 +61,9 @@ class Server:
         loop.remove_reader(end)
         listener.shutdown(socket.SHUT_RDWR)  # closing is not enough if a forked process has it, too
         server.close()
-        for client in self.clients:
-            client.end()
-        while self.clients:
+        while self.clients or len(asyncio.all_tasks(loop)) > 1:  # a task is a client just being accepted
+            for client in self.clients:
+                client.end()
             await asyncio.sleep(0)
 
     def wait(self, client: Client, key: str) -> None:
