@@ -131,7 +131,11 @@ class Connection:
             if not chunk:
                 raise ConnectionResetError("it has closed the connection")
             self._buffer += chunk
-        taken, self._buffer = self._buffer[:wanted], self._buffer[wanted:]
+        if len(self._buffer) == wanted:  # no copy: it may be large
+            taken, self._buffer = self._buffer, bytearray()
+        else:
+            taken = self._buffer[:wanted]
+            del self._buffer[:wanted]
         return taken
 
     def _explained(self, error: Exception, silence: str) -> DistNetworkError:

@@ -86,8 +86,6 @@ def request(header: Header, body: bytes | bytearray) -> Request:
     op = _OPS.get(header.code)
     if op is None:
         raise MalformedError(f"operation {header.code}")
-    if not header.seconds >= 0:
-        raise MalformedError(f"a request that waits {header.seconds} s")
     parts = fields(header, body)
     keys, values = _SHAPES[op]
     if keys not in (ANY, header.keys) or header.values != (header.keys if values == ANY else values):

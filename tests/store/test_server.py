@@ -236,8 +236,8 @@ def head(
         (wire.packed(Op.GET, ["k" * (LARGEST_KEY + 1)]), "a key of more than 16384 bytes"),
         (wire.packed(Op.ADD, ["a"], [b"1"]), "ADD with 1 keys and 1 values"),
         (wire.packed(Op.SET, ["a", "b"], [b"1"]), "SET with 2 keys and 1 values"),
-        (wire.packed(Op.GET, ["a"], seconds=float("nan")), "waits nan s"),
-        (wire.packed(Op.GET, ["a"], seconds=-1), "waits -1.0 s"),
+        (wire.packed(Op.GET, ["a"], seconds=float("nan")), "a wait of nan seconds"),
+        (wire.packed(Op.GET, ["a"], seconds=-1), "a wait of -1.0 seconds"),
     ],
     ids=itertools.count(),
 )
