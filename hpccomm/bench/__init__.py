@@ -12,6 +12,7 @@ rows, report, plot  the results, as a table, CSV, JSON and pictures
 studies.overhead    what the Python layers add to calls and messages, in ns
 studies.overlap     the share of an asynchronous operation that hides behind computing
 studies.startup     how long the start of a program takes
+studies.store       what the key-value stores cost, one client and many
 studies.tune        from which sizes on an operation is done in which way
 studies.model       alpha-beta-gamma costs; `fit` fits them here, `predict` draws them out
 command             the command line

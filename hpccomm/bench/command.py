@@ -33,6 +33,7 @@ SPECIAL = {
     "overlap": "The share of an asynchronous operation that hides behind equal compute.",
     "init": "What the start of a program takes.",
 }
+ALONE = {"store": "Key-value stores, beside torch's TCPStore; without mpiexec, and not together with others."}
 NEEDS = {"plot": "matplotlib", "model": "scipy"}  # options, and modules that hpccomm does not require
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 OK, WRONG, MISUSED = 0, 1, 2
@@ -79,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", action="store_true", help="fit an alpha-beta-gamma model, and predict 8 to 65,536 ranks")
     add("--tune", metavar="FILE", help="measure from which sizes on an operation is done in which way, "
         "and write what HPCCOMM_TUNING=FILE reads")  # fmt: skip
+    add("--clients", type=positive, default=4, metavar="N", help="of a store, at once (default: 4)")
     add("--ranks-per-node", type=positive, default=64, metavar="N",
         help="of the machine to predict, where one node is measured (default: 64)")  # fmt: skip
     add("--network", type=network, default="2,25", metavar="US,GB/S",
@@ -98,6 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
     if problem is not None:
         return _say(f"hpccomm bench: {problem}", MISUSED)
 
+    if names[0] in ALONE:
+        return _store(arguments) if is_first_process() else OK
     study = _study(arguments)
     steps = []
     if "init" in names and study is None:  # before there is a world group
@@ -124,7 +128,9 @@ def chosen(names: Sequence[str], benchmarks: dict[str, Benchmark]) -> list[str]:
             found += [*benchmarks, *SPECIAL]
         elif name in KINDS:
             found += [each.name for each in benchmarks.values() if each.kind == KINDS[name]]
-        elif name in benchmarks or name in SPECIAL:
+        elif name in ALONE and len(names) > 1:
+            raise ValueError(f"{name} is measured alone: hpccomm bench {name}")
+        elif name in benchmarks or name in SPECIAL or name in ALONE:
             found.append(name)
         else:
             raise ValueError(f"there is no operation {name!r}; hpccomm bench --list shows what there is")
@@ -267,6 +273,20 @@ def _tune(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str
     return f"{text}\n\n{entries}\n\nTo use this table: export HPCCOMM_TUNING={arguments.tune}", vars(table)
 
 
+def _store(arguments: argparse.Namespace) -> int:
+    from .studies import store
+
+    sizes = [each for each in store.SIZES if arguments.begin <= each <= arguments.end]
+    if not sizes:
+        return _say(f"hpccomm bench: a store is measured with values of {store.SIZES} bytes", MISUSED)
+    facts = machine.host("torch")
+    rows = store.run(sizes, arguments.clients, _plan(arguments))
+    print(f"# {machine.one_line(facts)}\n\n{store.table(rows, arguments.clients)}")
+    if arguments.json:
+        _write(arguments.json, report.as_json(facts, _options(arguments), [], store=store.documents(rows)))
+    return OK
+
+
 STUDIES = {"overhead": _overhead, "model": _model, "tune": _tune}  # by option
 
 
@@ -342,7 +362,7 @@ def _listed(benchmarks: Any) -> list[str]:
     lines = []
     for word, kind in KINDS.items():
         lines += [f"{word}:", *(f"  {each.name:<32} {each.summary}" for each in benchmarks if each.kind == kind)]
-    return [*lines, "others:", *(f"  {name:<32} {summary}" for name, summary in SPECIAL.items())]
+    return [*lines, "others:", *(f"  {name:<32} {summary}" for name, summary in (SPECIAL | ALONE).items())]
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:

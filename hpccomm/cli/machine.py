@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -16,18 +17,28 @@ def machine(group: ProcessGroup, contenders: tuple[str, ...] = ()) -> dict[str, 
     """Describe the machine, the libraries and the job; every rank calls it. No host names, no paths."""
     from mpi4py import MPI
 
-    packages = ["mpi4py", "numpy", *(["torch"] if "gloo" in contenders else [])]
+    return {
+        **host("mpi4py", *(["torch"] if "gloo" in contenders else [])),
+        "mpi": mpi_library(MPI.Get_library_version()),
+        "mpi_standard": ".".join(map(str, MPI.Get_version())),
+        "ranks": group.size,
+        "nodes": ranks.get_node_count(group),
+    }
+
+
+def host(*packages: str) -> dict[str, Any]:
+    """Describe the machine and the libraries, without MPI; of `packages` those that are installed."""
+    found = {"numpy": importlib.metadata.version("numpy")}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
     return {
         "cpu": cpu_model(),
         "cores": usable_cores(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "hpccomm": __version__,
-        **{package: importlib.metadata.version(package) for package in packages},
-        "mpi": mpi_library(MPI.Get_library_version()),
-        "mpi_standard": ".".join(map(str, MPI.Get_version())),
-        "ranks": group.size,
-        "nodes": ranks.get_node_count(group),
+        **found,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }
 
@@ -57,9 +68,9 @@ def usable_cores() -> int:
 
 def one_line(facts: dict[str, Any]) -> str:
     """Return the description as one line, for the head of a table."""
-    nodes, count = facts["nodes"], facts["ranks"]
-    job = f"{count} rank{'s' * (count != 1)} on {nodes} node{'s' * (nodes != 1)}"
-    parts = [f"hpccomm {facts['hpccomm']}", job, facts["mpi"], f"mpi4py {facts['mpi4py']}", f"numpy {facts['numpy']}"]
-    if "torch" in facts:
-        parts.append(f"torch {facts['torch']}")
+    parts = [f"hpccomm {facts['hpccomm']}"]
+    if "ranks" in facts:
+        nodes, count = facts["nodes"], facts["ranks"]
+        parts += [f"{count} rank{'s' * (count != 1)} on {nodes} node{'s' * (nodes != 1)}", facts["mpi"]]
+    parts += [f"{package} {facts[package]}" for package in ("mpi4py", "numpy", "torch") if package in facts]
     return ", ".join([*parts, f"{facts['cpu']} ({facts['cores']} cores)"])

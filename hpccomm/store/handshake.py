@@ -28,7 +28,7 @@ class Verdict(IntEnum):
 
 
 REASONS: dict[int, str] = {
-    Verdict.NO_ROOM: "it has as many connections as it takes",
+    Verdict.NO_ROOM: "it has as many connections as it takes (at most its ulimit -n)",
     Verdict.OTHER_PROTOCOL: "it speaks another version of the protocol; use the same hpccomm everywhere",
     Verdict.WRONG_KEY: "this process has another key (auth_key)",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import secrets
@@ -33,12 +34,16 @@ class Master:
         end, ended = socket.socketpair()
         thread = threading.Thread(target=_serve, args=(listener, ended, key, limits), name="hpccomm-store", daemon=True)
         thread.start()
-        self.close = weakref.finalize(self, _end, end, thread)
+        self.close = weakref.finalize(self, _end, end, thread, os.getpid())
 
 
-def _end(end: socket.socket, thread: threading.Thread) -> None:
+def _end(end: socket.socket, thread: threading.Thread, process: int) -> None:
+    """End the thread and all connections; a forked process leaves them to its parent."""
+    if process == os.getpid():
+        with contextlib.suppress(OSError):  # the thread has ended
+            end.shutdown(socket.SHUT_RDWR)  # closing is not enough where a forked process has it, too
+        thread.join()
     end.close()
-    thread.join()
 
 
 def _serve(listener: socket.socket, ended: socket.socket, key: bytes, limits: Limits | None) -> None:

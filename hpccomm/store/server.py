@@ -8,27 +8,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import resource
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..errors import DistStoreError
 from . import handshake, wire
 from .handshake import Verdict
-from .table import LARGEST_VALUE, READS, Answer, QueueEmptyError, Request, Table
+from .master import BACKLOG
+from .table import LARGEST_VALUE, READS, QueueEmptyError, Request, Table
 from .wire import Status
 
-READ_AHEAD = 1 << 16  # bytes that are taken from a client beyond the message that is read
+READ_AHEAD = 1 << 16  # bytes that are taken from a client while it waits for an answer
 MIB = 1 << 20
-Start = Callable[[asyncio.StreamReader, asyncio.StreamWriter], "asyncio.Task[None]"]
+OTHER_FILES = 64  # open files that are left to the rest of the process
 
 
 class Limits(NamedTuple):
     """What a server allows."""
 
     capacity: int = 4 << 30  # bytes of keys and values
-    connections: int = 16384
+    connections: int = 16384  # or as many as the process may have open files
     handshake: float = 10.0  # seconds that a client has to show that it has the key
     patience: float = 30.0  # seconds that it has for the rest of a message, and to take an answer; more for each MiB
 
@@ -41,147 +43,233 @@ class Server:
     """
 
     def __init__(self, key: bytes, limits: Limits) -> None:
-        self._key = key
-        self._limits = limits
-        self._table = Table(limits.capacity)
-        self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}  # by key; in the order of arrival
-        self._clients: set[asyncio.Task[None]] = set()
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        room = limits.connections if files == resource.RLIM_INFINITY else min(limits.connections, files - OTHER_FILES)
+        self.key = key
+        self.limits = limits._replace(connections=room)
+        self.table = Table(limits.capacity)
+        self.clients: set[Client] = set()
+        self._waiting: dict[str, dict[Client, None]] = {}  # by key; in the order of arrival
 
     async def serve(self, listener: socket.socket, end: socket.socket) -> None:
         """Talk to everybody who connects to `listener`, until `end` can be read."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         loop.add_reader(end, ended.set)
-        server = await loop.create_server(lambda: _Connection(self._start), sock=listener)
+        server = await loop.create_server(lambda: Client(self), sock=listener, backlog=BACKLOG)
         await ended.wait()
         loop.remove_reader(end)
+        listener.shutdown(socket.SHUT_RDWR)  # closing is not enough if a forked process has it, too
         server.close()
-        for client in self._clients:
-            client.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
+        while self.clients or len(asyncio.all_tasks(loop)) > 1:  # a task is a client just being accepted
+            for client in self.clients:
+                client.end()
+            await asyncio.sleep(0)
 
-    def _start(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> asyncio.Task[None]:
-        client = asyncio.ensure_future(self._converse(reader, writer))
-        self._clients.add(client)
-        client.add_done_callback(self._clients.discard)
-        return client
+    def wait(self, client: Client, key: str) -> None:
+        """Let `client` look again when `key` has changed."""
+        self._waiting.setdefault(key, {})[client] = None
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Talk to one client until it goes, or does not keep to the protocol."""
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            try:
-                with _within(self._limits.handshake, writer):
-                    welcome = await self._shake_hands(reader, writer)
-                while welcome:
-                    header = wire.header(await reader.readexactly(wire.HEADER.size))
-                    with _within(self._limits.patience + header.length / MIB, writer):
-                        body = await reader.readexactly(header.length)
-                    await self._say(writer, await self._answer(wire.request(header, body), header.seconds))
-            except wire.MalformedError as error:
-                await self._say(writer, wire.packed(Status.MALFORMED, values=[str(error).encode()]))
-            finally:
-                writer.close()
+    def give_up(self, client: Client, key: str) -> None:
+        """Forget that `client` waits for `key`."""
+        waiting = self._waiting.get(key, {})
+        waiting.pop(client, None)
+        if not waiting:
+            self._waiting.pop(key, None)
 
-    async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Say whether the client has the key; it is told."""
-        hello = await reader.readexactly(handshake.HELLO)
-        nonces = hello[len(handshake.MAGIC) :], secrets.token_bytes(handshake.NONCE)
-        if not hello.startswith(handshake.MAGIC):
-            verdict = Verdict.OTHER_PROTOCOL
-        elif len(self._clients) > self._limits.connections:
-            verdict = Verdict.NO_ROOM
-        else:
-            await self._say(writer, bytes([Verdict.WELCOME]) + nonces[1])
-            proof = await reader.readexactly(handshake.PROOF)
-            if hmac.compare_digest(proof, handshake.proof(self._key, "client", *nonces)):
-                await self._say(writer, bytes([Verdict.WELCOME]) + handshake.proof(self._key, "server", *nonces))
-                return True
-            verdict = Verdict.WRONG_KEY
-        await self._say(writer, bytes([verdict]))
-        return False
-
-    async def _say(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        writer.write(data)
-        if writer.transport.get_write_buffer_size():  # the client has not taken all of it yet
-            with _within(self._limits.patience + len(data) / MIB, writer):
-                await writer.drain()
-
-    async def _answer(self, request: Request, seconds: float) -> bytes:
-        """Do a request, and return the message that answers it."""
-        try:
-            answer = self._table.apply(request) or await self._wait(request, seconds)
-        except asyncio.TimeoutError:
-            return wire.packed(Status.TOO_LATE, values=[self._missing(request).encode()])
-        except DistStoreError as error:
-            code = Status.EMPTY if isinstance(error, QueueEmptyError) else Status.REFUSED
-            return wire.packed(code, values=[str(error).encode()])
-        if request.op not in READS:
-            self._wake(request.keys)
-        nbytes = sum(map(len, answer.values))
-        if nbytes > LARGEST_VALUE:
-            why = f"the answer would have {nbytes} bytes; ask for fewer keys at once"
-            return wire.packed(Status.REFUSED, values=[why.encode()])
-        return wire.packed(Status.OK, values=answer.values, number=answer.number)
-
-    async def _wait(self, request: Request, seconds: float) -> Answer:
-        """Do a request when what it waits for has come; TimeoutError after `seconds`."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while (answer := self._table.apply(request)) is None:
-            key = self._missing(request)
-            has_come = loop.create_future()
-            self._waiting.setdefault(key, {})[has_come] = None
-            try:
-                await asyncio.wait_for(has_come, deadline - loop.time())
-            finally:
-                waiting = self._waiting.get(key, {})
-                waiting.pop(has_come, None)
-                if not waiting:
-                    self._waiting.pop(key, None)
-        return answer
-
-    def _wake(self, keys: Sequence[str]) -> None:
+    def wake(self, keys: Sequence[str]) -> None:
+        """Let those look who wait for one of `keys`."""
         for key in keys if self._waiting else ():
-            for has_come in self._waiting.pop(key, ()):
-                if not has_come.done():
-                    has_come.set_result(None)
-
-    def _missing(self, request: Request) -> str:
-        return self._table.missing(request) or request.keys[0]
+            for client in self._waiting.pop(key, ()):
+                asyncio.get_running_loop().call_soon(client.look_again)
 
 
-class _Connection(asyncio.StreamReaderProtocol):
-    """A client's connection: when it is lost, what the client has asked for is given up."""
+class Client(asyncio.Protocol):
+    """What the server has of one client: the connection, and what has come of its next message.
 
-    def __init__(self, start: Start) -> None:
-        self._input = asyncio.StreamReader(limit=READ_AHEAD)
-        super().__init__(self._input)
-        self._start = start
+    The conversation goes on in `_next`, which is called with the next `_wanted` bytes; with none while the client waits
+    for an answer, or has not taken it yet.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+        self._next: Callable[[bytearray], None] | None = self._hello
+        self._wanted = handshake.HELLO
+        self._drop: asyncio.TimerHandle | None = None  # when it is too slow
+        self._request: Request | None = None  # that waits
+        self._missing = ""  # the key that it waits for
+        self._deadline: asyncio.TimerHandle | None = None
+
+    # -- the connection -------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to talk."""
         assert isinstance(transport, asyncio.Transport)
-        super().connection_made(transport)
+        self._transport = transport
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        writer = asyncio.StreamWriter(transport, self, self._input, asyncio.get_running_loop())
-        self._conversation = self._start(self._input, writer)
+        self._server.clients.add(self)
+        self._hurry(self._server.limits.handshake)
+
+    def data_received(self, data: bytes) -> None:
+        """Go on with what has come."""
+        self._buffer += data
+        try:
+            while self._next is not None and len(self._buffer) >= self._wanted:
+                self._next(self._taken(self._wanted))
+        except wire.MalformedError as error:
+            self._close(wire.packed(Status.MALFORMED, values=[str(error).encode()]))
+        if self._next is None:
+            if len(self._buffer) > READ_AHEAD:
+                self._transport.pause_reading()
+        elif self._drop is None and (self._buffer or self._next != self._head):
+            self._hurry(self._server.limits.patience + self._wanted / MIB)
 
     def eof_received(self) -> bool:
         """Close: a client that has gone waits for no answer."""
-        super().eof_received()
+        self._close()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Give up."""
-        super().connection_lost(error)
-        self._conversation.cancel()
+        """Give up what the client has asked for."""
+        self._next = None
+        self._take_time()
+        self._stop_waiting()
+        self._server.clients.discard(self)
 
+    def pause_writing(self) -> None:
+        """Wait until the client has taken what it was told."""
+        self._next = None
+        self._hurry(self._server.limits.patience + self._transport.get_write_buffer_size() / MIB)
 
-@contextlib.contextmanager
-def _within(seconds: float, writer: asyncio.StreamWriter) -> Iterator[None]:
-    """Drop a client for whom this takes longer."""
-    drop = asyncio.get_running_loop().call_later(seconds, writer.transport.abort)
-    try:
-        yield
-    finally:
-        drop.cancel()
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._take_time()
+        self._next, self._wanted = self._head, wire.HEADER.size
+        self._go_on()
+
+    def end(self) -> None:
+        """Close at once; also where a forked process has the connection, too."""
+        with contextlib.suppress(OSError):
+            self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        self._transport.abort()
+
+    # -- what is said, one after the other -------------------------------------------------------------
+
+    def _hello(self, hello: bytearray) -> None:
+        if not hello.startswith(handshake.MAGIC):
+            self._close(bytes([Verdict.OTHER_PROTOCOL]))
+        elif len(self._server.clients) > self._server.limits.connections:
+            self._close(bytes([Verdict.NO_ROOM]))
+        else:
+            self._nonces = bytes(hello[len(handshake.MAGIC) :]), secrets.token_bytes(handshake.NONCE)
+            self._transport.write(bytes([Verdict.WELCOME]) + self._nonces[1])
+            self._next, self._wanted = self._proof, handshake.PROOF
+
+    def _proof(self, proof: bytearray) -> None:
+        key = self._server.key
+        if not hmac.compare_digest(proof, handshake.proof(key, "client", *self._nonces)):
+            self._close(bytes([Verdict.WRONG_KEY]))
+            return
+        self._take_time()
+        self._transport.write(bytes([Verdict.WELCOME]) + handshake.proof(key, "server", *self._nonces))
+        self._next, self._wanted = self._head, wire.HEADER.size
+
+    def _head(self, data: bytearray) -> None:
+        self._take_time()
+        self._header = wire.header(data)
+        self._next, self._wanted = self._body, self._header.length
+
+    def _body(self, data: bytearray) -> None:
+        self._take_time()
+        self._next = None
+        request = wire.request(self._header, data)
+        if not self._answered(request):
+            self._request = request
+            self._wait(request)
+            self._deadline = self._loop.call_later(self._header.seconds, self._too_late)
+
+    # -- answers ---------------------------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """Answer the request that waits, if what it waits for has come."""
+        request = self._request
+        if request is None:
+            return  # it has been given up meanwhile
+        if self._answered(request):
+            self._stop_waiting()
+            self._go_on()
+        else:
+            self._wait(request)
+
+    def _answered(self, request: Request) -> bool:
+        """Do a request and say how it went, unless it has to wait."""
+        try:
+            answer = self._server.table.apply(request)
+            if answer is None:
+                return False
+            if len(answer.values) > wire.MOST_FIELDS or sum(map(len, answer.values)) > LARGEST_VALUE:
+                raise DistStoreError(f"the answer has more than {LARGEST_VALUE} bytes; ask for fewer keys at once")
+        except DistStoreError as error:
+            code = Status.EMPTY if isinstance(error, QueueEmptyError) else Status.REFUSED
+            self._answer(wire.packed(code, values=[str(error).encode()]))
+            return True
+        if request.op not in READS:
+            self._server.wake(request.keys)
+        self._answer(wire.packed(Status.OK, values=answer.values, number=answer.number))
+        return True
+
+    def _answer(self, data: bytes) -> None:
+        self._next, self._wanted = self._head, wire.HEADER.size
+        self._transport.write(data)  # calls pause_writing where the client does not take it
+
+    def _too_late(self) -> None:
+        missing = self._missing
+        self._stop_waiting()
+        self._answer(wire.packed(Status.TOO_LATE, values=[missing.encode()]))
+        self._go_on()
+
+    def _wait(self, request: Request) -> None:
+        self._missing = self._server.table.missing(request) or request.keys[0]
+        self._server.wait(self, self._missing)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._server.give_up(self, self._missing)
+            self._request = self._deadline = None
+
+    # -- time, and the end -----------------------------------------------------------------------------
+
+    def _taken(self, wanted: int) -> bytearray:
+        """Take the next bytes from the buffer."""
+        if len(self._buffer) == wanted:
+            taken, self._buffer = self._buffer, bytearray()
+        else:
+            taken = self._buffer[:wanted]
+            del self._buffer[:wanted]
+        return taken
+
+    def _go_on(self) -> None:
+        """Take what the client has said meanwhile."""
+        self._transport.resume_reading()
+        self.data_received(b"")
+
+    def _hurry(self, seconds: float) -> None:
+        """Drop the client in so many seconds."""
+        self._take_time()
+        self._drop = self._loop.call_later(seconds, self._transport.abort)
+
+    def _take_time(self) -> None:
+        """Don't drop the client."""
+        if self._drop is not None:
+            self._drop.cancel()
+            self._drop = None
+
+    def _close(self, last_words: bytes = b"") -> None:
+        self._next = None
+        self._stop_waiting()
+        self._transport.write(last_words)
+        self._hurry(self._server.limits.patience)  # to take them
+        self._transport.close()

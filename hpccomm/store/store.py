@@ -445,7 +445,8 @@ _NAMES = {
 def _key(op: Op, key: Any) -> str:
     if type(key) is not str and not isinstance(key, str):
         raise TypeError(f"{_NAMES[op]}: key is {key!r}; expected a str{here()}")
-    if len(key) * 4 > LARGEST_KEY and (nbytes := len(key.encode())) > LARGEST_KEY:
+    nbytes = len(key) if key.isascii() else len(key.encode())
+    if nbytes > LARGEST_KEY:
         raise ValueError(f"{_NAMES[op]}: the key has {nbytes} bytes; at most {LARGEST_KEY} are allowed{here()}")
     if key.startswith(HIDDEN):
         raise ValueError(f"{_NAMES[op]}: key is {key!r}; keys that begin with a NUL are the store's own{here()}")

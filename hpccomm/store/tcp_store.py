@@ -114,8 +114,7 @@ class TCPStore(Store):
                 f"keys and values have {len(data)} bytes; at most {wire.LARGEST_MESSAGE} go at once{here()}"
             )
         limit = (timeout if request.op in WAITS else self._timeout) + GRACE
-        with self._connections.one() as connection:
-            code, answer = connection.ask(data, limit)
+        code, answer = self._connections.ask(data, limit)
         if code == Status.OK:
             return answer
         text = str(answer.values[0], "utf-8")

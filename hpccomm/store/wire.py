@@ -57,7 +57,7 @@ def packed(
     return b"".join((header, lengths, *fields))
 
 
-def header(data: bytes) -> Header:
+def header(data: bytes | bytearray) -> Header:
     """Read the first bytes of a message; MalformedError if nothing good can follow."""
     result = Header._make(HEADER.unpack(data))
     if result.version != VERSION:
@@ -70,33 +70,36 @@ def header(data: bytes) -> Header:
     return result
 
 
-def fields(header: Header, body: bytes) -> list[bytes]:
+def fields(header: Header, body: bytes | bytearray) -> list[bytes]:
     """Take the keys and values of a message apart."""
     count = header.keys + header.values
     lengths = struct.unpack_from(f"<{count}I", body)
     ends = list(accumulate(lengths, initial=4 * count))
     if ends[-1] != len(body):
         raise MalformedError(f"fields of {sum(lengths)} bytes in a body of {len(body)}")
-    return [body[begin:end] for begin, end in pairwise(ends)]
+    view = memoryview(body)
+    return [bytes(view[begin:end]) for begin, end in pairwise(ends)]
 
 
-def request(header: Header, body: bytes) -> Request:
+def request(header: Header, body: bytes | bytearray) -> Request:
     """Return the request that a message asks; MalformedError if it is none."""
-    try:
-        op = Op(header.code)
-    except ValueError:
-        raise MalformedError(f"operation {header.code}") from None
+    op = _OPS.get(header.code)
+    if op is None:
+        raise MalformedError(f"operation {header.code}")
     parts = fields(header, body)
-    if any(len(part) > LARGEST_KEY for part in parts[: header.keys]):
-        raise MalformedError(f"a key of more than {LARGEST_KEY} bytes")
     keys, values = _SHAPES[op]
     if keys not in (ANY, header.keys) or header.values != (header.keys if values == ANY else values):
         raise MalformedError(f"{op.name} with {header.keys} keys and {header.values} values")
+    if header.keys and max(map(len, parts[: header.keys])) > LARGEST_KEY:
+        raise MalformedError(f"a key of more than {LARGEST_KEY} bytes")
     try:
         names = tuple([str(part, "utf-8") for part in parts[: header.keys]])
     except UnicodeDecodeError:
         raise MalformedError("a key that is not UTF-8") from None
     return Request(op, names, tuple(parts[header.keys :]), header.number)
+
+
+_OPS: dict[int, Op] = {int(op): op for op in Op}
 
 
 class _Shape(NamedTuple):

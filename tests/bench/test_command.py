@@ -68,6 +68,9 @@ def test_words_for_many_operations() -> None:
     assert set(command.chosen(["all"], BENCHMARKS)) == {*BENCHMARKS, "overlap", "init"}
     with pytest.raises(ValueError, match="no operation 'allreduce'; hpccomm bench --list"):
         command.chosen(["allreduce"], BENCHMARKS)
+    assert command.chosen(["store"], BENCHMARKS) == ["store"]
+    with pytest.raises(ValueError, match="store is measured alone: hpccomm bench store"):
+        command.chosen(["all_reduce", "store"], BENCHMARKS)
 
 
 def test_a_subcommand_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
