@@ -31,9 +31,11 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "VIRTUAL_ENV": str(BIN.parent),
         "OPENBLAS_NUM_THREADS": "1",
+        "MPIR_CVAR_CH4_NETMOD": "ofi",  # slurm/setup.sh says why
         "OMPI_MCA_btl": "^ofi",
         "OMPI_MCA_osc": "^ucx",
         "OMPI_MCA_mpi_yield_when_idle": "1",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",  # the CPUs that Slurm gives are not there
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         **(more or {}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +33,8 @@ def test_slurm_would_run_it(script: str) -> None:
 
 
 def test_shellcheck_finds_nothing() -> None:
-    files = [
-        *(ROOT / "slurm").glob("*.s*"),
-        *(ROOT / "tests" / "cluster" / name for name in ("up", "boot", "node", "down")),
-    ]
-    succeeded(run("shellcheck", "--external-sources", *files))
+    cluster = [ROOT / "tests" / "cluster" / name for name in ("test", "up", "boot", "node", "down")]
+    succeeded(run("shellcheck", "--external-sources", *cluster, *(ROOT / "slurm").glob("*.s*")))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -50,7 +47,7 @@ def test_each_states_its_resources_and_shows_the_environment(script: str) -> Non
 
 
 def test_train_digits_on_two_nodes_prints_the_accuracy_of_make_demo(folder: Path) -> None:
-    demo = launch(4, shutil.which("python") or "python", "jobs/train_digits.py", "--quiet")
+    demo = launch(4, sys.executable, "jobs/train_digits.py", "--quiet")
     expected = demo.stdout.splitlines()[-1]
     assert "test accuracy 98.9 %  OK" in expected
     said = sbatch("slurm/train_digits.sbatch", cwd=folder).succeeds()
