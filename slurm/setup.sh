@@ -1,0 +1,23 @@
+# shellcheck shell=bash
+# What all batch scripts begin with; adapt it to your site. Submit from the folder that has .venv, jobs/ and slurm/.
+
+# The site's MPI, and the environment with hpccomm:
+# module load openmpi
+# shellcheck source=/dev/null
+[[ -n ${VIRTUAL_ENV:-} ]] || source .venv/bin/activate
+
+# The protocol that srun has to speak depends on the MPI library; `srun --mpi=list` shows what your srun knows.
+library=$(python -m mpi4py --mpi-lib-version | tr -d '\0')
+case $library in
+*"Open MPI"*) export MPI_TYPE=pmix ;;
+*) export MPI_TYPE=pmi2 ;; # MPICH and its relatives; HPE Cray MPICH: cray_shasta
+esac
+
+# The MPICH of PyPI: with UCX, each rank tells its address in 4 KB, which Slurm's pmi2 misreads now and then, and the job
+# hangs at its start ("value not properly terminated in client request"); with libfabric it is 64 bytes.
+case $library in
+*"ch4:ucx ofi"*) export MPIR_CVAR_CH4_NETMOD=${MPIR_CVAR_CH4_NETMOD:-ofi} ;;
+esac
+
+# One thread of BLAS for each CPU that a task has; srun does not take this number from the job by itself.
+export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1} SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}

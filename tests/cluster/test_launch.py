@@ -1,0 +1,95 @@
+"""How ranks come to life on two hosts: srun with each protocol, mpirun in an allocation, and where they don't."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .slurm import BIN, IS_OPEN_MPI, MPI_TYPE, OTHER_TYPE, PROGRAMS, run, sbatch, srun, succeeded
+
+WHERE = """
+import socket, hpccomm as hc
+with hc.init_process_group() as world:
+    node = hc.split_group(color=hc.get_node_rank())
+    said = [None] * world.size
+    hc.all_gather_object(said, (socket.gethostname(), hc.get_node_rank(), hc.get_local_rank(), node.size))
+    if world.rank == 0:
+        print(hc.get_node_count(), said)
+"""
+TWO_BY_TWO = [("node1", 0, 0, 2), ("node1", 0, 1, 2), ("node2", 1, 0, 2), ("node2", 1, 1, 2)]
+
+
+def test_srun_starts_ranks_on_both_hosts_and_a_node_is_a_group() -> None:
+    assert succeeded(srun(sys.executable, "-c", WHERE)) == f"2 {TWO_BY_TWO}\n"
+
+
+@pytest.mark.parametrize("script", ["mpirun", "mpiexec"])
+def test_mpirun_needs_no_arguments_in_an_allocation(script: str) -> None:
+    shape = ["--nodes=2", "--ntasks-per-node=2"]
+    ended = run("salloc", "--quiet", *shape, BIN / script, sys.executable, "-c", WHERE)
+    assert succeeded(ended) == f"2 {TWO_BY_TWO}\n"
+
+
+def test_mpirun_in_a_batch_script_needs_none_either(tmp_path: Path) -> None:
+    file = tmp_path / "where.py"
+    file.write_text(WHERE)
+    script = tmp_path / "script"
+    script.write_text(f"#!/bin/bash\nmpirun {sys.executable} {file}\n")
+    job = sbatch("--nodes=2", "--ntasks-per-node=2", script, cwd=tmp_path)
+    assert job.succeeds() == f"2 {TWO_BY_TWO}\n"
+
+
+def test_without_ntasks_per_node_the_first_node_is_filled_first() -> None:
+    where = run("srun", "--nodes=2", "--ntasks=4", f"--mpi={MPI_TYPE}", sys.executable, "-c", WHERE)
+    hosts = re.findall(r"node\d", succeeded(where))
+    assert hosts == ["node1"] * 3 + ["node2"]
+
+
+def refused(mpi: str) -> subprocess.CompletedProcess[str]:
+    ended = srun(sys.executable, "-c", WHERE, mpi=mpi)
+    assert ended.returncode != 0
+    assert ended.stdout == ""
+    return ended
+
+
+def test_without_a_protocol_every_rank_would_be_alone_and_the_error_says_what_to_type() -> None:
+    said = refused("none").stderr
+    assert "srun started 4 processes, but MPI says that this one is alone" in said
+    assert f"--mpi={MPI_TYPE}" in said
+
+
+def test_the_protocol_of_the_other_mpi_is_an_error_that_says_so() -> None:
+    said = refused(OTHER_TYPE).stderr
+    if IS_OPEN_MPI:  # it does not speak PMI-2, and does not notice
+        assert "started 4 processes, but MPI says that this one is alone" in said
+    else:
+        assert "unsupported PMI version PMIx" in said
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+def test_every_operation_is_right_across_two_hosts(ranks: int) -> None:
+    shape = ["--nodes=2", f"--ntasks={ranks}", f"--mpi={MPI_TYPE}"]
+    said = succeeded(run("srun", *shape, sys.executable, PROGRAMS / "every_operation.py"))
+    told = [tuple(map(int, each)) for each in re.findall(r"\((\d+), (\d+), (\d+), (\d+), (\d+)\)", said)]
+    assert len(told) == ranks
+    assert {node for node, *_ in told} == {0, 1}
+    for node, of_node, across, local_size, calls in told:
+        assert of_node == local_size == sum(other == node for other, *_ in told)
+        assert across in (1, 2)
+        assert calls > 150
+
+
+def test_the_projects_own_tests_of_collectives_pass_on_two_hosts() -> None:
+    suite = [sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", "-q", "-p", "no:cacheprovider"]
+    said = succeeded(srun(*suite, "tests/core/test_hooks.py", "tests/test_coalescing.py"))
+    assert re.search(r"\b\d\d+ passed", said)
+
+
+def test_hpccomm_info_says_where_it_runs() -> None:
+    said = succeeded(srun(BIN / "hpccomm", "info"))
+    assert re.search(r"^ranks +4$", said, re.M)
+    assert len(re.findall(r"^hpccomm ", said, re.M)) == 1
