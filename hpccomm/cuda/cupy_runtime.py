@@ -66,6 +66,9 @@ class Runtime:
     def current_stream(self, device: int) -> int:
         return cupy.cuda.get_current_stream(device).ptr  # type: ignore[no-any-return]
 
+    def is_capturing(self, stream: int) -> bool:
+        return bool(cuda.streamIsCapturing(stream))
+
     def synchronize_stream(self, stream: int) -> None:
         cuda.streamSynchronize(stream)
 

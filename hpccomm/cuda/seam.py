@@ -48,6 +48,9 @@ class Runtime(Protocol):
     def current_stream(self, device: int) -> int:
         """Return the stream on which this thread's CuPy calls for a GPU run, whichever GPU is the current one."""
 
+    def is_capturing(self, stream: int) -> bool:
+        """Say whether what is put on the stream goes into a CUDA graph."""
+
     def synchronize_stream(self, stream: int) -> None:
         """Block the host until the stream has done all that was put on it."""
 

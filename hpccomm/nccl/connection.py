@@ -26,7 +26,7 @@ from ..cuda.seam import NCCL, Communicator, Runtime, on_device
 from ..cuda.work import CudaWork
 from ..errors import DistBackendError, DistTimeoutError, here
 from .async_errors import AsyncErrors
-from .launch import ISSUING, Launch
+from .launch import ISSUING, Launch, refuse_capture
 
 DEFAULT_STREAM = 0  # of whichever GPU is the current one
 LONGEST_ABORT = 5.0  # seconds
@@ -69,6 +69,8 @@ class Connection:
     def _next_stream(self, async_op: bool) -> int:
         """Return the stream of the next operation, which has been made to wait for what comes before."""
         current = self.runtime.current_stream(self.device)
+        if async_op:
+            refuse_capture(self.runtime, current, "an asynchronous operation")
         stream = self.stream if async_op else current
         if self._batch is None:
             self._follow(stream, current)

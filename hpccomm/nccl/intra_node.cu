@@ -9,35 +9,35 @@ typedef unsigned long long u64;
 
 const int MAX_RANKS = 8;
 
+// How values lie in the 32-bit words of a vector: by shifts, since C++ does not let a pointer of another type look.
 struct Float32 {
-    static const int VALUES = 4;
-    static __device__ float get(const uint4& vector, int i) { return __uint_as_float((&vector.x)[i]); }
-    static __device__ void put(uint4& vector, int i, float value) { (&vector.x)[i] = __float_as_uint(value); }
+    static const int PER_WORD = 1;
+    static __device__ float get(u32 word, int) { return __uint_as_float(word); }
+    static __device__ u32 put(float value) { return __float_as_uint(value); }
 };
 
 struct Float16 {
-    static const int VALUES = 8;
-    static __device__ float get(const uint4& vector, int i) {
+    static const int PER_WORD = 2;
+    static __device__ float get(u32 word, int i) {
+        u16 bits = (u16)(word >> 16 * i);
         float value;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(((const u16*)&vector)[i]));
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
         return value;
     }
-    static __device__ void put(uint4& vector, int i, float value) {
+    static __device__ u32 put(float value) {
         u16 bits;
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-        ((u16*)&vector)[i] = bits;
+        return bits;
     }
 };
 
 struct BFloat16 {
-    static const int VALUES = 8;
-    static __device__ float get(const uint4& vector, int i) {
-        return __uint_as_float((u32)((const u16*)&vector)[i] << 16);
-    }
-    static __device__ void put(uint4& vector, int i, float value) {
+    static const int PER_WORD = 2;
+    static __device__ float get(u32 word, int i) { return __uint_as_float(word >> 16 * i << 16); }
+    static __device__ u32 put(float value) {
         u32 bits = __float_as_uint(value);
         u32 rounded = bits + 0x7fff + ((bits >> 16) & 1);  // to nearest, ties to even
-        ((u16*)&vector)[i] = (u16)((value != value ? bits | 0x400000 : rounded) >> 16);
+        return (value != value ? bits | 0x400000 : rounded) >> 16;
     }
 };
 
@@ -59,14 +59,16 @@ __device__ void meet(u32* const* flags, int rank, u32 peers, u32 number) {
 
 template <class T>
 __device__ uint4 sum(uint4* const* buffers, int first, int last, u64 i) {
-    float total[T::VALUES] = {};
+    const int VALUES = 4 * T::PER_WORD;
+    float total[VALUES] = {};
     for (int rank = first; rank < last; rank++) {
         uint4 vector = buffers[rank][i];
-        for (int k = 0; k < T::VALUES; k++) total[k] += T::get(vector, k);
+        u32 words[4] = {vector.x, vector.y, vector.z, vector.w};
+        for (int k = 0; k < VALUES; k++) total[k] += T::get(words[k / T::PER_WORD], k % T::PER_WORD);
     }
-    uint4 result;
-    for (int k = 0; k < T::VALUES; k++) T::put(result, k, total[k]);
-    return result;
+    u32 words[4] = {};
+    for (int k = 0; k < VALUES; k++) words[k / T::PER_WORD] |= T::put(total[k]) << 16 * (k % T::PER_WORD);
+    return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 // Every rank reads all buffers. With number 0 the host has seen to it that they are complete.
@@ -89,9 +91,11 @@ __global__ void two_shot(uint4* out, uint4* const* buffers, u32* const* flags, i
     for (u64 i = first; i < part && rank * part + i < vectors; i += step)
         buffers[rank][rank * part + i] = sum<T>(buffers, 0, ranks, rank * part + i);
     meet(flags, rank, everybody, number + 1);  // the blocks of one number have done the same places of all parts
-    for (int owner = 0; owner < ranks; owner++)
+    for (int k = 0; k < ranks; k++) {
+        int owner = (rank + k) % ranks;  // each begins with its own: not all at once with the same GPU
         for (u64 i = first; i < part && owner * part + i < vectors; i += step)
             out[owner * part + i] = buffers[owner][owner * part + i];
+    }
     meet(flags, rank, everybody, number + 2);
 }
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.reduce_op import ReduceOp
 from ..cuda.packing import Packing
 from ..cuda.seam import Runtime, on_device
+from .launch import refuse_capture
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -145,6 +146,7 @@ class IntraNode:
         algorithm = choose(array.nbytes, array.dtype.name, op, self.topology)
         if algorithm is Algorithm.NCCL:
             return False
+        refuse_capture(self._runtime, packing.stream, "an all_reduce by HPCCOMM_INTRA_NODE")  # it counts its meetings
         with on_device(self._runtime, self._device):
             self._launch(algorithm, packing, array)
         return True

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..cuda.packing import Packing
 from ..cuda.seam import NCCL, Communicator, Runtime, on_device
+from ..errors import DistBackendError, here
 from .types import Reduction, moved
 
 CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls")
@@ -74,6 +75,11 @@ class Launch(Packing):
         """Receive an array; an empty one needs no message."""
         self._call(buffer.size, self._comm.recv, buffer.data.ptr, *_moved(buffer), peer)
 
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return temporary memory, which a CUDA graph would use again when it has been freed."""
+        refuse_capture(self._runtime, self._stream, "an operation that needs temporary memory")
+        return super().empty(shape, dtype)
+
     def ends_step(self) -> None:
         """Say that no group may end before this point and begin behind the last one: both ends would wait."""
         self._cuts.append(len(self._calls))
@@ -103,6 +109,15 @@ class Launch(Packing):
         """Return where a group that begins at `start` ends: behind as many whole steps as fit."""
         fits = [cut for cut in self._cuts if start < cut <= start + CALLS_PER_GROUP]
         return fits[-1] if fits else min(start + CALLS_PER_GROUP, len(self._calls))
+
+
+def refuse_capture(runtime: Runtime, stream: int, what: str) -> None:
+    """Raise where a CUDA graph is captured: what is put on the stream would be replayed without its host's part."""
+    if runtime.is_capturing(stream):
+        raise DistBackendError(
+            f"{what} can't be replayed by a CUDA graph, and the current stream is being captured; capture blocking "
+            f"operations on contiguous arrays, or take this one out of the graph{here()}"
+        )
 
 
 def _moved(array: Any) -> tuple[int, int]:

@@ -91,6 +91,7 @@ def machine() -> Iterator[Any]:
         "identities",
         "device",
         "held",
+        "capturing",
         "version",
         "has_all_to_all",
         "failures",

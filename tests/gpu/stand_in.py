@@ -74,6 +74,7 @@ class Machine:
         self._dropped: deque[tuple[int, int, int]] = deque()  # memory and the stream that may use it again
         self.calls: list[str] = []  # the functions of the seam, in the order of their calls
         self.held = False
+        self.capturing: set[int] = set()  # streams
         self.version = 23000
         self.has_all_to_all = True
         self.failures: list[Exception] = []  # raised by the next calls of NCCL, one by one
@@ -240,6 +241,9 @@ class Runtime:
 
     def current_stream(self, device: int) -> int:
         return getattr(MACHINE.current, "stream", DEFAULT_STREAM)
+
+    def is_capturing(self, stream: int) -> bool:
+        return stream in MACHINE.capturing
 
     def synchronize_stream(self, stream: int) -> None:
         MACHINE.calls.append("synchronize_stream")

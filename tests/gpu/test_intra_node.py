@@ -159,6 +159,16 @@ def test_where_one_rank_can_not_compile_the_kernels_all_leave_it_to_nccl(
         assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
 
 
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+def test_in_a_capture_it_is_refused(world: hc.ProcessGroup, machine: Any) -> None:
+    array = gpus.array(np.ones(4, np.float32))
+    hc.all_reduce(array)
+    machine.capturing = {gpus.current_stream()}
+    with pytest.raises(hc.DistBackendError, match="an all_reduce by HPCCOMM_INTRA_NODE can't be replayed"):
+        hc.all_reduce(array)
+    machine.capturing = set()
+
+
 def test_groups_of_their_own(world: hc.ProcessGroup) -> None:
     hc.all_reduce(gpus.array(np.ones(4, np.float32)))
     half = hc.split_group(color=RANK % 2)

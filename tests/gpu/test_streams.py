@@ -182,7 +182,7 @@ def test_what_else_an_operation_costs(process_group: hc.ProcessGroup, machine: A
     machine.held = True  # so that nobody asks for events that have passed
     hc.all_reduce(array, async_op=True)
     assert [call for call in runtime_calls if call not in ("is_done", "create_event")] == [
-        *look_ups, "record", "wait", "record",
+        *look_ups, "is_capturing", "record", "wait", "record",
     ]  # fmt: skip
     runtime_calls.clear()
     hc.all_reduce(array)
@@ -191,6 +191,37 @@ def test_what_else_an_operation_costs(process_group: hc.ProcessGroup, machine: A
     hc.all_reduce(array)
     assert runtime_calls == look_ups
     machine.held = False
+
+
+# -- CUDA graphs -------------------------------------------------------------------------------------
+
+
+def test_in_a_capture_blocking_operations_on_contiguous_arrays_are_allowed(
+    process_group: hc.ProcessGroup, machine: Any
+) -> None:
+    array = gpus.array(np.ones(4))
+    hc.all_reduce(array)
+    machine.capturing = {gpus.current_stream()}
+    hc.all_reduce(array)
+    machine.capturing = set()
+    assert_same(gpus.values(array), np.full(4, float(process_group.size**2)))
+
+
+def test_in_a_capture_what_a_replay_would_get_wrong_is_refused(machine: Any) -> None:
+    array, with_gaps = gpus.array(np.ones(4)), gpus.array(np.ones(4), strided)
+    hc.all_reduce(array)
+    hc.barrier()
+    machine.capturing = {gpus.current_stream()}
+    for what, call in (
+        ("an asynchronous operation", lambda: hc.all_reduce(array, async_op=True)),
+        ("an operation that needs temporary memory", lambda: hc.all_reduce(with_gaps)),
+        ("an operation that needs temporary memory", lambda: hc.reduce(array, 0, hc.ReduceOp.PREMUL_SUM(2.0))),
+    ):
+        with pytest.raises(hc.DistBackendError, match=f"{what} can't be replayed by a CUDA graph.*take this one out"):
+            call()
+    machine.capturing = set()
+    hc.all_reduce(array, async_op=True).wait()
+    gpus.values(array)
 
 
 # -- operations on several streams -------------------------------------------------------------------

@@ -222,6 +222,7 @@ class Below:
     getDeviceCount = stand_ins("device_count")
     getDevice = stand_ins("current_device")
     streamDestroy = stand_ins("destroy_stream")
+    streamIsCapturing = stand_ins("is_capturing")
     streamSynchronize = stand_ins("synchronize_stream")
     eventDestroy = stand_ins("destroy_event")
     eventRecord = stand_ins("record")
