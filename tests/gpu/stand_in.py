@@ -9,6 +9,7 @@ tests fail if there are any. This is the happens-before relation, with a vector 
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import os
@@ -30,9 +31,11 @@ import numpy as np
 from mpi4py import MPI
 
 from .gpus import extent
+from .kernels import build
 
 HOST = -1  # the number of the host among the streams, in the clocks
 DEFAULT_STREAM = 0
+FEWER = 3, 8  # blocks and threads of a kernel: each of the latter is a thread
 
 Clock = dict[int, int]
 
@@ -378,83 +381,22 @@ class Runtime:
         MACHINE.calls.append(name[0])
         mine = MACHINE.tables[buffers][rest[0]]
         MACHINE.runs(stream, name[0], ((mine, mine + 16 * vectors),), ((out, out + 16 * vectors),))
-        kernel = Kernel(name[1], out, MACHINE.tables[buffers], MACHINE.tables[flags], *rest, vectors)
-        getattr(kernel, name[0])()
+        pointers = [(ctypes.c_void_p * len(MACHINE.tables[t]))(*MACHINE.tables[t]) for t in (buffers, flags)]
+        rank, fourth, number = rest
+        build.library().intra_node(
+            name[0].encode(),
+            name[1].encode(),
+            ctypes.c_void_p(out),
+            *pointers,
+            rank,
+            ctypes.c_ulonglong(fourth),
+            ctypes.c_uint(number),
+            ctypes.c_ulonglong(vectors),
+            *FEWER,
+        )
 
     def explain(self, error: Exception) -> str | None:
         return str(error) if isinstance(error, CUDAError) else None
-
-
-class Kernel:
-    """hpccomm/nccl/intra_node.cu, in NumPy: one block, all of whose threads are this one."""
-
-    def __init__(
-        self,
-        dtype: str,
-        out: int,
-        buffers: list[int],
-        flags: list[int],
-        rank: int,
-        fourth: int,
-        number: int,
-        vectors: int,
-    ) -> None:
-        self.dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-        self.values = 16 // self.dtype.itemsize  # of a vector
-        self.out, self.buffers, self.flags = out, buffers, flags
-        self.rank, self.fourth, self.number, self.vectors = rank, fourth, number, vectors
-
-    def at(self, address: int, first: int, last: int) -> np.ndarray:
-        """The vectors from `first` to `last` at an address."""
-        count = max(last - first, 0)
-        return _bytes(address + 16 * first, 16 * count, 1).view(self.dtype)
-
-    def meet(self, peers: list[int], number: int) -> None:
-        for peer in peers:
-            _bytes(self.flags[peer] + 4 * self.rank, 4, 1).view(np.uint32)[0] = number
-        mine = _bytes(self.flags[self.rank], 4 * 8, 1).view(np.uint32)
-        deadline = time.monotonic() + 30
-        while any((int(mine[peer]) - number) % 2**32 >= 2**31 for peer in peers):  # the difference is negative
-            assert time.monotonic() < deadline, "the ranks do not meet"
-            time.sleep(0)
-
-    def sum(self, addresses: list[int], first: int, last: int) -> np.ndarray:
-        total = np.zeros(max(last - first, 0) * self.values, np.float32)
-        for address in addresses:
-            total += self.at(address, first, last).astype(np.float32)
-        return total.astype(self.dtype)
-
-    def one_shot(self) -> None:
-        everybody = list(range(self.fourth))
-        if self.number:
-            self.meet(everybody, self.number)
-        self.at(self.out, 0, self.vectors)[:] = self.sum(self.buffers, 0, self.vectors)
-        if self.number:
-            self.meet(everybody, self.number + 1)
-
-    def two_shot(self) -> None:
-        everybody = list(range(self.fourth))
-        part = -(-self.vectors // self.fourth)
-        first, last = self.rank * part, min((self.rank + 1) * part, self.vectors)
-        self.meet(everybody, self.number)
-        self.at(self.buffers[self.rank], first, last)[:] = self.sum(self.buffers, first, last)
-        self.meet(everybody, self.number + 1)
-        for owner in everybody:
-            first, last = owner * part, min((owner + 1) * part, self.vectors)
-            self.at(self.out, first, last)[:] = self.at(self.buffers[owner], first, last)
-        self.meet(everybody, self.number + 2)
-
-    def cube_mesh(self) -> None:
-        low, partner, second = self.rank & 4, self.rank ^ 4, self.fourth
-        linked = [low, low + 1, low + 2, low + 3, partner]
-        self.meet(linked, self.number)
-        self.at(self.buffers[self.rank] + 16 * second, 0, self.vectors)[:] = self.sum(
-            self.buffers[low : low + 4], 0, self.vectors
-        )
-        self.meet(linked, self.number + 1)
-        halves = [self.buffers[self.rank & 3] + 16 * second, self.buffers[self.rank | 4] + 16 * second]
-        self.at(self.out, 0, self.vectors)[:] = self.sum(halves, 0, self.vectors)
-        self.meet(linked, self.number + 2)
 
 
 def _host_extent(host: Any) -> tuple[int, int]:

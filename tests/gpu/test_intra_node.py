@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,9 @@ from hpccomm.nccl.intra_node import Algorithm, Links, Topology, choose, links_of
 
 from ..arrays import assert_same, backwards, contiguous, strided
 from . import gpus
+from .kernels import build
+
+pytestmark = pytest.mark.skipif(not gpus.is_real() and not build.is_available(), reason=build.NEEDS)
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 K, M = 1 << 10, 1 << 20
@@ -257,52 +259,8 @@ def test_no_shared_memory_is_left(machine: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.serial
-def test_the_cube_mesh_reads_and_writes_its_links_only(machine: Any) -> None:
-    """Eight ranks as threads, with the kernel as the stand-in has it."""
-    from .stand_in import Kernel
-
-    class Linked(dict):  # type: ignore[type-arg]
-        def __getitem__(self, key: Any) -> Any:
-            return (
-                [self[rank] for rank in range(key.start, key.stop)]
-                if isinstance(key, slice)
-                else super().__getitem__(key)
-            )
-
-    vectors, second = 5, 8
-    given = [np.random.default_rng(rank).normal(size=4 * vectors).astype(np.float32) for rank in range(8)]
-    buffers = [np.zeros((second + vectors) * 4, np.float32) for _ in range(8)]
-    flags = [np.zeros(8, np.uint32) for _ in range(8)]
-    outputs = [np.zeros(4 * vectors, np.float32) for _ in range(8)]
-
-    def run(rank: int) -> None:
-        linked = [other for other in range(8) if other & 4 == rank & 4 or other ^ 4 == rank]
-        for number in (1, 4):
-            buffers[rank][: 4 * vectors] = given[rank]
-            Kernel(
-                "float32",
-                outputs[rank].ctypes.data,
-                Linked({other: buffers[other].ctypes.data for other in linked}),  # type: ignore[arg-type]
-                Linked({other: flags[other].ctypes.data for other in linked}),  # type: ignore[arg-type]
-                rank,
-                second,
-                number,
-                vectors,
-            ).cube_mesh()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    low, high = (expected_sum(given[first : first + 4]) for first in (0, 4))
-    for output in outputs:
-        assert_same(output, low + high)
-
-
-@pytest.mark.serial
-@pytest.mark.parametrize("architecture", ["compute_75", "compute_80", "compute_90", "compute_100"])
-def test_the_kernels_compile(architecture: str) -> None:
+@pytest.mark.parametrize("architecture", [75, 80, 86, 87, 89, 90, 100, 103, 120])
+def test_the_kernels_compile(architecture: int) -> None:
     from cupy.cuda import nvrtc
 
     try:
@@ -314,6 +272,6 @@ def test_the_kernels_compile(architecture: str) -> None:
     names = [f"{k}<{t}>" for k in ("one_shot", "two_shot", "cube_mesh") for t in ("Float32", "Float16", "BFloat16")]
     for name in names:
         nvrtc.addNameExpression(program, name)
-    nvrtc.compileProgram(program, (f"--gpu-architecture={architecture}", "--std=c++17"))
+    nvrtc.compileProgram(program, (f"--gpu-architecture=compute_{architecture}", "--std=c++17"))
     for name in names:
         assert nvrtc.getLoweredName(program, name)

@@ -1,0 +1,66 @@
+"""hpccomm/nccl/intra_node.cu compiled as C++: its own text, but for the four statements in PTX."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from hpccomm.nccl import intra_node
+
+HERE = Path(__file__).parent
+COMPILER = os.environ.get("CXX", "c++")
+FLAGS = ["-std=c++17", "-Wall", "-pthread", f"-I{HERE}"]
+NEEDS = "needs a C++ compiler with _Float16 (g++ 12, clang 15)"
+
+PTX = {
+    r'asm\("cvt\.f32\.f16 %0, %1;" : "=f"\((\w+)\) : "h"\((\w+)\)\);': r"\1 = half_to_float(\2);",
+    r'asm\("cvt\.rn\.f16\.f32 %0, %1;" : "=h"\((\w+)\) : "f"\((\w+)\)\);': r"\1 = float_to_half(\2);",
+    r'asm volatile\("st\.release\.sys\.global\.u32 \[%0\], %1;" ::"l"\((\w+)\), "r"\((\w+)\) : "memory"\);': (
+        r"store_release(\1, \2);"
+    ),
+    r'asm volatile\("ld\.acquire\.sys\.global\.u32 %0, \[%1\];" : "=r"\((\w+)\) : "l"\((\w+)\) : "memory"\);': (
+        r"\1 = load_acquire(\2);"
+    ),
+}
+
+
+def text() -> str:
+    """Return the kernels' text as C++."""
+    kernels = Path(intra_node.__file__).with_suffix(".cu").read_text()
+    for statement, replacement in PTX.items():
+        kernels, count = re.subn(statement, replacement, kernels)
+        assert count == 1, f"{statement} is there {count} times"
+    assert "asm" not in kernels
+    return f'#include "shim.h"\n{kernels}'
+
+
+def compiled(kernels: str, main: str, folder: Path, *flags: str) -> Path:
+    """Compile `main`, a file of this folder, with this text of the kernels; CalledProcessError shows what is wrong."""
+    (folder / "intra_node.inc").write_text(kernels)
+    output = folder / main.replace(".cpp", "")
+    command = [COMPILER, *FLAGS, f"-I{folder}", *flags, "-o", output, HERE / main]
+    subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    return output
+
+
+@functools.cache
+def is_available() -> bool:
+    """Whether there is a compiler that can do it."""
+    if shutil.which(COMPILER) is None:
+        return False
+    program = "_Float16 half(float x) { return (_Float16)x; }"
+    command = [COMPILER, "-x", "c++", "-fsyntax-only", "-"]
+    return subprocess.run(command, input=program, text=True, capture_output=True, check=False).returncode == 0
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Return the kernels as a library with the function `intra_node`."""
+    with tempfile.TemporaryDirectory() as folder:
+        return ctypes.CDLL(str(compiled(text(), "entry.cpp", Path(folder), "-O2", "-shared", "-fPIC")))
