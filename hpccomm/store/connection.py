@@ -76,6 +76,7 @@ class Connection:
     def __init__(self, host: str, port: int, key: bytes, limit: float) -> None:
         self._name = f"the store at {host}, port {port}"
         self._buffer = bytearray()
+        self._input = memoryview(bytearray(CHUNK))  # made once: making it takes longer than a small answer
         limit = min(limit, LONGEST_TRY)
         try:
             self._socket = socket.create_connection((host, port), limit)
@@ -127,10 +128,10 @@ class Connection:
     def _take(self, wanted: int) -> bytearray:
         """Return the next `wanted` bytes."""
         while len(self._buffer) < wanted:
-            chunk = self._socket.recv(CHUNK)
-            if not chunk:
+            nbytes = self._socket.recv_into(self._input)
+            if not nbytes:
                 raise ConnectionResetError("it has closed the connection")
-            self._buffer += chunk
+            self._buffer += self._input[:nbytes]
         if len(self._buffer) == wanted:  # no copy: it may be large
             taken, self._buffer = self._buffer, bytearray()
         else:

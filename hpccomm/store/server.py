@@ -21,6 +21,7 @@ from .master import BACKLOG
 from .table import LARGEST_VALUE, READS, QueueEmptyError, Request, Table
 from .wire import Status
 
+CHUNK = 1 << 18  # bytes taken at once
 READ_AHEAD = 1 << 16  # bytes that are taken from a client while it waits for an answer
 MIB = 1 << 20
 OTHER_FILES = 64  # open files that are left to the rest of the process
@@ -49,6 +50,7 @@ class Server:
         self.limits = limits._replace(connections=room)
         self.table = Table(limits.capacity)
         self.clients: set[Client] = set()
+        self.input = memoryview(bytearray(CHUNK))
         self._waiting: dict[str, dict[Client, None]] = {}  # by key; in the order of arrival
 
     async def serve(self, listener: socket.socket, end: socket.socket) -> None:
@@ -84,7 +86,7 @@ class Server:
                 asyncio.get_running_loop().call_soon(client.look_again)
 
 
-class Client(asyncio.Protocol):
+class Client(asyncio.BufferedProtocol):
     """What the server has of one client: the connection, and what has come of its next message.
 
     The conversation goes on in `_next`, which is called with the next `_wanted` bytes; with none while the client waits
@@ -112,9 +114,16 @@ class Client(asyncio.Protocol):
         self._server.clients.add(self)
         self._hurry(self._server.limits.handshake)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _: int) -> memoryview:
+        """Return where the next bytes go: for all clients the same, for they are taken at once."""
+        return self._server.input
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Go on with what has come."""
-        self._buffer += data
+        self._buffer += self._server.input[:nbytes]
+        self._go_on()
+
+    def _go_on(self) -> None:
         try:
             while self._next is not None and len(self._buffer) >= self._wanted:
                 self._next(self._taken(self._wanted))
@@ -145,9 +154,10 @@ class Client(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """Go on."""
-        self._take_time()
-        self._next, self._wanted = self._head, wire.HEADER.size
-        self._go_on()
+        if not self._transport.is_closing():
+            self._take_time()
+            self._next, self._wanted = self._head, wire.HEADER.size
+            self._listen()
 
     def end(self) -> None:
         """Close at once; also where a forked process has the connection, too."""
@@ -199,7 +209,7 @@ class Client(asyncio.Protocol):
             return  # it has been given up meanwhile
         if self._answered(request):
             self._stop_waiting()
-            self._go_on()
+            self._listen()
         else:
             self._wait(request)
 
@@ -228,7 +238,7 @@ class Client(asyncio.Protocol):
         missing = self._missing
         self._stop_waiting()
         self._answer(wire.packed(Status.TOO_LATE, values=[missing.encode()]))
-        self._go_on()
+        self._listen()
 
     def _wait(self, request: Request) -> None:
         self._missing = self._server.table.missing(request) or request.keys[0]
@@ -251,10 +261,10 @@ class Client(asyncio.Protocol):
             del self._buffer[:wanted]
         return taken
 
-    def _go_on(self) -> None:
+    def _listen(self) -> None:
         """Take what the client has said meanwhile."""
         self._transport.resume_reading()
-        self.data_received(b"")
+        self._go_on()
 
     def _hurry(self, seconds: float) -> None:
         """Drop the client in so many seconds."""
