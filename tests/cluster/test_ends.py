@@ -1,0 +1,106 @@
+"""Jobs that end early: cancelled, preempted, at their time limit, with their node; and jobs that hang."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from .slurm import HERE, MPI_TYPE, PROGRAMS, Job, eventually, processes, run, sbatch, succeeded
+
+ENDLESS = PROGRAMS / "endless.py"
+TRAIN = ["--epochs", "40", "--straggler", "0"]  # three seconds at least, and the same weights in the end
+
+
+def started(folder: Path, launcher: str, *arguments: str) -> Job:
+    """Submit the endless program on two nodes, and wait until it communicates."""
+    script = folder / "endless"
+    script.write_text(f"#!/bin/bash\n{launcher} {sys.executable} {ENDLESS} {' '.join(arguments)}\n")
+    job = sbatch("--nodes=2", "--ntasks-per-node=2", script, cwd=folder)
+    job.says("ten done")
+    return job
+
+
+LAUNCHERS = [f"srun --mpi={MPI_TYPE}", "mpirun"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_scancel_in_the_middle_of_a_collective_leaves_no_process_on_any_node(launcher: str, folder: Path) -> None:
+    job = started(folder, launcher)
+    assert len(processes(f"{sys.executable} {ENDLESS}")) >= 4
+    succeeded(run("scancel", job.number))
+    assert job.becomes("CANCELLED") == "CANCELLED"
+    eventually(lambda: not processes(str(ENDLESS)), says=lambda: "\n".join(processes(str(ENDLESS))))
+
+
+def weights(file: Path) -> bytes:
+    return bytes(np.load(file)["weights"].tobytes())
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return the weights of a training that nobody stops."""
+    file = tmp_path_factory.mktemp("uninterrupted") / "weights.npz"
+    shape = ["--nodes=2", "--ntasks-per-node=2", f"--mpi={MPI_TYPE}"]
+    train = [sys.executable, "jobs/train_digits.py", "--quiet", "--epochs", "40", "--save-weights", str(file)]
+    succeeded(run("srun", *shape, *train))
+    return weights(file)
+
+
+def goes_on(job: Job) -> str:
+    """Wait until the job is in the queue again, start it without Slurm's delay of 2 minutes, and return its output."""
+    eventually(lambda: job.state() == "PENDING" and job.field("Restarts") == "1", says=job.describe)
+    # not at once: Slurm refuses a job that starts in the second in which it has ended
+    succeeded(run("scontrol", "update", f"JobId={job.number}", "StartTime=now+2"))
+    said = job.succeeds()
+    assert "going on after step" in said
+    return said
+
+
+def test_a_preempted_job_saves_goes_back_to_the_queue_and_ends_with_the_same_weights(
+    uninterrupted: bytes, folder: Path
+) -> None:
+    job = sbatch("slurm/requeue.sbatch", *TRAIN, "--every", "1", "--save-weights", "weights.npz", cwd=folder)
+    eventually(lambda: list(folder.glob("checkpoints-*/step-*.json")), says=job.describe)
+    urgent = sbatch("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true", cwd=folder)
+    assert "stopped by a signal after step" in goes_on(job)
+    urgent.succeeds()
+    assert weights(folder / "weights.npz") == uninterrupted
+
+
+def test_a_job_that_is_told_that_its_time_is_over_does_the_same(uninterrupted: bytes, folder: Path) -> None:
+    job = sbatch("slurm/requeue.sbatch", *TRAIN, "--every", "1", "--save-weights", "weights.npz", cwd=folder)
+    eventually(lambda: list(folder.glob("checkpoints-*/step-*.json")), says=job.describe)
+    succeeded(run("scancel", "--signal=USR1", job.number))  # what --signal=USR1@60 lets Slurm do
+    assert "stopped by a signal after step" in goes_on(job)
+    assert weights(folder / "weights.npz") == uninterrupted
+
+
+def test_a_job_whose_node_goes_down_is_queued_again_and_goes_on_from_the_last_checkpoint(
+    uninterrupted: bytes, folder: Path
+) -> None:
+    job = sbatch("slurm/requeue.sbatch", *TRAIN, "--every", "5", "--save-weights", "weights.npz", cwd=folder)
+    eventually(lambda: list(folder.glob("checkpoints-*/step-*.json")), says=job.describe)
+    os.kill(int(Path("/run/hpccomm-cluster/nodes/node2").read_text()), signal.SIGKILL)
+    job.becomes("PENDING", timeout=60)
+    succeeded(run(HERE / "boot", "node2"))
+    eventually(
+        lambda: run("sinfo", "--noheader", "--Node", "--partition=normal", "--format=%t").stdout == "idle\nidle\n"
+    )
+    goes_on(job)
+    assert weights(folder / "weights.npz") == uninterrupted
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_hpccomm_debug_names_the_rank_that_a_hung_job_waits_for(launcher: str, folder: Path) -> None:
+    job = started(folder, launcher, "2")
+    asked = run(Path(sys.executable).parent / "hpccomm", "debug", "--job", job.number, cwd=folder)
+    assert asked.returncode == 1, f"{asked.stdout}{asked.stderr}"
+    assert asked.stdout.startswith("4 of 4 ranks")
+    assert re.search(r"rank 2 never reached all_reduce #\d+ .*endless.py", asked.stdout), asked.stdout
+    assert job.state() == "RUNNING"  # it goes on
