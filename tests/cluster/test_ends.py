@@ -11,10 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .slurm import HERE, MPI_TYPE, PROGRAMS, Job, eventually, processes, run, sbatch, succeeded
+from .slurm import HERE, MPI_TYPE, PROGRAMS, ROOT, Job, eventually, processes, run, sbatch, succeeded
 
 ENDLESS = PROGRAMS / "endless.py"
-TRAIN = ["--epochs", "40", "--straggler", "0"]  # three seconds at least, and the same weights in the end
+EPOCHS = ["--epochs", "12", "--save-weights", "weights.npz"]
+
+
+@pytest.fixture
+def slow(folder: Path) -> list[str]:
+    """Return the arguments for a training that takes 20 ms a step, and put it into the folder."""
+    text = (ROOT / "jobs" / "train_digits.py").read_text()
+    assert "time.sleep(1e-3)" in text
+    (folder / "jobs").unlink()
+    (folder / "jobs").mkdir()
+    (folder / "jobs" / "train_digits.py").write_text(text.replace("time.sleep(1e-3)", "time.sleep(20e-3)"))
+    return [*EPOCHS, "--every", "1", "--straggler", "0"]
 
 
 def started(folder: Path, launcher: str, *arguments: str) -> Job:
@@ -45,11 +56,10 @@ def weights(file: Path) -> bytes:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Return the weights of a training that nobody stops."""
-    file = tmp_path_factory.mktemp("uninterrupted") / "weights.npz"
+    folder = tmp_path_factory.mktemp("uninterrupted")
     shape = ["--nodes=2", "--ntasks-per-node=2", f"--mpi={MPI_TYPE}"]
-    train = [sys.executable, "jobs/train_digits.py", "--quiet", "--epochs", "40", "--save-weights", str(file)]
-    succeeded(run("srun", *shape, *train))
-    return weights(file)
+    succeeded(run("srun", *shape, sys.executable, ROOT / "jobs" / "train_digits.py", "--quiet", *EPOCHS, cwd=folder))
+    return weights(folder / "weights.npz")
 
 
 def goes_on(job: Job) -> str:
@@ -63,9 +73,9 @@ def goes_on(job: Job) -> str:
 
 
 def test_a_preempted_job_saves_goes_back_to_the_queue_and_ends_with_the_same_weights(
-    uninterrupted: bytes, folder: Path
+    uninterrupted: bytes, slow: list[str], folder: Path
 ) -> None:
-    job = sbatch("slurm/requeue.sbatch", *TRAIN, "--every", "1", "--save-weights", "weights.npz", cwd=folder)
+    job = sbatch("slurm/requeue.sbatch", *slow, cwd=folder)
     eventually(lambda: list(folder.glob("checkpoints-*/step-*.json")), says=job.describe)
     urgent = sbatch("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true", cwd=folder)
     assert "stopped by a signal after step" in goes_on(job)
@@ -73,8 +83,10 @@ def test_a_preempted_job_saves_goes_back_to_the_queue_and_ends_with_the_same_wei
     assert weights(folder / "weights.npz") == uninterrupted
 
 
-def test_a_job_that_is_told_that_its_time_is_over_does_the_same(uninterrupted: bytes, folder: Path) -> None:
-    job = sbatch("slurm/requeue.sbatch", *TRAIN, "--every", "1", "--save-weights", "weights.npz", cwd=folder)
+def test_a_job_that_is_told_that_its_time_is_over_does_the_same(
+    uninterrupted: bytes, slow: list[str], folder: Path
+) -> None:
+    job = sbatch("slurm/requeue.sbatch", *slow, cwd=folder)
     eventually(lambda: list(folder.glob("checkpoints-*/step-*.json")), says=job.describe)
     succeeded(run("scancel", "--signal=USR1", job.number))  # what --signal=USR1@60 lets Slurm do
     assert "stopped by a signal after step" in goes_on(job)
@@ -82,9 +94,9 @@ def test_a_job_that_is_told_that_its_time_is_over_does_the_same(uninterrupted: b
 
 
 def test_a_job_whose_node_goes_down_is_queued_again_and_goes_on_from_the_last_checkpoint(
-    uninterrupted: bytes, folder: Path
+    uninterrupted: bytes, slow: list[str], folder: Path
 ) -> None:
-    job = sbatch("slurm/requeue.sbatch", *TRAIN, "--every", "5", "--save-weights", "weights.npz", cwd=folder)
+    job = sbatch("slurm/requeue.sbatch", *slow, cwd=folder)
     eventually(lambda: list(folder.glob("checkpoints-*/step-*.json")), says=job.describe)
     os.kill(int(Path("/run/hpccomm-cluster/nodes/node2").read_text()), signal.SIGKILL)
     job.becomes("PENDING", timeout=60)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .slurm import BIN, IS_OPEN_MPI, MPI_TYPE, OTHER_TYPE, PROGRAMS, ROOT, run, sbatch, srun, succeeded
+from .slurm import BIN, IS_OPEN_MPI, MPI_TYPE, OTHER_TYPE, PROGRAMS, ROOT, Job, run, sbatch, srun, succeeded
 
 WHERE = """
 import socket, hpccomm as hc
@@ -105,3 +105,28 @@ def test_from_another_folder_the_setup_is_not_found(tmp_path: Path) -> None:
     job = sbatch(ROOT / "slurm" / "train_digits.sbatch", cwd=tmp_path)
     assert job.becomes("COMPLETED", "FAILED") == "FAILED"
     assert "slurm/setup.sh: No such file or directory" in job.output()
+
+
+def test_the_script_that_hpccomm_slurm_makes_runs(folder: Path) -> None:
+    shape = ["--nodes=2", "--ntasks-per-node=2", "--time=10"]
+    program = ["python", "jobs/sample_sort.py", "--size", "10000"]
+    made = run(BIN / "hpccomm", "slurm", "--submit", *shape, "--", *program, cwd=folder)
+    said = Job(succeeded(made).strip()).succeeds()
+    assert said.endswith("ranks 4  equals np.sort  OK\n")
+
+
+STORE = """
+import hpccomm as hc
+with hc.init_process_group() as world:
+    store = world.store
+    store.set(f"from {world.rank}", str(hc.get_node_rank()))
+    said = [int(store.get(f"from {rank}")) for rank in range(world.size)]
+    assert said == [0, 0, 1, 1], said
+    assert store.add("count", 1) <= 4
+    hc.barrier()
+    assert store.get("count") == b"4"
+"""
+
+
+def test_a_store_is_reached_from_the_other_host() -> None:
+    succeeded(srun(sys.executable, "-c", STORE))
