@@ -20,15 +20,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"tests/gpu ran on {importlib.import_module('tests.gpu.gpus').mode()}")
 
 
+def runs_elsewhere(item: pytest.Item) -> bool:
+    """Whether a test runs with another number of ranks, or with another MPI."""
+    once = item.get_closest_marker("once") is not None
+    is_alone = MPI.COMM_WORLD.Get_size() == 1
+    return (once and MPI.get_vendor()[0] != "MPICH") or (
+        not is_alone and (once or item.get_closest_marker("serial") is not None)
+    )
+
+
 DESELECTED = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    serial = [item for item in items if item.get_closest_marker("serial")]
-    if serial and MPI.COMM_WORLD.Get_size() > 1:
-        config.hook.pytest_deselected(items=serial)
-        items[:] = [item for item in items if not item.get_closest_marker("serial")]
+    elsewhere = [item for item in items if runs_elsewhere(item)]
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if not runs_elsewhere(item)]
         config.stash[DESELECTED] = True
     if not config.getoption("--slow"):
         for item in items:

@@ -11,7 +11,7 @@ import pytest
 
 from hpccomm.cuda import cupy_runtime
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture

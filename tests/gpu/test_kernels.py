@@ -10,7 +10,7 @@ import pytest
 
 from .kernels import build
 
-pytestmark = [pytest.mark.serial, pytest.mark.skipif(not build.is_available(), reason=build.NEEDS)]
+pytestmark = [pytest.mark.once, pytest.mark.skipif(not build.is_available(), reason=build.NEEDS)]
 
 RUNS = [("one_shot", 2), ("one_shot", 4), ("two_shot", 3), ("two_shot", 4), ("cube_mesh", 8)]
 

@@ -12,7 +12,7 @@ import pytest
 
 import hpccomm as hc
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.once
 
 LONG = "k" * (16 << 10)
 

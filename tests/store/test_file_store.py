@@ -17,7 +17,7 @@ from hpccomm.store import file_store
 
 from ..launch import clean_environment
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.once
 
 
 @pytest.mark.parametrize(

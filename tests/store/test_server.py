@@ -31,7 +31,7 @@ from hpccomm.store.wire import HEADER, Status
 from ..launch import ROOT, clean_environment
 from .master import KEY
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.once
 
 PATIENCE = 60.0  # seconds: what takes longer hangs
 MIB = 1 << 20

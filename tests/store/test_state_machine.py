@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 import hpccomm as hc
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.once
 
 Make = Callable[[], hc.Store]
 SETTINGS = settings(

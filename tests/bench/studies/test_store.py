@@ -15,7 +15,7 @@ from hpccomm.bench.studies.store import Row
 
 from ...launch import ROOT, clean_environment
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.once
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
