@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -37,22 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict; return 1 if it names a rank, 0 if nobody waits, 2 if there are no reports."""
     folder = Path(arguments.folder) if arguments.folder else None
-    since = time.time()
+    since, token = time.time(), ""
     if arguments.pid is not None:
         folder = folder or _folder_of(arguments.pid)
         os.kill(arguments.pid, signal.SIGUSR2)
     elif arguments.job is not None:
         folder = folder or _folder_of_job(arguments.job)
-        _signal_job(arguments.job)
+        since, token = 0.0, _ask(folder)
     else:
         since = 0.0
     folder = folder or _newest(Path.cwd())
     if folder is None:
         print("hpccomm debug: no folder given, and there is no hpccomm-debug-* here", file=sys.stderr)
         return 2
-    reports = _wait_for(folder, since)
+    reports = _wait_for(folder, since, token)
     if not reports:
-        why = "no rank has answered" if since else "there are no reports of ranks"
+        why = "no rank has answered" if since or token else "there are no reports of ranks"
         print(f"hpccomm debug: {why} in {folder}", file=sys.stderr)
         return 2
     _show(arguments, reports)
@@ -76,12 +75,13 @@ def _show(arguments: argparse.Namespace, reports: list[dict[str, Any]]) -> None:
                 print("\n".join(f"    {line}" for line in lines))
 
 
-def _wait_for(folder: Path, since: float) -> list[dict[str, Any]]:
-    """Return the reports that belong together, written after `since`; wait for those that may still come."""
+def _wait_for(folder: Path, since: float, token: str = "") -> list[dict[str, Any]]:
+    """Return the reports that belong together, written after `since` or as answers to `token`; wait for late ones."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        reports = report.latest(each for each in report.read(folder) if each["time"] >= since)
-        if not since or time.monotonic() > deadline or (reports and len(reports) >= reports[-1]["size"]):
+        reports = [each for each in report.read(folder) if each["time"] >= since]
+        reports = report.latest(each for each in reports if not token or each.get("answers") == token)
+        if not (since or token) or time.monotonic() > deadline or (reports and len(reports) >= reports[-1]["size"]):
             return reports
         gone = {rank for each in reports for rank, state in each["neighbours"].items() if state != "running"}
         if reports and len(reports) + len(gone) >= reports[-1]["size"]:
@@ -118,10 +118,17 @@ def _newest(where: Path) -> Path | None:
     return max(folders, key=lambda each: each.stat().st_mtime, default=None)
 
 
-def _signal_job(job: str) -> None:
-    if shutil.which("scancel") is None:
-        raise SystemExit("hpccomm debug --job: there is no scancel here; --pid asks a process of this machine")
-    subprocess.run(["scancel", "--signal=USR2", job], check=True)
+def _ask(folder: Path) -> str:
+    """Ask the ranks that look into the folder; return what their answers say that they answer.
+
+    Not by `scancel --signal`: it misses ranks that mpirun has started in the batch script, and ends Open MPI's daemons
+    on the other nodes, and with them the job.
+    """
+    asking = report.Reporter(-1, 0, folder)
+    token = asking.ask()
+    if asking.folder != folder:
+        raise SystemExit(f"hpccomm debug --job: {folder} can't be written to")
+    return token
 
 
 def _folder_of_job(job: str) -> Path:

@@ -36,7 +36,7 @@ LONGEST_PERIOD = 1.0  # seconds between two looks
 WARN_AFTER = 60.0  # seconds at least
 SHORTEST_START = 5.0  # seconds that a world has to be made, however short the timeout of its operations
 PATIENCE = 5.0  # seconds for the reports of the others
-FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node
+FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node, or of `hpccomm debug --job`
 POLLED_WITHIN = 10.0  # seconds since a program has last been seen asking for a Work that has not ended
 STATUS = 124  # of a job that is ended: as `timeout` does it
 
@@ -130,10 +130,8 @@ class Watchdog:
         return min(LONGEST_PERIOD, max(shortest / 10, 0.05))
 
     def _looks_for_questions(self) -> bool:
-        """Whether it is time, and up to this rank, to look for a question of another node: no signal brings it."""
+        """Whether it is time, and up to this rank, to look for a question from elsewhere: no signal brings it."""
         on_this_node = self.reporter.processes
-        if self.reporter.is_listening and self.reporter.is_alone():
-            return False
         if self.reporter.is_listening and on_this_node and self.reporter.rank != min(on_this_node):
             return False
         if time.monotonic() - self._looked_for_questions < FOLDER_PERIOD:
