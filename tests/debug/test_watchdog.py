@@ -189,6 +189,7 @@ def test_debug_pid_asks_and_the_job_goes_on(tmp_path: Path) -> None:
     tools.mkdir()
     (tools / "scontrol").write_text(f"#!/bin/sh\necho JobId=77 WorkDir={tmp_path}\n")
     (tools / "scontrol").chmod(0o755)
+    (tmp_path / "reports").mkdir()
     (tmp_path / "hpccomm-debug-77").symlink_to(tmp_path / "reports")
     environment = {**clean_environment(), "PATH": f"{tools}:{os.environ['PATH']}"}
     command = [sys.executable, "-m", "hpccomm", "debug", "--job", "77"]
