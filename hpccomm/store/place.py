@@ -144,6 +144,8 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
         except DistNetworkError as error:
             told = error
     told = comm.bcast(told)
+    if stranger is not None:
+        comm.Barrier()  # MPI may send with its next call only: not after a store.get that waits for those who receive
     if not isinstance(told, DistNetworkError):
         return Place(WorldStore(where=told, master=master))
     if where is None:
