@@ -102,13 +102,14 @@ def run(arguments: argparse.Namespace) -> int:
         errors += misfits(job, machine)
     if errors:
         return _give_up(errors)
-    launch = choose_launch(job, _mpi(), machine, arguments.launcher, arguments.mpi)
+    library = _mpi()
+    launch = choose_launch(job, library, machine, arguments.launcher, arguments.mpi)
     notes.append(launch.why)
     if job.gpus_per_task is not None and launch.launcher == "mpirun" and job.tasks_per_node is None:
         return _give_up(
             ["--gpus-per-task with mpirun: say how many ranks a node has, by --nodes and --ntasks-per-node"]
         )
-    variables = dict(each.split("=", 1) for each in arguments.env)
+    variables = transport(library, launch.launcher) | dict(each.split("=", 1) for each in arguments.env)
     has_threads = "OMP_NUM_THREADS" not in variables
     environment = Environment(tuple(arguments.module), activation(), variables, has_threads, launch.launcher)
     directives = [*_directives(job, arguments, launch.launcher, program), *arguments.sbatch]
@@ -121,6 +122,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     sys.stderr.flush()
     return subprocess.run(["sbatch", "--parsable"], input=text, text=True, check=False).returncode
+
+
+def transport(library: str, launcher: str) -> dict[str, str]:
+    """Return the variables that an MPI needs under srun.
+
+    With UCX, MPICH's wheel tells each rank's address in 4 KB, which Slurm's pmi2 now and then misreads ("value not
+    properly terminated in client request"), and the job hangs at its start; with libfabric it is 64 bytes.
+    """
+    return {"MPIR_CVAR_CH4_NETMOD": "ofi"} if launcher == "srun" and "ch4:ucx ofi" in library else {}
 
 
 def _give_up(errors: Sequence[str]) -> int:

@@ -458,3 +458,18 @@ def test_a_machine_without_a_default_partition() -> None:
 )
 def test_forms_that_sbatch_knows(job: Job) -> None:
     assert list(malformed(job)) == []
+
+
+@pytest.mark.parametrize(
+    ("library", "launcher", "variables"),
+    [
+        ("MPICH Version: 5.0.2\nMPICH Device: ch4:ucx ofi", "srun", {"MPIR_CVAR_CH4_NETMOD": "ofi"}),
+        ("MPICH Version: 5.0.2\nMPICH Device: ch4:ucx ofi", "mpirun", {}),
+        ("MPICH Version: 4.2\nMPICH Device: ch4:ofi", "srun", {}),
+        ("Open MPI v5.0.11", "srun", {}),
+    ],
+)
+def test_mpich_with_ucx_under_srun_is_given_the_other_transport(
+    library: str, launcher: str, variables: dict[str, str]
+) -> None:
+    assert slurm.transport(library, launcher) == variables
