@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -94,9 +96,22 @@ def test_no_race_and_no_wrong_value(as_written: Path, kernel: str, ranks: int) -
     assert run(as_written, kernel, ranks) == ""
 
 
-@pytest.mark.parametrize("missing", MUTANTS)
-def test_without_what_it_needs_it_is_noticed(as_written: Path, missing: str, tmp_path: Path) -> None:
-    needed, instead, kernel, ranks = MUTANTS[missing]
+@pytest.fixture(scope="module")
+def mutants(as_written: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The program without each of them, compiled on all cores."""
     kernels = build.text()
-    assert needed in kernels
-    assert run(sanitized(kernels.replace(needed, instead), tmp_path), kernel, ranks) != ""
+
+    def without(missing: str, folder: Path) -> Path:
+        needed, instead, *_ = MUTANTS[missing]
+        assert needed in kernels
+        return sanitized(kernels.replace(needed, instead), folder)
+
+    folders = [tmp_path_factory.mktemp("mutant") for _ in MUTANTS]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(MUTANTS, pool.map(without, MUTANTS, folders)))
+
+
+@pytest.mark.parametrize("missing", MUTANTS)
+def test_without_what_it_needs_it_is_noticed(mutants: dict[str, Path], missing: str) -> None:
+    _, _, kernel, ranks = MUTANTS[missing]
+    assert run(mutants[missing], kernel, ranks) != ""

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.once
 
 Make = Callable[[], hc.Store]
 SETTINGS = settings(
-    max_examples=50,
+    max_examples=25,
     stateful_step_count=40,
     derandomize=True,
     deadline=None,
