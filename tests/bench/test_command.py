@@ -20,7 +20,7 @@ from hpccomm.process.tuning import tuning
 
 from ..launch import clean_environment, launch
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.once
 BENCHMARKS = registry.load()
 
 

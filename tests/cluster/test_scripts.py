@@ -32,6 +32,7 @@ def test_slurm_would_run_it(script: str) -> None:
     assert re.search(r"Job \d+ to start at", ended.stderr)
 
 
+@pytest.mark.once
 def test_shellcheck_finds_nothing() -> None:
     cluster = [ROOT / "tests" / "cluster" / name for name in ("test", "up", "boot", "node", "down")]
     succeeded(run("shellcheck", "--external-sources", *cluster, *(ROOT / "slurm").glob("*.s*")))
@@ -77,6 +78,7 @@ def test_it_ends_well(script: str, folder: Path) -> None:
         assert "ranks 2 " in said
 
 
+@pytest.mark.once
 def test_the_job_array_trains_with_every_seed(folder: Path) -> None:
     job = sbatch("slurm/seeds.sbatch", *SMALL["seeds.sbatch"], cwd=folder)
     outputs = [folder / f"seeds-{job.number}_{seed}.out" for seed in range(4)]
@@ -86,6 +88,7 @@ def test_the_job_array_trains_with_every_seed(folder: Path) -> None:
     assert len(set(weights)) == 4
 
 
+@pytest.mark.once
 def test_the_chain_goes_on_job_by_job_and_ends_like_one_training(folder: Path) -> None:
     said = succeeded(run("bash", "slurm/chain.sh", cwd=folder))
     eventually(lambda: not run("squeue", "--noheader").stdout, timeout=150)
@@ -103,6 +106,7 @@ def test_elastic_training_goes_on_when_a_rank_of_another_host_dies(folder: Path)
     assert re.search(r"^ranks 3 .* OK$", said, re.M)
 
 
+@pytest.mark.once
 def test_the_benchmark_measures_every_shape(folder: Path) -> None:
     job = sbatch("slurm/benchmark.sbatch", *SMALL["benchmark.sbatch"], cwd=folder)
     said = job.succeeds(timeout=200)
