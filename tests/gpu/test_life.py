@@ -360,6 +360,8 @@ def test_errors_of_cuda_are_the_backends(machine: Any) -> None:
                 hc.DistBackendError, match=r"all_reduce #\d+ of 'world': CUDA reports cudaErrorIllegalAddress"
             ):
                 wait(work)
+        hc.all_reduce(array)  # behind those that failed
+        gpus.values(array)
 
 
 def test_what_could_not_be_aborted_is_kept(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +382,7 @@ def test_what_could_not_be_aborted_is_kept(machine: Any, monkeypatch: pytest.Mon
         assert any(each is array for each in kept)
         ends.set()
         machine.held = False
+        machine.host_waits(machine.streams[nccl.stream])  # the GPU has ended: now the array may go
 
 
 def test_no_thread_is_inside_nccl_when_it_is_aborted(machine: Any) -> None:
