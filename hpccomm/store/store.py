@@ -443,7 +443,7 @@ _NAMES = {
 
 
 def _key(op: Op, key: Any) -> str:
-    if type(key) is not str and not isinstance(key, str):
+    if not isinstance(key, str):
         raise TypeError(f"{_NAMES[op]}: key is {key!r}; expected a str{here()}")
     nbytes = len(key) if key.isascii() else len(key.encode())
     if nbytes > LARGEST_KEY:

@@ -62,6 +62,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return weights(folder / "weights.npz")
 
 
+def begun(slow: list[str], folder: Path) -> Job:
+    """Submit a training that may be stopped, and wait for its first checkpoint."""
+    job = sbatch("slurm/requeue.sbatch", *slow, cwd=folder)
+    eventually(lambda: list(folder.glob("checkpoints-*/step-*.json")), says=job.describe)
+    return job
+
+
 def goes_on(job: Job) -> str:
     """Wait until the job is in the queue again, start it without Slurm's delay of 2 minutes, and return its output."""
     eventually(lambda: job.state() == "PENDING" and job.field("Restarts") == "1", says=job.describe)
@@ -75,8 +82,7 @@ def goes_on(job: Job) -> str:
 def test_a_preempted_job_saves_goes_back_to_the_queue_and_ends_with_the_same_weights(
     uninterrupted: bytes, slow: list[str], folder: Path
 ) -> None:
-    job = sbatch("slurm/requeue.sbatch", *slow, cwd=folder)
-    eventually(lambda: list(folder.glob("checkpoints-*/step-*.json")), says=job.describe)
+    job = begun(slow, folder)
     urgent = sbatch("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true", cwd=folder)
     assert "stopped by a signal after step" in goes_on(job)
     urgent.succeeds()
@@ -86,8 +92,7 @@ def test_a_preempted_job_saves_goes_back_to_the_queue_and_ends_with_the_same_wei
 def test_a_job_that_is_told_that_its_time_is_over_does_the_same(
     uninterrupted: bytes, slow: list[str], folder: Path
 ) -> None:
-    job = sbatch("slurm/requeue.sbatch", *slow, cwd=folder)
-    eventually(lambda: list(folder.glob("checkpoints-*/step-*.json")), says=job.describe)
+    job = begun(slow, folder)
     succeeded(run("scancel", "--signal=USR1", job.number))  # what --signal=USR1@60 lets Slurm do
     assert "stopped by a signal after step" in goes_on(job)
     assert weights(folder / "weights.npz") == uninterrupted
@@ -96,8 +101,7 @@ def test_a_job_that_is_told_that_its_time_is_over_does_the_same(
 def test_a_job_whose_node_goes_down_is_queued_again_and_goes_on_from_the_last_checkpoint(
     uninterrupted: bytes, slow: list[str], folder: Path
 ) -> None:
-    job = sbatch("slurm/requeue.sbatch", *slow, cwd=folder)
-    eventually(lambda: list(folder.glob("checkpoints-*/step-*.json")), says=job.describe)
+    job = begun(slow, folder)
     os.kill(int(Path("/run/hpccomm-cluster/nodes/node2").read_text()), signal.SIGKILL)
     try:
         job.becomes("PENDING")  # by the script, or when Slurm has noticed
