@@ -433,11 +433,15 @@ class ProcessGroup(Operations):
             self._messages += 1
         else:
             self._collectives += 1
-        work._operation = operation = self._begin(work.call, False) if self._hooks else None
+        operation = self._begin(work.call, False) if self._hooks else None
         try:
-            work.begin()
+            started = work.begin()
         except Exception as error:
             self._raise(self._numbered(backend.translate_error(name, error), name), error, operation)
+        if started is None:
+            work._operation = operation
+        else:
+            self._track(name, work.output, started, True, operation, work.call[3][1] if name in MESSAGES else None)
 
     # -- life ------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .calls import Call
     from .group import ProcessGroup
     from .hooks import Operation
+    from .work import Work
 
 
 class PersistentWork:
@@ -57,8 +58,8 @@ class PersistentWork:
     _active = False
     _freed = False
 
-    def begin(self) -> None:
-        """Start the transport."""
+    def begin(self) -> Work | None:
+        """Start the transport; return a Work if that is what the group is to follow, as an asynchronous operation's."""
         raise NotImplementedError
 
     def poll(self) -> bool:

@@ -7,7 +7,7 @@ works, and unpacked after it, both on a stream.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,12 +68,16 @@ class Packing:
             return self.reading(array)
         if target is None:
             target = self._empty_like(array)
-        self._runtime.multiply(target, array, factor, self._stream)
+        self._do(self._runtime.multiply, target, array, factor)
         return target
 
     def copy(self, target: Any, source: Any) -> None:
         """Copy an array, among others what a rank sends to itself."""
-        self._runtime.copy(target, source, self._stream)
+        self._do(self._runtime.copy, target, source)
+
+    def _do(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function of CUDA, whose last argument is the stream."""
+        function(*arguments, self._stream)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return a contiguous array for this operation."""
@@ -89,10 +93,10 @@ class Packing:
     def _empty_like(self, array: Any) -> Any:
         return self.empty(array.shape, array.dtype)
 
-    def unpack(self) -> None:
+    def unpack(self, stream: int) -> None:
         """Copy to the arrays that are not contiguous."""
         for array, buffer in self._unpacking:
-            self.copy(array, buffer)
+            self._runtime.copy(array, buffer, stream)
 
 
 def on_the_host(array: Any) -> Any:

@@ -12,9 +12,11 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
+
+from .patience import Patience
 
 OWN_THREADS = "hpccomm-"  # how their names begin
 PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.cupy_nccl"}
@@ -144,8 +146,15 @@ class Runtime(Protocol):
 class Communicator(Protocol):
     """NCCL's communicator (ncclComm_t). Counts are elements, types and operations nccl.h's numbers.
 
-    All but `async_error` and `abort` are called by one thread at a time.
+    One thread at a time calls it. A function that NCCL has not finished when it returns (ncclInProgress, where the
+    communicator does not block) waits with the Patience that the communicator was made with.
     """
+
+    def group_start(self) -> None:
+        """ncclGroupStart."""
+
+    def group_end(self) -> None:
+        """ncclGroupEnd: launch what was called of this communicator since `group_start`, as one."""
 
     def all_reduce(self, send: int, recv: int, count: int, datatype: int, op: int, stream: int) -> None:
         """ncclAllReduce."""
@@ -171,8 +180,14 @@ class Communicator(Protocol):
     def all_to_all(self, send: int, recv: int, count: int, datatype: int, stream: int) -> None:
         """ncclAlltoAll, where `NCCL.has_all_to_all`; `count` is that of one part."""
 
-    def split(self, color: int, key: int) -> Communicator | None:
+    def split(self, color: int, key: int, patience: Patience | None) -> Communicator | None:
         """ncclCommSplit; None for ``color=-1``. Nothing may be in flight on this communicator."""
+
+    def revoke(self) -> None:
+        """ncclCommRevoke (NCCL 2.28): end what is in flight, and take nothing but `shrink` and `abort` from now on."""
+
+    def shrink(self, without: Sequence[int], patience: Patience | None) -> Communicator:
+        """ncclCommShrink (NCCL 2.27): end what is in flight, and make a communicator without these ranks."""
 
     def async_error(self) -> str | None:
         """Return the error text if the communicator has failed, else None (ncclCommGetAsyncError)."""
@@ -195,14 +210,11 @@ class NCCL(Protocol):
     def unique_id(self) -> Any:
         """Return a new id for `connect`; it can be pickled."""
 
-    def connect(self, size: int, unique_id: Any, rank: int) -> Communicator:
-        """Make the communicator of this thread's current GPU (ncclCommInitRank); every rank calls it."""
+    def connect(self, size: int, unique_id: Any, rank: int, patience: Patience | None) -> Communicator:
+        """Make the communicator of this thread's current GPU (ncclCommInitRank); every rank calls it.
 
-    def group_start(self) -> None:
-        """ncclGroupStart."""
-
-    def group_end(self) -> None:
-        """ncclGroupEnd: launch what was called since `group_start`, as one."""
+        It blocks without `patience`, and does not with it (ncclConfig_t.blocking).
+        """
 
     def explain(self, error: Exception) -> str | None:
         """Return NCCL's error text, with that of its last error, if `error` came from NCCL, else None."""

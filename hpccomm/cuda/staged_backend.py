@@ -307,7 +307,7 @@ class Stage(Packing):
         """Copy the results to their arrays, and block the host until that is done."""
         for array, host in self._deliveries:
             self._runtime.to_device(self.writing(array), host, self._stream)
-        self.unpack()
+        self.unpack(self._stream)
         self.synchronize()
 
     def run_in_chunks(self, operation: Callable[[Any], Any], flat: Any, reads: bool, writes: bool) -> None:
@@ -336,5 +336,5 @@ class Stage(Packing):
                 runtime.to_device(part, host, back)
             runtime.record(chunk.emptied, back)
         runtime.synchronize_stream(back)
-        self.unpack()
+        self.unpack(self._stream)
         self.synchronize()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ..cuda.seam import Communicator
-
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class AsyncErrors:
-    """Asks a communicator for its asynchronous error again and again; if there is one, calls `fail` with its text."""
+    """Calls `look` again and again; if that returns the text of an error, calls `fail` with it."""
 
-    def __init__(self, comm: Communicator, fail: Callable[[str], None]) -> None:
-        self._comm = comm
+    def __init__(self, look: Callable[[], str | None], fail: Callable[[str], None]) -> None:
+        self._look = look
         self._fail = fail
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpccomm-nccl-errors", daemon=True)
@@ -22,7 +20,7 @@ class AsyncErrors:
 
     def _run(self) -> None:
         while not self._stopped.wait(SECONDS_BETWEEN_LOOKS):
-            error = self._comm.async_error()
+            error = self._look()
             if error is not None:
                 return self._fail(error)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from ..cuda.choice import Sight, choose, look
+from ..cuda.patience import Patience
 from ..cuda.seam import NCCL, Communicator, Runtime, on_device
-from ..errors import DistBackendError, here
+from ..errors import DistBackendError, DistError, DistTimeoutError, here
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+T = TypeVar("T", bound="Communicator | None")
 
 SHARING = 23000  # the first version of NCCL that lets ranks share a GPU
 MAY_SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -25,6 +28,7 @@ def connect(
     device: int | None,
     becomes_current: bool = False,
     may_do_without: bool = False,
+    patience: Patience | None = None,
 ) -> tuple[Communicator, int]:
     """Make the communicator of the ranks of `comm`, whose global ranks are `ranks`; return it and this rank's GPU.
 
@@ -33,11 +37,12 @@ def connect(
     Raises
     ------
     DistBackendError
-        On every rank: two ranks have the same GPU, or one of them finds no GPU, or NCCL gives no unique id.
+        On every rank: two ranks have the same GPU, or one of them finds no GPU, or NCCL gives no unique id or does not
+        connect one.
     """
     sight = look(runtime, device)
     if os.environ.get("NCCL_COMM_BLOCKING") == "0":
-        sight = Sight(error="NCCL_COMM_BLOCKING=0 is set, and hpccomm's communicators block; unset it")
+        sight = Sight(error="NCCL_COMM_BLOCKING=0 is set, and hpccomm chooses itself what blocks; unset it")
     sights: list[tuple[Sight, bool]] = comm.allgather((sight, _may_share(nccl)))
     seen = [sight for sight, _ in sights]
     devices = choose(seen, ranks)
@@ -55,7 +60,27 @@ def connect(
     if becomes_current:  # before NCCL is called: going back from there would make a context on the GPU of before
         runtime.use_device(device)
     with on_device(runtime, device):
-        return nccl.connect(comm.Get_size(), unique_id, comm.Get_rank()), device
+        made = agreed(nccl, comm, ranks, lambda: nccl.connect(comm.Get_size(), unique_id, comm.Get_rank(), patience))
+    return made, device
+
+
+def agreed(nccl: NCCL, comm: MPI.Intracomm, ranks: Sequence[int], make: Callable[[], T]) -> T:
+    """Return what `make` returns; raise on every rank of `comm` if it raises on one."""
+    made: T | None = None
+    error: tuple[type[DistError], str] | None = None
+    try:
+        made = make()
+    except DistTimeoutError as raised:
+        error = DistTimeoutError, str(raised)
+    except Exception as raised:  # the others have to learn of whatever it is
+        error = DistBackendError, f"NCCL reports {nccl.explain(raised) or repr(raised)}{here()}"
+    errors = [(rank, *told) for rank, told in zip(ranks, comm.allgather(error), strict=True) if told is not None]
+    if errors:
+        if made is not None:
+            made.abort()
+        rank, kind, text = min(errors, key=lambda each: each[1] is DistTimeoutError)  # those may come of the others
+        raise kind(f"rank {rank} could not be connected: {text}")
+    return made  # type: ignore[return-value]
 
 
 def _unique_id(nccl: NCCL) -> tuple[str | None, Any]:
@@ -104,7 +129,7 @@ class Unavailable:
             f"{operation} needs NCCL; HPCCOMM_INTRA_NODE=host has only all_reduce (SUM) of small arrays. {self._reason}"
         )
 
-    def split(self, color: int, key: int) -> Unavailable | None:
+    def split(self, color: int, key: int, patience: Patience | None) -> Unavailable | None:
         """Return itself: the new group can't use NCCL either."""
         return None if color < 0 else self
 

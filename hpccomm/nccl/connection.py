@@ -6,7 +6,7 @@
    the current stream waits for the operation in ``Work.wait()``.
 3. Where an operation goes on another stream than the one before it, its stream waits for that one.
 
-The host waits for nothing.
+The host waits for nothing, once NCCL has connected the ranks.
 
 NCCL itself lets each kernel of a communicator wait for the one before, on whatever stream that was ("NCCL adds CUDA
 events to enforce that", NVIDIA/nccl#574; `deviceStream` in its src/enqueue.cc). Its user guide does not promise that,
@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core.work import Work
-from ..cuda.seam import NCCL, Communicator, Runtime, on_device
+from ..cuda.patience import Patience
+from ..cuda.seam import Communicator, Runtime, on_device
 from ..cuda.work import CudaWork
 from ..errors import DistBackendError, DistTimeoutError, here
 from .async_errors import AsyncErrors
-from .launch import ISSUING, Launch, refuse_capture
+from .plan import ISSUING, Plan, refuse_capture
 
 DEFAULT_STREAM = 0  # of whichever GPU is the current one
 LONGEST_ABORT = 5.0  # seconds
@@ -36,8 +37,9 @@ ABANDONED: list[Any] = []  # what NCCL may still use, because it could not be ab
 class Connection:
     """The state of a group on one GPU; `comm` is a communicator of the seam."""
 
-    def __init__(self, nccl: NCCL, runtime: Runtime, comm: Communicator, device: int, wait_blocks: bool) -> None:
-        self.nccl = nccl
+    def __init__(
+        self, runtime: Runtime, comm: Communicator, device: int, wait_blocks: bool, patience: Patience | None = None
+    ) -> None:
         self.runtime = runtime
         self.comm = comm
         self.device = device
@@ -52,10 +54,14 @@ class Connection:
         self._mark = runtime.create_event(device)
         self._events: list[int] = []  # not in use
         self._in_flight: dict[int, Any] = {}  # by the event that marks its end: what must be kept until then
-        self._batch: list[tuple[Launch, CudaWork]] | None = None
-        self._async_errors = AsyncErrors(comm, self.fail)
+        self._batch: list[tuple[tuple[Plan, Any], CudaWork]] | None = None
+        if patience is not None:
+            patience.failure = lambda: self.failure
+        self._async_errors = AsyncErrors(self._look, self.fail)
 
-    def launch(self, async_op: bool) -> Launch:
+    # -- operations ------------------------------------------------------------------------------
+
+    def plan(self, async_op: bool) -> Plan:
         """Begin an operation: choose its stream."""
         self.raise_failure()
         is_elsewhere = self.runtime.current_device() != self.device
@@ -64,17 +70,40 @@ class Connection:
                 stream = self._next_stream(async_op)
         else:
             stream = self._next_stream(async_op)
-        return Launch(self.nccl, self.runtime, self.comm, self.device, stream, is_elsewhere)
+        plan = Plan(self.runtime, self.comm, self.device, stream)
+        plan.is_elsewhere = is_elsewhere
+        return plan
+
+    def kept_plan(self) -> Plan:
+        """Begin the plan of a persistent operation, for `start`."""
+        self.raise_failure()
+        plan = Plan(self.runtime, self.comm, self.device, self.stream)
+        plan.is_kept = True
+        return plan
+
+    def start(self, plan: Plan, arrays: Any) -> Work | None:
+        """Run a plan that is kept, and return its Work; while a CUDA graph is captured, put it in there."""
+        self.raise_failure()
+        with on_device(self.runtime, self.device):
+            current = self.runtime.current_stream(self.device)
+            is_captured = self.runtime.is_capturing(current)
+            stream = current if is_captured else self._behind(current, async_op=True)
+            return self._run(plan, stream, not is_captured, arrays)
 
     def _next_stream(self, async_op: bool) -> int:
         """Return the stream of the next operation, which has been made to wait for what comes before."""
         current = self.runtime.current_stream(self.device)
         if async_op:
             refuse_capture(self.runtime, current, "an asynchronous operation")
+        return self._behind(current, async_op)
+
+    def _behind(self, current: int, async_op: bool) -> int:
         stream = self.stream if async_op else current
         if self._batch is None:
             self._follow(stream, current)
             if self._last is not None and self._last != current and self._used != stream:
+                if stream != DEFAULT_STREAM and self.runtime.is_capturing(stream):
+                    return stream  # CUDA lets no graph wait for what is outside of it; NCCL sees to the order
                 self._follow(stream, self._last)
             if async_op or stream == DEFAULT_STREAM:
                 self._last = stream
@@ -87,37 +116,47 @@ class Connection:
             self.runtime.record(self._mark, earlier)
             self.runtime.wait(stream, self._mark)
 
-    def end(self, launch: Launch, async_op: bool, arrays: Any, host_waits: bool = False) -> Work | None:
-        """Make NCCL's calls, and unpack; `host_waits`, of a blocking operation: also until that is done."""
-        if launch.is_elsewhere:
+    def end(self, plan: Plan, async_op: bool, arrays: Any, host_waits: bool = False) -> Work | None:
+        """Do what is planned; `host_waits`, of a blocking operation: also until that is done."""
+        if plan.is_elsewhere:
             with on_device(self.runtime, self.device):
-                return self._end(launch, async_op, arrays, host_waits)
-        return self._end(launch, async_op, arrays, host_waits)
+                return self._run(plan, plan.stream, async_op, arrays, host_waits)
+        return self._run(plan, plan.stream, async_op, arrays, host_waits)
 
-    def _end(self, launch: Launch, async_op: bool, arrays: Any, host_waits: bool) -> Work | None:
-        with ISSUING:
-            self.raise_failure()  # the communicator is gone
-            launch.make_calls()
+    def _run(self, plan: Plan, stream: int, async_op: bool, arrays: Any, host_waits: bool = False) -> Work | None:
+        with self._issuing():
+            plan.run(stream)
         if async_op:
             work = CudaWork(self.runtime, self.device, self._let_go, lambda: self.ended_by, self._wait_blocks)
-            launch.alive.append(arrays)
+            in_use = plan, arrays
             if self._batch is None:
-                self._mark_end(launch, work)
+                self._mark_end(in_use, work)
             else:
-                self._batch.append((launch, work))
+                self._batch.append((in_use, work))
             return work
-        launch.unpack()
+        plan.unpack(stream)
         if host_waits or self._wait_blocks:
-            self.runtime.synchronize_stream(launch.stream)
+            self.runtime.synchronize_stream(stream)
             self.raise_failure()
         return None
 
-    def _mark_end(self, launch: Launch, work: CudaWork) -> None:
-        launch.unpack()
+    @contextmanager
+    def _issuing(self) -> Iterator[None]:
+        """Call NCCL inside the block, where no other thread does."""
+        with ISSUING:
+            self.raise_failure()  # the communicator is gone
+            try:
+                yield
+            except DistTimeoutError as error:  # it is in the middle of a call, and will take no other
+                self.fail(f"no end of a call: {error}")
+                raise
+
+    def _mark_end(self, in_use: tuple[Plan, Any], work: CudaWork) -> None:
+        in_use[0].unpack(self.stream)
         event = self._events.pop() if self._events else self.runtime.create_event(self.device)
         self.runtime.record(event, self.stream)
         work.launched(event)
-        self._in_flight[event] = launch.alive
+        self._in_flight[event] = in_use
 
     def _let_go(self, event: int) -> None:
         """Let go of what was in flight until an event, which may be used again."""
@@ -126,19 +165,26 @@ class Connection:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Launch the asynchronous operations of the block as one group call of NCCL; `launch` has been called."""
-        with ISSUING:
+        """Launch the asynchronous operations of the block as one group call of NCCL; `plan` has been called."""
+        with self._issuing():
             self._batch = []
-            self.nccl.group_start()
+            self.comm.group_start()
             try:
                 yield
             finally:
-                launches, self._batch = self._batch, None
+                launched, self._batch = self._batch, None
                 try:
-                    self.nccl.group_end()
+                    self.comm.group_end()
                 finally:
-                    for launch, work in launches:  # nothing of NCCL was on the stream before the end of the group
-                        self._mark_end(launch, work)
+                    for in_use, work in launched:  # nothing of NCCL was on the stream before the end of the group
+                        self._mark_end(in_use, work)
+
+    def split(self, color: int, key: int, patience: Patience | None) -> Communicator | None:
+        """Split the communicator (ncclCommSplit); every rank of the group calls it."""
+        with on_device(self.runtime, self.device):
+            self.synchronize()  # NCCL wants nothing in flight
+            with self._issuing():
+                return self.comm.split(color, key, patience)
 
     def synchronize(self) -> None:
         """Block the host until the current stream and this one have done everything; the GPU is the current one."""
@@ -151,6 +197,15 @@ class Connection:
             raise self.failure
 
     # -- life ------------------------------------------------------------------------------------
+
+    def _look(self) -> str | None:
+        """Return the text of NCCL's asynchronous error, if there is one and no thread is in the middle of a call."""
+        if not ISSUING.acquire(blocking=False):
+            return None
+        try:
+            return None if self.failure is not None else self.comm.async_error()  # it may have been aborted
+        finally:
+            ISSUING.release()
 
     def fail(self, reason: str) -> None:
         """Note the error of NCCL, and abort everything in flight, which would never complete."""
@@ -165,16 +220,15 @@ class Connection:
         self.ended_by = self.failure  # Works end with it
 
     def _has_aborted(self) -> bool:
-        """Abort the communicator, where no other thread is inside NCCL, or does not come out of it."""
+        """Abort the communicator, unless a thread stays inside NCCL: what that uses must not be freed."""
+        if not ISSUING.acquire(timeout=LONGEST_ABORT):
+            return False
         try:
-            is_alone = ISSUING.acquire(timeout=LONGEST_ABORT)
-            try:
-                return within(LONGEST_ABORT, self._abort_communicator)
-            finally:
-                if is_alone:
-                    ISSUING.release()
+            return within(LONGEST_ABORT, self._abort_communicator)
         except Exception:  # of CUDA: nothing is known of what is in flight
             return False
+        finally:
+            ISSUING.release()
 
     def _abort_communicator(self) -> None:
         self.runtime.use_device(self.device)  # of this thread, so that NCCL does not touch GPU 0

@@ -14,9 +14,8 @@ import enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.reduce_op import ReduceOp
-from ..cuda.packing import Packing
-from ..cuda.seam import Runtime, on_device
-from .launch import refuse_capture
+from ..cuda.seam import Runtime
+from .plan import Plan, refuse_capture
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -141,20 +140,18 @@ class IntraNode:
                 raise
             return 0
 
-    def all_reduce(self, packing: Packing, array: Any, op: ReduceOp) -> bool:
-        """Reduce `array` in place and return True; or do nothing and return False: NCCL has to do it."""
+    def all_reduce(self, plan: Plan, array: Any, op: ReduceOp) -> bool:
+        """Plan to reduce `array` in place and return True; or do nothing and return False: NCCL has to do it."""
         algorithm = choose(array.nbytes, array.dtype.name, op, self.topology)
         if algorithm is Algorithm.NCCL:
             return False
-        refuse_capture(self._runtime, packing.stream, "an all_reduce by HPCCOMM_INTRA_NODE")  # it counts its meetings
-        with on_device(self._runtime, self._device):
-            self._launch(algorithm, packing, array)
+        plan.do(self._run, algorithm, plan.in_place(array, alignment=VECTOR_BYTES))
         return True
 
-    def _launch(self, algorithm: Algorithm, packing: Packing, array: Any) -> None:
-        runtime, rank, stream = self._runtime, self._comm.Get_rank(), packing.stream
+    def _run(self, algorithm: Algorithm, array: Any, stream: int) -> None:
+        runtime, rank = self._runtime, self._comm.Get_rank()
+        refuse_capture(runtime, stream, "an all_reduce by HPCCOMM_INTRA_NODE")  # it counts its meetings
         runtime.wait(stream, self._done)  # the buffers are in use by the last operation, on whatever stream that is
-        array = packing.in_place(array, alignment=VECTOR_BYTES)
         runtime.copy_bytes(self._memory + FLAG_BYTES, array.data.ptr, array.nbytes, stream)
         host_synchronised = self.topology.host_synchronised
         if host_synchronised:

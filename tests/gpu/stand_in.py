@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ import cupy
 import ml_dtypes
 import numpy as np
 from mpi4py import MPI
+
+from hpccomm.cuda.patience import Patience
 
 from .gpus import extent
 from .kernels import build
@@ -50,6 +52,17 @@ class Access:
     time: int
     writes: bool
     what: str
+
+
+@dataclass
+class Message:
+    """One end of a message: everything that follows on its stream comes when the message has come."""
+
+    comm: Communicator
+    stream: int
+    time: int
+    request: MPI.Request
+    deliver: Callable[[], None]
 
 
 @dataclass
@@ -88,6 +101,7 @@ class Machine:
         self.tables: dict[int, list[int]] = {}
         self.depth = 0  # of ncclGroupStart
         self.grouped: list[tuple[Any, ...]] = []
+        self.messages: list[Message] = []  # that are on their way
 
     @property
     def device(self) -> int:
@@ -109,6 +123,7 @@ class Machine:
     def _note(self, stream: int, what: str, reads: tuple[Any, ...], writes: tuple[Any, ...]) -> None:
         clock = self.streams[stream]
         _merge(clock, self.host)  # the host launches it, knowing what it knows
+        self._receive(clock)
         clock[stream] = clock.get(stream, 0) + 1
         for ranges, is_write in ((reads, False), (writes, True)):
             for start, end in ranges:
@@ -120,7 +135,9 @@ class Machine:
         while self._dropped:
             start, end, stream = self._dropped.popleft()
             if stream in self.streams:
+                on_their_way, self.messages = self.messages, []  # it need not have been reused yet
                 self._note(stream, "the reuse of dropped memory", (), ((start, end),))
+                self.messages = on_their_way
             self.accesses = [each for each in self.accesses if not (start <= each.start and each.end <= end)]
 
     @property
@@ -150,10 +167,23 @@ class Machine:
         kept.append(access)
         self.accesses = kept
 
+    def _receive(self, clock: Clock) -> None:
+        """Wait for the messages that come before what this clock stands for."""
+        for message in [each for each in self.messages if clock.get(each.stream, 0) >= each.time]:
+            message.request.Wait()
+            message.deliver()
+            self.messages.remove(message)
+
+    def has_received(self, clock: Clock) -> bool:
+        """Say whether `host_waits` would not have to wait for a message."""
+        with self.lock:
+            return all(each.request.Test() for each in self.messages if clock.get(each.stream, 0) >= each.time)
+
     def host_waits(self, clock: Clock) -> None:
         """Let the host know of what has passed by this clock."""
         with self.lock:
             self._settle()
+            self._receive(clock)
             _merge(self.host, clock)
             self.accesses = [each for each in self.accesses if self.host.get(each.stream, 0) < each.time]
 
@@ -276,7 +306,7 @@ class Runtime:
     def is_done(self, event: int) -> bool:
         MACHINE.contexts.add(MACHINE.device)
         _fail_cuda()
-        if MACHINE.held:
+        if MACHINE.held or not MACHINE.has_received(MACHINE.events[event].clock):
             return False
         MACHINE.host_waits(MACHINE.events[event].clock)
         return True
@@ -414,6 +444,24 @@ class NCCLError(Exception):
     """What the imitated NCCL raises."""
 
 
+def group_start() -> None:
+    """Begin a group of calls, of whichever communicator."""
+    MACHINE.calls.append("group_start")
+    MACHINE.depth += 1
+
+
+def group_end() -> Communicator | None:
+    """Run the calls of a group; return the communicator whose they are."""
+    MACHINE.calls.append("group_end")
+    MACHINE.depth -= 1
+    calls, MACHINE.grouped = MACHINE.grouped, []
+    if not calls:
+        return None
+    comm: Communicator = calls[0][0].__self__
+    comm.begin(comm._run(calls))
+    return comm
+
+
 class NCCL:
     """The NCCL half of the provider."""
 
@@ -425,58 +473,46 @@ class NCCL:
         return MACHINE.version
 
     def unique_id(self) -> str:
-        _fail()
+        fail()
         return tempfile.mkdtemp(prefix="hpccomm-nccl-")
 
-    def connect(self, size: int, unique_id: str, rank: int) -> Communicator:
-        _fail()
-        MACHINE.calls.append("connect")
-        # The ranks find together by files in a folder of the id's name, as NCCL's by sockets.
-        me = Path(unique_id, f"{rank}.tmp")
-        me.write_text(str(MPI.COMM_WORLD.Get_rank()))
-        me.rename(Path(unique_id, str(rank)))
-        while len(list(Path(unique_id).glob("*[0-9]"))) < size:
-            time.sleep(1e-3)
-        ranks = [int(Path(unique_id, str(r)).read_text()) for r in range(size)]
-        comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=7)
-        if rank == 0:
-            shutil.rmtree(unique_id)
-        return Communicator(comm)
-
-    def group_start(self) -> None:
-        MACHINE.calls.append("group_start")
-        MACHINE.depth += 1
-
-    def group_end(self) -> None:
-        MACHINE.calls.append("group_end")
-        MACHINE.depth -= 1
-        if MACHINE.depth == 0:
-            calls, MACHINE.grouped = MACHINE.grouped, []
-            _run(calls)
+    def connect(self, size: int, unique_id: str, rank: int, patience: Patience | None) -> Communicator:
+        fail()
+        MACHINE.calls.append("connect" if patience is None else "connect, not blocking")
+        made = Communicator(blocks=patience is None, patience=patience)
+        made.begin(made.find_together(size, unique_id, rank))
+        return made
 
     def explain(self, error: Exception) -> str | None:
         return str(error) if isinstance(error, NCCLError) else None
 
 
-def _fail() -> None:
+def fail() -> None:
     if MACHINE.failures:
         raise MACHINE.failures.pop(0)
 
 
-def _run(calls: list[tuple[Any, ...]]) -> None:
-    """Run the calls of one group: collectives in their order, messages all at once."""
-    assert len(calls) <= 2048, "NCCL takes 2048 calls in a group"
-    pending = [finish for function, arguments in calls if (finish := function(*arguments)) is not None]
-    for finish in pending:
-        finish()
+Job = Iterator[None]
 
 
 class Communicator:
-    """ncclComm_t, on an MPI communicator."""
+    """ncclComm_t, on an MPI communicator.
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self.comm = comm
-        self.is_aborted = False
+    NCCL connects ranks when they need it: in the first collective, and in the first message of each two and direction.
+    Until the others are there that blocks the host; or, where the communicator does not block, is in progress: a job,
+    which goes on when somebody asks.
+    """
+
+    comm: MPI.Intracomm
+
+    def __init__(self, blocks: bool, patience: Patience | None = None) -> None:
+        self.blocks = blocks
+        self.patience = patience  # None: somebody else asks
+        self.state = "in use"
+        self.is_finalized = False
+        self.job: Job | None = None
+        self.met: set[tuple[str, int]] = set()  # whom, and for what
+        self.posted: list[Message] = []  # of the group that is being run
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Return one of NCCL's calls: `_all_reduce` does it, now or at the end of the group."""
@@ -484,14 +520,78 @@ class Communicator:
             raise AttributeError(name)
         return partial(self._call, name, getattr(self, "_" + name))
 
+    def _use(self) -> None:
+        assert self.state == "in use", f"the communicator has been {self.state}"
+        assert self.job is None, "the last call is in progress"
+
+    def begin(self, job: Job) -> None:
+        """Do a job: to its end, or as far as it goes now."""
+        self.job = job
+        while self.is_in_progress() and self.blocks:
+            time.sleep(1e-4)
+        if self.patience is not None:
+            self.patience.wait_while(self.is_in_progress)
+
+    def is_in_progress(self) -> bool:
+        """Go on with the job; say whether it is still not done."""
+        if self.job is not None:
+            try:
+                next(self.job)
+            except StopIteration:
+                self.job = None
+        return self.job is not None
+
+    def find_together(self, size: int, unique_id: str, rank: int) -> Job:
+        """Make the communicator: the ranks meet by files in a folder of the id's name, as NCCL's by sockets."""
+        me = Path(unique_id, f"{rank}.tmp")
+        me.write_text(str(MPI.COMM_WORLD.Get_rank()))
+        me.rename(Path(unique_id, str(rank)))
+        while len(list(Path(unique_id).glob("*[0-9]"))) < size:
+            yield
+        ranks = [int(Path(unique_id, str(r)).read_text()) for r in range(size)]
+        self.comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=7)
+        if rank == 0:
+            shutil.rmtree(unique_id)
+
+    def group_start(self) -> None:
+        self._use()
+        group_start()
+
+    def group_end(self) -> None:
+        group_end()
+
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:
-        _fail()
-        assert not self.is_aborted, "the communicator has been aborted"
+        fail()
+        self._use()
         MACHINE.calls.append(name)
         if MACHINE.depth:
             MACHINE.grouped.append((function, arguments))
         else:
-            _run([(function, arguments)])
+            self.begin(self._run([(function, arguments)]))
+
+    def _run(self, calls: list[tuple[Any, ...]]) -> Job:
+        """Run the calls of one group: collectives in their order, messages all at once."""
+        assert len(calls) <= 2048, "NCCL takes 2048 calls in a group"
+        requests = []
+        for function, arguments in calls:
+            assert function.__self__ is self, "a group has the calls of one communicator"
+            meeting = (function.__name__, arguments[-2]) if function.__name__ in ("_send", "_recv") else ("all", 0)
+            if meeting not in self.met:
+                self.met.add(meeting)
+                requests.append(self._meet(*meeting))
+        while not MPI.Request.Testall(requests):
+            yield
+        for function, arguments in calls:
+            function(*arguments)
+        with MACHINE.lock:
+            MACHINE.messages += self.posted
+        self.posted = []
+
+    def _meet(self, what: str, peer: int) -> MPI.Request:
+        if what == "all":
+            return self.comm.Ibarrier()
+        nothing = np.empty(0, np.uint8)
+        return self.comm.Issend(nothing, peer, tag=1) if what == "_send" else self.comm.Irecv(nothing, peer, tag=1)
 
     def _reduced(self, send: int, count: int, datatype: int, op: int) -> np.ndarray:
         dtype = TYPES[datatype]
@@ -543,40 +643,95 @@ class Communicator:
         MACHINE.runs(stream, what, (_extent(send, count, datatype),), (_extent(recv, written, datatype),))
         _bytes(recv, written, datatype)[:] = result.view(np.uint8)
 
-    def _send(self, send: int, count: int, datatype: int, peer: int, stream: int) -> Callable[[], None]:
+    def _send(self, send: int, count: int, datatype: int, peer: int, stream: int) -> None:
         MACHINE.runs(stream, "send", (_extent(send, count, datatype),))
         data = _bytes(send, count, datatype).copy()
         request = self.comm.Issend(data, peer)  # as a kernel, which ends when the other rank has it
-        return lambda: request.Wait() and None
+        self._is_on_its_way(stream, request, lambda: None)
 
-    def _recv(self, recv: int, count: int, datatype: int, peer: int, stream: int) -> Callable[[], None]:
+    def _recv(self, recv: int, count: int, datatype: int, peer: int, stream: int) -> None:
         MACHINE.runs(stream, "recv", (), (_extent(recv, count, datatype),))
         data = np.empty(count * TYPES[datatype].itemsize, np.uint8)
         request = self.comm.Irecv(data, peer)
 
-        def finish() -> None:
-            request.Wait()
+        def deliver() -> None:
             _bytes(recv, count, datatype)[:] = data
 
-        return finish
+        self._is_on_its_way(stream, request, deliver)
 
-    def split(self, color: int, key: int) -> Communicator | None:
+    def _is_on_its_way(self, stream: int, request: MPI.Request, deliver: Callable[[], None]) -> None:
+        self.posted.append(Message(self, stream, MACHINE.streams[stream][stream], request, deliver))
+
+    def split(self, color: int, key: int, patience: Patience | None) -> Communicator | None:
+        made = Communicator(blocks=patience is None, patience=patience)
+        self.begin(self.halve(color, key, made))
+        return None if color < 0 else made
+
+    def halve(self, color: int, key: int, made: Communicator) -> Job:
+        """Make a communicator of the ranks with this color."""
+        fail()
         MACHINE.calls.append("split")
-        comm = self.comm.Split(MPI.UNDEFINED if color < 0 else color, key)
-        return None if comm == MPI.COMM_NULL else Communicator(comm)
+        yield from self._everybody()
+        made.comm = self.comm.Split(MPI.UNDEFINED if color < 0 else color, key)
+
+    def _everybody(self) -> Job:
+        everybody = self.comm.Ibarrier()
+        while not everybody.Test():
+            yield
+
+    def revoke(self) -> None:
+        MACHINE.calls.append("revoke")
+        self._end("revoked")
+
+    def shrink(self, without: Sequence[int], patience: Patience | None) -> Communicator:
+        assert self.state in ("in use", "revoked"), f"the communicator has been {self.state}"
+        made = Communicator(blocks=patience is None, patience=patience)
+        made.begin(self.leave_out(without, made))
+        return made
+
+    def leave_out(self, without: Sequence[int], made: Communicator) -> Job:
+        """Make a communicator without these ranks."""
+        MACHINE.calls.append("shrink")
+        self._end("revoked")
+        made.comm = self.comm.Create_group(self.comm.Get_group().Excl(without), tag=8)
+        return
+        yield
 
     def async_error(self) -> str | None:
+        assert self.state in ("in use", "revoked"), f"the communicator has been {self.state}"
         return MACHINE.async_error
 
     def abort(self) -> None:
+        assert self.state in ("in use", "revoked"), f"the communicator has been {self.state}"
         MACHINE.calls.append("abort")
-        MACHINE.accesses.clear()  # nothing is in flight any more
-        self.is_aborted = True
+        self._end("aborted")
+
+    def _end(self, state: str) -> None:
+        """End what is in flight."""
+        with MACHINE.lock:
+            MACHINE.accesses.clear()
+            MACHINE.messages = [each for each in MACHINE.messages if each.comm is not self]
+        self.state, self.job = state, None
 
     def destroy(self) -> None:
+        self._use()
         MACHINE.calls.append("destroy")
-        while MACHINE.held:  # what is in flight never ends
-            time.sleep(1e-3)
+        self.begin(self.finalize())
+        self.free()
+
+    def finalize(self) -> Job:
+        """Wait until what is in flight has ended on every rank."""
+        while MACHINE.held or not all(each.request.Test() for each in MACHINE.messages if each.comm is self):
+            yield
+        yield from self._everybody()
+        with MACHINE.lock:
+            for message in [each for each in MACHINE.messages if each.comm is self]:
+                message.deliver()
+                MACHINE.messages.remove(message)
+
+    def free(self) -> None:
+        """End it, when nothing is in flight."""
+        self.state = "destroyed"
         self.comm.Free()
 
 

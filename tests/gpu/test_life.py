@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.nccl import connection, launch
+from hpccomm.nccl import connection, plan
 
 from ..arrays import assert_same
 from . import gpus
@@ -342,6 +342,20 @@ def test_wait_raises_an_asynchronous_error(machine: Any) -> None:
         machine.held = False
 
 
+def test_a_failure_of_a_persistent_operation(machine: Any) -> None:
+    with hc.init_process_group() as group:
+        array = gpus.array(np.ones(2))
+        reduction = hc.all_reduce_init(array)
+        machine.held = True
+        reduction.start()
+        group._backends["cuda"]._connection.fail("ncclSystemError (2)")
+        with pytest.raises(hc.DistBackendError, match=r"ncclSystemError \(2\)"):
+            reduction.wait()
+        with pytest.raises(hc.DistBackendError, match=r"NCCL reports ncclSystemError \(2\); the group's"):
+            reduction.start()
+        machine.held = False
+
+
 def test_errors_of_cuda_are_the_backends(machine: Any) -> None:
     from .stand_in import CUDAError
 
@@ -390,7 +404,7 @@ def test_no_thread_is_inside_nccl_when_it_is_aborted(machine: Any) -> None:
         hc.all_reduce(gpus.array(np.ones(4)))
         nccl = group._backends["cuda"]._connection
         machine.calls.clear()
-        with launch.ISSUING:  # as this thread has it while it calls NCCL
+        with plan.ISSUING:  # as this thread has it while it calls NCCL
             failing = threading.Thread(target=nccl.fail, args=("ncclRemoteError (6)",))
             failing.start()
             failing.join(0.2)

@@ -79,8 +79,6 @@ def test_reductions_that_nccl_has_not(dtype: Any, op: Any) -> None:
 def test_operations_that_nccl_has_not(name: str) -> None:
     with pytest.raises(hc.UnsupportedOperationError, match=rf"{name}: NCCL does not have it; MPI has.*cuda:mpi"):
         getattr(hc, name)(gpus.array(np.ones(2)))
-    with pytest.raises(hc.UnsupportedOperationError, match="persistent: NCCL does not have it"):
-        hc.all_reduce_init(gpus.array(np.ones(2)))
 
 
 def test_refusals_of_the_core_hold_for_gpu_arrays(process_group: hc.ProcessGroup) -> None:

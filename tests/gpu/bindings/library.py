@@ -11,7 +11,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("fake_nccl.c")
 FLAGS = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libnccl.so.2"]
-Hook = Callable[[str, list[int]], None]
+Hook = Callable[[str, list[int]], int]
 HOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int)
 INTERNAL_ERROR = 3
 
@@ -27,15 +27,14 @@ def load() -> ctypes.CDLL:
 
 
 def set_hook(library: ctypes.CDLL, hook: Hook, codes: Callable[[BaseException], int]) -> None:
-    """Let `hook` be called with the name of each function and its arguments; `codes` gives an exception's result."""
+    """Let `hook` be called with the name and arguments of each function; `codes` gives the result of an exception."""
 
     @HOOK
     def called(name: bytes, arguments: ctypes._Pointer[ctypes.c_int64], count: int) -> int:
         try:
-            hook(name.decode(), arguments[:count])
+            return hook(name.decode(), arguments[:count])
         except BaseException as error:  # it can't pass through C
             return codes(error)
-        return 0
 
     _kept.append(called)
     library.set_hook(called)

@@ -26,7 +26,7 @@ import numpy as np  # noqa: E402
 from cupy.cuda import runtime as real  # noqa: E402
 
 from hpccomm.cuda import cupy_runtime  # noqa: E402
-from hpccomm.nccl import cupy_nccl  # noqa: E402
+from hpccomm.nccl import cupy_nccl, libnccl  # noqa: E402
 
 from .. import stand_in  # noqa: E402
 from ..stand_in import MACHINE  # noqa: E402
@@ -46,6 +46,7 @@ METHODS = {
     "ncclSend": "send",
     "ncclRecv": "recv",
 }
+IN_PROGRESS = libnccl.IN_PROGRESS
 RAISED: list[stand_in.NCCLError] = []  # what the stand-in has raised last: CuPy's exception has only a number
 
 
@@ -60,17 +61,29 @@ def put(address: int, value: int) -> None:
     ctypes.c_void_p.from_address(address).value = value
 
 
-def called(name: str, arguments: list[int]) -> None:
-    """Do what a function of libnccl was called for."""
+def called(name: str, arguments: list[int]) -> int:
+    """Do what a function of libnccl was called for; return its result."""
+    comm: stand_in.Communicator | None
     if name in METHODS:
-        *given, comm, stream = arguments
-        getattr(COMMUNICATORS[comm], METHODS[name])(*given, stream)
+        *given, handle, stream = arguments
+        comm = COMMUNICATORS[handle]
+        getattr(comm, METHODS[name])(*given, stream)
     else:
-        getattr(Library, name)(*arguments)
+        comm = getattr(Library, name)(*arguments)
+    return IN_PROGRESS if comm is not None and comm.is_in_progress() else 0
+
+
+def blocks(config: int) -> bool:
+    """Say what an ncclConfig_t wants."""
+    if config == 0:
+        return True
+    read = libnccl.Config.from_address(config)
+    assert (read.size, read.magic) == (ctypes.sizeof(libnccl.Config), 0xCAFEBEEF)
+    return bool(read.blocking != 0)
 
 
 class Library:
-    """The functions of libnccl that are not operations."""
+    """The functions of libnccl that are not operations; each returns the communicator that may be in progress."""
 
     @staticmethod
     def ncclGetVersion(version: int) -> None:
@@ -81,25 +94,54 @@ class Library:
         ctypes.memmove(id_, BELOW.unique_id().encode().ljust(128, b"\0"), 128)
 
     @staticmethod
-    def ncclCommInitRankConfig(comm: int, size: int, id_: int, rank: int, config: int) -> None:
-        text = ctypes.string_at(id_, 128).rstrip(b"\0").decode()
-        put(comm, handle_of(BELOW.connect(size, text, rank)))
+    def ncclCommInitRankConfig(comm: int, size: int, id_: int, rank: int, config: int) -> stand_in.Communicator:
+        stand_in.fail()
+        MACHINE.calls.append("connect" if blocks(config) else "connect, not blocking")
+        made = stand_in.Communicator(blocks(config))
+        put(comm, handle_of(made))
+        made.begin(made.find_together(size, ctypes.string_at(id_, 128).rstrip(b"\0").decode(), rank))
+        return made
 
     ncclCommInitRank = ncclCommInitRankConfig
 
     @staticmethod
-    def ncclCommSplit(comm: int, color: int, key: int, result: int, config: int) -> None:
-        made = COMMUNICATORS[comm].split(color, key)
-        put(result, 0 if made is None else handle_of(made))
+    def ncclCommSplit(comm: int, color: int, key: int, result: int, config: int) -> stand_in.Communicator:
+        parent, made = COMMUNICATORS[comm], stand_in.Communicator(blocks(config))
+
+        def job() -> stand_in.Job:
+            put(result, 0)
+            yield from parent.halve(color, key, made)
+            put(result, 0 if color < 0 else handle_of(made))
+
+        parent.begin(job())
+        return parent
 
     @staticmethod
-    def ncclCommFinalize(comm: int) -> None:
-        COMMUNICATORS[comm].is_finalized = True  # type: ignore[attr-defined]
+    def ncclCommShrink(comm: int, without: int, count: int, result: int, config: int, flags: int) -> None:
+        assert flags == libnccl.ABORT_FIRST
+        made = stand_in.Communicator(blocks(config))
+        made.begin(COMMUNICATORS[comm].leave_out((ctypes.c_int * count).from_address(without)[:], made))
+        put(result, handle_of(made))
+
+    @staticmethod
+    def ncclCommRevoke(comm: int, flags: int) -> None:
+        assert flags == 0
+        COMMUNICATORS[comm].revoke()
+
+    @staticmethod
+    def ncclCommFinalize(comm: int) -> stand_in.Communicator:
+        finalized = COMMUNICATORS[comm]
+        finalized.begin(finalized.finalize())
+        finalized.is_finalized = True
+        return finalized
 
     @staticmethod
     def ncclCommDestroy(comm: int) -> None:
-        assert COMMUNICATORS[comm].is_finalized, "destroyed without having been finalised"  # type: ignore[attr-defined]
-        COMMUNICATORS.pop(comm).destroy()
+        MACHINE.calls.append("destroy")
+        destroyed = COMMUNICATORS.pop(comm)
+        assert destroyed.is_finalized, "destroyed without having been finalised"
+        assert not destroyed.is_in_progress(), "destroyed while it is being finalised"
+        destroyed.free()
 
     @staticmethod
     def ncclCommAbort(comm: int) -> None:
@@ -109,17 +151,18 @@ class Library:
     def ncclCommGetAsyncError(comm: int, error: int) -> None:
         assert comm in COMMUNICATORS, "asked after its end"
         told = COMMUNICATORS[comm].async_error()
-        ctypes.c_int.from_address(error).value = 0 if told is None else number_in(told)
+        in_progress = COMMUNICATORS[comm].is_in_progress()
+        ctypes.c_int.from_address(error).value = number_in(told) if told is not None else IN_PROGRESS * in_progress
         if told is not None:
             RAISED.append(stand_in.NCCLError(told))
 
     @staticmethod
     def ncclGroupStart(_: int) -> None:
-        BELOW.group_start()
+        stand_in.group_start()
 
     @staticmethod
-    def ncclGroupEnd(_: int) -> None:
-        BELOW.group_end()
+    def ncclGroupEnd(_: int) -> stand_in.Communicator | None:
+        return stand_in.group_end()
 
 
 def number_in(text: str) -> int:
@@ -141,10 +184,11 @@ library.set_hook(LIBRARY, called, code_of)
 class NCCL(cupy_nccl.NCCL):
     """cupy_nccl.NCCL; what a real library says by itself, a test may set."""
 
-    def last_error(self) -> str:
-        """Return what the stand-in has said, without the code that CuPy's exception has."""
-        assert super().last_error() == "the hook has raised"
-        return str(RAISED[-1]).partition("): ")[2] if RAISED else ""
+    def __init__(self) -> None:
+        super().__init__()
+        assert self.library.last_error() == "the hook has raised"
+        # What the stand-in has said, without the code that CuPy's exception has.
+        self.library.last_error = lambda: str(RAISED[-1]).partition("): ")[2] if RAISED else ""  # type: ignore[method-assign]
 
     @property
     def has_all_to_all(self) -> bool:

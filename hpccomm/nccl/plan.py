@@ -1,4 +1,8 @@
-"""Launch: one operation on its way to the stream: its memory, and NCCL's calls, those of one operation as one group."""
+"""Plan: what one operation does on a stream, to be run once, or again and again.
+
+That is, in this order: packing; NCCL's calls, those of one operation as one group; unpacking. Making a plan puts
+nothing on a stream.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..cuda.packing import Packing
-from ..cuda.seam import NCCL, Communicator, Runtime, on_device
+from ..cuda.seam import Communicator, Runtime
 from ..errors import DistBackendError, here
 from .types import Reduction, moved
 
@@ -15,29 +19,33 @@ CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls")
 # NCCL allows no two threads at once to issue operations of communicators on one GPU (its user guide, "Thread Safety").
 ISSUING = threading.RLock()
 
+Step = tuple[Callable[..., None], tuple[Any, ...]]  # a function whose last argument is the stream, and the others
 
-class Launch(Packing):
-    """An operation whose packing may be on the stream already, and whose calls are collected and made at the end."""
 
-    __slots__ = ("_calls", "_comm", "_cuts", "_nccl", "is_elsewhere")
+class Plan(Packing):
+    """The steps of one operation of a communicator; its temporary memory may be used again by what follows on `stream`.
 
-    def __init__(
-        self, nccl: NCCL, runtime: Runtime, comm: Communicator, device: int, stream: int, is_elsewhere: bool
-    ) -> None:
+    A plan that `is_kept` keeps that memory, so that a CUDA graph may replay its steps.
+    """
+
+    __slots__ = ("_calls", "_comm", "_cuts", "_packing", "is_elsewhere", "is_kept")
+
+    def __init__(self, runtime: Runtime, comm: Communicator, device: int, stream: int) -> None:
         super().__init__(runtime, device, stream)
-        self.is_elsewhere = is_elsewhere  # `device` is not the current one
-        self._nccl = nccl
+        self.is_elsewhere = False  # whether `device` is not the current one
+        self.is_kept = False
         self._comm = comm
-        self._calls: list[tuple[Callable[..., None], tuple[int, ...]]] = []
+        self._packing: list[Step] = []
+        self._calls: list[Step] = []
         self._cuts: list[int] = []  # where steps end, if it matters
 
-    def copy(self, target: Any, source: Any) -> None:
-        """Copy an array; the default stream is that of the current GPU."""
-        if self.is_elsewhere:
-            with on_device(self._runtime, self._device):
-                super().copy(target, source)
-        else:
-            super().copy(target, source)
+    def run(self, stream: int) -> None:
+        """Put all but the unpacking on the stream; the GPU is the current one, and no other thread calls NCCL."""
+        for function, arguments in self._packing:
+            function(*arguments, stream)
+        self._make_calls(stream)
+
+    # -- what is planned -------------------------------------------------------------------------
 
     def broadcast(self, sent: Any, buffer: Any, root: int) -> None:
         """Copy `sent` of the root into `buffer` of every rank."""
@@ -75,34 +83,41 @@ class Launch(Packing):
         """Receive an array; an empty one needs no message."""
         self._call(buffer.size, self._comm.recv, buffer.data.ptr, *_moved(buffer), peer)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return temporary memory, which a CUDA graph would use again when it has been freed."""
-        refuse_capture(self._runtime, self._stream, "an operation that needs temporary memory")
-        return super().empty(shape, dtype)
+    def do(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call this function, whose last argument is the stream, in place of NCCL."""
+        self._calls.append((function, arguments))
 
     def ends_step(self) -> None:
         """Say that no group may end before this point and begin behind the last one: both ends would wait."""
         self._cuts.append(len(self._calls))
 
+    def _do(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._packing.append((function, arguments))
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return temporary memory, which a CUDA graph would use again when it has been freed."""
+        if not self.is_kept:
+            refuse_capture(self._runtime, self._stream, "an operation that needs temporary memory")
+        return super().empty(shape, dtype)
+
     def _call(self, size: int, function: Callable[..., None], *arguments: int) -> None:
         if size:
             self._calls.append((function, arguments))
 
-    def make_calls(self) -> None:
+    def _make_calls(self, stream: int) -> None:
         """Make the calls, several of them as one group of NCCL's, very many as several groups."""
-        stream = self._stream
         if len(self._calls) == 1:
             function, arguments = self._calls[0]
             return function(*arguments, stream)
         start = 0
         while start < len(self._calls):
             end = self._end_of_group(start)
-            self._nccl.group_start()
+            self._comm.group_start()
             try:
                 for function, arguments in self._calls[start:end]:
                     function(*arguments, stream)
             finally:
-                self._nccl.group_end()
+                self._comm.group_end()
             start = end
 
     def _end_of_group(self, start: int) -> int:
@@ -116,7 +131,8 @@ def refuse_capture(runtime: Runtime, stream: int, what: str) -> None:
     if runtime.is_capturing(stream):
         raise DistBackendError(
             f"{what} can't be replayed by a CUDA graph, and the current stream is being captured; capture blocking "
-            f"operations on contiguous arrays, or take this one out of the graph{here()}"
+            f"operations on contiguous arrays, or persistent ones (all_reduce_init, ...), or take it out of the graph"
+            f"{here()}"
         )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpccomm.nccl import launch
-from hpccomm.nccl.launch import Launch
+from hpccomm.nccl import plan
+from hpccomm.nccl.plan import Plan
 
 pytestmark = pytest.mark.serial
 
@@ -34,21 +34,27 @@ def message(size: int) -> Any:
 
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Groups:
-    monkeypatch.setattr(launch, "CALLS_PER_GROUP", 4)
-    monkeypatch.setattr(launch, "_moved", lambda array: (array.size, 0))
+    monkeypatch.setattr(plan, "CALLS_PER_GROUP", 4)
+    monkeypatch.setattr(plan, "_moved", lambda array: (array.size, 0))
     return Groups()
 
 
-def begun(nccl: Groups) -> Launch:
-    comm = SimpleNamespace(send=nccl.call("send"), recv=nccl.call("recv"), broadcast=nccl.call("broadcast"))
-    return Launch(nccl, SimpleNamespace(), comm, 0, 0, False)  # type: ignore[arg-type]
+def begun(nccl: Groups) -> Plan:
+    comm = SimpleNamespace(
+        send=nccl.call("send"),
+        recv=nccl.call("recv"),
+        broadcast=nccl.call("broadcast"),
+        group_start=nccl.group_start,
+        group_end=nccl.group_end,
+    )
+    return Plan(SimpleNamespace(), comm, 0, 0)  # type: ignore[arg-type]
 
 
 def test_many_calls_go_in_several_groups(nccl: Groups) -> None:
     begin = begun(nccl)
     for peer in range(10):
         begin.send(message(1), peer)
-    begin.make_calls()
+    begin.run(0)
     assert [len(group) for group in nccl.groups] == [4, 4, 2]
 
 
@@ -59,7 +65,7 @@ def test_both_halves_of_a_step_are_in_one_group(nccl: Groups, empty: tuple[int, 
         begin.send(message(0 if step in empty else 1), step)
         begin.recv(message(1), step)
         begin.ends_step()
-    begin.make_calls()
+    begin.run(0)
     calls = [call for group in nccl.groups for call in group]
     sends = [("send", step) for step in range(8) if step not in empty]
     assert sorted(calls) == sorted([*sends, *(("recv", step) for step in range(8))])

@@ -1,0 +1,212 @@
+"""libnccl by ctypes: what CuPy's bindings do not have, above all communicators that do not block.
+
+CuPy makes blocking communicators, whose calls cost a tenth of ctypes'. Of one that does not block every call may return
+ncclInProgress: NCCL is at it in a thread of its own, one for each call since 2.23 (ncclGroupEndInternal in its
+src/group.cc), and is asked until it is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from functools import partial
+from typing import Any
+
+from ..cuda.patience import Patience
+from ..errors import DistBackendError, here
+
+SUCCESS, IN_PROGRESS = 0, 7
+ABORT_FIRST = 1  # NCCL_SHRINK_ABORT
+UNIQUE_ID_BYTES = 128
+UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
+
+# nccl.h's ncclResult_t. CuPy's own table ends before the last ones.
+RESULTS = {
+    1: "ncclUnhandledCudaError",
+    2: "ncclSystemError",
+    3: "ncclInternalError",
+    4: "ncclInvalidArgument",
+    5: "ncclInvalidUsage",
+    6: "ncclRemoteError",
+    7: "ncclInProgress",
+    8: "ncclTimeout",
+}
+
+
+class UniqueId(ctypes.Structure):
+    """ncclUniqueId."""
+
+    _fields_ = (("internal", ctypes.c_char * UNIQUE_ID_BYTES),)
+
+
+class Config(ctypes.Structure):
+    """ncclConfig_t as of NCCL 2.18; a newer NCCL takes its own defaults for what has come since."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("magic", c_uint),
+        ("version", c_uint),
+        ("blocking", c_int),
+        ("cgaClusterSize", c_int),
+        ("minCTAs", c_int),
+        ("maxCTAs", c_int),
+        ("netName", c_char_p),
+        ("splitShare", c_int),
+    )
+
+    def __init__(self, blocking: bool) -> None:
+        super().__init__(
+            ctypes.sizeof(Config), 0xCAFEBEEF, 21800, blocking, UNDEFINED, UNDEFINED, UNDEFINED, None, UNDEFINED
+        )
+
+
+COMM, STREAM, BUFFER = c_void_p, c_void_p, c_void_p
+COUNT, TYPE, OP, RANK = c_size_t, c_int, c_int, c_int
+FUNCTIONS = {
+    "ncclAllReduce": (BUFFER, BUFFER, COUNT, TYPE, OP, COMM, STREAM),
+    "ncclReduce": (BUFFER, BUFFER, COUNT, TYPE, OP, RANK, COMM, STREAM),
+    "ncclBroadcast": (BUFFER, BUFFER, COUNT, TYPE, RANK, COMM, STREAM),
+    "ncclReduceScatter": (BUFFER, BUFFER, COUNT, TYPE, OP, COMM, STREAM),
+    "ncclAllGather": (BUFFER, BUFFER, COUNT, TYPE, COMM, STREAM),
+    "ncclAlltoAll": (BUFFER, BUFFER, COUNT, TYPE, COMM, STREAM),  # since 2.28
+    "ncclSend": (BUFFER, COUNT, TYPE, RANK, COMM, STREAM),
+    "ncclRecv": (BUFFER, COUNT, TYPE, RANK, COMM, STREAM),
+    "ncclCommInitRankConfig": (POINTER(COMM), c_int, UniqueId, c_int, POINTER(Config)),
+    "ncclCommSplit": (COMM, c_int, c_int, POINTER(COMM), POINTER(Config)),
+    "ncclCommShrink": (COMM, POINTER(c_int), c_int, POINTER(COMM), POINTER(Config), c_int),  # since 2.27
+    "ncclCommRevoke": (COMM, c_int),  # since 2.28
+    "ncclCommGetAsyncError": (COMM, POINTER(c_int)),
+    "ncclCommFinalize": (COMM,),
+    "ncclCommDestroy": (COMM,),
+    "ncclCommAbort": (COMM,),
+    "ncclGroupStart": (),
+    "ncclGroupEnd": (),
+}
+
+
+class NCCLError(Exception):
+    """A function of libnccl has returned an error."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(RESULTS.get(code, f"ncclResult_t {code}"))
+        self.code = code
+
+
+class Library:
+    """The functions of a libnccl."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._functions: dict[str, Callable[..., int]] = {}
+        for name, types in FUNCTIONS.items():
+            if hasattr(library, name):
+                function = library[name]  # our own, whose types nobody else sets
+                function.argtypes, function.restype = types, c_int
+                self._functions[name] = function
+        self._last_error = library["ncclGetLastError"]
+        self._last_error.argtypes, self._last_error.restype = [c_void_p], c_char_p
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._functions
+
+    def __getitem__(self, name: str) -> Callable[..., int]:
+        """Return a function of NCCL's; DistBackendError if this version does not have it."""
+        if name not in self._functions:
+            raise DistBackendError(f"this version of NCCL does not have {name}; install a newer one{here()}")
+        return self._functions[name]
+
+    def last_error(self) -> str:
+        """Return the text of the last error in this process (the function's argument is unused)."""
+        return (self._last_error(None) or b"").decode(errors="replace").strip()
+
+    def connect(self, size: int, unique_id: bytes, rank: int, patience: Patience) -> Communicator:
+        """Make a communicator that does not block."""
+        comm = COMM()
+        made = UniqueId()
+        ctypes.memmove(ctypes.byref(made), unique_id, UNIQUE_ID_BYTES)
+        code = self["ncclCommInitRankConfig"](comm, size, made, rank, Config(blocking=False))
+        connected = Communicator(self, comm, patience)
+        try:
+            connected.finish(code)
+        except Exception:
+            if comm:
+                connected.abort()
+            raise
+        return connected
+
+
+class Communicator:
+    """An ncclComm_t whose calls wait with `patience` where they are in progress; without one it blocks."""
+
+    def __init__(self, library: Library, comm: c_void_p, patience: Patience | None) -> None:
+        self._library = library
+        self._comm = comm
+        self._patience = patience
+        self.all_reduce = partial(self._operate, "ncclAllReduce")
+        self.reduce = partial(self._operate, "ncclReduce")
+        self.broadcast = partial(self._operate, "ncclBroadcast")
+        self.reduce_scatter = partial(self._operate, "ncclReduceScatter")
+        self.all_gather = partial(self._operate, "ncclAllGather")
+        self.all_to_all = partial(self._operate, "ncclAlltoAll")
+        self.send = partial(self._operate, "ncclSend")
+        self.recv = partial(self._operate, "ncclRecv")
+        self.group_start = partial(self._operate_group, "ncclGroupStart")
+        self.group_end = partial(self._operate_group, "ncclGroupEnd")
+
+    def _operate(self, function: str, *arguments: int) -> None:
+        *others, stream = arguments
+        self.finish(self._library[function](*others, self._comm, stream))
+
+    def _operate_group(self, function: str) -> None:
+        self.finish(self._library[function]())
+
+    def finish(self, code: int) -> None:
+        """Return when NCCL is done with the call that has returned `code`, and raise its error."""
+        if code == IN_PROGRESS and self._patience is not None:
+            self._patience.wait_while(lambda: self._state() == IN_PROGRESS)
+            code = self._state()
+        if code != SUCCESS:
+            raise NCCLError(code)
+
+    def _state(self) -> int:
+        state = c_int()
+        return self._library["ncclCommGetAsyncError"](self._comm, state) or state.value
+
+    def split(self, color: int, key: int, patience: Patience | None) -> Communicator | None:
+        return self._child(patience, "ncclCommSplit", color, key)
+
+    def revoke(self) -> None:
+        self.finish(self._library["ncclCommRevoke"](self._comm, 0))
+
+    def shrink(self, without: Sequence[int], patience: Patience | None) -> Communicator:
+        ranks = (c_int * len(without))(*without)
+        made = self._child(patience, "ncclCommShrink", ranks, len(without), options=(ABORT_FIRST,))
+        assert made is not None, "only those call it who are in it"
+        return made
+
+    def _child(
+        self, patience: Patience | None, function: str, *arguments: Any, options: tuple[int, ...] = ()
+    ) -> Communicator | None:
+        """Make a communicator out of this one: NCCL sets the pointer when it is done."""
+        made = COMM()
+        config = Config(blocking=patience is None)
+        self.finish(self._library[function](self._comm, *arguments, made, config, *options))
+        return Communicator(self._library, made, patience) if made else None
+
+    def async_error(self) -> str | None:
+        state = self._state()
+        if state in (SUCCESS, IN_PROGRESS):
+            return None
+        last = self._library.last_error()
+        return f"{RESULTS.get(state, 'ncclResult_t')} ({state}){': ' if last else ''}{last}"
+
+    def abort(self) -> None:
+        self._library["ncclCommAbort"](self._comm)
+
+    def finalize(self) -> None:
+        """Wait for what is in flight on every rank (ncclCommFinalize)."""
+        self.finish(self._library["ncclCommFinalize"](self._comm))
+
+    def destroy(self) -> None:
+        self.finalize()
+        self.finish(self._library["ncclCommDestroy"](self._comm))

@@ -1,0 +1,53 @@
+"""Persistent operations on GPU arrays: planned once, then started again and again, also by a CUDA graph."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from ..core.persistent_work import PersistentWork
+from ..core.work import Work
+from ..errors import DistTimeoutError
+from .connection import Connection
+from .plan import Plan
+
+
+class NCCLPersistentWork(PersistentWork):
+    """A plan and its arrays; each start that is not captured is a Work of its own."""
+
+    def __init__(self, connection: Connection, plan: Plan, arrays: Any) -> None:
+        self._connection = connection
+        self._plan: Plan | None = plan
+        self._arrays = arrays
+        self._work: Work | None = None  # of the last start; None where that was captured
+
+    def begin(self) -> Work | None:
+        assert self._plan is not None, "it has been freed"
+        self._work = self._connection.start(self._plan, self._arrays)
+        return self._work
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Make the current stream wait for the operation, not the host; with a `timeout`, the host."""
+        if self._work is None or not self._active:
+            return super().wait(timeout)
+        try:
+            self._work.wait(timeout)
+        except DistTimeoutError:  # it stays in flight
+            raise
+        except Exception:
+            self._active = False
+            raise
+        self._active = False
+        return True
+
+    def poll(self) -> bool:
+        if self._work is None or not self._work.is_completed():
+            return self._work is None
+        return self._work.wait()  # which raises what went wrong
+
+    def block(self) -> None:
+        if self._work is not None:
+            self._work.synchronize()
+
+    def release(self) -> None:
+        self._plan = self._arrays = None  # what is in flight keeps them
