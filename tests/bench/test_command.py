@@ -181,8 +181,10 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "cuda"], "--device cuda: hpccomm bench measures host arrays"),
-        (["--against", "mpi4py,nccl"], "no contender is called 'nccl'; there are hpccomm, mpi4py, gloo"),
+        (["--against", "mpi4py,nccl"], "--against nccl: with --device cpu there are hpccomm, mpi4py, gloo"),
+        (["--device", "cuda", "--against", "copy"], "--against copy: with --device cuda there are hpccomm, cuda:mpi, "),
+        (["--device", "cuda", "--tune", "x"], "--model and --tune are for arrays of the host"),
+        (["overlap", "--device", "cuda"], "overlap is not measured on GPU arrays; leave --device cuda out"),
         (["nothing"], "there is no operation 'nothing'"),
         (["--op", "max", "--dtype", "complex64"], "--op max has no meaning for complex64"),
         (["-b", "16", "-e", "8"], "0 < begin <= end"),
