@@ -287,7 +287,9 @@ def _overhead(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict
     if arguments.device == "cuda":
         from .studies import gpu_overhead
 
-        added = gpu_overhead.overheads(world)
+        usual = gpu_overhead.PLAN
+        plan = Plan(arguments.iterations or usual.iterations, arguments.warmup, batch=arguments.batch or usual.batch)
+        added = gpu_overhead.overheads(world, plan)
         return gpu_overhead.table(added, world.size), [{**vars(each), "added_ns": each.added_ns} for each in added]
     from .studies import overhead
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import io
 import json
 import sys
@@ -197,6 +198,15 @@ def test_what_can_not_be_done_is_exit_status_2_and_said_once(arguments: list[str
     ended = bench(2, *arguments)
     assert ended.returncode == 2
     assert (ended.stdout + ended.stderr).count(message) == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs CuPy")
+def test_gpu_arrays_without_a_gpu_are_said_to_be_impossible_and_what_to_type() -> None:
+    ended = bench(2, "--device", "cuda", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert ended.returncode == 2
+    assert ended.stderr.count("hpccomm bench: --device cuda: rank 0 has no usable GPU: ") == 1
+    assert ended.stderr.count("hpccomm bench --overhead --device cuda\n") == 1
+    assert "Traceback" not in ended.stderr
 
 
 def test_help_and_list_are_printed_once_and_start_no_mpi() -> None:
