@@ -9,6 +9,7 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,8 +19,8 @@ import hpccomm as hc
 from ..cli import machine
 from ..cli.main import is_first_process, let_the_first_process_speak
 from ..process.tuning import as_json
-from . import plot, registry, report
-from .contenders import CONTENDERS
+from . import gpu, plot, registry, report
+from .contenders import CONTENDERS, GPU_CONTENDERS, OF_DEVICE
 from .measure import Plan
 from .registry import UFUNCS, Benchmark
 from .rows import Row
@@ -36,11 +37,14 @@ SPECIAL = {
 ALONE = {"store": "Key-value stores, beside torch's TCPStore; without mpiexec, and not together with others."}
 NEEDS = {"plot": "matplotlib", "model": "scipy"}  # options, and modules that hpccomm does not require
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+AGAINST = {"cpu": ["mpi4py"], "cuda": ["cuda:mpi", "nccl", "cupyx", "torch"]}  # by default
+GPU_BATCH = 2e-3  # seconds of a batch, in which waiting for the GPU is no matter
 OK, WRONG, MISUSED = 0, 1, 2
 
 DESCRIPTION = """\
 Measure operations on all ranks of a job: mpirun -n 4 hpccomm bench all_reduce -b 8 -e 64M
 The contenders take turns within each size; a ratio below 1 means that hpccomm is faster.
+On GPU arrays: mpirun -n 4 hpccomm bench --device cuda; time is until the GPU is done, host until the calls return.
 """
 
 
@@ -64,19 +68,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what").add_argument
     add("--dtype", type=dtype, default="float32", metavar="NAME", help="default: float32")
     add("--op", choices=list(UFUNCS), default="sum", help="default: sum")
-    add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
+    add("--device", choices=list(AGAINST), default="cpu", help="where the arrays are (default: cpu); cuda: on each "
+        "rank's GPU")  # fmt: skip
     add("--check", action="store_true", help="compare each result with NumPy's before it is timed; "
         "exit status 1 if one differs")  # fmt: skip
     add("--async", dest="async_op", action="store_true", help="start, and wait")
-    add("--against", type=contenders, default="mpi4py", metavar="NAMES",
-        help=f"{', '.join(CONTENDERS)}, with commas; or none (default: mpi4py)")  # fmt: skip
+    add("--against", type=contenders, metavar="NAMES",
+        help=f"{', '.join(CONTENDERS)}, with commas; or none (default: mpi4py). With --device cuda: "
+        f"{', '.join(GPU_CONTENDERS)} (default: {','.join(AGAINST['cuda'])})")  # fmt: skip
     add = parser.add_argument_group("output").add_argument
     add("--json", metavar="FILE", help="write everything there as well")
     add("--csv", action="store_true", help="print CSV instead of tables, one line for each contender")
     add("-q", "--quiet", action="store_true", help="no progress bar on stderr")
     add("--plot", metavar="FILE.png", help="draw time and bandwidth against size")
     add = parser.add_argument_group("other measurements").add_argument
-    add("--overhead", action="store_true", help="what the Python layers add to each call, in ns; on 1 rank or 2")
+    add("--overhead", action="store_true", help="what the Python layers add to each call, in ns; on 1 rank or 2. "
+        "With --device cuda: the host's time beside CuPy's own call of NCCL, also where there is no GPU")  # fmt: skip
     add("--model", action="store_true", help="fit an alpha-beta-gamma model, and predict 8 to 65,536 ranks")
     add("--tune", metavar="FILE", help="measure from which sizes on an operation is done in which way, "
         "and write what HPCCOMM_TUNING=FILE reads")  # fmt: skip
@@ -93,13 +100,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         return _say("\n".join(_listed(benchmarks.values())))
     try:
-        names = chosen(arguments.operations, benchmarks)
+        names = chosen(arguments.operations, benchmarks, arguments.device)
         problem = _problem(arguments)
     except ValueError as error:
         problem = str(error)
     if problem is not None:
         return _say(f"hpccomm bench: {problem}", MISUSED)
 
+    if arguments.against is None:
+        arguments.against = AGAINST[arguments.device]
     if names[0] in ALONE:
         return _store(arguments) if is_first_process() else OK
     study = _study(arguments)
@@ -120,16 +129,18 @@ def run(arguments: argparse.Namespace) -> int:
 # -- what there is to do -------------------------------------------------------------------------------------
 
 
-def chosen(names: Sequence[str], benchmarks: dict[str, Benchmark]) -> list[str]:
+def chosen(names: Sequence[str], benchmarks: dict[str, Benchmark], device: str = "cpu") -> list[str]:
     """Return the benchmarks that the words of the command line stand for, each once, in their order."""
     found: list[str] = []
     for name in names or ["all_reduce"]:
         if name == "all":
-            found += [*benchmarks, *SPECIAL]
+            found += [*benchmarks, *(SPECIAL if device == "cpu" else ())]
         elif name in KINDS:
             found += [each.name for each in benchmarks.values() if each.kind == KINDS[name]]
         elif name in ALONE and len(names) > 1:
             raise ValueError(f"{name} is measured alone: hpccomm bench {name}")
+        elif name in (*SPECIAL, *ALONE) and device != "cpu":
+            raise ValueError(f"{name} is not measured on GPU arrays; leave --device {device} out")
         elif name in benchmarks or name in SPECIAL or name in ALONE:
             found.append(name)
         else:
@@ -150,8 +161,12 @@ def sizes_of(begin: int, end: int, step: int) -> list[int]:
 def _problem(arguments: argparse.Namespace) -> str | None:
     """Return what is wrong with the options, as far as can be told without MPI."""
     sizes_of(arguments.begin, arguments.end, arguments.factor)
-    if arguments.device != "cpu":
-        return "--device cuda: hpccomm bench measures host arrays; for GPU arrays: mpiexec -n N python tools/gpu-bench"
+    device = arguments.device
+    for name in arguments.against or ():
+        if name not in OF_DEVICE[device]:
+            return f"--against {name}: with --device {device} there are {', '.join(OF_DEVICE[device])}"
+    if device != "cpu" and (arguments.model or arguments.tune):
+        return f"--model and --tune are for arrays of the host; leave --device {device} out"
     kind = "f" if arguments.dtype.name == "bfloat16" else arguments.dtype.kind
     if kind not in getattr(getattr(hc.ReduceOp, arguments.op.upper()), "kinds", kind):
         return f"--op {arguments.op} has no meaning for {arguments.dtype}"
@@ -179,11 +194,30 @@ def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> st
                 problem = f"{file}: {error.strerror}"
     assert world.comm is not None
     agreed: str | None = world.comm.bcast(problem)
+    if agreed is None and arguments.device == "cuda":
+        agreed = _problem_of_gpus(arguments, world)
     return agreed
 
 
+def _problem_of_gpus(arguments: argparse.Namespace, world: hc.ProcessGroup) -> str | None:
+    """Take this rank's GPU, or what stands for it; return what is wrong with any rank's."""
+    assert world.comm is not None
+    why = gpu.take(world.comm, world.ranks)
+    if why is None:
+        return None
+    if not arguments.overhead:
+        return (
+            f"--device cuda: {why}\nhpccomm info --gpu shows what is missing. Without a GPU: --device cpu, or the "
+            "host's time alone: hpccomm bench --overhead --device cuda"
+        )
+    from . import fake_gpu
+
+    return next(filter(None, world.comm.allgather(fake_gpu.install())), None)
+
+
 def _plan(arguments: argparse.Namespace) -> Plan:
-    return Plan(arguments.iterations, arguments.warmup, arguments.budget, arguments.batch)
+    plan = Plan(arguments.iterations, arguments.warmup, arguments.budget, arguments.batch)
+    return plan if arguments.device == "cpu" else replace(plan, batch_seconds=GPU_BATCH)
 
 
 # -- doing it ----------------------------------------------------------------------------------------------------
@@ -192,21 +226,28 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Sequence[str], **more: Any) -> int:
     from .session import Session
 
+    on_gpu = arguments.device == "cuda"
+
     benchmarks = [registry.BENCHMARKS[name] for name in names if name in registry.BENCHMARKS]
     sizes = sizes_of(arguments.begin, arguments.end, arguments.factor)
     rows: list[Row] = []
-    with Session(world, arguments.against, _plan(arguments)) as session:
+    with (
+        gpu.own_stream() if on_gpu else contextlib.nullcontext(),
+        Session(world, arguments.against, _plan(arguments), arguments.device) as session,
+    ):
         printer = Printer(world.rank == 0, arguments.csv, arguments.quiet)
-        facts = machine.machine(world, tuple(session.contenders))
+        facts = machine.machine(world, tuple(session.contenders)) | (gpu.facts() if on_gpu else {})
         how = f"{arguments.dtype}, {'async' if arguments.async_op else 'blocking'}"
         if benchmarks or "overlap" in names:
             what = "time: median of the iterations, each on the slowest rank; ratio: hpccomm / the other"
+            if on_gpu:
+                what += "\n# by the host's clock; time: until the GPU is done; host: until the calls have returned"
             printer.remark(f"# {machine.one_line(facts)}\n# {how}; {what}")
         if arguments.csv:
             printer.line(report.csv_head())
         runnable = [each for each in benchmarks if each.least_ranks <= world.size]
         for number, benchmark in enumerate(runnable, 1):
-            table = report.Table(benchmark, [*session.contenders, *session.missing], arguments.check)
+            table = report.Table(benchmark, [*session.contenders, *session.missing], arguments.check, on_gpu)
             printer.remark("\n" + table.head())
             points = session.cases(benchmark, sizes, arguments.dtype, arguments.op)
             for case in printer.progress(points, f"{benchmark.name} ({number}/{len(runnable)})"):
@@ -243,6 +284,13 @@ def _overlap(printer: Printer, session: Any, sizes: Sequence[int], dtype: np.dty
 
 
 def _overhead(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
+    if arguments.device == "cuda":
+        from .studies import gpu_overhead
+
+        usual = gpu_overhead.PLAN
+        plan = Plan(arguments.iterations or usual.iterations, arguments.warmup, batch=arguments.batch or usual.batch)
+        added = gpu_overhead.overheads(world, plan)
+        return gpu_overhead.table(added, world.size), [{**vars(each), "added_ns": each.added_ns} for each in added]
     from .studies import overhead
 
     found = overhead.overheads(world)
@@ -296,7 +344,7 @@ def _study(arguments: argparse.Namespace) -> str | None:
 
 
 def _run_study(name: str, arguments: argparse.Namespace, world: hc.ProcessGroup) -> int:
-    facts = machine.machine(world)
+    facts = machine.machine(world) | (gpu.facts() if arguments.device == "cuda" else {})
     text, document = STUDIES[name](arguments, world, facts)
     if world.rank == 0:
         print(f"# {machine.one_line(facts)}\n\n{text}")
@@ -413,8 +461,9 @@ def contenders(text: str) -> list[str]:
     """Read a list of contenders."""
     names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none", "hpccomm")]
     for name in names:
-        if name not in CONTENDERS:
-            raise argparse.ArgumentTypeError(f"no contender is called {name!r}; there are {', '.join(CONTENDERS)}")
+        known = CONTENDERS | GPU_CONTENDERS
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"no contender is called {name!r}; there are {', '.join(known)}")
     return names
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from ..core.operation_list import OPERATIONS
+from . import gpu
 
 PERIOD = 251  # of the test values: a prime, so that parts that land in the wrong place are noticed
 WINDOW = 64  # messages in flight at once, as in the OSU benchmarks
@@ -67,7 +68,7 @@ class Case:
     def array(self, *shape: int) -> Any:
         """Return an array whose memory has been touched."""
         made = self.allocate(shape, self.dtype)
-        made.fill(0)
+        assign(made, None)
         return made
 
     def values(self, rank: int, count: int, salt: int = 0) -> Any:
@@ -141,15 +142,23 @@ class Arrays:
 
 
 def flat(arrays: Any) -> Any:
-    """Return the elements of an array, or of a list of arrays one after the other."""
-    return np.concatenate([each.reshape(-1) for each in arrays]) if isinstance(arrays, list) else arrays.reshape(-1)
+    """Return the elements of an array, or of a list of arrays one after the other, on the host."""
+    return np.concatenate([flat(each) for each in arrays]) if isinstance(arrays, list) else _on_host(arrays).reshape(-1)
+
+
+def _on_host(array: Any) -> Any:
+    return array if isinstance(array, np.ndarray) else gpu.read(array)
 
 
 def assign(arrays: Any, values: Any) -> None:
     """Write flat `values` (None: zeros) into an array, or into a list of arrays one after the other."""
     start = 0
     for each in arrays if isinstance(arrays, list) else [arrays]:
-        each[...] = 0 if values is None else values[start : start + each.size].reshape(each.shape)
+        part = 0 if values is None else values[start : start + each.size].reshape(each.shape)
+        if isinstance(each, np.ndarray):
+            each[...] = part
+        else:
+            gpu.write(each, part)
         start += each.size
 
 
@@ -181,7 +190,7 @@ class Benchmark:
     def cases(self, template: Case, sizes: Iterable[int]) -> list[Case]:
         """Return one case for each of `sizes`, without those that rounding makes equal."""
         made = (self.case(template.rank, template.ranks, size, template.dtype, template.op) for size in sizes)
-        return list(dict.fromkeys(made))
+        return [replace(case, allocate=template.allocate) for case in dict.fromkeys(made)]
 
 
 BENCHMARKS: dict[str, Benchmark] = {}

@@ -23,10 +23,11 @@ SCHEMA = 1  # of the JSON: raised when a key changes its meaning
 class Table:
     """The table of one benchmark: a head, one line for each size, and a summary.
 
-    The columns of the first contender (hpccomm) come first; of each other one its median and the ratio.
+    The columns of the first contender (hpccomm) come first; of each other one its median and the ratio. Of work on GPU
+    arrays (`gpu`) each has a column for the host's share of the time as well.
     """
 
-    def __init__(self, benchmark: Benchmark, contenders: Sequence[str], check: bool = False) -> None:
+    def __init__(self, benchmark: Benchmark, contenders: Sequence[str], check: bool = False, gpu: bool = False) -> None:
         self._benchmark = benchmark
         self._first, *self._others = contenders
         self._check = check
@@ -37,6 +38,8 @@ class Table:
             fields += [(("size", "bytes", 11), "size_bytes", str), (("count", "elements", 11), "count", str)]
         for name, field in (("time", "median_us"), ("min", "min_us"), ("p99", "p99_us")):
             fields.append(((name, "us", 9), field, microseconds))
+        host: tuple[Column, str, Callable[[Any], str]] = (("host", "us", 8), "host_us", microseconds)
+        fields += [host] * gpu
         if benchmark.sized:
             fields += [((name, "GB/s", 7), f"{name}_gbs", bandwidth) for name in ("algbw", "busbw")]
         if benchmark.rate:
@@ -44,6 +47,7 @@ class Table:
         self._fields = [(self._first, *each) for each in fields]
         for name in self._others:
             self._fields.append((name, (name, "us", max(10, len(name) + 1)), "median_us", microseconds))
+            self._fields += [(name, *host)] * gpu
             self._fields.append((name, ("ratio", "", 6), "ratio", ratio))
         self._columns = [column for _, column, _, _ in self._fields] + [("check", "", 6)] * check
 
@@ -69,7 +73,7 @@ class Table:
                 sizes = "" if len(ratios) == 1 else f", geometric mean of {len(ratios)} sizes"
                 lines.append(f"# {self._first} takes {ratio(mean)} of the time of {name}{sizes}")
         notes = dict.fromkeys((each.contender, each.note) for each in self._rows if each.note)
-        lines += [f"# {name}: {note}" for name, note in notes]
+        lines += [f"# {name}: not measured: {note}" for name, note in notes]
         lines += [
             f"# WRONG: {each.contender}, {each.size_bytes} bytes: {each.wrong} elements differ from NumPy's"
             for each in self._rows

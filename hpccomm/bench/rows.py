@@ -30,6 +30,7 @@ class Row:
     ratio: float | None = None  # the first contender's median, divided by this one's
     wrong: int | None = None  # elements that differ from NumPy's, on all ranks; None: not checked
     note: str = ""
+    host_us: float | None = None  # until the calls have returned: of GPU arrays only
 
 
 def row(
@@ -46,7 +47,7 @@ def row(
     point = (benchmark.name, contender, case.nbytes, case.count, str(case.dtype), op, case.ranks)
     if timing is None:
         return Row(*point, 0, 0, None, wrong=wrong, note=note)
-    seconds = timing.median
+    seconds, host = timing.median, timing.host_median
     algbw = case.nbytes / seconds / 1e9 if benchmark.sized else None
     return Row(
         *point,
@@ -61,4 +62,5 @@ def row(
         ratio=None if reference is None else reference.median / seconds,
         wrong=wrong,
         note=note,
+        host_us=None if host is None else host * 1e6,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .contenders import Call, Contender, contender_class
+from . import gpu
+from .contenders import Call, Contender, Unsupported, contender_class
 from .measure import Plan, measure
 from .registry import Arrays, Benchmark, Case
 from .rows import Row, row
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 class Session:
     """The contenders on one group; a context manager that starts and closes them. Every rank makes the same calls.
 
+    With ``device="cuda"`` the arrays are on each rank's current GPU.
+
     Attributes
     ----------
     contenders : dict
@@ -27,22 +30,39 @@ class Session:
         Why the others do not.
     """
 
-    def __init__(self, group: ProcessGroup, against: Sequence[str] = ("mpi4py",), plan: Plan | None = None) -> None:
+    def __init__(
+        self,
+        group: ProcessGroup,
+        against: Sequence[str] = ("mpi4py",),
+        plan: Plan | None = None,
+        device: str = "cpu",
+    ) -> None:
         if group.comm is None:
             raise ValueError(f"{group!r} has no MPI communicator to measure with")
         self.group = group
         self.comm = group.comm.Dup()
         self.plan = plan or Plan()
+        self.finish: Callable[[], None] | None = gpu.finish if device == "cuda" else None
+        self._allocate: Callable[..., Any] = gpu.empty if device == "cuda" else np.empty
         self.contenders: dict[str, Contender] = {}
         self.missing: dict[str, str] = {}
         for name in dict.fromkeys(["hpccomm", *against]):
-            chosen = contender_class(name)
+            chosen = contender_class(name, device)
             # One rank without it, on another node perhaps, is enough.
-            why = next(filter(None, self.comm.allgather(chosen.missing())), None)
+            why = self._first(chosen.missing())
             if why is None:
-                self.contenders[name] = chosen(group, self.comm)
-            else:
+                try:
+                    self.contenders[name] = chosen(group, self.comm)
+                except Unsupported as error:
+                    why = str(error)
+                why = self._first(why)
+            if why is not None:
                 self.missing[name] = why
+                self.contenders.pop(name, None)
+
+    def _first(self, reason: str | None) -> str | None:
+        """Return the reason of the first rank that has one."""
+        return next(filter(None, self.comm.allgather(reason)), None)
 
     def __enter__(self) -> Session:
         return self
@@ -69,7 +89,7 @@ class Session:
 
     def cases(self, benchmark: Benchmark, sizes: Sequence[int], dtype: Any = np.float32, op: str = "sum") -> list[Case]:
         """Return the points of a benchmark."""
-        template = Case(self.group.rank, self.group.size, 0, np.dtype(dtype), op)
+        template = Case(self.group.rank, self.group.size, 0, np.dtype(dtype), op, allocate=self._allocate)
         return benchmark.cases(template, sizes if benchmark.sized else [0])
 
     def measure(self, benchmark: Benchmark, case: Case, check: bool = False, async_op: bool = False) -> list[Row]:
@@ -83,7 +103,8 @@ class Session:
         for each in arrays.values():
             each.clear()
         transfers = benchmark.transfers(case)
-        timings = {name: each.scaled(transfers) for name, each in measure(calls, self.comm, self.plan).items()}
+        timings = measure(calls, self.comm, self.plan, self.finish)
+        timings = {name: each.scaled(transfers) for name, each in timings.items()}
         for contender in self.contenders.values():
             contender.release()
         names = [*self.contenders, *self.missing]
@@ -106,9 +127,10 @@ class Session:
                 arrays = contender.arrays(benchmark, case) if contender.own_arrays else shared
                 call = contender.call(benchmark, case, arrays, async_op)
                 call()
+                self._wait()
             except contender.refusals as error:
                 refusal = str(error) or type(error).__name__
-            refusal = next(filter(None, self.comm.allgather(refusal)), None)
+            refusal = self._first(refusal)
             if refusal is None:
                 calls[name], used[name] = call, arrays
             else:
@@ -120,5 +142,10 @@ class Session:
         arrays.fill()
         self.comm.Barrier()  # nobody writes into a rank that is still filling its arrays
         call()
+        self._wait()
         total: int = self.comm.allreduce(arrays.wrong())
         return total
+
+    def _wait(self) -> None:
+        if self.finish is not None:
+            self.finish()

@@ -18,7 +18,7 @@ def machine(group: ProcessGroup, contenders: tuple[str, ...] = ()) -> dict[str, 
     from mpi4py import MPI
 
     return {
-        **host("mpi4py", *(["torch"] if "gloo" in contenders else [])),
+        **host("mpi4py", *(["torch"] if {"gloo", "torch"} & set(contenders) else [])),
         "mpi": mpi_library(MPI.Get_library_version()),
         "mpi_standard": ".".join(map(str, MPI.Get_version())),
         "ranks": group.size,
@@ -72,5 +72,8 @@ def one_line(facts: dict[str, Any]) -> str:
     if "ranks" in facts:
         nodes, count = facts["nodes"], facts["ranks"]
         parts += [f"{count} rank{'s' * (count != 1)} on {nodes} node{'s' * (nodes != 1)}", facts["mpi"]]
-    parts += [f"{package} {facts[package]}" for package in ("mpi4py", "numpy", "torch") if package in facts]
+    parts += [
+        f"{package} {facts[package]}" for package in ("mpi4py", "numpy", "torch", "cupy", "nccl") if package in facts
+    ]
+    parts += [facts["gpu"]] if "gpu" in facts else []
     return ", ".join([*parts, f"{facts['cpu']} ({facts['cores']} cores)"])

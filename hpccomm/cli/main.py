@@ -31,7 +31,7 @@ COMMANDS = {
     "trace": Command("hpccomm.debug.trace.command", "what the ranks of a job have done: who differs, who is late"),
     "debug": Command("hpccomm.debug.command", "which rank of a job that hangs is to blame"),
     "slurm": Command("hpccomm.cli.slurm", "a batch script for a program, with what this machine's Slurm needs"),
-    "bench": Command("hpccomm.bench.command", "measure operations, beside raw mpi4py and torch's gloo"),
+    "bench": Command("hpccomm.bench.command", "measure operations, beside raw mpi4py, CuPy's NCCL, and torch"),
 }
 
 

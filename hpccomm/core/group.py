@@ -262,9 +262,9 @@ class ProcessGroup(Operations):
         if operation is not None:  # a recorded fast path has put its own there
             work._operation = operation
         work._patience = self._patience
-        self._in_flight[work] = None
-        if len(self._in_flight) > REAP_ABOVE or work.is_let_go_at_once:
+        if len(self._in_flight) >= REAP_ABOVE or work.is_let_go_at_once:
             self._reap()
+        self._in_flight[work] = None  # not before: a GPU would be asked for what has only just begun
         return work
 
     @property

@@ -59,6 +59,7 @@ class Reduction(NamedTuple):
 
 
 _moved: dict[Any, tuple[int, int]] = {}
+_reductions: dict[tuple[Any, ReduceOp], Reduction] = {}  # NumPy takes microseconds to name a dtype
 
 
 def moved(dtype: Any) -> tuple[int, int]:
@@ -79,6 +80,9 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
     UnsupportedOperationError
         It has no such operation.
     """
+    known = _reductions.get((dtype, op))
+    if known is not None:
+        return known
     row = _reduced_type(dtype)
     if row is None:
         raise TypeError(
@@ -96,7 +100,10 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
             f"{operation}: NCCL has no {op!r} for {dtype} arrays; MPI has: "
             f"init_process_group('cpu:mpi,cuda:mpi'){here()}"
         )
-    return Reduction(*row, nccl_op)
+    made = Reduction(*row, nccl_op)
+    if op.factor is None:  # there may be as many factors as calls
+        _reductions[dtype, op] = made
+    return made
 
 
 def _reduced_type(dtype: Any) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import io
 import json
 import sys
@@ -181,8 +182,10 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "cuda"], "--device cuda: hpccomm bench measures host arrays"),
-        (["--against", "mpi4py,nccl"], "no contender is called 'nccl'; there are hpccomm, mpi4py, gloo"),
+        (["--against", "mpi4py,nccl"], "--against nccl: with --device cpu there are hpccomm, mpi4py, gloo"),
+        (["--device", "cuda", "--against", "copy"], "--against copy: with --device cuda there are hpccomm, cuda:mpi, "),
+        (["--device", "cuda", "--tune", "x"], "--model and --tune are for arrays of the host"),
+        (["overlap", "--device", "cuda"], "overlap is not measured on GPU arrays; leave --device cuda out"),
         (["nothing"], "there is no operation 'nothing'"),
         (["--op", "max", "--dtype", "complex64"], "--op max has no meaning for complex64"),
         (["-b", "16", "-e", "8"], "0 < begin <= end"),
@@ -195,6 +198,15 @@ def test_what_can_not_be_done_is_exit_status_2_and_said_once(arguments: list[str
     ended = bench(2, *arguments)
     assert ended.returncode == 2
     assert (ended.stdout + ended.stderr).count(message) == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs CuPy")
+def test_gpu_arrays_without_a_gpu_are_said_to_be_impossible_and_what_to_type() -> None:
+    ended = bench(2, "--device", "cuda", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert ended.returncode == 2
+    assert ended.stderr.count("hpccomm bench: --device cuda: rank 0 has no usable GPU: ") == 1
+    assert ended.stderr.count("hpccomm bench --overhead --device cuda\n") == 1
+    assert "Traceback" not in ended.stderr
 
 
 def test_help_and_list_are_printed_once_and_start_no_mpi() -> None:

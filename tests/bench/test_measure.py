@@ -41,6 +41,23 @@ def test_a_batch_of_quick_calls_grows_until_the_clock_can_see_it() -> None:
     assert slow.batch == 1
 
 
+@pytest.mark.serial
+def test_work_that_goes_on_after_a_call_is_timed_to_its_end_and_the_host_is_not() -> None:
+    begun: list[None] = []
+
+    def finish() -> None:
+        time.sleep(0.01)
+        begun.clear()
+
+    timing = measure({"a": lambda: begun.append(None)}, MPI.COMM_SELF, Plan(iterations=3, batch=2), finish)["a"]
+    assert begun == []  # each batch was waited for
+    assert timing.minimum >= 0.005
+    assert timing.host is not None
+    assert timing.host_median is not None
+    assert timing.host_median < timing.minimum
+    assert timing.scaled(2).host_median == pytest.approx(timing.host_median / 2)
+
+
 def test_the_slowest_rank_counts(process_group: hc.ProcessGroup) -> None:
     last = process_group.rank == process_group.size - 1
     comm = process_group.comm

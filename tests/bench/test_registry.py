@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpccomm.bench import registry
-from hpccomm.bench.contenders import CONTENDERS, contender_class
+from hpccomm.bench.contenders import OF_DEVICE, contender_class
 from hpccomm.bench.registry import Arrays, Case, assign, benchmark, flat
 from hpccomm.core.operation_list import OPERATIONS
 
@@ -66,9 +66,10 @@ def test_every_benchmark_is_run_by_hpccomm_and_by_raw_mpi4py() -> None:
 
 
 def test_every_contender_can_say_whether_it_is_there() -> None:
-    for name in CONTENDERS:
-        missing = contender_class(name).missing()
-        assert missing is None or isinstance(missing, str)
+    for device, contenders in OF_DEVICE.items():
+        for name in contenders:
+            missing = contender_class(name, device).missing()
+            assert missing is None or isinstance(missing, str)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

@@ -66,7 +66,7 @@ def test_the_summary_has_the_mean_ratio_and_why_columns_are_empty() -> None:
     table.line([replace(each, ratio=each.ratio and 0.8 * each.ratio) for each in rows()])
     assert table.summary().splitlines() == [
         "# hpccomm takes 1.12 of the time of mpi4py, geometric mean of 2 sizes",
-        "# gloo: not installed (pip install torch)",
+        "# gloo: not measured: not installed (pip install torch)",
     ]
 
 

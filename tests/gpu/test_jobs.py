@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ..launch import IMITATED_GPU, ROOT, launch
+from ..launch import IMITATED_GPU, launch
 from . import gpus
 
 pytestmark = pytest.mark.serial
@@ -62,25 +62,3 @@ def test_both_devices_in_one_group(ranks: int, transport: str) -> None:
     assert "host cpu: 2.0000000" in printed
     assert "GPU cuda: 2.0000000" in printed
     assert f"cpu:mpi,cuda:{transport}" in printed
-
-
-@pytest.mark.parametrize("ranks", numbers_of_ranks()[:1])
-def test_the_benchmark_prints_a_row_for_each_contender_it_has(ranks: int) -> None:
-    environment = {} if gpus.is_real() else IMITATED_GPU
-    ended = launch(
-        ranks, sys.executable, "tools/gpu-bench", "--sizes", "8", "4096", "--seconds", "0.001", env=environment
-    )
-    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
-    for nbytes in (8, 4096):
-        for contender in ("hpccomm, NCCL", "hpccomm, cuda:mpi"):
-            assert f"| {nbytes} | {contender} |" in ended.stdout
-
-
-def test_without_a_gpu_no_results_are_written() -> None:
-    if gpus.is_real():
-        pytest.skip("here is a GPU")
-    before = (ROOT / "docs" / "gpu-results.md").read_text()
-    ended = launch(1, sys.executable, "tools/test-gpu")
-    assert ended.returncode == 2
-    assert "There is no GPU that CuPy and NCCL can use" in ended.stderr
-    assert (ROOT / "docs" / "gpu-results.md").read_text() == before

@@ -21,12 +21,24 @@ CONTENDERS = {
     "copy": "copy_calls:Copy",
 }
 
+# On GPU arrays.
+GPU_CONTENDERS = {
+    "hpccomm": "gpu_calls:OverNCCL",
+    "cuda:mpi": "gpu_calls:OverMPI",
+    "nccl": "nccl_calls:RawNCCL",
+    "cupyx": "cupyx_calls:CupyxDistributed",
+    "torch": "torch_nccl_calls:TorchNCCL",
+    "persistent": "persistent_calls:Persistent",
+    "one_by_one": "one_by_one_calls:OneByOne",
+}
+OF_DEVICE = {"cpu": CONTENDERS, "cuda": GPU_CONTENDERS}
 
-def contender_class(name: str) -> type[Contender]:
+
+def contender_class(name: str, device: str = "cpu") -> type[Contender]:
     """Return the class of a contender, by the name that ``--against`` takes."""
-    module, _, attribute = CONTENDERS[name].partition(":")
+    module, _, attribute = OF_DEVICE[device][name].partition(":")
     found: type[Contender] = getattr(importlib.import_module(f".{module}", __package__), attribute)
     return found
 
 
-__all__ = ["CONTENDERS", "Call", "Contender", "Unsupported", "contender_class"]
+__all__ = ["CONTENDERS", "GPU_CONTENDERS", "OF_DEVICE", "Call", "Contender", "Unsupported", "contender_class"]

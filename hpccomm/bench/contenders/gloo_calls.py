@@ -17,13 +17,13 @@ from .torch_model import TorchModel
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-OPS = ("sum", "product", "min", "max", "band", "bor", "bxor")
-
 
 class Gloo(TorchModel):
     """The functions of torch.distributed, with a gloo process group that MPI helps to start."""
 
     name = "gloo"
+    backend = "gloo"  # of torch.distributed
+    ops: tuple[str, ...] = ("sum", "product", "min", "max", "band", "bor", "bxor")
     refusals = (*TorchModel.refusals, RuntimeError)
 
     def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
@@ -31,7 +31,7 @@ class Gloo(TorchModel):
         import socket
 
         one_node = hc.get_node_count(group) == 1
-        if one_node:
+        if one_node and self.backend == "gloo":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         import torch
         import torch.distributed as dist
@@ -44,7 +44,7 @@ class Gloo(TorchModel):
         store = dist.TCPStore(host, port, group.size, is_master=first, wait_for_workers=False)  # type: ignore[attr-defined, unused-ignore]
         if first:
             comm.bcast(store.port)
-        dist.init_process_group("gloo", store=store, rank=group.rank, world_size=group.size)
+        dist.init_process_group(self.backend, store=store, rank=group.rank, world_size=group.size)
 
     @classmethod
     def missing(cls) -> str | None:
@@ -55,7 +55,7 @@ class Gloo(TorchModel):
         return None if dist.is_available() and dist.is_gloo_available() else "torch was built without gloo"
 
     def close(self) -> None:
-        """Destroy the gloo process group."""
+        """Destroy the process group."""
         self.library.destroy_process_group()
 
     def all_gather_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
@@ -87,6 +87,6 @@ class Gloo(TorchModel):
         return self._array(array.reshape(-1))
 
     def _op(self, case: Case) -> Any:
-        if case.op not in OPS:
-            raise Unsupported(f"gloo has no {case.op}")
+        if case.op not in self.ops:
+            raise Unsupported(f"{self.backend} has no {case.op}")
         return super()._op(case)

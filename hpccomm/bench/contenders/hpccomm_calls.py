@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import hpccomm as hc
 
@@ -61,3 +63,14 @@ class HPCComm(TorchModel):
 
     def _rank(self, rank: int) -> int:
         return self.group.ranks[rank]
+
+
+def batch(starts: Sequence[Any]) -> Call:
+    """Return a call of batch_isend_irecv, of calls of isend and irecv; the list is made once."""
+    operations = [hc.P2POp(start.func, *start.args) for start in starts]
+
+    def call() -> None:
+        for work in hc.batch_isend_irecv(operations):
+            work.wait()
+
+    return call

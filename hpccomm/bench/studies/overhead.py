@@ -24,6 +24,7 @@ from ...debug.report import Reporter
 from ...debug.trace.recorder import record
 from ...debug.watchdog import LONGEST_PERIOD, Watchdog
 from ..contenders import Call
+from ..contenders.hpccomm_calls import batch as batched
 from ..measure import Plan, measure
 from ..registry import Arrays, Benchmark, Case, load
 from ..session import Session
@@ -192,7 +193,7 @@ def _exchange(session: Session, title: str, directions: Sequence[int], batch: bo
     for each in session.contenders.values():
         starts = [each.receiver(arrays.receive[i], (rank - to) % ranks, True) for i, to in enumerate(directions)]
         starts += [each.sender(arrays.send[i], (rank + to) % ranks, True) for i, to in enumerate(directions)]
-        both[each.name] = _batch(starts) if batch and each.name == "hpccomm" else _started(starts, each.wait_all)
+        both[each.name] = batched(starts) if batch and each.name == "hpccomm" else _started(starts, each.wait_all)
     return Comparison(title, arrays, **both)
 
 
@@ -202,17 +203,6 @@ def _numbers(rank: int, count: int) -> Any:
 
 def _started(starts: Sequence[Call], wait_all: Any) -> Call:
     return lambda: wait_all([start() for start in starts])
-
-
-def _batch(starts: Sequence[Any]) -> Call:
-    """Return a call of batch_isend_irecv, of a list that is made once."""
-    operations = [hc.P2POp(start.func, *start.args) for start in starts]
-
-    def call() -> None:
-        for work in hc.batch_isend_irecv(operations):
-            work.wait()
-
-    return call
 
 
 def watchdog_look(looks: int = 200) -> float:

@@ -1,0 +1,90 @@
+"""The benchmarks' arrays on GPUs: made, filled and read through the seam, so that it can be tested without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..cuda import seam
+from ..cuda.choice import Sight, choose, look
+from ..errors import DistBackendError
+from . import fake_gpu
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def take(comm: MPI.Intracomm, ranks: Sequence[int]) -> str | None:
+    """Make this rank's GPU the current one; return, on every rank, why that can't be done.
+
+    `ranks` are the names of the ranks of `comm`.
+    """
+    try:
+        sight = look(seam.runtime(), None)
+    except ImportError as error:
+        sight = Sight(error=str(error))
+    try:
+        devices = choose(comm.allgather(sight), ranks)
+    except DistBackendError as error:
+        return str(error)
+    seam.runtime().use_device(devices[comm.Get_rank()])
+    return None
+
+
+def current_stream() -> int:
+    """Return the stream on which the calls that are compared are made."""
+    runtime = seam.runtime()
+    return runtime.current_stream(runtime.current_device())
+
+
+@contextlib.contextmanager
+def own_stream() -> Iterator[None]:
+    """Make a stream that does not wait for the legacy default stream CuPy's current one; at the end it is done."""
+    import cupy
+
+    with cupy.cuda.Stream(non_blocking=True):
+        yield
+        finish()
+
+
+def finish() -> None:
+    """Block the host until the GPU has done what was put on the current stream."""
+    seam.runtime().synchronize_stream(current_stream())
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return an array on the current GPU."""
+    runtime = seam.runtime()
+    return runtime.empty(shape, np.dtype(dtype), runtime.current_device(), current_stream())
+
+
+def write(array: Any, values: Any) -> None:
+    """Put values of the host (an array of the same shape, or one number) in an array."""
+    host = np.empty(array.shape, array.dtype)
+    host[...] = values
+    seam.runtime().to_device(array, host, current_stream())
+    finish()  # `host` is needed until then
+
+
+def read(array: Any) -> Any:
+    """Return the values of an array."""
+    host = np.empty(array.shape, array.dtype)
+    seam.runtime().to_host(host, array, current_stream())
+    finish()
+    return host
+
+
+def facts() -> dict[str, str]:
+    """Return the GPU and the libraries, as far as they can be had."""
+    found = {}
+    with contextlib.suppress(Exception):
+        import cupy
+
+        found["cupy"] = cupy.__version__
+        found["gpu"] = cupy.cuda.runtime.getDeviceProperties(seam.runtime().current_device())["name"].decode()
+    with contextlib.suppress(Exception):
+        found["nccl"] = "(fake)" if fake_gpu.is_installed() else str(seam.nccl().version())
+    return found

@@ -1,0 +1,94 @@
+"""What hpccomm's layers add to NCCL's calls on GPU arrays: the host's time for hpccomm's call minus CuPy's own.
+
+On a GPU the host only starts things, so this is what a program with many small operations waits for. Without a GPU it
+is measured all the same, over a libnccl that does nothing (`bench.fake_gpu`): what is left of both calls is the way
+there. Both take turns, and medians count.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+import hpccomm as hc
+
+from .. import fake_gpu
+from ..contenders import Call
+from ..measure import Plan, measure
+from ..registry import Case, load
+from ..session import Session
+
+BYTES = 8  # of each array
+PIECES = 10  # arrays in a coalesced call
+PLAN = Plan(iterations=1000, batch=10)  # short batches: few are interrupted by other processes, and no queue is full
+
+
+@dataclass(frozen=True)
+class GPUOverhead:
+    """What was found of one operation, in ns of the host."""
+
+    operation: str
+    cupy_ns: float
+    hpccomm_ns: float
+
+    @property
+    def added_ns(self) -> float:
+        """What hpccomm adds to CuPy's call."""
+        return self.hpccomm_ns - self.cupy_ns
+
+
+def overheads(group: hc.ProcessGroup, plan: Plan = PLAN) -> list[GPUOverhead]:
+    """Measure on the current GPU, or over the fake; DistBackendError if NCCL can't be had."""
+    found = []
+    with Session(group, ["nccl"], plan, "cuda") as session:
+        if session.missing:
+            raise hc.DistBackendError("; ".join(f"{name}: {why}" for name, why in session.missing.items()))
+        for title, ours, raw in comparisons(session):
+            gc.disable()  # as timeit does
+            try:
+                timings = measure({"cupy": raw, "hpccomm": ours}, session.comm, plan, session.finish)
+            finally:
+                gc.enable()
+            found.append(GPUOverhead(title, *(1e9 * (each.host_median or 0) for each in timings.values())))
+    return found
+
+
+def comparisons(session: Session) -> Iterator[tuple[str, Call, Call]]:
+    """Yield what is compared: a title, hpccomm's call, and CuPy's for the same work."""
+    yield _pair(session, "all_reduce")
+    yield _pair(session, "all_reduce", "all_reduce, async + wait", async_op=True)
+    for name in ("broadcast", "all_gather_single", "reduce_scatter_single", "sendrecv"):
+        yield _pair(session, name)
+    yield _pair(session, "all_reduce_coalesced", f"all_reduce_coalesced, {PIECES} arrays")
+
+
+def _pair(session: Session, name: str, title: str = "", async_op: bool = False) -> tuple[str, Call, Call]:
+    benchmark = load()[name]
+    (case,) = session.cases(benchmark, [BYTES], np.float32)
+    arrays = benchmark.arrays(case)
+    if benchmark.kind == "coalesced":
+        arrays = replace(arrays, receive=_arrays(case))
+    ours, raw = (session.contenders[each].call(benchmark, case, arrays, async_op) for each in ("hpccomm", "nccl"))
+    return title or name, ours, raw
+
+
+def _arrays(case: Case) -> list[object]:
+    return [case.array(case.count) for _ in range(PIECES)]
+
+
+def table(found: Sequence[GPUOverhead], ranks: int) -> str:
+    """Return the results as text."""
+    lines = [
+        f"host time that hpccomm adds to CuPy's own call of NCCL: {ranks} rank{'s' * (ranks > 1)}, {BYTES} bytes, "
+        "median of the repetitions",
+        *([fake_gpu.SUBSTITUTED] if fake_gpu.is_installed() else []),
+        f"{'operation':<34} {'cupy':>9} {'hpccomm':>9} {'added':>9}",
+        f"{'':<34} {'(ns)':>9} {'(ns)':>9} {'(ns)':>9}",
+    ]
+    lines += [
+        f"{each.operation:<34} {each.cupy_ns:>9.0f} {each.hpccomm_ns:>9.0f} {each.added_ns:>9.0f}" for each in found
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,213 @@
+"""hpccomm bench --device cuda: every benchmark with every contender there is, whole runs, and make test-gpu."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm.bench import gpu, registry
+from hpccomm.bench.contenders import cupyx_calls
+from hpccomm.bench.measure import Plan
+from hpccomm.bench.session import Session
+
+from ..launch import IMITATED_GPU, ROOT, launch
+from . import gpus
+
+BENCHMARKS = registry.load()
+TINY = Plan(iterations=2, warmup=1, batch=2)
+GPU_CONTENDERS = ["hpccomm", "cuda:mpi", "nccl", "cupyx"]
+
+
+@pytest.fixture
+def session(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    if gpus.IS_BINDINGS and not gpus.is_real():
+        from .bindings import provider
+
+        # CuPy destroys blocking communicators without ncclCommFinalize, and asks the driver for the current stream
+        monkeypatch.setattr(
+            provider.Library,
+            "ncclCommDestroy",
+            staticmethod(lambda comm: provider.COMMUNICATORS.pop(comm).destroy()),
+        )
+        backend = pytest.importorskip("cupyx.distributed").NCCLBackend
+        monkeypatch.setattr(backend, "_get_stream", lambda self, stream: gpus.current_stream())
+    with Session(process_group, GPU_CONTENDERS[1:], TINY, "cuda") as session:
+        yield session
+
+
+def test_the_contenders_are_those_of_this_machine(session: Session) -> None:
+    has_bindings = gpus.is_real() or gpus.IS_BINDINGS
+    assert list(session.contenders) == GPU_CONTENDERS[: 4 if has_bindings else 2]
+    assert all(session.missing.values())
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_gives_what_numpy_computes(session: Session, name: str, async_op: bool) -> None:
+    benchmark = BENCHMARKS[name]
+    if session.group.size < benchmark.least_ranks:
+        return
+    for rows in session.run(benchmark, [8, 1000], check=True, async_op=async_op):
+        assert [row.contender for row in rows] == [*session.contenders, *session.missing]
+        for row in rows:
+            if row.median_us is None:
+                assert row.note, row
+            else:
+                assert row.wrong == 0, row
+                assert row.host_us is not None
+                assert 0 < row.host_us <= row.median_us * 1.001, row
+        ours, by_mpi, *_ = rows
+        assert by_mpi.median_us is not None
+        assert (ours.median_us is None) == (name in ("scan", "exscan"))
+
+
+def test_the_host_time_is_until_the_calls_have_returned(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    finish = gpu.finish
+    monkeypatch.setattr(session, "finish", lambda: [finish(), waited.append(1)])
+    (rows,) = session.run(BENCHMARKS["all_reduce"], [8])
+    contenders = len(session.contenders)
+    # tried, warmed up, how long a batch takes, and the two timed batches
+    assert len(waited) == 5 * contenders
+    assert rows[0].batch == 2
+
+
+# -- whole runs ----------------------------------------------------------------------------------------------
+
+once = pytest.mark.once
+
+
+def bench(ranks: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {} if gpus.is_real() else IMITATED_GPU
+    return launch(ranks, sys.executable, "-m", "hpccomm", "bench", "--device", "cuda", *arguments, env=environment)
+
+
+@once
+def test_a_run_prints_a_column_for_each_contender_and_why_others_have_none(tmp_path: Path) -> None:
+    file, picture = tmp_path / "result.json", tmp_path / "result.png"
+    ended = bench(2, "-e", "4K", "-f", "512", "-n", "2", "--check", "-q", "--json", file, "--plot", picture)
+    assert ended.returncode == 0, ended.stderr
+    head, sizes = ended.stdout.splitlines()[:3], [8, 4096]
+    assert "by the host's clock; time: until the GPU is done; host: until the calls have returned" in head[2]
+    assert "cuda:mpi     host  ratio" in ended.stdout
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["size_bytes"] for row in rows if row["contender"] == "hpccomm"] == sizes
+    measured = [row for row in rows if row["contender"] in ("hpccomm", "cuda:mpi")]
+    assert all(row["host_us"] and row["wrong"] == 0 for row in measured)
+    for row in rows:
+        if row["median_us"] is None:
+            assert f"# {row['contender']}: not measured: {row['note']}\n" in ended.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@once
+def test_csv_has_the_host_time() -> None:
+    ended = bench(2, "broadcast", "-e", "8", "-n", "2", "--csv", "--against", "cuda:mpi,persistent,one_by_one", "-q")
+    assert ended.returncode == 0, ended.stderr
+    rows = {row["contender"]: row for row in csv.DictReader(io.StringIO(ended.stdout))}
+    assert list(rows) == ["hpccomm", "cuda:mpi", "persistent", "one_by_one"]
+    assert float(rows["hpccomm"]["host_us"]) <= float(rows["hpccomm"]["median_us"])
+    assert (rows["one_by_one"]["host_us"], rows["hpccomm"]["note"]) == ("", "")
+
+
+# -- make test-gpu -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tool() -> Any:
+    """tools/test-gpu, as a module."""
+    loader = SourceFileLoader("test_gpu_tool", str(ROOT / "tools" / "test-gpu"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[loader.name] = module  # a NamedTuple looks there for its types
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.serial
+def test_what_make_test_gpu_runs_depends_on_the_machine(tool: Any) -> None:
+    old, new, several = tool.suites(1, 22703), tool.suites(1, 23000), tool.suites(16, 23000)
+    assert [suite.title for suite in old] == [suite.title for suite in new] == [suite.title for suite in several]
+    assert [suite.title for suite in old if suite.reason_to_skip] == [
+        "NCCL, two ranks on one GPU",
+        "one GPU for each rank",
+    ]
+    assert [suite.title for suite in new if suite.reason_to_skip] == ["one GPU for each rank"]
+    assert not [suite.title for suite in several if suite.reason_to_skip]
+    assert several[-1].ranks == 8
+    for suite in new:
+        for argument in suite.tests[: suite.tests.index("-k") if "-k" in suite.tests else None]:
+            assert (ROOT / argument).exists()
+    assert [ranks for _, ranks, _ in tool.benchmarks(1, 22703)] == [1]
+    assert [ranks for _, ranks, _ in tool.benchmarks(4, 23000)] == [1, 2, 4]
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("is_well", [True, False])
+def test_make_test_gpu_writes_what_has_run(
+    tool: Any, is_well: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[tuple[int, tuple[str, ...]]] = []
+
+    def run(ranks: int, *command: str, environment: dict[str, str], limit: int) -> Any:
+        commands.append((ranks, command))
+        said = "===== 7 passed, 1 skipped in 2.00s =====" if "pytest" in command else "the table"
+        return subprocess.CompletedProcess(command, 0 if is_well or "bench" not in command else 1, said, "a mistake")
+
+    file = tmp_path / "gpu-results.md"
+    monkeypatch.setattr(tool, "run", run)
+    monkeypatch.setattr(tool, "RESULTS", file)
+    monkeypatch.setattr(tool, "gpus_and_nccl", lambda: (2, 23000))
+    assert tool.main() == (0 if is_well else 1)
+    text = file.read_text()
+    assert "| NCCL, and all others | 1 | 7 passed, 1 skipped in 2.00s |" in text
+    assert "$ mpiexec -n 2 hpccomm bench all_reduce --device cuda -b 8 -e 256M -f 32 --check --quiet\nthe table" in text
+    assert "$ mpiexec -n 1 hpccomm bench --overhead --device cuda\nthe table" in text
+    assert ("a mistake\nfailed: exit status 1" in text) == (not is_well)
+    benches = [command[2:] for _, command in commands if "bench" in command]
+    assert benches == [("bench", *tool.BENCH)] * 3 + [("bench", *tool.OVERHEAD)]
+
+
+@once
+def test_the_command_of_make_test_gpu_runs(tool: Any) -> None:
+    arguments = ["4K" if each == "256M" else each for each in tool.BENCH if each not in ("--device", "cuda")]
+    ended = bench(2, *arguments, "-n", "1")
+    assert ended.returncode == 0, ended.stderr
+    assert "# hpccomm takes" in ended.stdout
+
+
+@pytest.mark.serial
+def test_without_a_gpu_no_results_are_written() -> None:
+    before = (ROOT / "docs" / "gpu-results.md").read_text()
+    ended = launch(1, sys.executable, "tools/test-gpu", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert ended.returncode == 2
+    assert "There is no GPU that CuPy and NCCL can use" in ended.stderr
+    assert (ROOT / "docs" / "gpu-results.md").read_text() == before
+
+
+@pytest.mark.serial
+def test_an_array_of_the_benchmarks_holds_what_is_written(process_group: hc.ProcessGroup) -> None:
+    array = gpu.empty((2, 3), np.int16)
+    gpu.write(array, 0)
+    assert gpu.read(array).tolist() == [[0] * 3] * 2
+    gpu.write(array, np.arange(6).reshape(2, 3))
+    assert gpu.read(array[1]).tolist() == [3, 4, 5]
+
+
+@pytest.mark.serial
+def test_cupyx_has_some_reductions() -> None:
+    with pytest.raises(Exception, match="cupyx has no band"):
+        cupyx_calls._op(registry.Case(0, 1, 1, np.dtype("i4"), "band"))
