@@ -8,6 +8,7 @@ fro and the messages overlap; every rank cuts alike.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
@@ -305,10 +306,15 @@ class Stage(Packing):
 
     def deliver(self) -> None:
         """Copy the results to their arrays, and block the host until that is done."""
-        for array, host in self._deliveries:
-            self._runtime.to_device(self.writing(array), host, self._stream)
-        self.unpack(self._stream)
-        self.synchronize()
+        with self.on_its_gpu():
+            for array, host in self._deliveries:
+                self._runtime.to_device(self.writing(array), host, self._stream)
+            self.unpack(self._stream)
+            self.synchronize()
+
+    def on_its_gpu(self) -> AbstractContextManager[None]:
+        """Make its GPU the current one: in a thread of hpccomm's that would be GPU 0, which may be another rank's."""
+        return seam.on_device(self._runtime, self._device)
 
     def run_in_chunks(self, operation: Callable[[Any], Any], flat: Any, reads: bool, writes: bool) -> None:
         """Do the host's operation chunk by chunk, while the next chunk comes and the last one goes back."""

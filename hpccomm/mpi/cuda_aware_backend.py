@@ -7,7 +7,7 @@ host waits for the current stream: MPI knows nothing of streams.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from mpi4py import MPI
 
@@ -76,10 +76,12 @@ class CudaAwareBackend(StagedBackend):
         source = MPI.ANY_SOURCE if src is None else src
         stage.synchronize()
         if async_op:
-            request = self._comm.Irecv(_bytes(buffer), source, tag)
-            return ReceiveWork(request, buffer.nbytes, stage.deliver, (array, stage.alive))
+            with stage.on_its_gpu():
+                request = self._comm.Irecv(_bytes(buffer), source, tag)
+            return GPUReceiveWork(request, buffer.nbytes, stage.deliver, (array, stage.alive)).of(stage)
         status = MPI.Status()
-        self._comm.Recv(_bytes(buffer), source, tag, status)
+        with stage.on_its_gpu():
+            self._comm.Recv(_bytes(buffer), source, tag, status)
         check_length("recv", status, buffer.nbytes)
         stage.deliver()
         return status.Get_source()
@@ -87,11 +89,39 @@ class CudaAwareBackend(StagedBackend):
     def _call(self, stage: Stage, call: Any, *arguments: Any) -> Work | None:
         """Call MPI when the packing is done; unpack when MPI is done."""
         stage.synchronize()
-        request = call(*arguments)
+        with stage.on_its_gpu():
+            request = call(*arguments)
         if request is not None:
-            return MPIWork(request, stage.deliver, (arguments, stage))
+            return GPUWork(request, stage.deliver, arguments).of(stage)
         stage.deliver()
         return None
+
+
+class OnItsGPU(Work):
+    """A Work that asks MPI where the GPU of its buffer is the current one, as UCX needs it."""
+
+    def of(self, stage: Stage) -> Self:
+        """Take the stage, which is kept, and knows the GPU."""
+        self._stage = stage
+        return self
+
+    def poll(self) -> bool:
+        """As the Work of a host's buffer."""
+        with self._stage.on_its_gpu():
+            return super().poll()
+
+    def block(self) -> None:
+        """As the Work of a host's buffer."""
+        with self._stage.on_its_gpu():
+            super().block()
+
+
+class GPUWork(OnItsGPU, MPIWork):
+    """An operation of one request on GPU memory."""
+
+
+class GPUReceiveWork(OnItsGPU, ReceiveWork):
+    """A receive into GPU memory."""
 
 
 def _fits(array: Any) -> bool:

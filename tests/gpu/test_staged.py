@@ -10,6 +10,8 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.cuda import staged_backend
+from hpccomm.mpi.cuda_aware_backend import OnItsGPU
+from hpccomm.mpi.works import MPIWork, ReceiveWork
 
 from ..arrays import assert_same, contiguous, strided
 from . import gpus
@@ -179,3 +181,27 @@ def test_errors_are_told(group: hc.ProcessGroup, machine: Any, monkeypatch: pyte
         else:
             with pytest.raises(hc.DistBackendError, match=r"recv #\d+ of "):
                 hc.recv(array, 1)
+
+
+def test_a_thread_works_on_the_gpu_of_the_arrays(
+    machine: Any, group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a thread does on GPU 0 makes a context there; and UCX wants that of the buffer."""
+    asked: set[int] = set()
+    for kind in (MPIWork, ReceiveWork):
+
+        def noted(work: Any, poll: Any = kind.poll) -> bool:
+            if isinstance(work, OnItsGPU):
+                asked.add(machine.device)
+            return bool(poll(work))
+
+        monkeypatch.setattr(kind, "poll", noted)
+    machine.devices, machine.device = 2, 1
+    machine.contexts.clear()
+    me, n = group.rank, group.size
+    sent, received = gpus.array(np.full(3, float(me)), device=1), gpus.array(np.zeros(3), device=1)
+    works = [hc.irecv(received, (me - 1) % n), hc.isend(sent, (me + 1) % n)]
+    hc.collect_all([work.get_future() for work in works]).wait()  # by the progress thread
+    assert_same(gpus.values(received), np.full(3, float((me - 1) % n)))
+    assert asked <= {1}
+    assert machine.contexts == {1}
