@@ -81,7 +81,7 @@ def test_on_a_stream_of_the_programs_the_first_follows_the_default_stream(array:
     with gpus.another_stream():
         taken(calls)
         hc.all_reduce(array)
-        assert taken(calls) == [*LOOK_UPS, *FOLLOW, "all_reduce"]
+        assert taken(calls) == [*LOOK_UPS, "is_capturing", *FOLLOW, "all_reduce"]
         for _ in range(2):
             hc.all_reduce(array)
             assert taken(calls) == [*LOOK_UPS, "all_reduce"]
