@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core.sparse import assign_sum
+from .seam import Kernel
 
 NOT_READY = 600  # cudaErrorNotReady
 UNIQUE = 8  # bytes of a UUID
@@ -37,9 +38,6 @@ ERRORS = (
 
 class Runtime:
     """CuPy's functions on raw pointers."""
-
-    def __init__(self) -> None:
-        self._tables: dict[int, Any] = {}
 
     def device_count(self) -> int:
         return int(cuda.getDeviceCount())
@@ -171,37 +169,16 @@ class Runtime:
     def copy_bytes(self, target: int, source: int, nbytes: int, stream: int) -> None:
         cuda.memcpyAsync(target, source, nbytes, cuda.memcpyDeviceToDevice, stream)
 
-    def table(self, addresses: list[int], device: int) -> int:
+    def compile_intra_node(self, ranks: int, rank: int, device: int) -> None:
         with cupy.cuda.Device(device):
-            table = cupy.array(addresses, np.uint64)
-            cupy.cuda.get_current_stream().synchronize()
-        self._tables[table.data.ptr] = table
-        return int(table.data.ptr)
-
-    def free_table(self, table: int) -> None:
-        del self._tables[table]
-
-    def compile_intra_node(self, device: int) -> None:
-        with cupy.cuda.Device(device):
-            _intra_node("one_shot", "float32")
+            _intra_node(Kernel("one_shot", "float32", ranks, rank))
 
     def intra_node_kernel(
-        self, name: tuple[str, str], shape: tuple[int, int], arguments: tuple[int, ...], stream: int
+        self, kernel: Kernel, shape: tuple[int, int], out: int, memory: Any, vectors: int, stream: int
     ) -> None:
         blocks, threads = shape
-        out, buffers, flags, rank, fourth, number, vectors = arguments
-        wide = name[0] == "cube_mesh"  # whose fourth number is a 64-bit offset
-        typed = (
-            np.uint64(out),
-            np.uint64(buffers),
-            np.uint64(flags),
-            np.int32(rank),
-            np.uint64(fourth) if wide else np.int32(fourth),
-            np.uint32(number),
-            np.uint64(vectors),
-        )
         with _stream(stream):
-            _intra_node(*name)((blocks,), (threads,), typed)
+            _intra_node(kernel)((blocks,), (threads,), (np.uint64(out), memory, np.uint64(vectors)))
 
     def explain(self, error: Exception) -> str | None:
         return str(error) if isinstance(error, ERRORS) else None
@@ -212,15 +189,24 @@ KERNELS = ("one_shot", "two_shot", "cube_mesh")
 
 
 @functools.cache
-def _intra_node(name: str, dtype: str) -> Any:
-    return _intra_node_module().get_function(f"{name}<{KERNEL_TYPES[dtype]}>")
+def _intra_node(kernel: Kernel) -> Any:
+    return _intra_node_module(kernel.ranks, kernel.rank).get_function(_instance(kernel))
 
 
 @functools.cache
-def _intra_node_module() -> Any:
+def _intra_node_module(ranks: int, rank: int) -> Any:
     source = importlib.resources.files("hpccomm.nccl").joinpath("intra_node.cu").read_text()
-    names = [f"{kernel}<{dtype}>" for kernel in KERNELS for dtype in KERNEL_TYPES.values()]
-    return cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=names)
+    return cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=instances(ranks, rank))
+
+
+def instances(ranks: int, rank: int) -> list[str]:
+    """Return the kernels that a rank of a group of so many may need, as C++ names them."""
+    kernels = KERNELS if ranks == 8 else KERNELS[:2]  # the cube mesh is one of eight
+    return [_instance(Kernel(name, dtype, ranks, rank)) for name in kernels for dtype in KERNEL_TYPES]
+
+
+def _instance(kernel: Kernel) -> str:
+    return f"{kernel.name}<{KERNEL_TYPES[kernel.dtype]}, {kernel.ranks}, {kernel.rank}>"
 
 
 @functools.lru_cache(maxsize=64)

@@ -14,12 +14,21 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .patience import Patience
 
 OWN_THREADS = "hpccomm-"  # how their names begin
 PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.cupy_nccl"}
+
+
+class Kernel(NamedTuple):
+    """Which kernel of ``nccl/intra_node.cu``: its name, and the arguments of the template."""
+
+    name: str
+    dtype: str
+    ranks: int
+    rank: int
 
 
 class Runtime(Protocol):
@@ -125,19 +134,16 @@ class Runtime(Protocol):
     def copy_bytes(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy memory."""
 
-    def table(self, addresses: list[int], device: int) -> int:
-        """Return GPU memory that holds these addresses."""
-
-    def free_table(self, table: int) -> None:
-        """Free the memory of a `table`."""
-
-    def compile_intra_node(self, device: int) -> None:
-        """Compile and load the kernels of ``nccl/intra_node.cu``; an error is one that `explain` knows."""
+    def compile_intra_node(self, ranks: int, rank: int, device: int) -> None:
+        """Compile and load the kernels of ``nccl/intra_node.cu`` for a rank; an error is one that `explain` knows."""
 
     def intra_node_kernel(
-        self, name: tuple[str, str], shape: tuple[int, int], arguments: tuple[int, ...], stream: int
+        self, kernel: Kernel, shape: tuple[int, int], out: int, memory: Any, vectors: int, stream: int
     ) -> None:
-        """Launch a kernel of ``nccl/intra_node.cu``: its name and dtype, (blocks, threads), and its arguments."""
+        """Launch a kernel of ``nccl/intra_node.cu`` in `shape`, (blocks, threads).
+
+        `memory` is its struct of pointers, as a NumPy array of one element.
+        """
 
     def explain(self, error: Exception) -> str | None:
         """Return CUDA's error text if `error` came from CUDA, else None."""

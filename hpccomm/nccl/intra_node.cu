@@ -1,13 +1,23 @@
 // Kernels of hpccomm/nccl/intra_node.py: all_reduce (SUM) among the GPUs of a node, which see each other's buffers.
 //
-// Each rank has put its contribution into its buffer before. Sums are made in float32 and in the order of the ranks, so
-// that every rank has bitwise the same result. A "vector" is 16 bytes.
+// Each rank has put its contribution into its memory before. Sums are made in float32 and in the order of the ranks, so
+// that every rank has bitwise the same result. A "vector" is 16 bytes. The number of ranks and the own rank are known to
+// the compiler: what is read from all ranks is under way at once, and each rank begins with itself (or its successor), so
+// that not all read from the same GPU first.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned long long u64;
 
 const int MAX_RANKS = 8;
+const int THREADS = 512;  // of a block; so the compiler knows that each may have 128 registers
+
+// The ranks' memory, as this GPU sees it; given by value, so that each pointer is at hand without a read of memory.
+struct Memory {
+    uint4* given[MAX_RANKS];  // what each rank contributes
+    uint4* sums[MAX_RANKS];   // another place of the same size
+    u32* flags[MAX_RANKS];    // for the meetings; null where the host has seen to it that all contributions are complete
+};
 
 // How values lie in the 32-bit words of a vector: by shifts, since C++ does not let a pointer of another type look.
 struct Float32 {
@@ -41,13 +51,15 @@ struct BFloat16 {
     }
 };
 
-// Wait until block `blockIdx.x` of every rank in `peers` (a bit mask) has come to this point. Each rank has a word for
-// each block and each rank, which that rank sets to the number of the meeting; numbers only grow.
-__device__ void meet(u32* const* flags, int rank, u32 peers, u32 number) {
+// Wait until block `blockIdx.x` of every rank in `peers` (a bit mask) has come to this point. Each rank has two words for
+// each block and each rank: how often that rank has come, which it writes itself, and how often this one has come to meet
+// it. The latter is not the host's to count, since a CUDA graph is replayed without it. Numbers only grow.
+__device__ void meet(const Memory& memory, int rank, u32 peers) {
     __syncthreads();
     if (threadIdx.x < MAX_RANKS && (peers >> threadIdx.x & 1)) {
-        u32* theirs = flags[threadIdx.x] + blockIdx.x * MAX_RANKS + rank;
-        u32* mine = flags[rank] + blockIdx.x * MAX_RANKS + threadIdx.x;
+        u32* theirs = memory.flags[threadIdx.x] + 2 * (blockIdx.x * MAX_RANKS + rank);
+        u32* mine = memory.flags[rank] + 2 * (blockIdx.x * MAX_RANKS + threadIdx.x);
+        u32 number = ++mine[1];
         asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(theirs), "r"(number) : "memory");
         u32 seen;
         do {
@@ -57,60 +69,82 @@ __device__ void meet(u32* const* flags, int rank, u32 peers, u32 number) {
     __syncthreads();
 }
 
-template <class T>
-__device__ uint4 sum(uint4* const* buffers, int first, int last, u64 i) {
+// Begin to read a vector here and now: the compiler would rather read one, wait for it, add it, and read the next.
+__device__ uint4 read_now(const uint4* place) {
+    u32 x, y, z, w;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x), "=r"(y), "=r"(z), "=r"(w) : "l"(place));
+    return make_uint4(x, y, z, w);
+}
+
+// Return the sum of `parts[0][i]` to `parts[COUNT - 1][i]`; the first to be read is number FIRST.
+template <class T, int COUNT, int FIRST>
+__device__ uint4 sum(uint4* const* parts, u64 i) {
     const int VALUES = 4 * T::PER_WORD;
+    uint4 vectors[COUNT];
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) vectors[(FIRST + k) % COUNT] = read_now(parts[(FIRST + k) % COUNT] + i);
     float total[VALUES] = {};
-    for (int rank = first; rank < last; rank++) {
-        uint4 vector = buffers[rank][i];
-        u32 words[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+    for (int part = 0; part < COUNT; part++) {
+        u32 words[4] = {vectors[part].x, vectors[part].y, vectors[part].z, vectors[part].w};
+#pragma unroll
         for (int k = 0; k < VALUES; k++) total[k] += T::get(words[k / T::PER_WORD], k % T::PER_WORD);
     }
     u32 words[4] = {};
+#pragma unroll
     for (int k = 0; k < VALUES; k++) words[k / T::PER_WORD] |= T::put(total[k]) << 16 * (k % T::PER_WORD);
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Every rank reads all buffers. With number 0 the host has seen to it that they are complete.
-template <class T>
-__global__ void one_shot(uint4* out, uint4* const* buffers, u32* const* flags, int rank, int ranks, u32 number, u64 vectors) {
-    u32 everybody = (1u << ranks) - 1;
-    if (number) meet(flags, rank, everybody, number);
+// Every rank reads what all have given.
+template <class T, int RANKS, int RANK>
+__global__ void __launch_bounds__(THREADS, 1) one_shot(uint4* out, const Memory memory, u64 vectors) {
+    const u32 everybody = (1u << RANKS) - 1;
+    if (memory.flags[RANK]) meet(memory, RANK, everybody);
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < vectors; i += (u64)gridDim.x * blockDim.x)
-        out[i] = sum<T>(buffers, 0, ranks, i);
-    if (number) meet(flags, rank, everybody, number + 1);
+        out[i] = sum<T, RANKS, RANK>(memory.given, i);
+    if (memory.flags[RANK]) meet(memory, RANK, everybody);
 }
 
-// Every rank sums one part into its own buffer, then reads the other parts from the others' buffers.
-template <class T>
-__global__ void two_shot(uint4* out, uint4* const* buffers, u32* const* flags, int rank, int ranks, u32 number, u64 vectors) {
-    u32 everybody = (1u << ranks) - 1;
-    u64 part = (vectors + ranks - 1) / ranks, step = (u64)gridDim.x * blockDim.x;
+// Every rank sums one part, in the place of what it has given, then reads the other parts from the other ranks.
+template <class T, int RANKS, int RANK>
+__global__ void __launch_bounds__(THREADS, 1) two_shot(uint4* out, const Memory memory, u64 vectors) {
+    const u32 everybody = (1u << RANKS) - 1;
+    u64 part = (vectors + RANKS - 1) / RANKS, step = (u64)gridDim.x * blockDim.x;
     u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-    meet(flags, rank, everybody, number);
-    for (u64 i = first; i < part && rank * part + i < vectors; i += step)
-        buffers[rank][rank * part + i] = sum<T>(buffers, 0, ranks, rank * part + i);
-    meet(flags, rank, everybody, number + 1);  // the blocks of one number have done the same places of all parts
-    for (int k = 0; k < ranks; k++) {
-        int owner = (rank + k) % ranks;  // each begins with its own: not all at once with the same GPU
-        for (u64 i = first; i < part && owner * part + i < vectors; i += step)
-            out[owner * part + i] = buffers[owner][owner * part + i];
+    meet(memory, RANK, everybody);
+    for (u64 i = first; i < part && RANK * part + i < vectors; i += step)
+        memory.given[RANK][RANK * part + i] = sum<T, RANKS, RANK>(memory.given, RANK * part + i);
+    meet(memory, RANK, everybody);  // the blocks of one number have done the same places of all parts
+    for (u64 i = first; i < part; i += step) {
+        uint4 sums[RANKS];
+#pragma unroll
+        for (int k = 0; k < RANKS; k++) {
+            const int owner = (RANK + k) % RANKS;
+            u64 place = owner * part + i;
+            if (place < vectors) sums[owner] = read_now(memory.given[owner] + place);
+        }
+#pragma unroll
+        for (int owner = 0; owner < RANKS; owner++) {
+            u64 place = owner * part + i;
+            if (place < vectors) out[place] = sums[owner];
+        }
     }
-    meet(flags, rank, everybody, number + 2);
+    meet(memory, RANK, everybody);
 }
 
-// 8 GPUs, of which each is linked to the three others of its half and to one of the other half. Every rank sums its
-// half into the second part of its buffer, and adds what its partner in the other half has there.
-template <class T>
-__global__ void cube_mesh(uint4* out, uint4* const* buffers, u32* const* flags, int rank, u64 second, u32 number, u64 vectors) {
-    int low = rank & 4, partner = rank ^ 4;
-    u32 linked = 0xfu << low | 1u << partner;
+// 8 GPUs, of which each is linked to the three others of its half and to one of the other half. Every rank sums what its
+// half has given, and adds the sum of its partner in the other half.
+template <class T, int RANKS, int RANK>
+__global__ void __launch_bounds__(THREADS, 1) cube_mesh(uint4* out, const Memory memory, u64 vectors) {
+    const int low = RANK & 4, partner = RANK ^ 4;
+    const u32 linked = 0xfu << low | 1u << partner;
     u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x, step = (u64)gridDim.x * blockDim.x;
-    meet(flags, rank, linked, number);
-    for (u64 i = first; i < vectors; i += step) buffers[rank][second + i] = sum<T>(buffers, low, low + 4, i);
-    meet(flags, rank, linked, number + 1);
-    uint4* halves[2] = {buffers[rank & 3] + second, buffers[rank | 4] + second};
-    for (u64 i = first; i < vectors; i += step) out[i] = sum<T>(halves, 0, 2, i);
-    // No meeting at the end: the next call writes the first part, which nobody reads after the second meeting, and the
-    // second part only behind a first meeting of its own.
+    meet(memory, RANK, linked);
+    for (u64 i = first; i < vectors; i += step) memory.sums[RANK][i] = sum<T, 4, RANK & 3>(memory.given + low, i);
+    meet(memory, RANK, linked);
+    uint4* halves[2] = {memory.sums[RANK & 3], memory.sums[RANK | 4]};
+    for (u64 i = first; i < vectors; i += step) out[i] = sum<T, 2, RANK / 4>(halves, i);
+    // No meeting at the end: the next call writes what is given, which nobody reads after the second meeting, and the
+    // sums only behind a first meeting of its own.
 }

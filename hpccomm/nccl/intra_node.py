@@ -13,8 +13,10 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from ..core.reduce_op import ReduceOp
-from ..cuda.seam import Runtime
+from ..cuda.seam import Kernel, Runtime
 from .plan import Plan, refuse_capture
 
 if TYPE_CHECKING:
@@ -25,10 +27,11 @@ TWO_SHOT_BYTES = 10 << 20
 VECTOR_BYTES = 16
 MAX_RANKS = 8
 BLOCKS, THREADS = 24, 512  # few enough to be on the GPU all at once: they wait for each other
-FLAG_BYTES = 4 * BLOCKS * MAX_RANKS
+FLAG_BYTES = 2 * 4 * BLOCKS * MAX_RANKS
 # CUDA shares whole blocks of 2 MiB with the processes that open a handle: nothing else is to be in them.
 WHOLE_BYTES = -(-(FLAG_BYTES + TWO_SHOT_BYTES + ONE_SHOT_BYTES) // (2 << 20)) * (2 << 20)
 DTYPES = ("float32", "float16", "bfloat16")
+TEST_BYTES = 4096
 
 
 class Algorithm(enum.Enum):
@@ -100,45 +103,62 @@ class IntraNode:
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         one_node = node.Get_size() == comm.Get_size()
         node.Free()
-        self._meetings = 1
-        self._memory, handle = self._allocated(device) if one_node else (0, None)
-        peers = comm.allgather(handle)
-        self._opened = [self._open(device, handle, rank) for rank, handle in enumerate(peers)]
-        sees = comm.allgather([address != 0 for address in self._opened])
+        self._memory, handle = self._allocated() if one_node and 2 <= comm.Get_size() <= MAX_RANKS else (0, None)
+        peers = comm.allgather(handle)  # behind which everybody has written its test
+        self._opened = [self._open(handle, rank) for rank, handle in enumerate(peers)]
+        sees = comm.allgather([address != 0 for address in self._opened])  # behind which everybody has read them
         gpus = comm.allgather(runtime.identity(device))
         self.topology = Topology(len(gpus), links_of(sees), one_node, len(set(gpus)) < len(gpus), by_host)
-        self._flags = runtime.table(self._opened, device)
-        self._buffers = runtime.table([address and address + FLAG_BYTES for address in self._opened], device)
-        comm.Barrier()
+        self._pointers = _pointers(self._opened, by_host)
 
-    def _allocated(self, device: int) -> tuple[int, bytes | None]:
+    def _allocated(self) -> tuple[int, bytes | None]:
         """Return memory for the flags and both parts of the buffer, and its handle; (0, None) if that fails."""
+        runtime, ranks, rank = self._runtime, self._comm.Get_size(), self._comm.Get_rank()
         memory = 0
         try:
-            self._runtime.compile_intra_node(device)  # now: at the first operation the others would wait for ever
-            memory = self._runtime.allocate(WHOLE_BYTES, device)
-            self._runtime.clear(memory, FLAG_BYTES, self._stream)
-            self._runtime.synchronize_stream(self._stream)
-            return memory, self._runtime.ipc_handle(memory)
+            runtime.compile_intra_node(ranks, rank, self._device)  # now: at an operation the others would wait for ever
+            memory = runtime.allocate(WHOLE_BYTES, self._device)
+            runtime.clear(memory, FLAG_BYTES, self._stream)
+            test, written = self._test_array(), _written_by(rank)
+            runtime.to_device(test, written, self._stream)
+            runtime.copy_bytes(memory + FLAG_BYTES, test.data.ptr, TEST_BYTES, self._stream)
+            runtime.synchronize_stream(self._stream)
+            return memory, runtime.ipc_handle(memory)
         except Exception as error:
-            if self._runtime.explain(error) is None:
+            if runtime.explain(error) is None:
                 raise
             if memory:
-                self._runtime.free(memory)
+                runtime.free(memory)
             return 0, None
 
-    def _open(self, device: int, handle: Any, rank: int) -> int:
-        """Return the address of another rank's memory in this process; 0 if it can't be opened."""
+    def _open(self, handle: Any, rank: int) -> int:
+        """Return the address of another rank's memory in this process; 0 if it can't be opened, or can't be read."""
         if rank == self._comm.Get_rank():
             return self._memory
         if handle is None:
             return 0
+        address = 0
         try:
-            return self._runtime.open_ipc(handle, device)
+            address = self._runtime.open_ipc(handle, self._device)
+            if self._reads(address, rank):
+                return address
         except Exception as error:
             if self._runtime.explain(error) is None:
                 raise
-            return 0
+        if address:
+            self._runtime.close_ipc(address)
+        return 0
+
+    def _reads(self, address: int, rank: int) -> bool:
+        """Say whether another rank's memory has what it wrote: there are machines where a read gives something else."""
+        test, read = self._test_array(), np.zeros(TEST_BYTES, np.uint8)
+        self._runtime.copy_bytes(test.data.ptr, address + FLAG_BYTES, TEST_BYTES, self._stream)
+        self._runtime.to_host(read, test, self._stream)
+        self._runtime.synchronize_stream(self._stream)
+        return np.array_equal(read, _written_by(rank))
+
+    def _test_array(self) -> Any:
+        return self._runtime.empty((TEST_BYTES,), np.uint8, self._device, self._stream)
 
     def all_reduce(self, plan: Plan, array: Any, op: ReduceOp) -> bool:
         """Plan to reduce `array` in place and return True; or do nothing and return False: NCCL has to do it."""
@@ -149,25 +169,24 @@ class IntraNode:
         return True
 
     def _run(self, algorithm: Algorithm, array: Any, stream: int) -> None:
-        runtime, rank = self._runtime, self._comm.Get_rank()
-        refuse_capture(runtime, stream, "an all_reduce by HPCCOMM_INTRA_NODE")  # it counts its meetings
+        runtime = self._runtime
+        # A replay's kernels would meet, but it would not record `_done`: CuPy has no cudaEventRecordExternal.
+        refuse_capture(runtime, stream, "an all_reduce by HPCCOMM_INTRA_NODE")
         runtime.wait(stream, self._done)  # the buffers are in use by the last operation, on whatever stream that is
         runtime.copy_bytes(self._memory + FLAG_BYTES, array.data.ptr, array.nbytes, stream)
-        host_synchronised = self.topology.host_synchronised
-        if host_synchronised:
+        if self.topology.host_synchronised:
             self._everybody_waits(stream)
-        number = 0 if host_synchronised else self._meetings  # of the first of two or three meetings
-        self._meetings = (self._meetings + 3) % 2**32 or 3
-        fourth = TWO_SHOT_BYTES // VECTOR_BYTES if algorithm is Algorithm.CUBE_MESH else self.topology.ranks
         runtime.intra_node_kernel(
-            (algorithm.value, array.dtype.name),
+            Kernel(algorithm.value, array.dtype.name, self._comm.Get_size(), self._comm.Get_rank()),
             (BLOCKS, THREADS),
-            (array.data.ptr, self._buffers, self._flags, rank, fourth, number, array.nbytes // VECTOR_BYTES),
+            array.data.ptr,
+            self._pointers,
+            array.nbytes // VECTOR_BYTES,
             stream,
         )
         runtime.record(self._done, stream)
         runtime.wait(self._stream, self._done)  # and with it those who wait for the group to have done everything
-        if host_synchronised:
+        if self.topology.host_synchronised:
             self._everybody_waits(stream)
 
     def _everybody_waits(self, stream: int) -> None:
@@ -184,6 +203,19 @@ class IntraNode:
             self._comm.Barrier()  # nobody sees this rank's memory any more
         if self._memory:
             self._runtime.free(self._memory)
-        self._runtime.free_table(self._flags)
-        self._runtime.free_table(self._buffers)
         self._runtime.destroy_event(self._done)
+
+
+def _written_by(rank: int) -> np.ndarray:
+    """Return the test that a rank writes into its memory, as bytes."""
+    return np.random.default_rng(rank).integers(256, size=TEST_BYTES, dtype=np.uint8)
+
+
+def _pointers(memory: list[int], by_host: bool) -> np.ndarray:
+    """Return the kernels' ``struct Memory``, as an array of one element; `memory` is 0 for a rank that is not seen."""
+    pointers = np.zeros((3, MAX_RANKS), np.uint64)
+    for rank, flags in enumerate(memory[:MAX_RANKS]):
+        if flags:
+            given = flags + FLAG_BYTES
+            pointers[:, rank] = given, given + TWO_SHOT_BYTES, 0 if by_host else flags
+    return pointers.reshape(-1).view(f"V{pointers.nbytes}")

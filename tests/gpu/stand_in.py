@@ -31,6 +31,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccomm.cuda.patience import Patience
+from hpccomm.cuda.seam import Kernel
 
 from .gpus import extent
 from .kernels import build
@@ -98,7 +99,6 @@ class Machine:
         self.async_error: str | None = None
         self.blind = False  # whether this process can't open the memory of others
         self.shared: dict[int, tuple[str, np.ndarray]] = {}
-        self.tables: dict[int, list[int]] = {}
         self.depth = 0  # of ncclGroupStart
         self.grouped: list[tuple[Any, ...]] = []
         self.messages: list[Message] = []  # that are on their way
@@ -393,34 +393,20 @@ class Runtime:
         MACHINE.runs(stream, "a copy", ((source, source + nbytes),), ((target, target + nbytes),))
         _bytes(target, nbytes, 1)[:] = _bytes(source, nbytes, 1)
 
-    def table(self, addresses: list[int], device: int) -> int:
-        number = next(MACHINE.numbers)
-        MACHINE.tables[number] = addresses
-        return number
-
-    def free_table(self, table: int) -> None:
-        del MACHINE.tables[table]
-
-    def compile_intra_node(self, device: int) -> None:
+    def compile_intra_node(self, ranks: int, rank: int, device: int) -> None:
         _fail_cuda()
 
     def intra_node_kernel(
-        self, name: tuple[str, str], shape: tuple[int, int], arguments: tuple[int, ...], stream: int
+        self, kernel: Kernel, shape: tuple[int, int], out: int, memory: Any, vectors: int, stream: int
     ) -> None:
-        out, buffers, flags, *rest, vectors = arguments
-        MACHINE.calls.append(name[0])
-        mine = MACHINE.tables[buffers][rest[0]]
-        MACHINE.runs(stream, name[0], ((mine, mine + 16 * vectors),), ((out, out + 16 * vectors),))
-        pointers = [(ctypes.c_void_p * len(MACHINE.tables[t]))(*MACHINE.tables[t]) for t in (buffers, flags)]
-        rank, fourth, number = rest
-        build.library().intra_node(
-            name[0].encode(),
-            name[1].encode(),
+        MACHINE.calls.append(kernel.name)
+        given = int(memory.view(np.uint64)[kernel.rank])
+        MACHINE.runs(stream, kernel.name, ((given, given + 16 * vectors),), ((out, out + 16 * vectors),))
+        build.library(kernel.ranks, kernel.rank).intra_node(
+            kernel.name.encode(),
+            kernel.dtype.encode(),
             ctypes.c_void_p(out),
-            *pointers,
-            rank,
-            ctypes.c_ulonglong(fourth),
-            ctypes.c_uint(number),
+            ctypes.c_void_p(memory.ctypes.data),
             ctypes.c_ulonglong(vectors),
             *FEWER,
         )

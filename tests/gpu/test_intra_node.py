@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -102,17 +101,16 @@ def expected_sum(contributions: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("nbytes", [16, 48, 4096, 256 * K, 256 * K + 16, 1 * M])
+@pytest.mark.parametrize("nbytes", [16, 48, 4096, 256 * K, 256 * K + 16, 512 * K])
 def test_sums_are_those_of_float32_in_the_order_of_the_ranks(world: hc.ProcessGroup, nbytes: int, dtype: Any) -> None:
     count = nbytes // np.dtype(dtype).itemsize
-    for repetition in range(3):  # the buffers are used again
-        given = [np.random.default_rng([rank, repetition]).normal(size=count).astype(dtype) for rank in range(SIZE)]
-        for layout, async_op in itertools.product((contiguous, strided, backwards), (False, True)):
-            array = gpus.array(given[RANK], layout)
-            work = hc.all_reduce(array, async_op=async_op)
-            if work is not None:
-                work.wait()
-            assert_same(gpus.values(array), expected_sum(given), layout, async_op)
+    for call, (layout, async_op) in enumerate(itertools.product((contiguous, strided, backwards), (False, True))):
+        given = [np.random.default_rng([rank, call]).normal(size=count).astype(dtype) for rank in range(SIZE)]
+        array = gpus.array(given[RANK], layout)
+        work = hc.all_reduce(array, async_op=async_op)
+        if work is not None:
+            work.wait()
+        assert_same(gpus.values(array), expected_sum(given), layout, async_op)
 
 
 def test_an_address_that_is_not_aligned_on_some_ranks(world: hc.ProcessGroup) -> None:
@@ -246,32 +244,32 @@ def test_ranks_that_share_a_gpu_can_sum_by_way_of_the_host(machine: Any, monkeyp
     assert "connect" not in machine.calls
 
 
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+def test_memory_that_reads_wrong_is_not_used(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handle opens, but what is read behind it is not what the other rank has written."""
+    from .stand_in import Runtime
+
+    def open_something_else(runtime: Runtime, handle: bytes, device: int) -> int:
+        memory = np.zeros(intra_node.WHOLE_BYTES, np.uint8)
+        machine.shared[memory.ctypes.data] = ("", memory)
+        return memory.ctypes.data
+
+    if RANK == 0:
+        monkeypatch.setattr(Runtime, "open_ipc", open_something_else)
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
+    with hc.init_process_group():
+        array = gpus.array(np.ones(4, np.float32))
+        hc.all_reduce(array)
+        assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
+        assert "all_reduce" in machine.calls  # NCCL's
+        assert len(machine.shared) == (1 if RANK == 0 else SIZE)  # what reads wrong is closed
+    assert not machine.shared
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 def test_no_shared_memory_is_left(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
     with hc.init_process_group():
         hc.all_reduce(gpus.array(np.ones(4, np.float32)))
         assert machine.shared
     assert not machine.shared
-    assert not machine.tables
-
-
-# -- the kernels -------------------------------------------------------------------------------------
-
-
-@pytest.mark.serial
-@pytest.mark.parametrize("architecture", [75, 80, 86, 87, 89, 90, 100, 103, 120])
-def test_the_kernels_compile(architecture: int) -> None:
-    from cupy.cuda import nvrtc
-
-    try:
-        nvrtc.getVersion()
-    except Exception as error:
-        pytest.skip(f"needs NVRTC: {error}")
-    source = Path(intra_node.__file__).with_suffix(".cu").read_text()
-    program = nvrtc.createProgram(source, "intra_node.cu", (), ())
-    names = [f"{k}<{t}>" for k in ("one_shot", "two_shot", "cube_mesh") for t in ("Float32", "Float16", "BFloat16")]
-    for name in names:
-        nvrtc.addNameExpression(program, name)
-    nvrtc.compileProgram(program, (f"--gpu-architecture=compute_{architecture}", "--std=c++17"))
-    for name in names:
-        assert nvrtc.getLoweredName(program, name)

@@ -1,46 +1,52 @@
-"""nccl/intra_node.cu: its own text as C++, under ThreadSanitizer; and that what it needs is needed."""
+"""nccl/intra_node.cu: its text as C++, under ThreadSanitizer; that what it needs is needed; what NVRTC makes of it."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hpccomm.cuda import cupy_runtime
+from hpccomm.nccl import intra_node
+
 from .kernels import build
 
-pytestmark = [pytest.mark.once, pytest.mark.skipif(not build.is_available(), reason=build.NEEDS)]
+pytestmark = pytest.mark.once
+as_cpp = pytest.mark.skipif(not build.is_available(), reason=build.NEEDS)
 
 RUNS = [("one_shot", 2), ("one_shot", 4), ("two_shot", 3), ("two_shot", 4), ("cube_mesh", 8)]
 
 # Something that is needed, taken away: what it is, the text without it, and who notices.
 MUTANTS = {
     "the first meeting of one_shot": (
-        "    if (number) meet(flags, rank, everybody, number);\n", "", "one_shot", 4,
+        "    if (memory.flags[RANK]) meet(memory, RANK, everybody);\n    for", "    for", "one_shot", 4,
     ),
     "the last meeting of one_shot": (
-        "    if (number) meet(flags, rank, everybody, number + 1);\n", "", "one_shot", 4,
+        "    if (memory.flags[RANK]) meet(memory, RANK, everybody);\n}", "}", "one_shot", 4,
     ),
     "the first meeting of two_shot": (
-        "    meet(flags, rank, everybody, number);\n    for (u64 i = first;", "    for (u64 i = first;", "two_shot", 4,
+        "    meet(memory, RANK, everybody);\n    for (u64 i = first; i < part && ",
+        "    for (u64 i = first; i < part && ", "two_shot", 4,
     ),
-    "the second meeting of two_shot": (
-        "    meet(flags, rank, everybody, number + 1);  //", "    //", "two_shot", 4,
-    ),
-    "the last meeting of two_shot": (
-        "    meet(flags, rank, everybody, number + 2);\n", "", "two_shot", 4,
-    ),
+    "the second meeting of two_shot": ("    meet(memory, RANK, everybody);  //", "    //", "two_shot", 4),
+    "the last meeting of two_shot": ("    }\n    meet(memory, RANK, everybody);\n}", "    }\n}", "two_shot", 4),
     "the first meeting of cube_mesh": (
-        "    meet(flags, rank, linked, number);\n", "", "cube_mesh", 8,
+        "    meet(memory, RANK, linked);\n    for", "    for", "cube_mesh", 8,
     ),
     "the second meeting of cube_mesh": (
-        "    meet(flags, rank, linked, number + 1);\n", "", "cube_mesh", 8,
+        "    meet(memory, RANK, linked);\n    uint4*", "    uint4*", "cube_mesh", 8,
     ),
     "the partner among those whom a rank of cube_mesh meets": (
         "0xfu << low | 1u << partner", "0xfu << low", "cube_mesh", 8,
+    ),
+    "a place for the sums of cube_mesh that is not that of what is given": (
+        "memory.sums", "memory.given", "cube_mesh", 8,
     ),
     "the barrier before a meeting": (
         "    __syncthreads();\n    if (threadIdx.x < MAX_RANKS", "    if (threadIdx.x < MAX_RANKS", "two_shot", 4,
@@ -52,66 +58,121 @@ MUTANTS = {
     "acquire": (
         "seen = load_acquire(mine);", "sched_yield(), seen = __atomic_load_n(mine, __ATOMIC_RELAXED);", "two_shot", 4,
     ),
-    "the word of its own that each block has": ("blockIdx.x * MAX_RANKS + ", "", "two_shot", 4),
+    "the count of the meetings, for the next call": ("++mine[1]", "mine[1] + 1", "one_shot", 4),
+    "the difference of numbers, which pass by 0": ("(int)(seen - number) < 0", "seen < number", "one_shot", 4),
+    "the words of its own that each block has": ("blockIdx.x * MAX_RANKS + ", "", "two_shot", 4),
+    "the part of its own that each rank sums": (
+        "memory.given[RANK][RANK * part + i] = sum<T, RANKS, RANK>(memory.given, RANK * part + i);",
+        "memory.given[RANK][i] = sum<T, RANKS, RANK>(memory.given, i);", "two_shot", 4,
+    ),
+    "the owner of each part": ("read_now(memory.given[owner] +", "read_now(memory.given[RANK] +", "two_shot", 4),
+    "the end of the last part": ("if (place < vectors) out[place]", "out[place]", "two_shot", 4),
     "the same places in each part for the blocks of one number": (
-        "out[owner * part + i] = buffers[owner][owner * part + i];",
-        "{ u64 j = part - 1 - i; if (owner * part + j < vectors) "
-        "out[owner * part + j] = buffers[owner][owner * part + j]; }",
-        "two_shot", 4,
+        "u64 place = owner * part + i;", "u64 place = owner * part + (part - 1 - i);", "two_shot", 4,
+    ),
+    "the vector of each rank, whichever is read first": (
+        "vectors[(FIRST + k) % COUNT] = read_now(", "vectors[k] = read_now(", "one_shot", 4,
     ),
 }  # fmt: skip
 
 
-def sanitized(kernels: str, folder: Path) -> Path:
-    return build.compiled(kernels, "races.cpp", folder, "-O1", "-g", "-fsanitize=thread")
+TSAN = ["-O1", "-fsanitize=thread"]
+ONE_IS_ENOUGH = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1:symbolize=0"}
 
 
 @pytest.fixture(scope="module")
-def as_written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """races.cpp, without a kernel."""
     try:
-        program = sanitized(build.text(), tmp_path_factory.mktemp("races"))
+        return build.compiled("races.cpp", tmp_path_factory.mktemp("calls"), "-c", *TSAN)
+    except subprocess.CalledProcessError as error:
+        raise AssertionError(error.stderr) from error
+
+
+@pytest.fixture(scope="module")
+def programs(calls: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Path]:
+    """The program as it is for each of RUNS, and without each of MUTANTS, compiled on all cores."""
+    kernels = build.text()
+    todo: dict[Any, tuple[str, str, int]] = {run: (kernels, *run) for run in RUNS}
+    for missing, (needed, instead, *run) in MUTANTS.items():
+        assert needed in kernels, missing
+        todo[missing] = (kernels.replace(needed, instead), *run)
+
+    def program(text: str, kernel: str, ranks: int) -> Path:
+        folder = tmp_path_factory.mktemp("program")
+        return build.compiled(
+            "one_kernel.cpp", folder, f"-DKERNEL={kernel}", f"-DSIZE={ranks}", *TSAN, calls, kernels=text
+        )
+
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return dict(zip(todo, pool.map(program, *zip(*todo.values()))))
     except subprocess.CalledProcessError as error:
         if "tsan" in error.stderr:
             pytest.skip("needs ThreadSanitizer")
         raise AssertionError(error.stderr) from error
-    return program
 
 
-def run(program: Path, kernel: str, ranks: int) -> str:
+def run(program: Path) -> str:
     """Return what is wrong: races, wrong values, a crash, or no end; nothing if all is well."""
     try:
-        done = subprocess.run([program, kernel, str(ranks)], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run([program], capture_output=True, text=True, timeout=20, check=False, env=ONE_IS_ENOUGH)
     except subprocess.TimeoutExpired:
         return "no end"
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("ThreadSanitizer does not run with this kernel's address layout")
     if done.returncode == 0:
         return ""
-    races = len(re.findall("WARNING: ThreadSanitizer", done.stderr))
-    return f"{races} races, {done.stdout.strip() or 'no values'}, status {done.returncode}"
+    race = "a race, " if "WARNING: ThreadSanitizer" in done.stderr else ""
+    return f"{race}{done.stdout.strip() or 'no values'}, status {done.returncode}"
 
 
+@as_cpp
 @pytest.mark.parametrize(("kernel", "ranks"), RUNS)
-def test_no_race_and_no_wrong_value(as_written: Path, kernel: str, ranks: int) -> None:
-    assert run(as_written, kernel, ranks) == ""
+def test_no_race_and_no_wrong_value(programs: dict[Any, Path], kernel: str, ranks: int) -> None:
+    assert run(programs[kernel, ranks]) == ""
 
 
-@pytest.fixture(scope="module")
-def mutants(as_written: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The program without each of them, compiled on all cores."""
-    kernels = build.text()
-
-    def without(missing: str, folder: Path) -> Path:
-        needed, instead, *_ = MUTANTS[missing]
-        assert needed in kernels
-        return sanitized(kernels.replace(needed, instead), folder)
-
-    folders = [tmp_path_factory.mktemp("mutant") for _ in MUTANTS]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(MUTANTS, pool.map(without, MUTANTS, folders)))
-
-
+@as_cpp
 @pytest.mark.parametrize("missing", MUTANTS)
-def test_without_what_it_needs_it_is_noticed(mutants: dict[str, Path], missing: str) -> None:
-    _, _, kernel, ranks = MUTANTS[missing]
-    assert run(mutants[missing], kernel, ranks) != ""
+def test_without_what_it_needs_it_is_noticed(programs: dict[Any, Path], missing: str) -> None:
+    assert run(programs[missing]) != ""
+
+
+# -- NVRTC -------------------------------------------------------------------------------------------
+
+
+def ptx(architecture: int, ranks: int, rank: int) -> dict[str, str]:
+    """Return the PTX of each kernel that a rank may need."""
+    from cupy.cuda import nvrtc
+
+    try:
+        nvrtc.getVersion()
+    except Exception as error:
+        pytest.skip(f"needs NVRTC: {error}")
+    program = nvrtc.createProgram(Path(intra_node.__file__).with_suffix(".cu").read_text(), "intra_node.cu", (), ())
+    names = cupy_runtime.instances(ranks, rank)
+    for name in names:
+        nvrtc.addNameExpression(program, name)
+    nvrtc.compileProgram(program, (f"--gpu-architecture=compute_{architecture}", "--std=c++17"))
+    _, *texts = nvrtc.getPTX(program).decode().split(".entry ")
+    found = {text[: text.index("(")]: text for text in texts}
+    return {name: found[nvrtc.getLoweredName(program, name)] for name in names}
+
+
+@pytest.mark.parametrize("architecture", [75, 80, 86, 87, 89, 90, 100, 103, 120])
+def test_the_kernels_compile(architecture: int) -> None:
+    assert len(ptx(architecture, 8, 4)) == 9
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [(2, 1), (5, 0), (8, 3)])
+def test_what_is_read_from_all_ranks_is_under_way_at_once(ranks: int, rank: int) -> None:
+    """The reads of a loop come before its first addition and its first write; and nothing is kept in local memory."""
+    for name, text in ptx(90, ranks, rank).items():
+        kernel = name.partition("<")[0]
+        steps = re.findall(r"ld\.global\.v4|add(?:\.rn)?\.f32|st\.global\.v4|bar\.sync", text)
+        in_a_row = [(step.split(".")[0], len(list(same))) for step, same in itertools.groupby(steps)]
+        reads = [count for step, count in in_a_row if step == "ld"]
+        assert reads == {"one_shot": [ranks], "two_shot": [ranks, ranks], "cube_mesh": [4, 2]}[kernel], name
+        assert f".maxntid {intra_node.THREADS}" in text
+        assert ".local" not in text

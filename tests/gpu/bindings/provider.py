@@ -26,6 +26,7 @@ import numpy as np  # noqa: E402
 from cupy.cuda import runtime as real  # noqa: E402
 
 from hpccomm.cuda import cupy_runtime  # noqa: E402
+from hpccomm.cuda.seam import Kernel  # noqa: E402
 from hpccomm.nccl import cupy_nccl, libnccl  # noqa: E402
 
 from .. import stand_in  # noqa: E402
@@ -400,18 +401,17 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     return MACHINE.allocated(shape, dtype, MACHINE.device, CUDA.current_stream(0))
 
 
-def kernel(name: str, dtype: str) -> Callable[..., None]:
+def kernel(which: Kernel) -> Callable[..., None]:
     """In place of a compiled kernel: the stand-in's, with the arguments' types looked at."""
 
     def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
-        fourth = np.uint64 if name == "cube_mesh" else np.int32
-        assert [type(each) for each in arguments] == [
-            np.uint64, np.uint64, np.uint64, np.int32, fourth, np.uint32, np.uint64
-        ]  # fmt: skip
-        CUDA.intra_node_kernel((name, dtype), (grid[0], block[0]), tuple(map(int, arguments)), CUDA.current_stream(0))
+        assert [type(each) for each in arguments] == [np.uint64, np.ndarray, np.uint64]
+        out, memory, vectors = arguments
+        assert memory.size == 1, "CuPy gives arrays of one element by value, and refuses others"
+        CUDA.intra_node_kernel(which, (grid[0], block[0]), int(out), memory, int(vectors), CUDA.current_stream(0))
 
     with as_cupys(218):
-        CUDA.compile_intra_node(MACHINE.device)
+        CUDA.compile_intra_node(which.ranks, which.rank, MACHINE.device)
     return launch
 
 
@@ -432,12 +432,6 @@ class Runtime(cupy_runtime.Runtime):
 
     def explain(self, error: Exception) -> str | None:
         return super().explain(error) or CUDA.explain(error)  # a test may have the stand-in raise
-
-    def table(self, addresses: list[int], device: int) -> int:
-        return CUDA.table(addresses, device)
-
-    def free_table(self, table: int) -> None:
-        CUDA.free_table(table)
 
 
 def multiply(source: Any, factor: Any, out: Any) -> None:

@@ -1,4 +1,4 @@
-"""hpccomm/nccl/intra_node.cu compiled as C++: its own text, but for the four statements in PTX."""
+"""hpccomm/nccl/intra_node.cu compiled as C++: its own text, but for the five statements in PTX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpccomm.nccl import intra_node
 
 HERE = Path(__file__).parent
 COMPILER = os.environ.get("CXX", "c++")
-FLAGS = ["-std=c++17", "-Wall", "-pthread", f"-I{HERE}"]
+FLAGS = ["-std=c++17", "-Wall", "-Wno-unknown-pragmas", "-pthread", f"-I{HERE}"]
 NEEDS = "needs a C++ compiler with _Float16 (g++ 12, clang 15)"
 
 PTX = {
@@ -26,6 +26,9 @@ PTX = {
     ),
     r'asm volatile\("ld\.acquire\.sys\.global\.u32 %0, \[%1\];" : "=r"\((\w+)\) : "l"\((\w+)\) : "memory"\);': (
         r"\1 = load_acquire(\2);"
+    ),
+    r'asm volatile\("ld\.global\.v4\.u32 .*" : "=r"\(x\), .* : "l"\((\w+)\)\);': (
+        r"x = \1->x, y = \1->y, z = \1->z, w = \1->w;"
     ),
 }
 
@@ -40,11 +43,11 @@ def text() -> str:
     return f'#include "shim.h"\n{kernels}'
 
 
-def compiled(kernels: str, main: str, folder: Path, *flags: str) -> Path:
-    """Compile `main`, a file of this folder, with this text of the kernels; CalledProcessError shows what is wrong."""
+def compiled(source: str, folder: Path, *flags: str | Path, kernels: str = "") -> Path:
+    """Compile a file of this folder, with this text of the kernels; CalledProcessError shows what is wrong."""
     (folder / "intra_node.inc").write_text(kernels)
-    output = folder / main.replace(".cpp", "")
-    command = [COMPILER, *FLAGS, f"-I{folder}", *flags, "-o", output, HERE / main]
+    output = folder / source.replace(".cpp", "")
+    command = [COMPILER, *FLAGS, f"-I{folder}", "-o", output, HERE / source, *flags]
     subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
     return output
 
@@ -60,7 +63,8 @@ def is_available() -> bool:
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
-    """Return the kernels as a library with the function `intra_node`."""
+def library(ranks: int, rank: int) -> ctypes.CDLL:
+    """Return the kernels of a rank as a library with the function `intra_node`."""
+    flags = [f"-DSIZE={ranks}", f"-DME={rank}", "-O1", "-shared", "-fPIC"]
     with tempfile.TemporaryDirectory() as folder:
-        return ctypes.CDLL(str(compiled(text(), "entry.cpp", Path(folder), "-O2", "-shared", "-fPIC")))
+        return ctypes.CDLL(str(compiled("entry.cpp", Path(folder), *flags, kernels=text())))

@@ -1,52 +1,71 @@
-// races KERNEL RANKS: calls in a row, with the ranks as threads of one process, so that ThreadSanitizer sees all of them.
-// What a rank has no link to is a null pointer. Prints how many values are wrong.
-#include "intra_node.inc"
-
+// Calls of a kernel in a row, with the ranks as threads of one process, so that ThreadSanitizer sees all of them. All calls
+// have the same arguments, as those of a CUDA graph's replays. What a rank has no link to is a null pointer. Prints how
+// many values are wrong.
 #include <cstdio>
-#include <cstdlib>
 
-int main(int, char** argv) {
-    const char* kernel = argv[1];
-    const int ranks = atoi(argv[2]), calls = 6, blocks = 2, threads = 8;
-    const u64 vectors = 37, second = vectors;
-    const bool is_mesh = !strcmp(kernel, "cube_mesh");
-    std::vector<std::vector<uint4>> buffers(ranks, std::vector<uint4>(2 * vectors)), outs(ranks, std::vector<uint4>(vectors));
-    std::vector<std::vector<u32>> flags(ranks, std::vector<u32>(blocks * MAX_RANKS));
-    std::vector<int> wrong(ranks);
+#include "launch.h"
+
+const int MAX_RANKS = 8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+extern const int size;  // the number of ranks
+void kernel(int rank, void* out, const void* memory, u64 vectors);
+
+struct Memory { void *given[MAX_RANKS], *sums[MAX_RANKS], *flags[MAX_RANKS]; };
+
+const int calls = 4, blocks = 2, threads = size;
+const u64 vectors = 6 * size - 3, beyond = size;
+const bool is_mesh = size == MAX_RANKS;
+const u32 untouched = 0x7fc00001;
+
+struct Rank {
+    std::vector<uint4> given = std::vector<uint4>(vectors), sums = given;
+    std::vector<uint4> out = std::vector<uint4>(vectors + beyond, {untouched, untouched, untouched, untouched});
+    std::vector<u32> flags = std::vector<u32>(2 * blocks * MAX_RANKS, -3u);  // the numbers will pass by 0
+    int wrong = 0;
+};
+
+// Thirds, so that the order of the additions is seen.
+static float given(int rank, int call, u64 i) { return float((i * 7 + rank * 13 + call * 31) % 101) / 3; }
+
+static float sum(int call, u64 i) {
+    float total = 0;
+    for (int first = 0, count = is_mesh ? size / 2 : size; first < size; first += count) {
+        float part = 0;
+        for (int rank = first; rank < first + count; rank++) part += given(rank, call, i);
+        total += part;
+    }
+    return total;
+}
+
+int main() {
+    std::vector<Rank> ranks(size);
     std::vector<std::thread> streams;
-    auto given = [](int rank, int call, u64 i) { return float((i * 7 + rank * 13 + call * 31) % 101); };
-    for (int rank = 0; rank < ranks; rank++)
+    for (int rank = 0; rank < size; rank++)
         streams.emplace_back([&, rank] {
-            std::vector<uint4*> linked(ranks);
-            std::vector<u32*> words(ranks);
-            for (int peer = 0; peer < ranks; peer++)
-                if (!is_mesh || (peer & 4) == (rank & 4) || (peer ^ 4) == rank)
-                    linked[peer] = buffers[peer].data(), words[peer] = flags[peer].data();
-            auto out = outs[rank].data();
-            u32 number = 1;
-            for (int call = 0; call < calls; call++, number += 3) {
+            Memory memory = {};
+            for (int peer = 0; peer < size; peer++)
+                if (!is_mesh || (peer & 4) == (rank & 4) || (peer ^ 4) == rank) {
+                    memory.given[peer] = ranks[peer].given.data();
+                    memory.sums[peer] = ranks[peer].sums.data();
+                    memory.flags[peer] = ranks[peer].flags.data();
+                }
+            uint4* out = ranks[rank].out.data();
+            for (int call = 0; call < calls; call++) {
+                auto bits = [&](u64 i) { return __float_as_uint(given(rank, call, i)); };
                 for (u64 i = 0; i < vectors; i++)
-                    linked[rank][i] = make_uint4(
-                        __float_as_uint(given(rank, call, 4 * i)), __float_as_uint(given(rank, call, 4 * i + 1)),
-                        __float_as_uint(given(rank, call, 4 * i + 2)), __float_as_uint(given(rank, call, 4 * i + 3)));
-                launch(blocks, threads, [&] {
-                    auto b = linked.data();
-                    auto w = words.data();
-                    if (!strcmp(kernel, "one_shot")) one_shot<Float32>(out, b, w, rank, ranks, number, vectors);
-                    if (!strcmp(kernel, "two_shot")) two_shot<Float32>(out, b, w, rank, ranks, number, vectors);
-                    if (is_mesh) cube_mesh<Float32>(out, b, w, rank, second, number, vectors);
-                });
-                for (u64 i = 0; i < 4 * vectors; i++) {
-                    float expected = 0;
-                    for (int peer = 0; peer < ranks; peer++) expected += given(peer, call, i);
-                    u32 words_of_vector[4] = {out[i / 4].x, out[i / 4].y, out[i / 4].z, out[i / 4].w};
-                    wrong[rank] += __uint_as_float(words_of_vector[i % 4]) != expected;
+                    ranks[rank].given[i] = make_uint4(bits(4 * i), bits(4 * i + 1), bits(4 * i + 2), bits(4 * i + 3));
+                launch(blocks, threads, [&] { kernel(rank, out, &memory, vectors); });
+                for (u64 i = 0; i < 4 * (vectors + beyond); i++) {
+                    u32 words[4] = {out[i / 4].x, out[i / 4].y, out[i / 4].z, out[i / 4].w};
+                    ranks[rank].wrong += words[i % 4] != (i < 4 * vectors ? __float_as_uint(sum(call, i)) : untouched);
                 }
             }
         });
     for (auto& stream : streams) stream.join();
     int total = 0;
-    for (int each : wrong) total += each;
+    for (auto& rank : ranks) total += rank.wrong;
     printf("%d wrong\n", total);
     return total != 0;
 }
