@@ -8,8 +8,9 @@ there. Both take turns, and medians count.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -42,11 +43,23 @@ class GPUOverhead:
 
 def overheads(group: hc.ProcessGroup, plan: Plan = PLAN) -> list[GPUOverhead]:
     """Measure on the current GPU, or over the fake; DistBackendError if NCCL can't be had."""
+    found = _measured(group, plan, comparisons)
+    impatient: Any = hc.new_group(group.ranks, on_timeout="raise", use_local_synchronization=True)
+    found += _measured(
+        impatient, plan, lambda session: [_pair(session, "all_reduce", "all_reduce, on_timeout='raise'")]
+    )
+    impatient.destroy()
+    return found
+
+
+def _measured(
+    group: hc.ProcessGroup, plan: Plan, compared: Callable[[Session], Iterable[tuple[str, Call, Call]]]
+) -> list[GPUOverhead]:
     found = []
     with Session(group, ["nccl"], plan, "cuda") as session:
         if session.missing:
             raise hc.DistBackendError("; ".join(f"{name}: {why}" for name, why in session.missing.items()))
-        for title, ours, raw in comparisons(session):
+        for title, ours, raw in compared(session):
             gc.disable()  # as timeit does
             try:
                 timings = measure({"cupy": raw, "hpccomm": ours}, session.comm, plan, session.finish)

@@ -26,6 +26,7 @@ OPERATIONS = [
     "reduce_scatter_single",
     "sendrecv",
     "all_reduce_coalesced, 10 arrays",
+    "all_reduce, on_timeout='raise'",
 ]
 needs_cupy = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs CuPy")
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler")
