@@ -21,6 +21,7 @@ BUILT_IN_DEVICES = ("cpu", "cuda", "rocm")
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu", 13: "cuda"}
 
 _predicates: dict[str, Callable[[object], bool]] = {}
+_of_cupy: dict[type, str] = {}  # the types of CuPy's arrays, where no predicate has to be asked first
 
 
 def register_device(name: str, predicate: Callable[[object], bool]) -> None:
@@ -64,6 +65,7 @@ def register_device(name: str, predicate: Callable[[object], bool]) -> None:
     if not callable(predicate):
         raise TypeError(f"register_device: predicate is {predicate!r}; expected a function of one array")
     _predicates[name] = predicate
+    _of_cupy.clear()
 
 
 def known_devices() -> tuple[str, ...]:
@@ -101,12 +103,18 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     """Return the device of `array` and the object its backend works on: for host memory a NumPy view of it."""
     if type(array) is np.ndarray:
         return "cpu", array
+    device = _of_cupy.get(type(array))
+    if device is not None:
+        return device, array
     for name, predicate in _predicates.items():
         if predicate(array):
             return name, array
     module = module_of(array)
     if module is not np:
-        return _device_of_cupy(module), array
+        device = _device_of_cupy(module)
+        if not _predicates:
+            _of_cupy[type(array)] = device
+        return device, array
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
             f"{operation}: {argument} is a masked array, and the mask would be lost; "
@@ -142,6 +150,8 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
 
 def is_sparse(array: object) -> bool:
     """Say whether `array` is a sparse matrix or array of scipy or cupyx, without importing them."""
+    if type(array) in _of_cupy:
+        return False
     for name in ("scipy.sparse", "cupyx.scipy.sparse"):
         module = sys.modules.get(name)
         if module is not None and module.issparse(array):
@@ -157,7 +167,7 @@ def module_of(array: Array) -> Any:
 
 def is_read_only(array: Any) -> bool:
     """Say whether the memory of a GPU array may not be written (of JAX's it may not, of CuPy's it always may)."""
-    if module_of(array) is not np:
+    if type(array) in _of_cupy or module_of(array) is not np:
         return False
     interface = getattr(array, "__cuda_array_interface__", None)
     return bool(interface and interface.get("data", (0, False))[1])

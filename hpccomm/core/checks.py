@@ -134,7 +134,10 @@ def reducible(
         except (KeyError, TypeError):  # not seen yet, or an op that can't be looked up
             pass
     device, view = (check or writable)(operation, argument, array)
-    return device, view, reduction(operation, argument, view, op)
+    try:
+        return device, view, _accepted[op, view.dtype]
+    except (KeyError, TypeError):
+        return device, view, reduction(operation, argument, view, op)
 
 
 def pair(operation: str, output: Array, input: Array) -> tuple[str, Any, Any]:
@@ -178,9 +181,13 @@ def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> Re
         )
     if op.factor is not None:
         _check_factor(operation, array.dtype, op)
-    elif array.dtype in movable and isinstance(given, ReduceOp | str) and op.mpi_op is None:  # there are but a few
+    elif _is_common(array.dtype) and isinstance(given, ReduceOp | str) and op.mpi_op is None:  # there are but a few
         _accepted[given, array.dtype] = op
     return op
+
+
+def _is_common(dtype: Any) -> bool:
+    return dtype in movable or (dtype.isbuiltin == 1 and dtype.isnative)
 
 
 def _kind_of(dtype: Any) -> str:

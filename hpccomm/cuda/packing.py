@@ -65,7 +65,7 @@ class Packing:
     def multiplied(self, array: Any, factor: Any, target: Any = None) -> Any:
         """Return ``factor * array``, contiguous, in `target` or a new array; without a factor, as `reading`."""
         if factor is None or not array.size:
-            return self.reading(array)
+            return array if array is target else self.reading(array)
         if target is None:
             target = self._empty_like(array)
         self._do(self._runtime.multiply, target, array, factor)

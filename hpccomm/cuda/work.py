@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from ..core.work import IN_FLIGHT, Work
 from ..errors import DistBackendError, here
 from .seam import Runtime, on_device
+
+T = TypeVar("T")
+MAIN = threading.main_thread().ident
 
 
 class CudaWork(Work):
@@ -61,25 +64,24 @@ class CudaWork(Work):
     def poll(self) -> bool:
         """Say whether the event has passed; raise the error of the transport."""
         self._raise_failure()
-        if self._event == 0:
-            return False
-        with self._asking():
-            return self._runtime.is_done(self._event)
+        return self._event != 0 and self._ask(self._runtime.is_done)
 
     def block(self) -> None:
         """Return when the event has passed; raise the error of the transport."""
         self._raise_failure()
-        with self._asking():
-            self._runtime.synchronize_event(self._event)
-        self._raise_failure()
-
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Ask CUDA: from a thread whose current GPU may be another one, and with errors told as the backend's."""
-        is_main = threading.get_ident() == threading.main_thread().ident  # whose current GPU is the program's business
         try:
-            with nullcontext() if is_main else on_device(self._runtime, self._device):
-                yield
+            self._ask(self._runtime.synchronize_event)
+            self._raise_failure()
+        finally:
+            self._let_go(self._event)
+
+    def _ask(self, function: Callable[[int], T]) -> T:
+        """Ask CUDA for the event: from a thread whose current GPU may be another one; an error is the backend's."""
+        try:
+            if threading.get_ident() == MAIN:  # whose current GPU is the program's business
+                return function(self._event)
+            with on_device(self._runtime, self._device):
+                return function(self._event)
         except Exception as error:
             text = self._runtime.explain(error)
             if text is None:

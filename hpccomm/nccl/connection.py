@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from ..core.work import Work
 from ..cuda.patience import Patience
@@ -124,8 +124,12 @@ class Connection:
         return self._run(plan, plan.stream, async_op, arrays, host_waits)
 
     def _run(self, plan: Plan, stream: int, async_op: bool, arrays: Any, host_waits: bool = False) -> Work | None:
-        with self._issuing():
-            plan.run(stream)
+        with ISSUING:
+            self.raise_failure()  # the communicator is gone
+            try:
+                plan.run(stream)
+            except DistTimeoutError as error:
+                self._is_stuck(error)
         if async_op:
             work = CudaWork(self.runtime, self.device, self._let_go, lambda: self.ended_by, self._wait_blocks)
             in_use = plan, arrays
@@ -147,9 +151,13 @@ class Connection:
             self.raise_failure()  # the communicator is gone
             try:
                 yield
-            except DistTimeoutError as error:  # it is in the middle of a call, and will take no other
-                self.fail(f"no end of a call: {error}")
-                raise
+            except DistTimeoutError as error:
+                self._is_stuck(error)
+
+    def _is_stuck(self, error: DistTimeoutError) -> NoReturn:
+        """Give the communicator up: it is in the middle of a call, and would take no other."""
+        self.fail(f"no end of a call: {error}")
+        raise error
 
     def _mark_end(self, in_use: tuple[Plan, Any], work: CudaWork) -> None:
         in_use[0].unpack(self.stream)
@@ -159,9 +167,9 @@ class Connection:
         self._in_flight[event] = in_use
 
     def _let_go(self, event: int) -> None:
-        """Let go of what was in flight until an event, which may be used again."""
-        self._in_flight.pop(event, None)
-        self._events.append(event)
+        """Let go of what was in flight until an event, which may be used again; twice is once."""
+        if self._in_flight.pop(event, None) is not None:
+            self._events.append(event)
 
     @contextmanager
     def batch(self) -> Iterator[None]:

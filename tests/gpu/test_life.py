@@ -300,6 +300,26 @@ def test_destroy_waits_for_what_is_in_flight() -> None:
     assert work.is_success()
 
 
+@pytest.mark.parametrize("blocking_wait", [False, True])
+def test_what_is_done_is_let_go(blocking_wait: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCCOMM_BLOCKING_WAIT", "01"[blocking_wait])
+    with hc.init_process_group() as group:
+        array = gpus.array(np.ones(3))
+        for finish in (
+            lambda work: work.synchronize(),
+            lambda work: work.wait(timeout=10),
+            lambda work: work.result(),
+            lambda work: work.get_future().wait(),
+        ):
+            for _ in range(3):
+                finish(hc.all_reduce(array, async_op=True))
+        hc.all_reduce(array, async_op=True).synchronize()
+        nccl = group._backends["cuda"]._connection
+        assert len(nccl._in_flight) <= 1  # what a wait has only put on a stream
+        assert len(nccl._events) <= 2
+        gpus.values(array)
+
+
 def test_destroy_of_a_communicator_that_does_not_end(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     group = hc.init_process_group(timeout=0.2)
     hc.all_reduce(gpus.array(np.ones(1)))
