@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import cupy
@@ -136,6 +137,29 @@ def another_stream() -> Iterator[int]:
         yield stand_in.MACHINE.current.stream
     finally:
         stand_in.MACHINE.current.stream = before
+
+
+@contextmanager
+def captured() -> Iterator[Any]:
+    """Capture in a CUDA graph what the block puts on a new stream, which is the current one; `launch()` does it."""
+    graph = SimpleNamespace()
+    with another_stream() as stream:
+        if is_real():
+            current = cupy.cuda.get_current_stream()
+            current.begin_capture()
+            try:
+                yield graph
+            finally:
+                graph.launch = current.end_capture().launch
+            return
+        from . import stand_in
+
+        capture = stand_in.Graph(stand_in.MACHINE, stream)
+        graph.launch = lambda: capture.launch(current_stream())
+        try:
+            yield graph
+        finally:
+            capture.end()
 
 
 @cache

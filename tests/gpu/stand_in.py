@@ -5,6 +5,8 @@ over MPI, on communicators of their own. Everything is done at once, when it is 
 all the same, every access to memory is noted with the stream it is on, and two that are not ordered (by one stream, by
 an event that the other stream waits for, or by the host having waited) are a race: `Machine.races` lists them, and the
 tests fail if there are any. This is the happens-before relation, with a vector clock for each stream.
+
+What is put on a stream that is being captured is noted instead, and done when the graph is launched.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,64 @@ class Access:
 class Event:
     device: int
     clock: Clock = field(default_factory=dict)
+    graph: Graph | None = None  # in whose capture it was recorded last
+
+
+class Graph:
+    """What has been captured: the actions, and the order between the streams that are part of it."""
+
+    def __init__(self, machine: Machine, origin: int) -> None:
+        self._machine = machine
+        self._origin = origin
+        self._actions: list[Callable[[], Any]] = []
+        self._passed: dict[int, Clock] = {}  # at each event: first while it is captured, then at every launch
+        self._clocks: dict[int, Clock] = {}
+        self._join(origin, {})
+
+    def _join(self, stream: int, clock: Clock) -> None:
+        """Make a stream part of the capture."""
+        self._clocks[stream] = dict(clock)
+        self._machine.capturing[stream] = self
+        self.add(stream)
+
+    def add(self, stream: int, *actions: Callable[[], Any]) -> None:
+        """Add what has been put on a stream."""
+        self._clocks[stream][stream] = self._clocks[stream].get(stream, 0) + 1
+        self._actions.extend(actions)
+
+    def record(self, number: int, event: Event, stream: int) -> None:
+        """Record an event in the graph."""
+        event.graph = self
+        self._passed[number] = dict(self._clocks[stream])
+        self._actions.append(lambda: self._passed.update({number: dict(self._machine.clock(stream))}))
+
+    def wait(self, stream: int, number: int) -> None:
+        """Let a stream, which may be new to the capture, wait for an event of it."""
+        if stream not in self._clocks:
+            self._join(stream, self._passed[number])
+        _merge(self._clocks[stream], self._passed[number])
+        self._actions.append(lambda: _merge(self._machine.clock(stream), self._passed[number]))
+
+    def end(self) -> None:
+        """End the capture."""
+        known = self._clocks[self._origin]
+        for stream, clock in self._clocks.items():
+            del self._machine.capturing[stream]
+            if known.get(stream, 0) < clock[stream]:
+                raise CUDAError("cudaErrorStreamCaptureUnjoined: the capture was not joined to the original stream")
+
+    def launch(self, stream: int) -> None:
+        """Do everything, behind what has been put on a stream, and before what follows there."""
+        machine = self._machine
+        with machine.lock:
+            machine.launched = {each: next(machine.numbers) for each in self._clocks}
+            machine.streams |= {number: dict(machine.streams[stream]) for number in machine.launched.values()}
+            try:
+                for action in self._actions:
+                    action()
+                _merge(machine.streams[stream], machine.clock(self._origin))
+            finally:
+                machine.launched = {}
 
 
 class Machine:
@@ -77,7 +137,8 @@ class Machine:
         self._dropped: deque[tuple[int, int, int]] = deque()  # memory and the stream that may use it again
         self.calls: list[str] = []  # the functions of the seam, in the order of their calls
         self.held = False
-        self.capturing: set[int] = set()  # streams
+        self.capturing: dict[int, Graph] = {}  # by stream
+        self.launched: dict[int, int] = {}  # while a graph is: for each stream of its capture, the one it is now
         self.version = 23000
         self.has_all_to_all = True
         self.failures: list[Exception] = []  # raised by the next calls of NCCL, one by one
@@ -106,8 +167,26 @@ class Machine:
             self._settle()
             self._note(stream, what, reads, writes)
 
+    def clock(self, stream: int) -> Clock:
+        """Return what a stream knows of."""
+        return self.streams[self.launched.get(stream, stream)]
+
+    def captures(self, stream: int, action: Callable[[], Any]) -> bool:
+        """Say whether the stream is being captured, and take note of what is put on it if so."""
+        graph = self.capturing.get(stream)
+        if graph is not None:
+            graph.add(stream, action)
+        return graph is not None
+
+    def refuse_capturing(self, stream: int) -> None:
+        """Raise if a stream is being captured, which has nothing to wait for, and does nothing now."""
+        if stream in self.capturing:
+            raise CUDAError("cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing")
+
     def _note(self, stream: int, what: str, reads: tuple[Any, ...], writes: tuple[Any, ...]) -> None:
-        clock = self.streams[stream]
+        self.refuse_capturing(stream)
+        clock = self.clock(stream)
+        stream = self.launched.get(stream, stream)
         _merge(clock, self.host)  # the host launches it, knowing what it knows
         clock[stream] = clock.get(stream, 0) + 1
         for ranges, is_write in ((reads, False), (writes, True)):
@@ -166,6 +245,7 @@ class Machine:
 
     def allocated(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
         """Return an array whose memory, once dropped, may be used again by what follows on `stream`."""
+        self.refuse_capturing(stream)  # the next launch would find it in use
         host = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype).reshape(shape)
         self.watch(host, stream)
         return self.array(host, device)
@@ -214,6 +294,22 @@ def _fail_cuda() -> None:
         raise MACHINE.cuda_failures.pop(0)
 
 
+def on_stream(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a function, whose last argument is a stream, go into the graph while that is being captured."""
+
+    @wraps(function)
+    def called(*arguments: Any) -> None:
+        if not MACHINE.captures(arguments[-1], partial(function, *arguments)):
+            function(*arguments)
+
+    return called
+
+
+def _refuse_captured(event: int) -> None:
+    if MACHINE.events[event].graph is not None:
+        raise CUDAError("cudaErrorCapturedEvent: operation not permitted on an event last recorded in a capture")
+
+
 class Runtime:
     """The CUDA half of the provider."""
 
@@ -250,6 +346,7 @@ class Runtime:
 
     def synchronize_stream(self, stream: int) -> None:
         MACHINE.calls.append("synchronize_stream")
+        MACHINE.refuse_capturing(stream)
         while MACHINE.held:
             time.sleep(1e-3)
         MACHINE.host_waits(MACHINE.streams[stream])
@@ -265,16 +362,28 @@ class Runtime:
     def record(self, event: int, stream: int) -> None:
         _check_default_stream(stream, MACHINE.events[event].device)
         with MACHINE.lock:
+            recorded, graph = MACHINE.events[event], MACHINE.capturing.get(stream)
+            if graph is not None:
+                return graph.record(event, recorded, stream)
             _merge(MACHINE.streams[stream], MACHINE.host)
-            MACHINE.events[event].clock = dict(MACHINE.streams[stream])
+            recorded.clock, recorded.graph = dict(MACHINE.streams[stream]), None
 
     def wait(self, stream: int, event: int) -> None:
         with MACHINE.lock:
             MACHINE.calls.append("wait")
-            _merge(MACHINE.streams[stream], MACHINE.events[event].clock)
+            recorded, graph = MACHINE.events[event], MACHINE.capturing.get(stream)
+            if recorded.graph is not None and recorded.graph in MACHINE.capturing.values():
+                if graph not in (None, recorded.graph):
+                    raise CUDAError("cudaErrorStreamCaptureMerge: the event belongs to another capture")
+                return recorded.graph.wait(stream, event)
+            _refuse_captured(event)
+            if graph is not None:
+                raise CUDAError("cudaErrorStreamCaptureIsolation: dependency created on uncaptured work")
+            _merge(MACHINE.streams[stream], recorded.clock)
 
     def is_done(self, event: int) -> bool:
         MACHINE.contexts.add(MACHINE.device)
+        _refuse_captured(event)
         _fail_cuda()
         if MACHINE.held:
             return False
@@ -283,6 +392,7 @@ class Runtime:
 
     def synchronize_event(self, event: int) -> None:
         MACHINE.calls.append("synchronize_event")
+        _refuse_captured(event)
         _fail_cuda()
         while MACHINE.held:
             time.sleep(1e-3)
@@ -296,6 +406,7 @@ class Runtime:
     def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
         return MACHINE.allocated(shape, dtype, device, stream)
 
+    @on_stream
     def copy(self, target: Any, source: Any, stream: int) -> None:
         assert target.dtype == source.dtype
         assert target.size == source.size
@@ -303,6 +414,7 @@ class Runtime:
         MACHINE.runs(stream, "a copy", (extent(source),), (extent(target),))
         as_numpy(target)[...] = as_numpy(source).reshape(target.shape)
 
+    @on_stream
     def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
         MACHINE.runs(stream, "a multiplication", (extent(source),), (extent(target),))
         np.multiply(as_numpy(source), target.dtype.type(factor), out=as_numpy(target))
@@ -315,11 +427,13 @@ class Runtime:
     def pinned(self, nbytes: int) -> Any:
         return np.full(nbytes, 0x5A, np.uint8)
 
+    @on_stream
     def to_host(self, host: Any, array: Any, stream: int) -> None:
         MACHINE.calls.append("to_host")
         MACHINE.runs(stream, "a copy to the host", (extent(array),), (_host_extent(host),))
         host.reshape(-1).view(np.uint8)[...] = as_numpy(array).reshape(-1).view(np.uint8)
 
+    @on_stream
     def to_device(self, array: Any, host: Any, stream: int) -> None:
         MACHINE.calls.append("to_device")
         MACHINE.runs(stream, "a copy to the GPU", (_host_extent(host),), (extent(array),))
@@ -354,10 +468,12 @@ class Runtime:
     def close_ipc(self, memory: int) -> None:
         del MACHINE.shared[memory]
 
+    @on_stream
     def clear(self, memory: int, nbytes: int, stream: int) -> None:
         MACHINE.runs(stream, "clearing", writes=((memory, memory + nbytes),))
         _bytes(memory, nbytes, 1)[:] = 0
 
+    @on_stream
     def copy_bytes(self, target: int, source: int, nbytes: int, stream: int) -> None:
         MACHINE.calls.append("copy_bytes")
         MACHINE.runs(stream, "a copy", ((source, source + nbytes),), ((target, target + nbytes),))
@@ -374,6 +490,7 @@ class Runtime:
     def compile_intra_node(self, device: int) -> None:
         _fail_cuda()
 
+    @on_stream
     def intra_node_kernel(
         self, name: tuple[str, str], shape: tuple[int, int], arguments: tuple[int, ...], stream: int
     ) -> None:
@@ -466,6 +583,8 @@ def _fail() -> None:
 def _run(calls: list[tuple[Any, ...]]) -> None:
     """Run the calls of one group: collectives in their order, messages all at once."""
     assert len(calls) <= 2048, "NCCL takes 2048 calls in a group"
+    if calls and MACHINE.captures(calls[0][1][-1], partial(_run, calls)):
+        return
     pending = [finish for function, arguments in calls if (finish := function(*arguments)) is not None]
     for finish in pending:
         finish()

@@ -162,13 +162,12 @@ def test_where_one_rank_can_not_compile_the_kernels_all_leave_it_to_nccl(
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
-def test_in_a_capture_it_is_refused(world: hc.ProcessGroup, machine: Any) -> None:
+def test_in_a_capture_it_is_refused(world: hc.ProcessGroup) -> None:
     array = gpus.array(np.ones(4, np.float32))
     hc.all_reduce(array)
-    machine.capturing = {gpus.current_stream()}
-    with pytest.raises(hc.DistBackendError, match="an all_reduce by HPCCOMM_INTRA_NODE can't be replayed"):
+    refused = "an all_reduce by HPCCOMM_INTRA_NODE can't be replayed"
+    with gpus.captured(), pytest.raises(hc.DistBackendError, match=refused):
         hc.all_reduce(array)
-    machine.capturing = set()
 
 
 def test_groups_of_their_own(world: hc.ProcessGroup) -> None:
