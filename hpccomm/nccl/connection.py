@@ -75,6 +75,8 @@ class Connection:
         if self._batch is None:
             self._follow(stream, current)
             if self._last is not None and self._last != current and self._used != stream:
+                if self.runtime.is_capturing(stream):
+                    return stream  # a graph can't wait for what is not in it: NCCL does (NCCL_GRAPH_MIXING_SUPPORT)
                 self._follow(stream, self._last)
             if async_op or stream == DEFAULT_STREAM:
                 self._last = stream
