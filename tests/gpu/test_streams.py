@@ -186,7 +186,7 @@ def test_what_else_an_operation_costs(process_group: hc.ProcessGroup, machine: A
     ]  # fmt: skip
     runtime_calls.clear()
     hc.all_reduce(array)
-    assert runtime_calls == [*look_ups, "record", "wait"]
+    assert runtime_calls == [*look_ups, "is_capturing", "record", "wait"]
     runtime_calls.clear()
     hc.all_reduce(array)
     assert runtime_calls == look_ups
@@ -222,6 +222,41 @@ def test_in_a_capture_what_a_replay_would_get_wrong_is_refused() -> None:
             call()
     hc.all_reduce(array, async_op=True).wait()
     gpus.values(array)
+
+
+@pytest.mark.once
+def test_the_stand_in_refuses_in_a_capture_what_cuda_refuses(machine: Any) -> None:
+    from .stand_in import CUDAError, Runtime
+
+    cuda = Runtime()
+    outside, fork, event = cuda.create_stream(0), cuda.create_stream(0), cuda.create_event(0)
+    memory = gpus.array(np.zeros(1, np.uint8)).data.ptr
+    with gpus.captured():
+        origin = gpus.current_stream()
+        cuda.record(event, outside)
+        for call, error in (
+            (lambda: cuda.wait(origin, event), "StreamCaptureIsolation"),
+            (lambda: cuda.synchronize_stream(origin), "StreamCaptureUnsupported"),
+            (lambda: gpus.array(np.zeros(1)), "StreamCaptureUnsupported"),
+        ):
+            with pytest.raises(CUDAError, match=error):
+                call()
+        cuda.record(event, origin)
+        for ask in (cuda.is_done, cuda.synchronize_event):
+            with pytest.raises(CUDAError, match="CapturedEvent"):
+                ask(event)
+        cuda.wait(fork, event)
+        assert cuda.is_capturing(fork)
+        cuda.clear(memory, 1, fork)
+        cuda.record(event, fork)
+        cuda.wait(origin, event)
+    assert not cuda.is_capturing(fork)
+    capture = gpus.captured()
+    capture.__enter__()
+    cuda.record(event, gpus.current_stream())
+    cuda.wait(fork, event)
+    with pytest.raises(CUDAError, match="StreamCaptureUnjoined"):
+        capture.__exit__(None, None, None)
 
 
 # -- operations on several streams -------------------------------------------------------------------
