@@ -29,9 +29,25 @@ def _provider() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not gpus.is_real():
             patch.setenv("HPCCOMM_GPU_PROVIDER", gpus.PROVIDER)
+            watch_cuda_aware_mpi(patch)
         forget_provider()
         yield
     forget_provider()
+
+
+def watch_cuda_aware_mpi(patch: pytest.MonkeyPatch) -> None:
+    """Take note of the GPU memory that the host gives to MPI."""
+    from hpccomm.mpi.cuda_aware_backend import CudaAwareBackend
+
+    from .stand_in import CudaAwareComm
+
+    made = CudaAwareBackend.__init__
+
+    def make(self: Any, *arguments: Any) -> None:
+        made(self, *arguments)
+        self._comm = CudaAwareComm(self._comm)
+
+    patch.setattr(CudaAwareBackend, "__init__", make)
 
 
 def forget_provider() -> None:

@@ -4,7 +4,9 @@ GPU memory is host memory, in real ``cupy.ndarray`` objects, which can be made w
 over MPI, on communicators of their own. Everything is done at once, when it is called; so that a missing wait is found
 all the same, every access to memory is noted with the stream it is on, and two that are not ordered (by one stream, by
 an event that the other stream waits for, or by the host having waited) are a race: `Machine.races` lists them, and the
-tests fail if there are any. This is the happens-before relation, with a vector clock for each stream.
+tests fail if there are any. This is the happens-before relation, with a vector clock for each stream. The host's reads
+and writes can't be seen: what is copied to the host comes there when the host has waited for it, and is rubbish before;
+what is copied from the host must be unchanged, and still there, by then.
 
 What is put on a stream that is being captured is noted instead, and done when the graph is launched.
 """
@@ -37,6 +39,7 @@ from .kernels import build
 
 HOST = -1  # the number of the host among the streams, in the clocks
 DEFAULT_STREAM = 0
+RUBBISH = 0xA5
 FEWER = 3, 8  # blocks and threads of a kernel: each of the latter is a thread
 
 Clock = dict[int, int]
@@ -52,6 +55,33 @@ class Access:
     time: int
     writes: bool
     what: str
+
+
+@dataclass
+class Copy:
+    """A copy to or from the host's memory, for which the host has not waited yet."""
+
+    stream: int
+    time: int
+    memory: weakref.ref[np.ndarray]  # what has to be kept until then
+    start: int
+    values: bytes
+    arrives: bool
+
+    def is_before(self, clock: Clock) -> bool:
+        """Say whether what has this clock knows that the copy is done."""
+        return clock.get(self.stream, 0) >= self.time
+
+    def end(self) -> str | None:
+        """Let the host see the result; return what is wrong."""
+        if self.memory() is None:
+            return "host memory was dropped before the copy to or from it was done"
+        memory = MPI.buffer.fromaddress(self.start, len(self.values))
+        if self.arrives:
+            memory[:] = self.values
+        elif bytes(memory) != self.values:
+            return "host memory was changed before the copy from it to the GPU was done"
+        return None
 
 
 @dataclass
@@ -133,6 +163,7 @@ class Machine:
         self.events: dict[int, Event] = {}
         self.current = threading.local()
         self.accesses: list[Access] = []
+        self.copies: list[Copy] = []
         self._races: list[str] = []
         self._dropped: deque[tuple[int, int, int]] = deque()  # memory and the stream that may use it again
         self.calls: list[str] = []  # the functions of the seam, in the order of their calls
@@ -196,6 +227,7 @@ class Machine:
 
     def _settle(self) -> None:
         """Take note of the memory that was dropped: a finaliser may run anywhere, also in the middle of noting."""
+        self._end_copies(lambda copy: copy.memory() is None)
         while self._dropped:
             start, end, stream = self._dropped.popleft()
             if stream in self.streams:
@@ -234,7 +266,50 @@ class Machine:
         with self.lock:
             self._settle()
             _merge(self.host, clock)
+            self._end_copies(lambda copy: copy.is_before(self.host))
             self.accesses = [each for each in self.accesses if self.host.get(each.stream, 0) < each.time]
+
+    # -- the host
+
+    def copy_to_host(self, host: np.ndarray, source: int, stream: int) -> None:
+        """Copy from the GPU: what the host finds in its memory before it has waited is rubbish."""
+        self.runs(stream, "a copy to the host", ((source, source + host.nbytes),), (_host_extent(host),))
+        self._begin_copy(host, bytes(MPI.buffer.fromaddress(source, host.nbytes)), stream, arrives=True)
+        host.reshape(-1).view(np.uint8)[...] = RUBBISH
+
+    def copy_from_host(self, target: int, host: np.ndarray, stream: int) -> None:
+        """Copy to the GPU: the host must not change its memory before it has waited."""
+        self.runs(stream, "a copy to the GPU", (_host_extent(host),), ((target, target + host.nbytes),))
+        self._begin_copy(host, b"", stream, arrives=False)
+        MPI.buffer.fromaddress(target, host.nbytes)[:] = self.copies[-1].values
+
+    def _begin_copy(self, host: np.ndarray, values: bytes, stream: int, arrives: bool) -> None:
+        start, end = _host_extent(host)
+        with self.lock:
+            clock = self.clock(stream)
+            stream = self.launched.get(stream, stream)
+            # What is before this one, the GPU has done by now, and the host may not have waited for it.
+            self._end_copies(
+                lambda copy: copy.start < end and start < copy.start + len(copy.values) and copy.is_before(clock)
+            )
+            values = values if arrives else bytes(MPI.buffer.fromaddress(start, end - start))
+            self.copies.append(Copy(stream, clock[stream], weakref.ref(_root(host)), start, values, arrives))
+
+    def _end_copies(self, which: Callable[[Copy], bool]) -> None:
+        ended = [copy for copy in self.copies if which(copy)]
+        self.copies = [copy for copy in self.copies if not any(copy is each for each in ended)]
+        self._races += filter(None, [copy.end() for copy in ended])
+
+    def host_uses(self, what: str, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> Callable[[], None]:
+        """Note that the host now uses these ranges of the GPU's memory, until what is returned is called."""
+        with self.lock:
+            self._settle()
+            own = {next(self.numbers): 1}  # what follows on a stream does not know of the end before the host does
+            for ranges, is_write in ((reads, False), (writes, True)):
+                for start, end in ranges:
+                    if start < end:
+                        self._access(Access(start, end, *own, 1, is_write, what), self.host)
+        return lambda: self.host_waits(own)
 
     # -- memory
 
@@ -246,7 +321,7 @@ class Machine:
     def allocated(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
         """Return an array whose memory, once dropped, may be used again by what follows on `stream`."""
         self.refuse_capturing(stream)  # the next launch would find it in use
-        host = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype).reshape(shape)
+        host = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, RUBBISH, np.uint8).view(dtype).reshape(shape)
         self.watch(host, stream)
         return self.array(host, device)
 
@@ -430,14 +505,14 @@ class Runtime:
     @on_stream
     def to_host(self, host: Any, array: Any, stream: int) -> None:
         MACHINE.calls.append("to_host")
-        MACHINE.runs(stream, "a copy to the host", (extent(array),), (_host_extent(host),))
-        host.reshape(-1).view(np.uint8)[...] = as_numpy(array).reshape(-1).view(np.uint8)
+        assert host.nbytes == array.nbytes
+        MACHINE.copy_to_host(host, array.data.ptr, stream)
 
     @on_stream
     def to_device(self, array: Any, host: Any, stream: int) -> None:
         MACHINE.calls.append("to_device")
-        MACHINE.runs(stream, "a copy to the GPU", (_host_extent(host),), (extent(array),))
-        as_numpy(array).reshape(-1).view(np.uint8)[...] = host.reshape(-1).view(np.uint8)
+        assert host.nbytes == array.nbytes
+        MACHINE.copy_from_host(array.data.ptr, host, stream)
 
     # IPC: memory that processes share is a file, and a handle is its name
 
@@ -514,6 +589,70 @@ class Runtime:
 
     def explain(self, error: Exception) -> str | None:
         return str(error) if isinstance(error, CUDAError) else None
+
+
+class CudaAwareComm:
+    """An MPI communicator that is given memory of the GPU: the host reads and writes it, and knows no streams."""
+
+    # the buffers that are read and those that are written, as places among the arguments
+    USES = {
+        "Allreduce": ((), (1,)),
+        "Allgather": ((0,), (1,)),
+        "Send": ((0,), ()),
+        "Isend": ((0,), ()),
+        "Recv": ((), (0,)),
+        "Irecv": ((), (0,)),
+    }
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._call, name, getattr(self._comm, name))
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        buffers = [
+            (each[0].address, each[0].address + each[0].nbytes) if isinstance(each, list) else None
+            for each in arguments
+        ]
+        if name == "Bcast":
+            reads, writes = ((0,), ()) if arguments[1] == self._comm.Get_rank() else ((), (0,))
+        elif name == "Reduce":
+            reads, writes = ((0,), ()) if arguments[1] is None else ((), (1,))
+        else:
+            reads, writes = self.USES[name]
+        ended = MACHINE.host_uses(f"MPI's {name}", [buffers[i] for i in reads], [buffers[i] for i in writes])
+        result = None
+        try:
+            result = function(*arguments)
+        finally:
+            if not isinstance(result, MPI.Request):
+                ended()
+        return WatchedRequest(result, ended) if isinstance(result, MPI.Request) else result
+
+
+class WatchedRequest(MPI.Request):
+    """A request that says when it has been found complete."""
+
+    def __new__(cls, request: MPI.Request, ended: Callable[[], None]) -> WatchedRequest:
+        made = super().__new__(cls, request)
+        made.ended = ended
+        return made
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        is_done = True  # also where it fails
+        try:
+            is_done = super().Test(status)
+        finally:
+            if is_done:
+                self.ended()
+        return is_done
+
+    def Wait(self, status: MPI.Status | None = None) -> bool:
+        try:
+            return super().Wait(status)
+        finally:
+            self.ended()
 
 
 def _host_extent(host: Any) -> tuple[int, int]:

@@ -179,3 +179,81 @@ def test_errors_are_told(group: hc.ProcessGroup, machine: Any, monkeypatch: pyte
         else:
             with pytest.raises(hc.DistBackendError, match=r"recv #\d+ of "):
                 hc.recv(array, 1)
+
+
+# -- what the host reads and writes ------------------------------------------------------------------
+
+
+@pytest.mark.once
+def test_before_the_host_has_waited_it_finds_rubbish(machine: Any) -> None:
+    from .stand_in import RUBBISH, Runtime
+
+    cuda, array = Runtime(), gpus.array(np.arange(4, dtype=np.uint8))
+    event = cuda.create_event(0)
+    for wait in (
+        lambda: cuda.synchronize_stream(0),
+        lambda: cuda.synchronize_event(event),
+        lambda: cuda.is_done(event),
+    ):
+        host = cuda.pinned(4)
+        cuda.record(event, 0)
+        cuda.to_host(host, array, 0)
+        assert cuda.is_done(event)  # which is before the copy
+        assert_same(host, np.full(4, RUBBISH, np.uint8))
+        cuda.record(event, 0)
+        wait()
+        assert_same(host, np.arange(4, dtype=np.uint8))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("copy", ["to_host", "to_device"])
+def test_host_memory_that_is_dropped_too_early_is_seen(machine: Any, copy: str) -> None:
+    from .stand_in import Runtime
+
+    cuda, array, host = Runtime(), gpus.array(np.zeros(4)), np.ones(4)
+    getattr(cuda, copy)(*((host, array) if copy == "to_host" else (array, host)), 0)
+    del host
+    races, machine.races = machine.races, []
+    assert races == ["host memory was dropped before the copy to or from it was done"]
+    gpus.values(array)
+
+
+@pytest.mark.once
+def test_host_memory_that_is_changed_too_early_is_seen(machine: Any) -> None:
+    from .stand_in import Runtime
+
+    cuda, array, host = Runtime(), gpus.array(np.zeros(4)), np.ones(4)
+    cuda.to_device(array, host, 0)
+    host[0] = 2
+    assert_same(gpus.values(array), np.ones(4))
+    races, machine.races = machine.races, []
+    assert races == ["host memory was changed before the copy from it to the GPU was done"]
+
+
+def test_mpi_that_gets_the_gpus_memory_too_early_is_seen(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from .stand_in import Runtime
+
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "1")
+    with hc.init_process_group("cpu:mpi,cuda:mpi"):
+        array = gpus.array(np.zeros(4))
+        with monkeypatch.context() as patch:
+            patch.setattr(Runtime, "synchronize_stream", lambda *_: None)
+            hc.all_reduce(array)
+        gpus.values(array)
+        races, machine.races = machine.races, []
+        assert len(races) == 1
+        assert races[0].startswith("MPI's Allreduce on stream")
+        assert "does not wait for the program's writing on stream 0" in races[0]
+
+
+def test_memory_that_mpi_still_has_is_not_the_programs(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "1")
+    with hc.init_process_group("cpu:mpi,cuda:mpi") as group:
+        array = gpus.array(np.zeros(4))
+        work = hc.irecv(array, (group.rank - 1) % group.size)
+        gpus.write(array, np.ones(4))
+        hc.isend(gpus.array(np.ones(4)), (group.rank + 1) % group.size)
+        work.wait()
+        gpus.values(array)
+        races, machine.races = machine.races, []
+        assert any(race.startswith("the program's writing on stream 0 does not wait for MPI's Irecv") for race in races)
