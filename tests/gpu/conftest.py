@@ -91,6 +91,20 @@ def _no_races() -> Iterator[None]:
         assert not races
 
 
+@pytest.fixture(autouse=True)
+def _no_context_on_the_gpu_of_another_rank(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test in which this process takes memory (some 500 MB) of a GPU that is not its own."""
+    if gpus.is_real():
+        yield
+        return
+    from .stand_in import MACHINE, OWN
+
+    MACHINE.contexts.clear()
+    yield
+    if request.node.get_closest_marker("several_gpus") is None:
+        assert MACHINE.contexts <= {OWN}
+
+
 @pytest.fixture
 def machine() -> Iterator[Any]:
     """The stand-in's machine, for tests of what no real one does on demand; its settings are reset afterwards."""
@@ -99,7 +113,6 @@ def machine() -> Iterator[Any]:
     from .stand_in import MACHINE, Machine
 
     MACHINE.calls.clear()
-    MACHINE.contexts.clear()
     yield MACHINE
     fresh = Machine()
     for setting in (

@@ -47,6 +47,17 @@ def is_shared() -> bool:
     return is_real() and MPI.COMM_WORLD.Get_size() > int(cupy.cuda.runtime.getDeviceCount())
 
 
+def own() -> int:
+    """Return the number of this rank's GPU."""
+    from mpi4py import MPI
+
+    if is_real():
+        return int(MPI.COMM_WORLD.Get_rank() % cupy.cuda.runtime.getDeviceCount())
+    from . import stand_in
+
+    return stand_in.OWN
+
+
 def extent(array: Any) -> tuple[int, int]:
     """Return the lowest address of an array, and the one behind its highest."""
     if not array.size:

@@ -39,6 +39,7 @@ from .kernels import build
 
 HOST = -1  # the number of the host among the streams, in the clocks
 DEFAULT_STREAM = 0
+OWN = 1  # the GPU of this process, where a test does not say otherwise: not the one on which every thread begins
 RUBBISH = 0xA5
 FEWER = 3, 8  # blocks and threads of a kernel: each of the latter is a thread
 
@@ -153,9 +154,10 @@ class Machine:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.devices = 1
+        self.devices = 2
         self.identities: dict[int, str] = {}
         self._current_device = threading.local()  # CUDA has one for each thread, at first 0
+        self.device = OWN  # as the program wants it, in this thread
         self.contexts: set[int] = set()  # the GPUs that this process has taken memory of
         self.numbers = itertools.count(1)
         self.streams: dict[int, Clock] = {DEFAULT_STREAM: {}}
@@ -190,10 +192,15 @@ class Machine:
     def device(self, device: int) -> None:
         self._current_device.number = device
 
+    def initialises(self) -> None:
+        """Note that a call needs the current GPU: this process has a context there from then on."""
+        self.contexts.add(self.device)
+
     # -- order
 
     def runs(self, stream: int, what: str, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
         """Note that the stream now uses these (start, end) ranges of memory."""
+        self.initialises()
         with self.lock:
             self._settle()
             self._note(stream, what, reads, writes)
@@ -398,7 +405,7 @@ class Runtime:
         if not 0 <= device < MACHINE.devices:
             raise CUDAError("cudaErrorInvalidDevice: invalid device ordinal")
         MACHINE.device = device
-        MACHINE.contexts.add(device)  # cudaSetDevice initialises the GPU, since CUDA 12
+        MACHINE.initialises()  # since CUDA 12
 
     def identity(self, device: int) -> str:
         if not 0 <= device < MACHINE.devices:
@@ -421,6 +428,7 @@ class Runtime:
 
     def synchronize_stream(self, stream: int) -> None:
         MACHINE.calls.append("synchronize_stream")
+        MACHINE.initialises()
         MACHINE.refuse_capturing(stream)
         while MACHINE.held:
             time.sleep(1e-3)
@@ -436,6 +444,7 @@ class Runtime:
 
     def record(self, event: int, stream: int) -> None:
         _check_default_stream(stream, MACHINE.events[event].device)
+        MACHINE.initialises()
         with MACHINE.lock:
             recorded, graph = MACHINE.events[event], MACHINE.capturing.get(stream)
             if graph is not None:
@@ -444,6 +453,7 @@ class Runtime:
             recorded.clock, recorded.graph = dict(MACHINE.streams[stream]), None
 
     def wait(self, stream: int, event: int) -> None:
+        MACHINE.initialises()
         with MACHINE.lock:
             MACHINE.calls.append("wait")
             recorded, graph = MACHINE.events[event], MACHINE.capturing.get(stream)
@@ -457,7 +467,7 @@ class Runtime:
             _merge(MACHINE.streams[stream], recorded.clock)
 
     def is_done(self, event: int) -> bool:
-        MACHINE.contexts.add(MACHINE.device)
+        MACHINE.initialises()
         _refuse_captured(event)
         _fail_cuda()
         if MACHINE.held:
@@ -467,6 +477,7 @@ class Runtime:
 
     def synchronize_event(self, event: int) -> None:
         MACHINE.calls.append("synchronize_event")
+        MACHINE.initialises()
         _refuse_captured(event)
         _fail_cuda()
         while MACHINE.held:

@@ -133,7 +133,7 @@ def test_which_calls_are_made(world: hc.ProcessGroup, machine: Any) -> None:
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 def test_a_group_of_one_of_ranks_that_share_a_gpu_has_nccl(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.identities = {0: "the same"}
+    machine.identities = {gpus.own(): "the same"}
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "host")
     with hc.init_process_group():
         array = gpus.array(np.ones(4, np.float32))
@@ -228,7 +228,7 @@ def test_memory_that_can_not_be_opened(machine: Any, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 def test_ranks_that_share_a_gpu_can_sum_by_way_of_the_host(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.identities = {0: "the same"}
+    machine.identities = {gpus.own(): "the same"}
     machine.version = 22703
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "host")
     with hc.init_process_group() as group:

@@ -157,8 +157,8 @@ def test_what_is_refused(group: hc.ProcessGroup) -> None:
     with pytest.raises(hc.UnsupportedOperationError, match="persistent: not for GPU arrays over MPI"):
         hc.all_reduce_init(gpus.array(np.ones(2)))
     if not gpus.is_real():
-        with pytest.raises(ValueError, match="arrays of one call are on GPUs 0 and 1"):
-            hc.all_gather_single(gpus.array(np.ones(group.size)), gpus.array(np.ones(1), device=1))
+        with pytest.raises(ValueError, match="arrays of one call are on GPUs 1 and 0"):
+            hc.all_gather_single(gpus.array(np.ones(group.size)), gpus.array(np.ones(1), device=0))
 
 
 def test_errors_are_told(group: hc.ProcessGroup, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,10 +378,11 @@ def test_streams_of_the_program_may_be_gone_at_the_next_operation(process_group:
     assert_same(gpus.values(array), np.full(3, float(process_group.size**3)))
 
 
+@pytest.mark.several_gpus
 @pytest.mark.parametrize("layout", [np.array, strided])
 @pytest.mark.parametrize("async_op", [False, True])
 def test_the_gpu_need_not_be_the_current_one(machine: Any, layout: Any, async_op: bool) -> None:
-    machine.devices = 2
+    machine.device = 0
     with hc.new_group(use_local_synchronization=True) as group:  # the GPU of the first array is its own
         array = gpus.array(np.arange(4.0), layout, device=1)
         outputs = gpus.array(np.zeros(4 * group.size), layout, device=1)
