@@ -41,6 +41,7 @@ HOST = -1  # the number of the host among the streams, in the clocks
 DEFAULT_STREAM = 0
 OWN = 1  # the GPU of this process, where a test does not say otherwise: not the one on which every thread begins
 RUBBISH = 0xA5
+MOST_FREED, MOST_FREED_BYTES = 100, 32 << 20
 FEWER = 3, 8  # blocks and threads of a kernel: each of the latter is a thread
 
 Clock = dict[int, int]
@@ -167,7 +168,10 @@ class Machine:
         self.accesses: list[Access] = []
         self.copies: list[Copy] = []
         self._races: list[str] = []
-        self._dropped: deque[tuple[int, int, int]] = deque()  # memory and the stream that may use it again
+        # Memory and the stream that may use it again; what hpccomm has allocated is not used again for a while, so that
+        # what still uses it is seen.
+        self._dropped: deque[tuple[int, int, int, np.ndarray | None]] = deque()
+        self._freed: deque[tuple[int, int, np.ndarray]] = deque()
         self.calls: list[str] = []  # the functions of the seam, in the order of their calls
         self.held = False
         self.capturing: dict[int, Graph] = {}  # by stream
@@ -231,15 +235,21 @@ class Machine:
             for start, end in ranges:
                 if start < end:
                     self._access(Access(start, end, stream, clock[stream], is_write, what), clock)
+                if any(start < high and low < end for low, high, _ in self._freed):
+                    self._races.append(f"{what} on stream {stream} uses memory that has been dropped before the call")
 
     def _settle(self) -> None:
         """Take note of the memory that was dropped: a finaliser may run anywhere, also in the middle of noting."""
         self._end_copies(lambda copy: copy.memory() is None)
         while self._dropped:
-            start, end, stream = self._dropped.popleft()
+            start, end, stream, kept = self._dropped.popleft()
             if stream in self.streams:
                 self._note(stream, "the reuse of dropped memory", (), ((start, end),))
             self.accesses = [each for each in self.accesses if not (start <= each.start and each.end <= end)]
+            if kept is not None and kept.size:
+                self._freed.append((start, end, kept))
+        while len(self._freed) > MOST_FREED or sum(end - start for start, end, _ in self._freed) > MOST_FREED_BYTES:
+            self._freed.popleft()
 
     @property
     def races(self) -> list[str]:
@@ -328,15 +338,16 @@ class Machine:
     def allocated(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
         """Return an array whose memory, once dropped, may be used again by what follows on `stream`."""
         self.refuse_capturing(stream)  # the next launch would find it in use
-        host = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, RUBBISH, np.uint8).view(dtype).reshape(shape)
-        self.watch(host, stream)
+        kept = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, RUBBISH, np.uint8)
+        host = np.frombuffer(memoryview(kept), np.uint8).view(dtype).reshape(shape)
+        self.watch(host, stream, kept)
         return self.array(host, device)
 
-    def watch(self, host: np.ndarray, stream: int) -> None:
+    def watch(self, host: np.ndarray, stream: int, kept: np.ndarray | None = None) -> None:
         """Note when the memory of a NumPy array is dropped: from then on it may be used by what follows on `stream`."""
         root = _root(host)
         low, high = np.lib.array_utils.byte_bounds(root)
-        weakref.finalize(root, self._dropped.append, (low, high, stream))
+        weakref.finalize(root, self._dropped.append, (low, high, stream, kept))
 
 
 def _root(array: np.ndarray) -> np.ndarray:
