@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ..launch import ROOT, clean_environment, mpiexec_folder
 
 RANKS = 2
-LONGEST = 90  # seconds, for all tests of one
+LONGEST = 240  # seconds, for all tests of one
 ORDERS = {
     "wait", "record", "synchronize_stream", "synchronize_event", "synchronize", "_follow", "_everybody_waits",
     "Barrier",
@@ -120,7 +120,7 @@ def noticed(removal: Removal, folder: Path) -> str | None:
     done = subprocess.run(
         [
             *(ROOT / "tools" / "run-mpi", mpiexec_folder(), str(RANKS)),
-            *(sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", "--color=no", "-x", "-q", "--tb=line"),
+            *(sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", "--color=no", "-x", "-v", "--tb=line"),
             *("-p", "no:cacheprovider", "-k", "not very_many", *files),
         ],
         cwd=folder,
@@ -133,7 +133,10 @@ def noticed(removal: Removal, folder: Path) -> str | None:
     if done.returncode == 0:
         return None
     first = re.search(r"^(?:FAILED|ERROR) \S*/(\S+)", done.stdout, re.MULTILINE)
-    return first[1] if first else "no end" if done.returncode in (124, 137) else f"status {done.returncode}"
+    if first:
+        return first[1]
+    last = re.findall(r"^tests/gpu/(\S+::.*)", done.stdout, re.MULTILINE)
+    return f"{last[-1] if last else 'nothing'}: {'no end' if done.returncode in (124, 137) else 'a crash'}"
 
 
 def main(names: list[str]) -> int:
