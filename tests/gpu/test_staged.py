@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,6 +96,26 @@ def test_a_cuda_aware_mpi_gets_the_gpus_memory(machine: Any, monkeypatch: pytest
         hc.all_reduce(half)  # MPI would round after every addition
         assert "to_host" in machine.calls
         assert_same(gpus.values(half), np.full(4, group.size, np.float16))
+
+
+@pytest.mark.parametrize("layout", [contiguous, strided])
+def test_arrays_that_a_cuda_aware_mpi_uses_live_until_it_is_done(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, layout: Any
+) -> None:
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "1")
+    with hc.init_process_group("cpu:mpi,cuda:mpi") as group:
+        hc.all_reduce(gpus.array(np.ones(1)))
+        backend = group._backends["cuda"]
+        works = [
+            backend.recv(gpus.array(np.zeros(1000), layout), (group.rank - 1) % group.size, 0, True),
+            backend.send(gpus.array(np.ones(1000), layout), (group.rank + 1) % group.size, 0, True),
+        ]
+        kept = [(work._request, work.alive) for work in works]  # what is kept where ranks have failed
+        del works
+        gc.collect()
+        assert not machine.races  # the memory would have been used again
+        for request, _ in kept:
+            request.Wait()
 
 
 def test_messages(group: hc.ProcessGroup) -> None:
