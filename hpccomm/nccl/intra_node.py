@@ -110,7 +110,6 @@ class IntraNode:
         self.topology = Topology(len(gpus), links_of(sees), one_node, len(set(gpus)) < len(gpus), by_host)
         self._flags = runtime.table(self._opened, device)
         self._buffers = runtime.table([address and address + FLAG_BYTES for address in self._opened], device)
-        comm.Barrier()
 
     def _allocated(self, device: int) -> tuple[int, bytes | None]:
         """Return memory for the flags and both parts of the buffer, and its handle; (0, None) if that fails."""

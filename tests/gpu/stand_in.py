@@ -14,6 +14,7 @@ What is put on a stream that is being captured is noted instead, and done when t
 from __future__ import annotations
 
 import ctypes
+import glob
 import itertools
 import mmap
 import os
@@ -162,6 +163,7 @@ class Machine:
         self.contexts: set[int] = set()  # the GPUs that this process has taken memory of
         self.numbers = itertools.count(1)
         self.streams: dict[int, Clock] = {DEFAULT_STREAM: {}}
+        self.programs: set[int] = set()  # the streams that the program has made
         self.host: Clock = {}
         self.events: dict[int, Event] = {}
         self.current = threading.local()
@@ -552,18 +554,25 @@ class Runtime:
 
     def free(self, memory: int) -> None:
         name, _ = MACHINE.shared.pop(memory)
+        others = glob.glob(f"{name}.*")
+        assert not others or "abort" in MACHINE.calls, "the memory is freed while another process has it open"
         os.unlink(name)
 
     def ipc_handle(self, memory: int) -> bytes:
-        return MACHINE.shared[memory][0].encode()
+        name, shared = MACHINE.shared[memory]
+        MACHINE.host_uses("the sharing of memory", writes=((memory, memory + shared.nbytes),))()
+        return name.encode()
 
     def open_ipc(self, handle: bytes, device: int) -> int:
         if MACHINE.blind:
             raise CUDAError("cudaErrorPeerAccessUnsupported")
+        Path(f"{handle.decode()}.{os.getpid()}").touch()
         return self._mapped(handle.decode())
 
     def close_ipc(self, memory: int) -> None:
-        del MACHINE.shared[memory]
+        time.sleep(0.02 * MPI.COMM_WORLD.Get_rank())  # rank 0 does not wait for the others by chance
+        name, _ = MACHINE.shared.pop(memory)
+        os.unlink(f"{name}.{os.getpid()}")
 
     @on_stream
     def clear(self, memory: int, nbytes: int, stream: int) -> None:
@@ -757,6 +766,7 @@ class Communicator:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
         self.is_aborted = False
+        self.streams: set[int] = set()  # that it has been used on
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Return one of NCCL's calls: `_all_reduce` does it, now or at the end of the group."""
@@ -768,6 +778,7 @@ class Communicator:
         _fail()
         assert not self.is_aborted, "the communicator has been aborted"
         MACHINE.calls.append(name)
+        self.streams.add(arguments[-1])
         if MACHINE.depth:
             MACHINE.grouped.append((function, arguments))
         else:
@@ -842,6 +853,8 @@ class Communicator:
 
     def split(self, color: int, key: int) -> Communicator | None:
         MACHINE.calls.append("split")
+        for stream in self.streams & MACHINE.streams.keys() - MACHINE.programs:
+            assert MACHINE.host.get(stream, 0) >= MACHINE.streams[stream].get(stream, 0), "an operation is in flight"
         comm = self.comm.Split(MPI.UNDEFINED if color < 0 else color, key)
         return None if comm == MPI.COMM_NULL else Communicator(comm)
 

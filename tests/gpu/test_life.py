@@ -265,6 +265,17 @@ def test_groups_made_after_connecting_are_split_off(machine: Any) -> None:
                 assert_same(gpus.values(gathered), np.array(group.ranks, float))
 
 
+def test_nothing_is_in_flight_when_a_communicator_is_split() -> None:
+    with hc.init_process_group(device_id=gpus.own()):
+        array = gpus.array(np.ones(4))
+        for _ in range(2):  # alone and together
+            hc.all_reduce(array)
+            hc.new_group([0])
+            hc.all_reduce(array, async_op=True)
+            hc.new_group([0])
+        assert_same(gpus.values(array), np.full(4, float(SIZE**4)))
+
+
 def test_groups_that_only_their_members_make_are_connected_anew(machine: Any) -> None:
     with hc.init_process_group(device_id=gpus.own()):
         machine.calls.clear()
