@@ -286,7 +286,11 @@ class Machine:
             self._settle()
             _merge(self.host, clock)
             self._end_copies(lambda copy: copy.is_before(self.host))
-            self.accesses = [each for each in self.accesses if self.host.get(each.stream, 0) < each.time]
+            self.accesses = [each for each in self.accesses if not self.host_knows(each)]
+
+    def host_knows(self, access: Access) -> bool:
+        """Say whether the host has waited for an access."""
+        return self.host.get(access.stream, 0) >= access.time
 
     # -- the host
 
@@ -603,6 +607,8 @@ class Runtime:
         out, buffers, flags, *rest, vectors = arguments
         MACHINE.calls.append(name[0])
         mine = MACHINE.tables[buffers][rest[0]]
+        if not rest[2]:  # the kernels do not meet: the others may read this rank's memory since the last barrier of MPI
+            MACHINE.host_uses("the others' reading", ((mine, mine + 16 * vectors),))()
         MACHINE.runs(stream, name[0], ((mine, mine + 16 * vectors),), ((out, out + 16 * vectors),))
         pointers = [(ctypes.c_void_p * len(MACHINE.tables[t]))(*MACHINE.tables[t]) for t in (buffers, flags)]
         rank, fourth, number = rest
@@ -853,8 +859,9 @@ class Communicator:
 
     def split(self, color: int, key: int) -> Communicator | None:
         MACHINE.calls.append("split")
-        for stream in self.streams & MACHINE.streams.keys() - MACHINE.programs:
-            assert MACHINE.host.get(stream, 0) >= MACHINE.streams[stream].get(stream, 0), "an operation is in flight"
+        used = self.streams - MACHINE.programs
+        in_flight = [each.what for each in MACHINE.accesses if each.stream in used and not MACHINE.host_knows(each)]
+        assert not in_flight, f"the communicator is split while in flight: {in_flight}"
         comm = self.comm.Split(MPI.UNDEFINED if color < 0 else color, key)
         return None if comm == MPI.COMM_NULL else Communicator(comm)
 
