@@ -658,6 +658,8 @@ class CudaAwareComm:
             reads, writes = ((0,), ()) if arguments[1] is None else ((), (1,))
         else:
             reads, writes = self.USES[name]
+        for start, end in (buffers[i] for i in reads):
+            assert not any(start < buffers[i][1] and buffers[i][0] < end for i in writes), "MPI's buffers overlap"
         ended = MACHINE.host_uses(f"MPI's {name}", [buffers[i] for i in reads], [buffers[i] for i in writes])
         result = None
         try:

@@ -118,6 +118,12 @@ def test_arrays_that_a_cuda_aware_mpi_uses_live_until_it_is_done(
             request.Wait()
 
 
+def test_the_input_may_be_a_part_of_the_output(group: hc.ProcessGroup) -> None:
+    output = gpus.array(np.full(2 * group.size, float(group.rank)))
+    hc.all_gather_single(output, output[2 * group.rank : 2 * group.rank + 2])
+    assert_same(gpus.values(output), np.repeat(np.arange(group.size) * 1.0, 2))
+
+
 def test_messages(group: hc.ProcessGroup) -> None:
     n, me = group.size, group.rank
     to, source = (me + 1) % n, (me - 1) % n
