@@ -347,6 +347,7 @@ class Machine:
         kept = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, RUBBISH, np.uint8)
         host = np.frombuffer(memoryview(kept), np.uint8).view(dtype).reshape(shape)
         self.watch(host, stream, kept)
+        self.runs(stream, "what had the memory before", writes=((kept.ctypes.data, kept.ctypes.data + kept.nbytes),))
         return self.array(host, device)
 
     def watch(self, host: np.ndarray, stream: int, kept: np.ndarray | None = None) -> None:
