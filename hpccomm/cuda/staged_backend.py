@@ -312,9 +312,10 @@ class Stage(Packing):
             self.unpack(self._stream)
             self.synchronize()
 
-    def on_its_gpu(self) -> AbstractContextManager[None]:
-        """Make its GPU the current one: in a thread of hpccomm's that would be GPU 0, which may be another rank's."""
-        return seam.on_device(self._runtime, self._device)
+    @property
+    def on_its_gpu(self) -> Callable[[], AbstractContextManager[None]]:
+        """What makes its GPU the current one: in a thread of hpccomm's that would be GPU 0, maybe another rank's."""
+        return partial(seam.on_device, self._runtime, self._device)
 
     def run_in_chunks(self, operation: Callable[[Any], Any], flat: Any, reads: bool, writes: bool) -> None:
         """Do the host's operation chunk by chunk, while the next chunk comes and the last one goes back."""

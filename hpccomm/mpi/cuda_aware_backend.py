@@ -7,6 +7,8 @@ host waits for the current stream: MPI knows nothing of streams.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from mpi4py import MPI
@@ -78,7 +80,7 @@ class CudaAwareBackend(StagedBackend):
         if async_op:
             with stage.on_its_gpu():
                 request = self._comm.Irecv(_bytes(buffer), source, tag)
-            return GPUReceiveWork(request, buffer.nbytes, stage.deliver, (array, stage.alive)).of(stage)
+            return GPUReceiveWork(request, buffer.nbytes, stage.deliver, (array, stage.alive)).on(stage.on_its_gpu)
         status = MPI.Status()
         with stage.on_its_gpu():
             self._comm.Recv(_bytes(buffer), source, tag, status)
@@ -92,7 +94,7 @@ class CudaAwareBackend(StagedBackend):
         with stage.on_its_gpu():
             request = call(*arguments)
         if request is not None:
-            return GPUWork(request, stage.deliver, arguments).of(stage)
+            return GPUWork(request, stage.deliver, (arguments, stage)).on(stage.on_its_gpu)
         stage.deliver()
         return None
 
@@ -100,19 +102,19 @@ class CudaAwareBackend(StagedBackend):
 class OnItsGPU(Work):
     """A Work that asks MPI where the GPU of its buffer is the current one, as UCX needs it."""
 
-    def of(self, stage: Stage) -> Self:
-        """Take the stage, which is kept, and knows the GPU."""
-        self._stage = stage
+    def on(self, its_gpu: Callable[[], AbstractContextManager[None]]) -> Self:
+        """Take what makes the GPU the current one."""
+        self._its_gpu = its_gpu
         return self
 
     def poll(self) -> bool:
         """As the Work of a host's buffer."""
-        with self._stage.on_its_gpu():
+        with self._its_gpu():
             return super().poll()
 
     def block(self) -> None:
         """As the Work of a host's buffer."""
-        with self._stage.on_its_gpu():
+        with self._its_gpu():
             super().block()
 
 

@@ -56,7 +56,6 @@ def connect(
     error, unique_id = comm.bcast(_unique_id(nccl) if comm.Get_rank() == 0 else None)
     if error is not None:
         raise DistBackendError(f"NCCL on rank {ranks[0]} can't make a unique id: {error}{here()}")
-    comm.Barrier()
     if becomes_current:  # before NCCL is called: going back from there would make a context on the GPU of before
         runtime.use_device(device)
     with on_device(runtime, device):

@@ -29,9 +29,25 @@ def _provider() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not gpus.is_real():
             patch.setenv("HPCCOMM_GPU_PROVIDER", gpus.PROVIDER)
+            watch_cuda_aware_mpi(patch)
         forget_provider()
         yield
     forget_provider()
+
+
+def watch_cuda_aware_mpi(patch: pytest.MonkeyPatch) -> None:
+    """Take note of the GPU memory that the host gives to MPI."""
+    from hpccomm.mpi.cuda_aware_backend import CudaAwareBackend
+
+    from .stand_in import CudaAwareComm
+
+    made = CudaAwareBackend.__init__
+
+    def make(self: Any, *arguments: Any) -> None:
+        made(self, *arguments)
+        self._comm = CudaAwareComm(self._comm)
+
+    patch.setattr(CudaAwareBackend, "__init__", make)
 
 
 def forget_provider() -> None:
@@ -75,6 +91,20 @@ def _no_races() -> Iterator[None]:
         assert not races
 
 
+@pytest.fixture(autouse=True)
+def _no_context_on_the_gpu_of_another_rank(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test in which this process takes memory (some 500 MB) of a GPU that is not its own."""
+    if gpus.is_real():
+        yield
+        return
+    from .stand_in import MACHINE, OWN
+
+    MACHINE.contexts.clear()
+    yield
+    if request.node.get_closest_marker("several_gpus") is None:
+        assert MACHINE.contexts <= {OWN}
+
+
 @pytest.fixture
 def machine() -> Iterator[Any]:
     """The stand-in's machine, for tests of what no real one does on demand; its settings are reset afterwards."""
@@ -83,7 +113,6 @@ def machine() -> Iterator[Any]:
     from .stand_in import MACHINE, Machine
 
     MACHINE.calls.clear()
-    MACHINE.contexts.clear()
     yield MACHINE
     fresh = Machine()
     for setting in (

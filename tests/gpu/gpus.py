@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import cupy
@@ -44,6 +45,17 @@ def is_shared() -> bool:
     from mpi4py import MPI
 
     return is_real() and MPI.COMM_WORLD.Get_size() > int(cupy.cuda.runtime.getDeviceCount())
+
+
+def own() -> int:
+    """Return the number of this rank's GPU."""
+    from mpi4py import MPI
+
+    if is_real():
+        return int(MPI.COMM_WORLD.Get_rank() % cupy.cuda.runtime.getDeviceCount())
+    from . import stand_in
+
+    return stand_in.OWN
 
 
 def extent(array: Any) -> tuple[int, int]:
@@ -132,10 +144,34 @@ def another_stream() -> Iterator[int]:
 
     before = current_stream()
     stand_in.MACHINE.current.stream = stand_in.Runtime().create_stream(0)
+    stand_in.MACHINE.programs.add(stand_in.MACHINE.current.stream)
     try:
         yield stand_in.MACHINE.current.stream
     finally:
         stand_in.MACHINE.current.stream = before
+
+
+@contextmanager
+def captured() -> Iterator[Any]:
+    """Capture in a CUDA graph what the block puts on a new stream, which is the current one; `launch()` does it."""
+    graph = SimpleNamespace()
+    with another_stream() as stream:
+        if is_real():
+            current = cupy.cuda.get_current_stream()
+            current.begin_capture()
+            try:
+                yield graph
+            finally:
+                graph.launch = current.end_capture().launch
+            return
+        from . import stand_in
+
+        capture = stand_in.Graph(stand_in.MACHINE, stream)
+        graph.launch = lambda: capture.launch(current_stream())
+        try:
+            yield graph
+        finally:
+            capture.end()
 
 
 @cache

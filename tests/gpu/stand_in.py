@@ -4,12 +4,17 @@ GPU memory is host memory, in real ``cupy.ndarray`` objects, which can be made w
 over MPI, on communicators of their own. Everything is done at once, when it is called; so that a missing wait is found
 all the same, every access to memory is noted with the stream it is on, and two that are not ordered (by one stream, by
 an event that the other stream waits for, or by the host having waited) are a race: `Machine.races` lists them, and the
-tests fail if there are any. This is the happens-before relation, with a vector clock for each stream.
+tests fail if there are any. This is the happens-before relation, with a vector clock for each stream. The host's reads
+and writes can't be seen: what is copied to the host comes there when the host has waited for it, and is rubbish before;
+what is copied from the host must be unchanged, and still there, by then.
+
+What is put on a stream that is being captured is noted instead, and done when the graph is launched.
 """
 
 from __future__ import annotations
 
 import ctypes
+import glob
 import itertools
 import mmap
 import os
@@ -21,7 +26,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +37,16 @@ from mpi4py import MPI
 
 from hpccomm.cuda.patience import Patience
 from hpccomm.cuda.seam import Kernel
+from hpccomm.nccl.intra_node import MAX_RANKS
 
 from .gpus import extent
 from .kernels import build
 
 HOST = -1  # the number of the host among the streams, in the clocks
 DEFAULT_STREAM = 0
+OWN = 1  # the GPU of this process, where a test does not say otherwise: not the one on which every thread begins
+RUBBISH = 0xA5
+MOST_FREED, MOST_FREED_BYTES = 100, 32 << 20
 FEWER = 3, 8  # blocks and threads of a kernel: each of the latter is a thread
 
 Clock = dict[int, int]
@@ -67,9 +76,94 @@ class Message:
 
 
 @dataclass
+class Copy:
+    """A copy to or from the host's memory, for which the host has not waited yet."""
+
+    stream: int
+    time: int
+    memory: weakref.ref[np.ndarray]  # what has to be kept until then
+    start: int
+    values: bytes
+    arrives: bool
+
+    def is_before(self, clock: Clock) -> bool:
+        """Say whether what has this clock knows that the copy is done."""
+        return clock.get(self.stream, 0) >= self.time
+
+    def end(self) -> str | None:
+        """Let the host see the result; return what is wrong."""
+        if self.memory() is None:
+            return "host memory was dropped before the copy to or from it was done"
+        memory = MPI.buffer.fromaddress(self.start, len(self.values))
+        if self.arrives:
+            memory[:] = self.values
+        elif bytes(memory) != self.values:
+            return "host memory was changed before the copy from it to the GPU was done"
+        return None
+
+
+@dataclass
 class Event:
     device: int
     clock: Clock = field(default_factory=dict)
+    graph: Graph | None = None  # in whose capture it was recorded last
+
+
+class Graph:
+    """What has been captured: the actions, and the order between the streams that are part of it."""
+
+    def __init__(self, machine: Machine, origin: int) -> None:
+        self._machine = machine
+        self._origin = origin
+        self._actions: list[Callable[[], Any]] = []
+        self._passed: dict[int, Clock] = {}  # at each event: first while it is captured, then at every launch
+        self._clocks: dict[int, Clock] = {}
+        self._join(origin, {})
+
+    def _join(self, stream: int, clock: Clock) -> None:
+        """Make a stream part of the capture."""
+        self._clocks[stream] = dict(clock)
+        self._machine.capturing[stream] = self
+        self.add(stream)
+
+    def add(self, stream: int, *actions: Callable[[], Any]) -> None:
+        """Add what has been put on a stream."""
+        self._clocks[stream][stream] = self._clocks[stream].get(stream, 0) + 1
+        self._actions.extend(actions)
+
+    def record(self, number: int, event: Event, stream: int) -> None:
+        """Record an event in the graph."""
+        event.graph = self
+        self._passed[number] = dict(self._clocks[stream])
+        self._actions.append(lambda: self._passed.update({number: dict(self._machine.clock(stream))}))
+
+    def wait(self, stream: int, number: int) -> None:
+        """Let a stream, which may be new to the capture, wait for an event of it."""
+        if stream not in self._clocks:
+            self._join(stream, self._passed[number])
+        _merge(self._clocks[stream], self._passed[number])
+        self._actions.append(lambda: _merge(self._machine.clock(stream), self._passed[number]))
+
+    def end(self) -> None:
+        """End the capture."""
+        known = self._clocks[self._origin]
+        for stream, clock in self._clocks.items():
+            del self._machine.capturing[stream]
+            if known.get(stream, 0) < clock[stream]:
+                raise CUDAError("cudaErrorStreamCaptureUnjoined: the capture was not joined to the original stream")
+
+    def launch(self, stream: int) -> None:
+        """Do everything, behind what has been put on a stream, and before what follows there."""
+        machine = self._machine
+        with machine.lock:
+            machine.launched = {each: next(machine.numbers) for each in self._clocks}
+            machine.streams |= {number: dict(machine.streams[stream]) for number in machine.launched.values()}
+            try:
+                for action in self._actions:
+                    action()
+                _merge(machine.streams[stream], machine.clock(self._origin))
+            finally:
+                machine.launched = {}
 
 
 class Machine:
@@ -77,21 +171,28 @@ class Machine:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.devices = 1
+        self.devices = 2
         self.identities: dict[int, str] = {}
         self._current_device = threading.local()  # CUDA has one for each thread, at first 0
+        self.device = OWN  # as the program wants it, in this thread
         self.contexts: set[int] = set()  # the GPUs that this process has taken memory of
         self.numbers = itertools.count(1)
         self.streams: dict[int, Clock] = {DEFAULT_STREAM: {}}
+        self.programs: set[int] = set()  # the streams that the program has made
         self.host: Clock = {}
         self.events: dict[int, Event] = {}
         self.current = threading.local()
         self.accesses: list[Access] = []
+        self.copies: list[Copy] = []
         self._races: list[str] = []
-        self._dropped: deque[tuple[int, int, int]] = deque()  # memory and the stream that may use it again
+        # Memory and the stream that may use it again; what hpccomm has allocated is not used again for a while, so that
+        # what still uses it is seen.
+        self._dropped: deque[tuple[int, int, int, np.ndarray | None]] = deque()
+        self._freed: deque[tuple[int, int, np.ndarray]] = deque()
         self.calls: list[str] = []  # the functions of the seam, in the order of their calls
         self.held = False
-        self.capturing: set[int] = set()  # streams
+        self.capturing: dict[int, Graph] = {}  # by stream
+        self.launched: dict[int, int] = {}  # while a graph is: for each stream of its capture, the one it is now
         self.version = 23000
         self.has_all_to_all = True
         self.failures: list[Exception] = []  # raised by the next calls of NCCL, one by one
@@ -112,16 +213,39 @@ class Machine:
     def device(self, device: int) -> None:
         self._current_device.number = device
 
+    def initialises(self) -> None:
+        """Note that a call needs the current GPU: this process has a context there from then on."""
+        self.contexts.add(self.device)
+
     # -- order
 
     def runs(self, stream: int, what: str, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
         """Note that the stream now uses these (start, end) ranges of memory."""
+        self.initialises()
         with self.lock:
             self._settle()
             self._note(stream, what, reads, writes)
 
+    def clock(self, stream: int) -> Clock:
+        """Return what a stream knows of."""
+        return self.streams[self.launched.get(stream, stream)]
+
+    def captures(self, stream: int, action: Callable[[], Any]) -> bool:
+        """Say whether the stream is being captured, and take note of what is put on it if so."""
+        graph = self.capturing.get(stream)
+        if graph is not None:
+            graph.add(stream, action)
+        return graph is not None
+
+    def refuse_capturing(self, stream: int) -> None:
+        """Raise if a stream is being captured, which has nothing to wait for, and does nothing now."""
+        if stream in self.capturing:
+            raise CUDAError("cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing")
+
     def _note(self, stream: int, what: str, reads: tuple[Any, ...], writes: tuple[Any, ...]) -> None:
-        clock = self.streams[stream]
+        self.refuse_capturing(stream)
+        clock = self.clock(stream)
+        stream = self.launched.get(stream, stream)
         _merge(clock, self.host)  # the host launches it, knowing what it knows
         self._receive(clock)
         clock[stream] = clock.get(stream, 0) + 1
@@ -129,16 +253,23 @@ class Machine:
             for start, end in ranges:
                 if start < end:
                     self._access(Access(start, end, stream, clock[stream], is_write, what), clock)
+                if any(start < high and low < end for low, high, _ in self._freed):
+                    self._races.append(f"{what} on stream {stream} uses memory that has been dropped before the call")
 
     def _settle(self) -> None:
         """Take note of the memory that was dropped: a finaliser may run anywhere, also in the middle of noting."""
+        self._end_copies(lambda copy: copy.memory() is None)
         while self._dropped:
-            start, end, stream = self._dropped.popleft()
+            start, end, stream, kept = self._dropped.popleft()
             if stream in self.streams:
                 on_their_way, self.messages = self.messages, []  # it need not have been reused yet
                 self._note(stream, "the reuse of dropped memory", (), ((start, end),))
                 self.messages = on_their_way
             self.accesses = [each for each in self.accesses if not (start <= each.start and each.end <= end)]
+            if kept is not None and kept.size:
+                self._freed.append((start, end, kept))
+        while len(self._freed) > MOST_FREED or sum(end - start for start, end, _ in self._freed) > MOST_FREED_BYTES:
+            self._freed.popleft()
 
     @property
     def races(self) -> list[str]:
@@ -185,7 +316,54 @@ class Machine:
             self._settle()
             self._receive(clock)
             _merge(self.host, clock)
-            self.accesses = [each for each in self.accesses if self.host.get(each.stream, 0) < each.time]
+            self._end_copies(lambda copy: copy.is_before(self.host))
+            self.accesses = [each for each in self.accesses if not self.host_knows(each)]
+
+    def host_knows(self, access: Access) -> bool:
+        """Say whether the host has waited for an access."""
+        return self.host.get(access.stream, 0) >= access.time
+
+    # -- the host
+
+    def copy_to_host(self, host: np.ndarray, source: int, stream: int) -> None:
+        """Copy from the GPU: what the host finds in its memory before it has waited is rubbish."""
+        self.runs(stream, "a copy to the host", ((source, source + host.nbytes),), (_host_extent(host),))
+        self._begin_copy(host, bytes(MPI.buffer.fromaddress(source, host.nbytes)), stream, arrives=True)
+        host.reshape(-1).view(np.uint8)[...] = RUBBISH
+
+    def copy_from_host(self, target: int, host: np.ndarray, stream: int) -> None:
+        """Copy to the GPU: the host must not change its memory before it has waited."""
+        self.runs(stream, "a copy to the GPU", (_host_extent(host),), ((target, target + host.nbytes),))
+        self._begin_copy(host, b"", stream, arrives=False)
+        MPI.buffer.fromaddress(target, host.nbytes)[:] = self.copies[-1].values
+
+    def _begin_copy(self, host: np.ndarray, values: bytes, stream: int, arrives: bool) -> None:
+        start, end = _host_extent(host)
+        with self.lock:
+            clock = self.clock(stream)
+            stream = self.launched.get(stream, stream)
+            # What is before this one, the GPU has done by now, and the host may not have waited for it.
+            self._end_copies(
+                lambda copy: copy.start < end and start < copy.start + len(copy.values) and copy.is_before(clock)
+            )
+            values = values if arrives else bytes(MPI.buffer.fromaddress(start, end - start))
+            self.copies.append(Copy(stream, clock[stream], weakref.ref(_root(host)), start, values, arrives))
+
+    def _end_copies(self, which: Callable[[Copy], bool]) -> None:
+        ended = [copy for copy in self.copies if which(copy)]
+        self.copies = [copy for copy in self.copies if not any(copy is each for each in ended)]
+        self._races += filter(None, [copy.end() for copy in ended])
+
+    def host_uses(self, what: str, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> Callable[[], None]:
+        """Note that the host now uses these ranges of the GPU's memory, until what is returned is called."""
+        with self.lock:
+            self._settle()
+            own = {next(self.numbers): 1}  # what follows on a stream does not know of the end before the host does
+            for ranges, is_write in ((reads, False), (writes, True)):
+                for start, end in ranges:
+                    if start < end:
+                        self._access(Access(start, end, *own, 1, is_write, what), self.host)
+        return lambda: self.host_waits(own)
 
     # -- memory
 
@@ -196,15 +374,18 @@ class Machine:
 
     def allocated(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
         """Return an array whose memory, once dropped, may be used again by what follows on `stream`."""
-        host = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype).reshape(shape)
-        self.watch(host, stream)
+        self.refuse_capturing(stream)  # the next launch would find it in use
+        kept = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, RUBBISH, np.uint8)
+        host = np.frombuffer(memoryview(kept), np.uint8).view(dtype).reshape(shape)
+        self.watch(host, stream, kept)
+        self.runs(stream, "what had the memory before", writes=((kept.ctypes.data, kept.ctypes.data + kept.nbytes),))
         return self.array(host, device)
 
-    def watch(self, host: np.ndarray, stream: int) -> None:
+    def watch(self, host: np.ndarray, stream: int, kept: np.ndarray | None = None) -> None:
         """Note when the memory of a NumPy array is dropped: from then on it may be used by what follows on `stream`."""
         root = _root(host)
         low, high = np.lib.array_utils.byte_bounds(root)
-        weakref.finalize(root, self._dropped.append, (low, high, stream))
+        weakref.finalize(root, self._dropped.append, (low, high, stream, kept))
 
 
 def _root(array: np.ndarray) -> np.ndarray:
@@ -244,6 +425,22 @@ def _fail_cuda() -> None:
         raise MACHINE.cuda_failures.pop(0)
 
 
+def on_stream(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a function, whose last argument is a stream, go into the graph while that is being captured."""
+
+    @wraps(function)
+    def called(*arguments: Any) -> None:
+        if not MACHINE.captures(arguments[-1], partial(function, *arguments)):
+            function(*arguments)
+
+    return called
+
+
+def _refuse_captured(event: int) -> None:
+    if MACHINE.events[event].graph is not None:
+        raise CUDAError("cudaErrorCapturedEvent: operation not permitted on an event last recorded in a capture")
+
+
 class Runtime:
     """The CUDA half of the provider."""
 
@@ -257,7 +454,7 @@ class Runtime:
         if not 0 <= device < MACHINE.devices:
             raise CUDAError("cudaErrorInvalidDevice: invalid device ordinal")
         MACHINE.device = device
-        MACHINE.contexts.add(device)  # cudaSetDevice initialises the GPU, since CUDA 12
+        MACHINE.initialises()  # since CUDA 12
 
     def identity(self, device: int) -> str:
         if not 0 <= device < MACHINE.devices:
@@ -280,6 +477,8 @@ class Runtime:
 
     def synchronize_stream(self, stream: int) -> None:
         MACHINE.calls.append("synchronize_stream")
+        MACHINE.initialises()
+        MACHINE.refuse_capturing(stream)
         while MACHINE.held:
             time.sleep(1e-3)
         MACHINE.host_waits(MACHINE.streams[stream])
@@ -294,17 +493,31 @@ class Runtime:
 
     def record(self, event: int, stream: int) -> None:
         _check_default_stream(stream, MACHINE.events[event].device)
+        MACHINE.initialises()
         with MACHINE.lock:
+            recorded, graph = MACHINE.events[event], MACHINE.capturing.get(stream)
+            if graph is not None:
+                return graph.record(event, recorded, stream)
             _merge(MACHINE.streams[stream], MACHINE.host)
-            MACHINE.events[event].clock = dict(MACHINE.streams[stream])
+            recorded.clock, recorded.graph = dict(MACHINE.streams[stream]), None
 
     def wait(self, stream: int, event: int) -> None:
+        MACHINE.initialises()
         with MACHINE.lock:
             MACHINE.calls.append("wait")
-            _merge(MACHINE.streams[stream], MACHINE.events[event].clock)
+            recorded, graph = MACHINE.events[event], MACHINE.capturing.get(stream)
+            if recorded.graph is not None and recorded.graph in MACHINE.capturing.values():
+                if graph not in (None, recorded.graph):
+                    raise CUDAError("cudaErrorStreamCaptureMerge: the event belongs to another capture")
+                return recorded.graph.wait(stream, event)
+            _refuse_captured(event)
+            if graph is not None:
+                raise CUDAError("cudaErrorStreamCaptureIsolation: dependency created on uncaptured work")
+            _merge(MACHINE.streams[stream], recorded.clock)
 
     def is_done(self, event: int) -> bool:
-        MACHINE.contexts.add(MACHINE.device)
+        MACHINE.initialises()
+        _refuse_captured(event)
         _fail_cuda()
         if MACHINE.held or not MACHINE.has_received(MACHINE.events[event].clock):
             return False
@@ -313,6 +526,8 @@ class Runtime:
 
     def synchronize_event(self, event: int) -> None:
         MACHINE.calls.append("synchronize_event")
+        MACHINE.initialises()
+        _refuse_captured(event)
         _fail_cuda()
         while MACHINE.held:
             time.sleep(1e-3)
@@ -326,6 +541,7 @@ class Runtime:
     def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
         return MACHINE.allocated(shape, dtype, device, stream)
 
+    @on_stream
     def copy(self, target: Any, source: Any, stream: int) -> None:
         assert target.dtype == source.dtype
         assert target.size == source.size
@@ -333,6 +549,7 @@ class Runtime:
         MACHINE.runs(stream, "a copy", (extent(source),), (extent(target),))
         as_numpy(target)[...] = as_numpy(source).reshape(target.shape)
 
+    @on_stream
     def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
         MACHINE.runs(stream, "a multiplication", (extent(source),), (extent(target),))
         np.multiply(as_numpy(source), target.dtype.type(factor), out=as_numpy(target))
@@ -345,15 +562,17 @@ class Runtime:
     def pinned(self, nbytes: int) -> Any:
         return np.full(nbytes, 0x5A, np.uint8)
 
+    @on_stream
     def to_host(self, host: Any, array: Any, stream: int) -> None:
         MACHINE.calls.append("to_host")
-        MACHINE.runs(stream, "a copy to the host", (extent(array),), (_host_extent(host),))
-        host.reshape(-1).view(np.uint8)[...] = as_numpy(array).reshape(-1).view(np.uint8)
+        assert host.nbytes == array.nbytes
+        MACHINE.copy_to_host(host, array.data.ptr, stream)
 
+    @on_stream
     def to_device(self, array: Any, host: Any, stream: int) -> None:
         MACHINE.calls.append("to_device")
-        MACHINE.runs(stream, "a copy to the GPU", (_host_extent(host),), (extent(array),))
-        as_numpy(array).reshape(-1).view(np.uint8)[...] = host.reshape(-1).view(np.uint8)
+        assert host.nbytes == array.nbytes
+        MACHINE.copy_from_host(array.data.ptr, host, stream)
 
     # IPC: memory that processes share is a file, and a handle is its name
 
@@ -371,23 +590,32 @@ class Runtime:
 
     def free(self, memory: int) -> None:
         name, _ = MACHINE.shared.pop(memory)
+        others = glob.glob(f"{name}.*")
+        assert not others or "abort" in MACHINE.calls, "the memory is freed while another process has it open"
         os.unlink(name)
 
     def ipc_handle(self, memory: int) -> bytes:
-        return MACHINE.shared[memory][0].encode()
+        name, shared = MACHINE.shared[memory]
+        MACHINE.host_uses("the sharing of memory", writes=((memory, memory + shared.nbytes),))()
+        return name.encode()
 
     def open_ipc(self, handle: bytes, device: int) -> int:
         if MACHINE.blind:
             raise CUDAError("cudaErrorPeerAccessUnsupported")
+        Path(f"{handle.decode()}.{os.getpid()}").touch()
         return self._mapped(handle.decode())
 
     def close_ipc(self, memory: int) -> None:
-        del MACHINE.shared[memory]
+        time.sleep(0.02 * MPI.COMM_WORLD.Get_rank())  # rank 0 does not wait for the others by chance
+        name, _ = MACHINE.shared.pop(memory)
+        os.unlink(f"{name}.{os.getpid()}")
 
+    @on_stream
     def clear(self, memory: int, nbytes: int, stream: int) -> None:
         MACHINE.runs(stream, "clearing", writes=((memory, memory + nbytes),))
         _bytes(memory, nbytes, 1)[:] = 0
 
+    @on_stream
     def copy_bytes(self, target: int, source: int, nbytes: int, stream: int) -> None:
         MACHINE.calls.append("copy_bytes")
         MACHINE.runs(stream, "a copy", ((source, source + nbytes),), ((target, target + nbytes),))
@@ -396,11 +624,16 @@ class Runtime:
     def compile_intra_node(self, ranks: int, rank: int, device: int) -> None:
         _fail_cuda()
 
+    @on_stream
     def intra_node_kernel(
         self, kernel: Kernel, shape: tuple[int, int], out: int, memory: Any, vectors: int, stream: int
     ) -> None:
         MACHINE.calls.append(kernel.name)
         given = int(memory.view(np.uint64)[kernel.rank])
+        if not memory.view(np.uint64)[
+            2 * MAX_RANKS + kernel.rank
+        ]:  # the kernels do not meet: the others may read this rank's memory since the last barrier of MPI
+            MACHINE.host_uses("the others' reading", ((given, given + 16 * vectors),))()
         MACHINE.runs(stream, kernel.name, ((given, given + 16 * vectors),), ((out, out + 16 * vectors),))
         build.library(kernel.ranks, kernel.rank).intra_node(
             kernel.name.encode(),
@@ -413,6 +646,72 @@ class Runtime:
 
     def explain(self, error: Exception) -> str | None:
         return str(error) if isinstance(error, CUDAError) else None
+
+
+class CudaAwareComm:
+    """An MPI communicator that is given memory of the GPU: the host reads and writes it, and knows no streams."""
+
+    # the buffers that are read and those that are written, as places among the arguments
+    USES = {
+        "Allreduce": ((), (1,)),
+        "Allgather": ((0,), (1,)),
+        "Send": ((0,), ()),
+        "Isend": ((0,), ()),
+        "Recv": ((), (0,)),
+        "Irecv": ((), (0,)),
+    }
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._call, name, getattr(self._comm, name))
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        buffers = [
+            (each[0].address, each[0].address + each[0].nbytes) if isinstance(each, list) else None
+            for each in arguments
+        ]
+        if name == "Bcast":
+            reads, writes = ((0,), ()) if arguments[1] == self._comm.Get_rank() else ((), (0,))
+        elif name == "Reduce":
+            reads, writes = ((0,), ()) if arguments[1] is None else ((), (1,))
+        else:
+            reads, writes = self.USES[name]
+        for start, end in (buffers[i] for i in reads):
+            assert not any(start < buffers[i][1] and buffers[i][0] < end for i in writes), "MPI's buffers overlap"
+        ended = MACHINE.host_uses(f"MPI's {name}", [buffers[i] for i in reads], [buffers[i] for i in writes])
+        result = None
+        try:
+            result = function(*arguments)
+        finally:
+            if not isinstance(result, MPI.Request):
+                ended()
+        return WatchedRequest(result, ended) if isinstance(result, MPI.Request) else result
+
+
+class WatchedRequest(MPI.Request):
+    """A request that says when it has been found complete."""
+
+    def __new__(cls, request: MPI.Request, ended: Callable[[], None]) -> WatchedRequest:
+        made = super().__new__(cls, request)
+        made.ended = ended
+        return made
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        is_done = True  # also where it fails
+        try:
+            is_done = super().Test(status)
+        finally:
+            if is_done:
+                self.ended()
+        return is_done
+
+    def Wait(self, status: MPI.Status | None = None) -> bool:
+        try:
+            return super().Wait(status)
+        finally:
+            self.ended()
 
 
 def _host_extent(host: Any) -> tuple[int, int]:
@@ -499,6 +798,7 @@ class Communicator:
         self.job: Job | None = None
         self.met: set[tuple[str, int]] = set()  # whom, and for what
         self.posted: list[Message] = []  # of the group that is being run
+        self.streams: set[int] = set()  # that it has been used on
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Return one of NCCL's calls: `_all_reduce` does it, now or at the end of the group."""
@@ -550,6 +850,7 @@ class Communicator:
         fail()
         self._use()
         MACHINE.calls.append(name)
+        self.streams.add(arguments[-1])
         if MACHINE.depth:
             MACHINE.grouped.append((function, arguments))
         else:
@@ -567,6 +868,10 @@ class Communicator:
                 requests.append(self._meet(*meeting))
         while not MPI.Request.Testall(requests):
             yield
+        if not calls or not MACHINE.captures(calls[0][1][-1], partial(self._launch, calls)):
+            self._launch(calls)
+
+    def _launch(self, calls: list[tuple[Any, ...]]) -> None:
         for function, arguments in calls:
             function(*arguments)
         with MACHINE.lock:
@@ -646,7 +951,8 @@ class Communicator:
         self._is_on_its_way(stream, request, deliver)
 
     def _is_on_its_way(self, stream: int, request: MPI.Request, deliver: Callable[[], None]) -> None:
-        self.posted.append(Message(self, stream, MACHINE.streams[stream][stream], request, deliver))
+        clock, stream = MACHINE.clock(stream), MACHINE.launched.get(stream, stream)
+        self.posted.append(Message(self, stream, clock[stream], request, deliver))
 
     def split(self, color: int, key: int, patience: Patience | None) -> Communicator | None:
         made = Communicator(blocks=patience is None, patience=patience)
@@ -657,6 +963,9 @@ class Communicator:
         """Make a communicator of the ranks with this color."""
         fail()
         MACHINE.calls.append("split")
+        used = self.streams - MACHINE.programs
+        in_flight = [each.what for each in MACHINE.accesses if each.stream in used and not MACHINE.host_knows(each)]
+        assert not in_flight, f"the communicator is split while in flight: {in_flight}"
         yield from self._everybody()
         made.comm = self.comm.Split(MPI.UNDEFINED if color < 0 else color, key)
 

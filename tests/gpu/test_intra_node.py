@@ -12,7 +12,6 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.nccl import intra_node
 from hpccomm.nccl.intra_node import Algorithm, Links, Topology, choose, links_of
 
 from ..arrays import assert_same, backwards, contiguous, strided
@@ -131,7 +130,7 @@ def test_which_calls_are_made(world: hc.ProcessGroup, machine: Any) -> None:
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 def test_a_group_of_one_of_ranks_that_share_a_gpu_has_nccl(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.identities = {0: "the same"}
+    machine.identities = {gpus.own(): "the same"}
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "host")
     with hc.init_process_group():
         array = gpus.array(np.ones(4, np.float32))
@@ -160,13 +159,12 @@ def test_where_one_rank_can_not_compile_the_kernels_all_leave_it_to_nccl(
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
-def test_in_a_capture_it_is_refused(world: hc.ProcessGroup, machine: Any) -> None:
+def test_in_a_capture_it_is_refused(world: hc.ProcessGroup) -> None:
     array = gpus.array(np.ones(4, np.float32))
     hc.all_reduce(array)
-    machine.capturing = {gpus.current_stream()}
-    with pytest.raises(hc.DistBackendError, match="an all_reduce by HPCCOMM_INTRA_NODE can't be replayed"):
+    refused = "an all_reduce by HPCCOMM_INTRA_NODE can't be replayed"
+    with gpus.captured(), pytest.raises(hc.DistBackendError, match=refused):
         hc.all_reduce(array)
-    machine.capturing = set()
 
 
 def test_groups_of_their_own(world: hc.ProcessGroup) -> None:
@@ -227,7 +225,7 @@ def test_memory_that_can_not_be_opened(machine: Any, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 def test_ranks_that_share_a_gpu_can_sum_by_way_of_the_host(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.identities = {0: "the same"}
+    machine.identities = {gpus.own(): "the same"}
     machine.version = 22703
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "host")
     with hc.init_process_group() as group:
@@ -249,10 +247,13 @@ def test_memory_that_reads_wrong_is_not_used(machine: Any, monkeypatch: pytest.M
     """A handle opens, but what is read behind it is not what the other rank has written."""
     from .stand_in import Runtime
 
+    opens = Runtime.open_ipc
+
     def open_something_else(runtime: Runtime, handle: bytes, device: int) -> int:
-        memory = np.zeros(intra_node.WHOLE_BYTES, np.uint8)
-        machine.shared[memory.ctypes.data] = ("", memory)
-        return memory.ctypes.data
+        name, memory = machine.shared.pop(opens(runtime, handle, device))
+        other = np.zeros_like(memory)
+        machine.shared[other.ctypes.data] = (name, other)
+        return other.ctypes.data
 
     if RANK == 0:
         monkeypatch.setattr(Runtime, "open_ipc", open_something_else)

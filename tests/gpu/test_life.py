@@ -28,13 +28,6 @@ def _no_world_left() -> Iterator[None]:
         hc.destroy_process_group()
 
 
-def device_id() -> int:
-    """This rank's GPU."""
-    from hpccomm.cuda import seam
-
-    return RANK % seam.runtime().device_count()
-
-
 # -- connecting --------------------------------------------------------------------------------------
 
 
@@ -50,7 +43,6 @@ def test_nothing_is_connected_before_the_first_gpu_array(machine: Any) -> None:
 
 
 def test_device_id_connects_at_once(machine: Any) -> None:
-    machine.devices = 2
     with hc.init_process_group(device_id=1) as group:
         assert machine.calls == ["connect"]
         assert machine.device == 1
@@ -63,11 +55,12 @@ def test_device_id_connects_at_once(machine: Any) -> None:
 @pytest.fixture
 def two_gpus(machine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Two GPUs that all ranks see, and may share."""
-    machine.devices, machine.identities, machine.version = 2, {0: "one", 1: "two"}, 23000
+    machine.identities, machine.version = {0: "one", 1: "two"}, 23000
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     return machine
 
 
+@pytest.mark.several_gpus
 def test_the_ranks_of_a_node_take_turns(two_gpus: Any) -> None:
     machine = two_gpus
     with hc.init_process_group(device_id="auto"):
@@ -83,7 +76,7 @@ def test_the_ranks_of_a_node_take_turns(two_gpus: Any) -> None:
 
 
 def test_a_first_message_between_two_of_many_after_device_id() -> None:
-    with hc.init_process_group(device_id=device_id()):
+    with hc.init_process_group(device_id=gpus.own()):
         if RANK == 0 and SIZE > 1:
             hc.send(gpus.array(np.ones(2)), 1)
         elif RANK == 1:
@@ -108,14 +101,14 @@ def test_device_ids_that_can_not_be(machine: Any) -> None:
 
 
 def test_an_array_on_another_gpu(machine: Any) -> None:
-    machine.devices = 2
-    with hc.init_process_group(device_id=0):
-        with pytest.raises(ValueError, match="an array is on GPU 1, but this rank's GPU in the group is 0"):
-            hc.all_reduce(gpus.array(np.ones(1), device=1))
-        with pytest.raises(ValueError, match="an array is on GPU 1"):
-            hc.all_gather_single(gpus.array(np.ones(SIZE)), gpus.array(np.ones(1), device=1))
+    with hc.init_process_group(device_id=1):
+        with pytest.raises(ValueError, match="an array is on GPU 0, but this rank's GPU in the group is 1"):
+            hc.all_reduce(gpus.array(np.ones(1), device=0))
+        with pytest.raises(ValueError, match="an array is on GPU 0"):
+            hc.all_gather_single(gpus.array(np.ones(SIZE)), gpus.array(np.ones(1), device=0))
 
 
+@pytest.mark.several_gpus
 def test_without_device_id_the_first_array_decides(machine: Any) -> None:
     machine.devices = 4
     with hc.init_process_group():
@@ -126,6 +119,7 @@ def test_without_device_id_the_first_array_decides(machine: Any) -> None:
             hc.all_reduce(gpus.array(np.ones(1), device=0))
 
 
+@pytest.mark.several_gpus
 @pytest.mark.parametrize("backend", ["cuda:nccl", "cpu:mpi,cuda:mpi"])
 def test_groups_made_later_keep_the_gpu(two_gpus: Any, backend: str) -> None:
     with hc.init_process_group(backend, device_id="auto"):
@@ -137,6 +131,7 @@ def test_groups_made_later_keep_the_gpu(two_gpus: Any, backend: str) -> None:
                 hc.all_reduce(gpus.array(np.ones(1)), group=group)
 
 
+@pytest.mark.several_gpus
 @pytest.mark.parametrize("backend", ["cuda:nccl", "cpu:mpi,cuda:mpi"])
 def test_a_rank_that_sees_one_gpu_only_takes_that(two_gpus: Any, backend: str) -> None:
     # as under srun --gpus-per-task=1: for every rank it has number 0
@@ -145,16 +140,18 @@ def test_a_rank_that_sees_one_gpu_only_takes_that(two_gpus: Any, backend: str) -
         assert two_gpus.device == 0
 
 
+@pytest.mark.several_gpus
 @pytest.mark.skipif(SIZE < 3, reason="needs three ranks")
 def test_ranks_that_see_different_gpus_do_not_collide(machine: Any) -> None:
     # as under srun --gpu-bind=closest: even ranks see one half, odd ones the other
-    machine.devices, machine.identities = 2, {index: f"GPU {index + 2 * (RANK % 2)}" for index in range(2)}
+    machine.identities = {index: f"GPU {index + 2 * (RANK % 2)}" for index in range(2)}
     with hc.init_process_group("cuda:nccl", device_id="auto"):
         assert machine.device == RANK // 2 % 2
 
 
+@pytest.mark.several_gpus
 def test_mig_instances_are_explained(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.identities = {0: "the first instance"}
+    machine.devices, machine.identities = 1, {0: "the first instance"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
     if SIZE > 1:
         with pytest.raises(hc.DistBackendError, match="one MIG instance, the first that CUDA_VISIBLE_DEVICES names"):
@@ -164,6 +161,7 @@ def test_mig_instances_are_explained(machine: Any, monkeypatch: pytest.MonkeyPat
         assert machine.device == 0
 
 
+@pytest.mark.several_gpus
 def test_without_an_array_the_ranks_of_a_node_take_turns(two_gpus: Any) -> None:
     with hc.init_process_group("nccl") as group:
         hc.barrier()
@@ -171,7 +169,6 @@ def test_without_an_array_the_ranks_of_a_node_take_turns(two_gpus: Any) -> None:
 
 
 def test_no_context_is_made_on_a_gpu_of_another_rank(machine: Any) -> None:
-    machine.devices = 2
     with hc.init_process_group(device_id=1):
         assert machine.contexts == {1}
         array = gpus.array(np.ones(4))
@@ -181,7 +178,6 @@ def test_no_context_is_made_on_a_gpu_of_another_rank(machine: Any) -> None:
         half = hc.split_group(color=RANK % 2)
         hc.all_reduce(array, group=half)
     assert machine.contexts == {1}
-    machine.device = 0
 
 
 # -- what goes wrong when connecting -----------------------------------------------------------------
@@ -189,7 +185,7 @@ def test_no_context_is_made_on_a_gpu_of_another_rank(machine: Any) -> None:
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 def test_ranks_that_share_a_gpu_are_named(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.identities = {0: "the same"} if RANK < 2 else {}
+    machine.identities = {gpus.own(): "the same"} if RANK < 2 else {}
     with hc.init_process_group():
         array = gpus.array(np.ones(1))
         for version, allowed in ((22703, "1"), (23000, "0")):
@@ -251,7 +247,7 @@ def test_errors_of_nccl_name_the_operation(machine: Any) -> None:
 
 
 def test_groups_made_after_connecting_are_split_off(machine: Any) -> None:
-    with hc.init_process_group(device_id=0):
+    with hc.init_process_group(device_id=gpus.own()):
         machine.calls.clear()
         last = hc.new_group([SIZE - 1])
         halves = hc.split_group(color=RANK % 2, key=-RANK)
@@ -269,8 +265,19 @@ def test_groups_made_after_connecting_are_split_off(machine: Any) -> None:
                 assert_same(gpus.values(gathered), np.array(group.ranks, float))
 
 
+def test_nothing_is_in_flight_when_a_communicator_is_split() -> None:
+    with hc.init_process_group(device_id=gpus.own()):
+        array = gpus.array(np.ones(4))
+        for _ in range(2):  # alone and together
+            hc.all_reduce(array)
+            hc.new_group([0])
+            hc.all_reduce(array, async_op=True)
+            hc.new_group([0])
+        assert_same(gpus.values(array), np.full(4, float(SIZE**4)))
+
+
 def test_groups_that_only_their_members_make_are_connected_anew(machine: Any) -> None:
-    with hc.init_process_group(device_id=0):
+    with hc.init_process_group(device_id=gpus.own()):
         machine.calls.clear()
         group = hc.new_group([0, SIZE - 1][: min(SIZE, 2)], use_local_synchronization=True)
         assert ("connect" in machine.calls) == isinstance(group, hc.ProcessGroup)

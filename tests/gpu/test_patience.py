@@ -85,7 +85,7 @@ def test_a_rank_that_does_not_connect() -> None:
 def test_a_first_collective_that_one_rank_does_not_make(async_op: bool, machine: Any) -> None:
     with hc.init_process_group(on_timeout="raise", timeout=60):
         group = hc.new_group(timeout=0.3)
-        group._backends["cuda"].connect()
+        group._backends["cuda"]._connect(gpus.own())
         array = gpus.array(np.ones(1))
         if RANK == 0:
             with pytest.raises(
@@ -143,7 +143,7 @@ def test_later_messages_do_not_wait_for_the_other_rank() -> None:
 def test_a_failure_ends_the_waiting(machine: Any) -> None:
     with hc.init_process_group(on_timeout="raise", timeout=60):
         group = hc.new_group()
-        group._backends["cuda"].connect()
+        group._backends["cuda"]._connect(gpus.own())
         nccl = group._backends["cuda"]._connection
         if RANK == 0:
             failing = threading.Timer(0.2, nccl.fail, args=("ncclRemoteError (6)",))

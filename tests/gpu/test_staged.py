@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -99,6 +100,32 @@ def test_a_cuda_aware_mpi_gets_the_gpus_memory(machine: Any, monkeypatch: pytest
         assert_same(gpus.values(half), np.full(4, group.size, np.float16))
 
 
+@pytest.mark.parametrize("layout", [contiguous, strided])
+def test_arrays_that_a_cuda_aware_mpi_uses_live_until_it_is_done(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, layout: Any
+) -> None:
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "1")
+    with hc.init_process_group("cpu:mpi,cuda:mpi") as group:
+        hc.all_reduce(gpus.array(np.ones(1)))
+        backend = group._backends["cuda"]
+        works = [
+            backend.recv(gpus.array(np.zeros(1000), layout), (group.rank - 1) % group.size, 0, True),
+            backend.send(gpus.array(np.ones(1000), layout), (group.rank + 1) % group.size, 0, True),
+        ]
+        kept = [(work._request, work.alive) for work in works]  # what is kept where ranks have failed
+        del works
+        gc.collect()
+        assert not machine.races  # the memory would have been used again
+        for request, _ in kept:
+            request.Wait()
+
+
+def test_the_input_may_be_a_part_of_the_output(group: hc.ProcessGroup) -> None:
+    output = gpus.array(np.full(2 * group.size, float(group.rank)))
+    hc.all_gather_single(output, output[2 * group.rank : 2 * group.rank + 2])
+    assert_same(gpus.values(output), np.repeat(np.arange(group.size) * 1.0, 2))
+
+
 def test_messages(group: hc.ProcessGroup) -> None:
     n, me = group.size, group.rank
     to, source = (me + 1) % n, (me - 1) % n
@@ -159,8 +186,8 @@ def test_what_is_refused(group: hc.ProcessGroup) -> None:
     with pytest.raises(hc.UnsupportedOperationError, match="persistent: not for GPU arrays over MPI"):
         hc.all_reduce_init(gpus.array(np.ones(2)))
     if not gpus.is_real():
-        with pytest.raises(ValueError, match="arrays of one call are on GPUs 0 and 1"):
-            hc.all_gather_single(gpus.array(np.ones(group.size)), gpus.array(np.ones(1), device=1))
+        with pytest.raises(ValueError, match="arrays of one call are on GPUs 1 and 0"):
+            hc.all_gather_single(gpus.array(np.ones(group.size)), gpus.array(np.ones(1), device=0))
 
 
 def test_errors_are_told(group: hc.ProcessGroup, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,3 +232,81 @@ def test_a_thread_works_on_the_gpu_of_the_arrays(
     assert_same(gpus.values(received), np.full(3, float((me - 1) % n)))
     assert asked <= {1}
     assert machine.contexts == {1}
+
+
+# -- what the host reads and writes ------------------------------------------------------------------
+
+
+@pytest.mark.once
+def test_before_the_host_has_waited_it_finds_rubbish(machine: Any) -> None:
+    from .stand_in import RUBBISH, Runtime
+
+    cuda, array = Runtime(), gpus.array(np.arange(4, dtype=np.uint8))
+    event = cuda.create_event(0)
+    for wait in (
+        lambda: cuda.synchronize_stream(0),
+        lambda: cuda.synchronize_event(event),
+        lambda: cuda.is_done(event),
+    ):
+        host = cuda.pinned(4)
+        cuda.record(event, 0)
+        cuda.to_host(host, array, 0)
+        assert cuda.is_done(event)  # which is before the copy
+        assert_same(host, np.full(4, RUBBISH, np.uint8))
+        cuda.record(event, 0)
+        wait()
+        assert_same(host, np.arange(4, dtype=np.uint8))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("copy", ["to_host", "to_device"])
+def test_host_memory_that_is_dropped_too_early_is_seen(machine: Any, copy: str) -> None:
+    from .stand_in import Runtime
+
+    cuda, array, host = Runtime(), gpus.array(np.zeros(4)), np.ones(4)
+    getattr(cuda, copy)(*((host, array) if copy == "to_host" else (array, host)), 0)
+    del host
+    races, machine.races = machine.races, []
+    assert races == ["host memory was dropped before the copy to or from it was done"]
+    gpus.values(array)
+
+
+@pytest.mark.once
+def test_host_memory_that_is_changed_too_early_is_seen(machine: Any) -> None:
+    from .stand_in import Runtime
+
+    cuda, array, host = Runtime(), gpus.array(np.zeros(4)), np.ones(4)
+    cuda.to_device(array, host, 0)
+    host[0] = 2
+    assert_same(gpus.values(array), np.ones(4))
+    races, machine.races = machine.races, []
+    assert races == ["host memory was changed before the copy from it to the GPU was done"]
+
+
+def test_mpi_that_gets_the_gpus_memory_too_early_is_seen(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from .stand_in import Runtime
+
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "1")
+    with hc.init_process_group("cpu:mpi,cuda:mpi"):
+        array = gpus.array(np.zeros(4))
+        with monkeypatch.context() as patch:
+            patch.setattr(Runtime, "synchronize_stream", lambda *_: None)
+            hc.all_reduce(array)
+        gpus.values(array)
+        races, machine.races = machine.races, []
+        assert len(races) == 1
+        assert races[0].startswith("MPI's Allreduce on stream")
+        assert "does not wait for the program's writing on stream 0" in races[0]
+
+
+def test_memory_that_mpi_still_has_is_not_the_programs(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "1")
+    with hc.init_process_group("cpu:mpi,cuda:mpi") as group:
+        array = gpus.array(np.zeros(4))
+        work = hc.irecv(array, (group.rank - 1) % group.size)
+        gpus.write(array, np.ones(4))
+        hc.isend(gpus.array(np.ones(4)), (group.rank + 1) % group.size)
+        work.wait()
+        gpus.values(array)
+        races, machine.races = machine.races, []
+        assert any(race.startswith("the program's writing on stream 0 does not wait for MPI's Irecv") for race in races)

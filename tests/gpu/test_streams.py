@@ -196,34 +196,67 @@ def test_what_else_an_operation_costs(process_group: hc.ProcessGroup, machine: A
 # -- CUDA graphs -------------------------------------------------------------------------------------
 
 
-def test_in_a_capture_blocking_operations_on_contiguous_arrays_are_allowed(
-    process_group: hc.ProcessGroup, machine: Any
-) -> None:
+def test_a_captured_blocking_operation_is_done_at_every_launch(process_group: hc.ProcessGroup) -> None:
     array = gpus.array(np.ones(4))
     hc.all_reduce(array)
-    machine.capturing = {gpus.current_stream()}
-    hc.all_reduce(array)
-    machine.capturing = set()
-    assert_same(gpus.values(array), np.full(4, float(process_group.size**2)))
+    with gpus.captured() as graph:
+        hc.all_reduce(array)
+    assert_same(gpus.values(array), np.full(4, float(process_group.size)))
+    for value in (2.0, 3.0):
+        gpus.write(array, np.full(4, value + process_group.rank))
+        graph.launch()
+        assert_same(gpus.values(array), np.full(4, total(process_group) + process_group.size * (value - 1)))
 
 
-def test_in_a_capture_what_a_replay_would_get_wrong_is_refused(machine: Any) -> None:
+def test_in_a_capture_what_a_replay_would_get_wrong_is_refused() -> None:
     array, with_gaps = gpus.array(np.ones(4)), gpus.array(np.ones(4), strided)
     hc.all_reduce(array)
     hc.barrier()
-    machine.capturing = {gpus.current_stream()}
     for what, call in (
         ("an asynchronous operation", lambda: hc.all_reduce(array, async_op=True)),
         ("an operation that needs temporary memory", lambda: hc.all_reduce(with_gaps)),
         ("an operation that needs temporary memory", lambda: hc.reduce(array, 0, hc.ReduceOp.PREMUL_SUM(2.0))),
     ):
-        with pytest.raises(
-            hc.DistBackendError, match=f"{what} can't be replayed by a CUDA graph.*take it out of the graph"
-        ):
+        refused = f"{what} can't be replayed by a CUDA graph.*take it out of the graph"
+        with gpus.captured(), pytest.raises(hc.DistBackendError, match=refused):
             call()
-    machine.capturing = set()
     hc.all_reduce(array, async_op=True).wait()
     gpus.values(array)
+
+
+@pytest.mark.once
+def test_the_stand_in_refuses_in_a_capture_what_cuda_refuses(machine: Any) -> None:
+    from .stand_in import CUDAError, Runtime
+
+    cuda = Runtime()
+    outside, fork, event = cuda.create_stream(0), cuda.create_stream(0), cuda.create_event(0)
+    memory = gpus.array(np.zeros(1, np.uint8)).data.ptr
+    with gpus.captured():
+        origin = gpus.current_stream()
+        cuda.record(event, outside)
+        for call, error in (
+            (lambda: cuda.wait(origin, event), "StreamCaptureIsolation"),
+            (lambda: cuda.synchronize_stream(origin), "StreamCaptureUnsupported"),
+            (lambda: gpus.array(np.zeros(1)), "StreamCaptureUnsupported"),
+        ):
+            with pytest.raises(CUDAError, match=error):
+                call()
+        cuda.record(event, origin)
+        for ask in (cuda.is_done, cuda.synchronize_event):
+            with pytest.raises(CUDAError, match="CapturedEvent"):
+                ask(event)
+        cuda.wait(fork, event)
+        assert cuda.is_capturing(fork)
+        cuda.clear(memory, 1, fork)
+        cuda.record(event, fork)
+        cuda.wait(origin, event)
+    assert not cuda.is_capturing(fork)
+    capture = gpus.captured()
+    capture.__enter__()
+    cuda.record(event, gpus.current_stream())
+    cuda.wait(fork, event)
+    with pytest.raises(CUDAError, match="StreamCaptureUnjoined"):
+        capture.__exit__(None, None, None)
 
 
 # -- operations on several streams -------------------------------------------------------------------
@@ -345,10 +378,11 @@ def test_streams_of_the_program_may_be_gone_at_the_next_operation(process_group:
     assert_same(gpus.values(array), np.full(3, float(process_group.size**3)))
 
 
+@pytest.mark.several_gpus
 @pytest.mark.parametrize("layout", [np.array, strided])
 @pytest.mark.parametrize("async_op", [False, True])
 def test_the_gpu_need_not_be_the_current_one(machine: Any, layout: Any, async_op: bool) -> None:
-    machine.devices = 2
+    machine.device = 0
     with hc.new_group(use_local_synchronization=True) as group:  # the GPU of the first array is its own
         array = gpus.array(np.arange(4.0), layout, device=1)
         outputs = gpus.array(np.zeros(4 * group.size), layout, device=1)

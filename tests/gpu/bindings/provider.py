@@ -203,6 +203,7 @@ class NCCL(cupy_nccl.NCCL):
 # -- CUDA --------------------------------------------------------------------------------------------
 
 CUDA = stand_in.Runtime()
+HOST_ARRAYS: dict[int, Any] = {}  # what is being copied to or from, by the address that memcpyAsync gets
 NAMES = ("stream", "event")
 
 
@@ -309,12 +310,14 @@ class Below:
 
     @staticmethod
     def memcpyAsync(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
-        call, what = {1: ("to_device", "a copy to the GPU"), 2: ("to_host", "a copy to the host")}.get(
-            kind, ("copy_bytes", "a copy")
-        )
-        MACHINE.calls.append(call)
-        MACHINE.runs(stream, what, ((source, source + nbytes),), ((target, target + nbytes),))
-        ctypes.memmove(target, source, nbytes)
+        if kind == real.memcpyHostToDevice:
+            on_gpu = SimpleNamespace(data=SimpleNamespace(ptr=target), nbytes=nbytes)
+            CUDA.to_device(on_gpu, HOST_ARRAYS[source], stream)
+        elif kind == real.memcpyDeviceToHost:
+            on_gpu = SimpleNamespace(data=SimpleNamespace(ptr=source), nbytes=nbytes)
+            CUDA.to_host(HOST_ARRAYS[target], on_gpu, stream)
+        else:
+            CUDA.copy_bytes(target, source, nbytes, stream)
 
     @staticmethod
     def memsetAsync(memory: int, value: int, nbytes: int, stream: int) -> None:
@@ -423,6 +426,16 @@ class Runtime(cupy_runtime.Runtime):
             super().copy(target, source, stream)
         elif target.nbytes:
             CUDA.copy(target, source, stream)
+
+    def to_host(self, host: Any, array: Any, stream: int) -> None:
+        HOST_ARRAYS[host.ctypes.data] = host
+        super().to_host(host, array, stream)
+        HOST_ARRAYS.pop(host.ctypes.data)
+
+    def to_device(self, array: Any, host: Any, stream: int) -> None:
+        HOST_ARRAYS[host.ctypes.data] = host
+        super().to_device(array, host, stream)
+        HOST_ARRAYS.pop(host.ctypes.data)
 
     def as_array(self, array: Any) -> Any:
         return CUDA.as_array(array)
