@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 import weakref
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -166,6 +167,33 @@ class Graph:
                 machine.launched = {}
 
 
+class Freed:
+    """The memory that was dropped last, kept so that nothing else is there."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[tuple[int, int, np.ndarray]] = deque()
+        self._starts: list[int] = []  # sorted, and the ends; no two blocks overlap
+        self._ends: list[int] = []
+        self._bytes = 0
+
+    def add(self, start: int, end: int, memory: np.ndarray) -> None:
+        """Keep a block, and let go of the oldest ones."""
+        self._blocks.append((start, end, memory))
+        insort(self._starts, start)
+        insort(self._ends, end)
+        self._bytes += end - start
+        while len(self._blocks) > MOST_FREED or self._bytes > MOST_FREED_BYTES:
+            start, end, _ = self._blocks.popleft()
+            self._starts.remove(start)
+            self._ends.remove(end)
+            self._bytes -= end - start
+
+    def has_part_of(self, start: int, end: int) -> bool:
+        """Say whether one of the blocks overlaps this range."""
+        i = bisect_right(self._ends, start)
+        return start < end and i < len(self._starts) and self._starts[i] < end
+
+
 class Machine:
     """The state of the one imitated machine: its streams, its events, its memory."""
 
@@ -188,7 +216,7 @@ class Machine:
         # Memory and the stream that may use it again; what hpccomm has allocated is not used again for a while, so that
         # what still uses it is seen.
         self._dropped: deque[tuple[int, int, int, np.ndarray | None]] = deque()
-        self._freed: deque[tuple[int, int, np.ndarray]] = deque()
+        self._freed = Freed()
         self.calls: list[str] = []  # the functions of the seam, in the order of their calls
         self.held = False
         self.capturing: dict[int, Graph] = {}  # by stream
@@ -253,7 +281,7 @@ class Machine:
             for start, end in ranges:
                 if start < end:
                     self._access(Access(start, end, stream, clock[stream], is_write, what), clock)
-                if any(start < high and low < end for low, high, _ in self._freed):
+                if self._freed.has_part_of(start, end):
                     self._races.append(f"{what} on stream {stream} uses memory that has been dropped before the call")
 
     def _settle(self) -> None:
@@ -267,9 +295,7 @@ class Machine:
                 self.messages = on_their_way
             self.accesses = [each for each in self.accesses if not (start <= each.start and each.end <= end)]
             if kept is not None and kept.size:
-                self._freed.append((start, end, kept))
-        while len(self._freed) > MOST_FREED or sum(end - start for start, end, _ in self._freed) > MOST_FREED_BYTES:
-            self._freed.popleft()
+                self._freed.add(start, end, kept)
 
     @property
     def races(self) -> list[str]:
