@@ -371,7 +371,9 @@ class Planner(NCCLBackend):
         return connection.kept_plan()
 
     def _end(self, plan: Plan, async_op: bool, arrays: Any) -> Any:
-        return NCCLPersistentWork(cast("Connection", self._connection), plan, arrays)
+        connection = cast("Connection", self._connection)
+        connection.keep(plan)
+        return NCCLPersistentWork(connection, plan, arrays)
 
 
 def _cut(flat: Any, counts: list[int]) -> list[Any]:

@@ -81,6 +81,12 @@ class Connection:
         plan.is_kept = True
         return plan
 
+    def keep(self, plan: Plan) -> None:
+        """Let the memory of a plan that is kept be used on any stream: wait for what has had it before."""
+        if plan.alive:
+            with on_device(self.runtime, self.device):
+                self.runtime.synchronize_stream(plan.stream)
+
     def start(self, plan: Plan, arrays: Any) -> Work | None:
         """Run a plan that is kept, and return its Work; while a CUDA graph is captured, put it in there."""
         self.raise_failure()
@@ -139,7 +145,7 @@ class Connection:
                 self._batch.append((in_use, work))
             return work
         plan.unpack(stream)
-        if host_waits or self._wait_blocks:
+        if host_waits or (self._wait_blocks and not plan.is_kept):  # a kept one is being captured
             self.runtime.synchronize_stream(stream)
             self.raise_failure()
         return None

@@ -72,6 +72,52 @@ def test_every_persistent_operation(process_group: hc.ProcessGroup) -> None:
         work.free()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", [hc.ReduceOp.SUM, hc.ReduceOp.PREMUL_SUM(0.5)], ids=str)
+@pytest.mark.parametrize("blocking_wait", [False, True])
+def test_a_cuda_graph_replays_it(
+    layout: str, op: Any, blocking_wait: bool, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = gpus.array(np.zeros(6), LAYOUTS[layout])
+    hc.all_reduce(array)
+    connection = process_group._backends["cuda"]._connection
+    monkeypatch.setattr(connection, "_wait_blocks", blocking_wait)
+    factor = 0.5 if op.factor else 1.0
+    with hc.all_reduce_init(array, op) as reduction:
+        with gpus.captured() as graph:
+            reduction.start()
+            reduction.wait()
+            assert reduction.is_completed()
+        for start in range(3):
+            gpus.write(array, of_rank(RANK, start, 6))
+            if start == 1:  # in between as it is
+                reduction.start()
+                reduction.wait()
+            else:
+                graph.launch()
+            assert_same(gpus.values(array), factor * sum(of_rank(rank, start, 6) for rank in range(SIZE)))
+
+
+def test_a_cuda_graph_of_several(process_group: hc.ProcessGroup) -> None:
+    mine, gathered = gpus.array(np.zeros(4)), gpus.array(np.zeros(4 * SIZE))
+    several = [gpus.array(np.zeros(k + 1), LAYOUTS["strided"]) for k in range(3)]
+    hc.all_reduce(mine, async_op=True).wait()  # on another stream, outside the graph
+    works = [hc.all_gather_single_init(gathered, mine), hc.all_reduce_coalesced_init(several)]
+    with gpus.captured() as graph:
+        for work in works:
+            work.start()
+            work.wait()
+    for start in range(2):
+        for array in (mine, *several):
+            gpus.write(array, of_rank(RANK, start, array.size))
+        graph.launch()
+        assert_same(gpus.values(gathered), np.concatenate([of_rank(rank, start, 4) for rank in range(SIZE)]))
+        for array in several:
+            assert_same(gpus.values(array), sum(of_rank(rank, start, array.size) for rank in range(SIZE)))
+    for work in works:
+        work.free()
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 def test_messages(process_group: hc.ProcessGroup) -> None:
     array = gpus.array(np.zeros(3))
