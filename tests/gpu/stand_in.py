@@ -309,20 +309,20 @@ class Machine:
         self._races = races
 
     def _access(self, access: Access, clock: Clock) -> None:
-        kept = []
-        for earlier in self.accesses:
+        start, end = access.start, access.end
+        superseded = set()  # nothing can race with what is ordered before a write of all of it
+        for earlier in [each for each in self.accesses if each.start < end and start < each.end]:
             ordered = clock.get(earlier.stream, 0) >= earlier.time
-            together = earlier.start < access.end and access.start < earlier.end
-            if together and not ordered and (access.writes or earlier.writes):
+            if not ordered and (access.writes or earlier.writes):
                 self._races.append(
                     f"{access.what} on stream {access.stream} does not wait for {earlier.what} on stream "
                     f"{earlier.stream}, which uses the same memory"
                 )
-            inside = access.start <= earlier.start and earlier.end <= access.end
-            if not (ordered and inside and access.writes):  # nothing can race with what is ordered before a write
-                kept.append(earlier)
-        kept.append(access)
-        self.accesses = kept
+            if ordered and access.writes and start <= earlier.start and earlier.end <= end:
+                superseded.add(id(earlier))
+        if superseded:
+            self.accesses = [each for each in self.accesses if id(each) not in superseded]
+        self.accesses.append(access)
 
     def _receive(self, clock: Clock) -> None:
         """Wait for the messages that come before what this clock stands for."""
@@ -376,6 +376,8 @@ class Machine:
             self.copies.append(Copy(stream, clock[stream], weakref.ref(_root(host)), start, values, arrives))
 
     def _end_copies(self, which: Callable[[Copy], bool]) -> None:
+        if not self.copies:
+            return
         ended = [copy for copy in self.copies if which(copy)]
         self.copies = [copy for copy in self.copies if not any(copy is each for each in ended)]
         self._races += filter(None, [copy.end() for copy in ended])
@@ -384,12 +386,19 @@ class Machine:
         """Note that the host now uses these ranges of the GPU's memory, until what is returned is called."""
         with self.lock:
             self._settle()
-            own = {next(self.numbers): 1}  # what follows on a stream does not know of the end before the host does
+            number = next(self.numbers)  # what follows on a stream does not know of the end before the host does
+            own = {number: 1}
             for ranges, is_write in ((reads, False), (writes, True)):
                 for start, end in ranges:
                     if start < end:
-                        self._access(Access(start, end, *own, 1, is_write, what), self.host)
-        return lambda: self.host_waits(own)
+                        self._access(Access(start, end, number, 1, is_write, what), self.host)
+
+        def ends() -> None:
+            with self.lock:
+                self.host_waits(own)
+                del self.host[number]  # nobody asks any more
+
+        return ends
 
     # -- memory
 
