@@ -17,7 +17,10 @@ from hpccomm.process.cuda_aware import cuda_awareness
 if os.environ.get("GPU_TESTS_ON") == "bindings":
     from .bindings import provider  # noqa: F401  # before CuPy looks for libnccl
 
-    collect_ignore = ["test_provider.py", "test_cupy_runtime.py"]  # which look at CuPy as it is
+    collect_ignore = [
+        *("test_provider.py", "test_cupy_runtime.py"),  # which look at CuPy as it is
+        *("test_kernels.py", "test_jobs.py"),  # which ask no provider, or start jobs that have another one
+    ]
 if importlib.util.find_spec("cupy") is None:
     collect_ignore_glob = ["test_*.py"]  # there are no GPU arrays without CuPy
 else:

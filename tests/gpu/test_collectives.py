@@ -35,8 +35,16 @@ NCCL_REDUCES = [np.dtype(name) for name in ["?", "i1", "u1", "i4", "u4", "i8", "
 NCCL_REDUCES += [dtype for dtype in ALL_DTYPES if dtype.name == "bfloat16"]
 MOVED = [dtype for dtype in ALL_DTYPES if dtype.kind not in "MmSU" and dtype.name != "longdouble" and not dtype.names]
 THOROUGH = [np.dtype(np.float32), np.dtype(np.complex128)]  # and the others on some layouts and shapes
-numeric = pytest.mark.parametrize("dtype", NCCL_REDUCES, ids=dtype_name)
-every_dtype = pytest.mark.parametrize("dtype", MOVED, ids=dtype_name)
+FEW = ["bool", "int32", "float16", "bfloat16", "float32", "complex128"]  # of each kind
+
+
+def of_interest(dtypes: list[Any]) -> list[Any]:
+    """Return all dtypes on one and two ranks, and some on more."""
+    return [dtype for dtype in dtypes if MPI.COMM_WORLD.Get_size() < 3 or dtype.name in FEW]
+
+
+numeric = pytest.mark.parametrize("dtype", of_interest(NCCL_REDUCES), ids=dtype_name)
+every_dtype = pytest.mark.parametrize("dtype", of_interest(MOVED), ids=dtype_name)
 
 Groups = list[hc.ProcessGroup]
 
