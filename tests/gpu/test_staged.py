@@ -242,7 +242,7 @@ def test_before_the_host_has_waited_it_finds_rubbish(machine: Any) -> None:
     from .stand_in import RUBBISH, Runtime
 
     cuda, array = Runtime(), gpus.array(np.arange(4, dtype=np.uint8))
-    event = cuda.create_event(0)
+    event = cuda.create_event(machine.device)
     for wait in (
         lambda: cuda.synchronize_stream(0),
         lambda: cuda.synchronize_event(event),
