@@ -192,6 +192,8 @@ def _is_common(dtype: Any) -> bool:
 
 def _kind_of(dtype: Any) -> str:
     """Return the letter of a dtype's kind, as NumPy's; "-" if it has no arithmetic."""
+    if not hasattr(dtype, "name"):  # of another library
+        raise TypeError(f"{dtype} is no dtype of NumPy's or CuPy's: convert the array to one that is{here()}")
     if dtype.name == "bfloat16":  # whose kind is V, for NumPy
         kind = "f"
     elif getattr(dtype, "isbuiltin", 1) == 2:  # ml_dtypes' other types: storage formats

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import here
 from . import seam
 from .seam import Runtime
 
@@ -97,6 +98,17 @@ class Packing:
         """Copy to the arrays that are not contiguous."""
         for array, buffer in self._unpacking:
             self._runtime.copy(array, buffer, stream)
+
+
+def gpu_of(array: Any) -> int:
+    """Return the number of an array's GPU; TypeError if it is one of another library that CuPy can't view."""
+    try:
+        return array.data.device_id  # type: ignore[no-any-return]
+    except AttributeError:
+        raise TypeError(
+            f"CuPy can't view a {type(array).__name__} of dtype {getattr(array, 'dtype', None)} without a copy; "
+            f"view it as integers of the same size, or convert it{here()}"
+        ) from None
 
 
 def on_the_host(array: Any) -> Any:

@@ -19,7 +19,7 @@ from ..core.reduce_op import ReduceOp
 from ..core.work import Work
 from ..errors import DistBackendError, UnsupportedOperationError, here
 from . import choice, seam
-from .packing import Packing
+from .packing import Packing, gpu_of
 
 T = TypeVar("T")
 
@@ -51,11 +51,11 @@ class StagedBackend(Backend):
 
     def _stage(self, *arrays: Any) -> Stage:
         """Begin an operation: copies wait for the current stream."""
-        device = arrays[0].data.device_id
+        device = gpu_of(arrays[0])
         for array in arrays:
-            if array.data.device_id != device:
+            if gpu_of(array) != device:
                 raise ValueError(
-                    f"arrays of one call are on GPUs {device} and {array.data.device_id}; one call, one GPU{here()}"
+                    f"arrays of one call are on GPUs {device} and {gpu_of(array)}; one call, one GPU{here()}"
                 )
         if device not in self._lanes:
             self._lanes[device] = Lane(self._runtime, device)

@@ -15,6 +15,7 @@ from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work, as_seconds
 from ..cuda import seam
+from ..cuda.packing import gpu_of
 from ..cuda.patience import Patience
 from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
 from .bootstrap import Unavailable, agreed, connect
@@ -345,11 +346,11 @@ class NCCLBackend(Backend):
         """Begin an operation on these arrays; the first one connects the ranks."""
         connection = self._connection
         if connection is None:
-            connection = self._connect(arrays[0].data.device_id)
+            connection = self._connect(gpu_of(arrays[0]))
         for array in arrays:
-            if array.data.device_id != connection.device:
+            if gpu_of(array) != connection.device:
                 raise ValueError(
-                    f"an array is on GPU {array.data.device_id}, but this rank's GPU in the group is "
+                    f"an array is on GPU {gpu_of(array)}, but this rank's GPU in the group is "
                     f"{connection.device}: one GPU per rank in a group{here()}"
                 )
         return self._begin(connection, async_op)

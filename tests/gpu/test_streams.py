@@ -229,7 +229,11 @@ def test_the_stand_in_refuses_in_a_capture_what_cuda_refuses(machine: Any) -> No
     from .stand_in import CUDAError, Runtime
 
     cuda = Runtime()
-    outside, fork, event = cuda.create_stream(machine.device), cuda.create_stream(machine.device), cuda.create_event(machine.device)
+    outside, fork, event = (
+        cuda.create_stream(machine.device),
+        cuda.create_stream(machine.device),
+        cuda.create_event(machine.device),
+    )
     memory = gpus.array(np.zeros(1, np.uint8)).data.ptr
     with gpus.captured():
         origin = gpus.current_stream()

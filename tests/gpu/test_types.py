@@ -88,3 +88,17 @@ def test_refusals_of_the_core_hold_for_gpu_arrays(process_group: hc.ProcessGroup
         hc.all_gather_single(gpus.array(np.ones(process_group.size)), np.ones(1))
     with pytest.raises(ValueError, match="output has 3 elements"):
         hc.all_gather_single(gpus.array(np.ones(3)), gpus.array(np.ones(process_group.size + 3)))
+
+
+@pytest.mark.parametrize("backend", ["cuda:nccl", "cpu:mpi,cuda:mpi"])
+def test_arrays_that_cupy_can_not_view(backend: str) -> None:
+    class Tensor:
+        dtype, nbytes, size, shape = object(), 4, 4, (4,)
+        __cuda_array_interface__ = {"data": (0, False), "typestr": "<f1", "shape": (4,), "version": 3}
+
+    group = hc.new_group(backend=backend)
+    with pytest.raises(TypeError, match=r"CuPy can't view a Tensor of dtype .* without a copy"):
+        hc.broadcast(Tensor(), 0, group=group)
+    with pytest.raises(TypeError, match="is no dtype of NumPy's or CuPy's"):
+        hc.all_reduce(Tensor(), group=group)
+    group.destroy()
