@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import sys
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.cuda import seam
+from hpccomm.cuda.patience import Patience
+from hpccomm.nccl import libnccl
 
 from ..launch import launch
 from . import gpus
@@ -38,7 +41,8 @@ def test_result_codes_beyond_cupys_own_table(cupy_nccl: Any) -> None:
             cupy_nccl.nccl.check_status(code)
         except Exception as error:
             raised.append(error)
-    assert [cupy_nccl.result_code(error) for error in raised] == list(range(1, 9))
+    raised += [libnccl.NCCLError(code) for code in range(1, 9)]  # those of our own calls
+    assert [cupy_nccl.result_code(error) for error in raised] == [*range(1, 9), *range(1, 9)]
     assert nccl.explain(raised[6]).startswith("ncclInProgress (7)")
     assert nccl.explain(raised[7]).startswith("ncclTimeout (8)")
     assert nccl.explain(KeyError("array")) is None
@@ -51,18 +55,17 @@ def test_it_has_what_the_seam_names(cupy_nccl: Any) -> None:
     assert nccl.version() > 21800
     assert nccl.has_all_to_all == (nccl.version() >= 22800)
     assert nccl.unique_id() != nccl.unique_id()
-    for name in seam.Communicator.__dict__:
-        if not name.startswith("_"):
-            assert hasattr(cupy_nccl.Communicator, name) or hasattr(cupy_nccl.nccl.NcclCommunicator, camel_case(name))
-    for name in ("ncclCommFinalize", "ncclGetLastError"):
-        assert hasattr(nccl.library, name)
-    nccl.group_start()
-    nccl.group_end()
-
-
-def camel_case(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(each.capitalize() for each in others)
+    made = cupy_nccl.nccl.NcclCommunicator
+    for comm in (
+        libnccl.Communicator(nccl.library, ctypes.c_void_p(), None),
+        cupy_nccl.Communicator(nccl.library, made.__new__(made)),
+    ):
+        for name in seam.Communicator.__dict__:
+            assert name.startswith("_") or hasattr(comm, name)
+        comm.group_start()
+        comm.group_end()
+    for name in libnccl.FUNCTIONS:
+        assert name in nccl.library or nccl.version() < 22800
 
 
 @pytest.mark.serial
@@ -70,9 +73,10 @@ def test_the_last_error_is_told(cupy_nccl: Any) -> None:
     if gpus.is_real():
         pytest.skip("here is a GPU")
     nccl = seam.nccl()
-    with pytest.raises(Exception, match="NCCL") as caught:
-        nccl.connect(1, nccl.unique_id(), 0)
-    assert nccl.explain(caught.value).startswith("ncclUnhandledCudaError (1): Cuda failure")
+    for patience in (None, Patience(20)):
+        with pytest.raises(Exception, match=r"NCCL|ncclUnhandledCudaError") as caught:
+            nccl.connect(1, nccl.unique_id(), 0, patience)
+        assert nccl.explain(caught.value).startswith("ncclUnhandledCudaError (1): Cuda failure")
 
 
 def test_without_a_driver_every_rank_learns_that_there_is_no_gpu(cupy_nccl: Any) -> None:
