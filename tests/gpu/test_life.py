@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.nccl import connection, plan
+from hpccomm.nccl import async_errors, connection, plan
 
 from ..arrays import assert_same
 from . import gpus
@@ -470,6 +470,24 @@ def test_after_a_failure_destroy_does_not_wait_for_the_others(machine: Any, monk
     hc.barrier()
     if RANK > 0:
         backend.close()
+
+
+def test_behind_stop_nobody_looks_for_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it might ask a communicator that is gone."""
+    monkeypatch.setattr(async_errors, "SECONDS_BETWEEN_LOOKS", 0)
+    looks, may_end = threading.Event(), threading.Event()
+
+    def look() -> None:
+        looks.set()
+        may_end.wait(30)
+
+    errors = async_errors.AsyncErrors(look, lambda reason: None)
+    assert looks.wait(30)
+    timer = threading.Timer(0.05, may_end.set)
+    timer.start()
+    errors.stop()
+    assert may_end.is_set()
+    timer.join()
 
 
 def test_abort_ends_the_communicators_first(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
