@@ -38,15 +38,15 @@ FIRST = {  # the files of tests, or tests, that notice soonest; then come all ot
     "cuda/packing.py": "test_streams test_checkpoint",
     "cuda/staged_backend.py": "test_staged",
     "cuda/work.py": "test_streams::test_an_operation_waits_for_the_stream_that_made_its_arrays "
-    "test_streams::test_synchronize_and_wait_with_a_timeout_block_the_host test_streams::test_blocking_wait test_life",
+    "test_streams::test_synchronize_and_wait_with_a_timeout_block_the_host "
+    "test_streams::test_the_gpu_need_not_be_the_current_one test_life",
     "mpi/cuda_aware_backend.py": "test_staged",
     "nccl/async_errors.py": "test_life",
-    "nccl/backend.py": "test_overlap test_intra_node::test_what_it_uses_is_kept_without_the_work "
-    "test_streams::test_what_nccl_uses_is_kept_without_the_work test_patience",
+    "nccl/backend.py": "test_overlap test_streams::test_what_nccl_uses_is_kept_without_the_work test_patience",
     "nccl/connection.py": "test_streams test_life",
     "nccl/intra_node.py": "test_intra_node",
     "nccl/libnccl.py": "test_patience",
-    "nccl/persistent.py": "test_persistent",
+    "nccl/persistent.py": "test_persistent test_life",
 }
 
 

@@ -116,6 +116,8 @@ def test_a_cuda_graph_of_several(process_group: hc.ProcessGroup) -> None:
         for array in several:
             assert_same(gpus.values(array), sum(of_rank(rank, start, array.size) for rank in range(SIZE)))
     for work in works:
+        work.start()  # outside of the graph
+        work.wait()
         work.free()
 
 
