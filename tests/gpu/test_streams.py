@@ -509,6 +509,11 @@ def a_batch(array: Any, output: Any) -> None:
     hc.batch_isend_irecv([hc.P2POp(hc.irecv, output, (me - 1) % n), hc.P2POp(hc.isend, array, (me + 1) % n)])
 
 
+def all_to_all_of_arrays(array: Any, output: Any) -> None:
+    """Each in memory of its own: the copy of a rank to itself, which is kept, keeps no other."""
+    hc.all_to_all(*([gpus.array(np.ones(1)) for _ in array] for _ in "io"), async_op=True)
+
+
 @pytest.mark.parametrize("layout", [np.array, strided])
 @pytest.mark.parametrize("name", [*NAMES, "batch_isend_irecv"])
 def test_what_nccl_uses_is_kept_without_the_work(
@@ -518,9 +523,8 @@ def test_what_nccl_uses_is_kept_without_the_work(
     n = process_group.size
     hc.all_reduce(gpus.array(np.ones(1)), async_op=True).synchronize()
     machine.held = True
-    {**operations(process_group), "batch_isend_irecv": a_batch}[name](
-        gpus.array(np.ones(n), layout), gpus.array(np.ones(n), layout)
-    )
+    others = {"batch_isend_irecv": a_batch, "all_to_all": all_to_all_of_arrays}
+    {**operations(process_group), **others}[name](gpus.array(np.ones(n), layout), gpus.array(np.ones(n), layout))
     process_group._in_flight.clear()
     gc.collect()
     races = list(machine.races)  # if the memory is used again
