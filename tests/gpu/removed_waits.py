@@ -2,7 +2,8 @@
 
 ``python -m tests.gpu.removed_waits [PART_OF_A_NAME ...]`` prints a line for each: what notices it, or UNNOTICED; the
 exit status is 1 if there are any of these. First it runs the tests with everything in place: they have to pass.
-On two cores each takes some TIME_EACH seconds, and all of them TIME_ALL minutes; one that goes unnoticed takes MORE.
+On two cores each takes some 10 seconds, and all of them a quarter of an hour; one that goes unnoticed takes 4 minutes
+more, in which all tests run. Without what waits for other ranks some tests do not end: those take `LONGEST`.
 
 What is taken away: waits of streams and of the host, events recorded for them, barriers of MPI, what keeps memory
 alive that a transport still uses, and the copies of inputs that outputs overlap. Locks are none of these. `PROVIDERS`
