@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -369,7 +369,8 @@ def test_wait_raises_an_asynchronous_error(machine: Any) -> None:
         machine.held = False
 
 
-def test_a_failure_of_a_persistent_operation(machine: Any) -> None:
+@pytest.mark.parametrize("end", [lambda work: work.wait(), lambda work: work.is_completed()])
+def test_a_failure_of_a_persistent_operation(machine: Any, end: Callable[[hc.PersistentWork], bool]) -> None:
     with hc.init_process_group() as group:
         array = gpus.array(np.ones(2))
         reduction = hc.all_reduce_init(array)
@@ -377,7 +378,7 @@ def test_a_failure_of_a_persistent_operation(machine: Any) -> None:
         reduction.start()
         group._backends["cuda"]._connection.fail("ncclSystemError (2)")
         with pytest.raises(hc.DistBackendError, match=r"ncclSystemError \(2\)"):
-            reduction.wait()
+            end(reduction)
         with pytest.raises(hc.DistBackendError, match=r"NCCL reports ncclSystemError \(2\); the group's"):
             reduction.start()
         machine.held = False
