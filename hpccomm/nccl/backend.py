@@ -130,10 +130,9 @@ class NCCLBackend(Backend):
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         how = reduced("all_reduce", array.dtype, op)
         plan = self._plan(async_op, array)
-        if self._intra_node is not None and self._intra_node.all_reduce(plan, array, op):
-            return self._end(plan, async_op, array)
-        buffer = plan.in_place(array)
-        plan.all_reduce(plan.multiplied(buffer, op.factor, buffer), buffer, how)
+        if self._intra_node is None or not self._intra_node.all_reduce(plan, array, op):
+            buffer = plan.in_place(array)
+            plan.all_reduce(plan.multiplied(buffer, op.factor, buffer), buffer, how)
         return self._end(plan, async_op, array)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:

@@ -46,8 +46,7 @@ class NCCLPersistentWork(PersistentWork):
         return self._work.wait()  # which raises what went wrong
 
     def block(self) -> None:
-        if self._work is not None:
-            self._work.synchronize()
+        """Return at once: only where the start was captured does `wait` come here."""
 
     def release(self) -> None:
         self._plan = self._arrays = None  # what is in flight keeps them

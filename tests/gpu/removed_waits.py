@@ -1,11 +1,13 @@
 """Take away each wait in hpccomm's GPU code, one at a time, and see whether the tests of tests/gpu notice.
 
 ``python -m tests.gpu.removed_waits [PART_OF_A_NAME ...]`` prints a line for each: what notices it, or UNNOTICED; the
-exit status is 1 if there are any of these. It takes a few minutes.
+exit status is 1 if there are any of these. First it runs the tests with everything in place: they have to pass.
+On two cores each takes some 10 seconds, and all of them a quarter of an hour; one that goes unnoticed takes 4 minutes
+more, in which all tests run. Without what waits for other ranks some tests do not end: those take `LONGEST`.
 
 What is taken away: waits of streams and of the host, events recorded for them, barriers of MPI, what keeps memory
-alive that a transport still uses, and the copies of inputs that outputs overlap. `PROVIDERS` are left out: the
-stand-in runs in their place.
+alive that a transport still uses, and the copies of inputs that outputs overlap. Locks are none of these. `PROVIDERS`
+are left out: the stand-in runs in their place; `BINDINGS` runs only with CuPy's bindings of NCCL.
 """
 
 from __future__ import annotations
@@ -23,23 +25,29 @@ from typing import NamedTuple
 from ..launch import ROOT, clean_environment, mpiexec_folder
 
 RANKS = 2
-LONGEST = 240  # seconds, for all tests of one
+LONGEST = 90, 400  # seconds, for the tests that come first, and for all
 ORDERS = {
-    "wait", "record", "synchronize_stream", "synchronize_event", "synchronize", "_follow", "_everybody_waits",
-    "Barrier",
+    "wait", "wait_while", "record", "synchronize_stream", "synchronize_event", "synchronize", "join", "_follow",
+    "_everybody_waits", "Barrier",
 }  # fmt: skip
 KEEPS = {"alive", "ABANDONED", "_in_flight"}
-WORKS = {"MPIWork", "ReceiveWork"}  # the last argument is kept
+WORKS = {"MPIWork", "ReceiveWork", "GPUWork", "GPUReceiveWork"}  # the last argument is kept
+ENDS = {"end": 3, "_end": 3, "_run": 4}  # and so it is of these, which have so many
 PROVIDERS = {"cupy_runtime.py", "cupy_nccl.py", "seam.py"}
-TESTS = {
-    "cuda/packing.py": "test_staged test_streams test_checkpoint",
-    "cuda/staged_backend.py": "test_staged test_collectives",
-    "cuda/work.py": "test_streams test_life",
-    "mpi/cuda_aware_backend.py": "test_staged test_point_to_point test_collectives",
-    "nccl/backend.py": "test_streams test_life test_collectives test_point_to_point",
-    "nccl/bootstrap.py": "test_life",
-    "nccl/connection.py": "test_streams test_life test_point_to_point test_intra_node",
+BINDINGS = {"libnccl.py"}
+FIRST = {  # the files of tests, or tests, that notice soonest; then come all others
+    "cuda/packing.py": "test_streams test_checkpoint",
+    "cuda/staged_backend.py": "test_staged",
+    "cuda/work.py": "test_streams::test_an_operation_waits_for_the_stream_that_made_its_arrays "
+    "test_streams::test_synchronize_and_wait_with_a_timeout_block_the_host "
+    "test_streams::test_the_gpu_need_not_be_the_current_one test_life",
+    "mpi/cuda_aware_backend.py": "test_staged",
+    "nccl/async_errors.py": "test_life",
+    "nccl/backend.py": "test_overlap test_streams::test_what_nccl_uses_is_kept_without_the_work test_patience",
+    "nccl/connection.py": "test_streams test_life test_persistent",
     "nccl/intra_node.py": "test_intra_node",
+    "nccl/libnccl.py": "test_patience",
+    "nccl/persistent.py": "test_persistent test_life",
 }
 
 
@@ -75,17 +83,31 @@ def removals() -> Iterator[Removal]:
 def without(node: ast.AST, text: str) -> str | None:
     """Return what stands in the place of a piece that orders something without it; None if it is none of these."""
     match node:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))) if name in ORDERS:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name), args=arguments)) if {
+            name,
+            *map(name_of, arguments),
+        } & ORDERS:
             return "pass"
+        case ast.Return(value=ast.Call(func=ast.Attribute(attr=name))) if name in ORDERS:
+            return "return True"
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr="append", value=kept))) if name_of(kept) in KEEPS:
             return "pass"
-        case ast.Assign(targets=[ast.Subscript(value=kept)]) if name_of(kept) in KEEPS:
-            return "pass"
-        case ast.Call(func=ast.Attribute(attr="apart", value=launch), args=[arrays, _]):
-            return f"list(map({source(launch, text)}.reading, {source(arrays, text)}))"
-        case ast.Call(func=ast.Name(id=name), args=[*others, _]) if name in WORKS:
-            return f"{name}({', '.join(source(each, text) for each in others)}, None)"
+        case ast.Assign(targets=[ast.Subscript(value=kept) as target]) if name_of(kept) in KEEPS:
+            return f"{source(target, text)} = ()"
+        case ast.Call(func=ast.Attribute(attr="apart", value=plan), args=[arrays, _]):
+            return f"list(map({source(plan, text)}.reading, {source(arrays, text)}))"
+        case ast.Call(func=ast.Name(id=name) as made, args=[*others, _]) if name in WORKS:
+            return called(made, others, text)
+        case ast.Call(func=ast.Attribute(attr=name) as made, args=[*others, _], keywords=[]) if ENDS.get(
+            name
+        ) == 1 + len(others):
+            return called(made, others, text)
     return None
+
+
+def called(function: ast.expr, arguments: list[ast.expr], text: str) -> str:
+    """Return the text of a call with None as its last argument."""
+    return f"{source(function, text)}({', '.join(source(each, text) for each in arguments)}, None)"
 
 
 def name_of(node: ast.expr) -> str:
@@ -107,24 +129,21 @@ def source(node: ast.AST, text: str) -> str:
     return text[start:end]
 
 
-def noticed(removal: Removal, folder: Path) -> str | None:
-    """Run the tests on a copy of the package without a piece; say which notices first, None if none does."""
-    for name in ("hpccomm", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("conftest.py", "pytest_hpccomm.py", "setup.cfg", "pyproject.toml", "tools", "jobs"):
-        (folder / name).symlink_to(ROOT / name)
-    text = removal.file.read_text()
-    copy = folder / removal.file.relative_to(ROOT)
-    copy.write_text(text[: removal.start] + removal.instead + text[removal.end :])
-    files = [f"tests/gpu/{name}.py" for name in TESTS[str(removal.file.relative_to(ROOT / "hpccomm"))].split()]
+def noticed(folder: Path, tests: list[str], longest: int, on_bindings: bool = False) -> str | None:
+    """Run tests of the copy in a folder; say which fails first, None if none does."""
     done = subprocess.run(
         [
             *(ROOT / "tools" / "run-mpi", mpiexec_folder(), str(RANKS)),
             *(sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", "--color=no", "-x", "-v", "--tb=line"),
-            *("-p", "no:cacheprovider", "-k", "not very_many", *files),
+            *("-p", "no:cacheprovider", "-k", "not very_many", *tests),
         ],
         cwd=folder,
-        env={**clean_environment(), "PYTHONPATH": str(folder), "TIME_LIMIT": str(LONGEST)},
+        env={
+            **clean_environment(),
+            "PYTHONPATH": str(folder),
+            "TIME_LIMIT": str(longest),
+            "GPU_TESTS_ON": "bindings" if on_bindings else "",
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -139,15 +158,54 @@ def noticed(removal: Removal, folder: Path) -> str | None:
     return f"{last[-1] if last else 'nothing'}: {'no end' if done.returncode in (124, 137) else 'a crash'}"
 
 
+def tried(removal: Removal, folder: Path) -> str | None:
+    """Say what notices that a piece is missing in the copy in a folder."""
+    text = removal.file.read_text()
+    copy = folder / removal.file.relative_to(ROOT)
+    copy.write_text(text[: removal.start] + removal.instead + text[removal.end :])
+    on_bindings = removal.file.name in BINDINGS
+    try:
+        first = first_tests(removal)
+        return (first and noticed(folder, first, LONGEST[0], on_bindings)) or noticed(
+            folder, [test for test in all_tests() if test not in first], LONGEST[1], on_bindings
+        )
+    finally:
+        copy.write_text(text)
+
+
+def first_tests(removal: Removal) -> list[str]:
+    """Return the tests that come first, as pytest names them."""
+    tests = FIRST.get(str(removal.file.relative_to(ROOT / "hpccomm")), "").split()
+    return [f"tests/gpu/{file}.py{colons}{test}" for file, colons, test in (each.partition("::") for each in tests)]
+
+
+def all_tests() -> list[str]:
+    """Return the files of all tests."""
+    return sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("tests/gpu/test_*.py"))
+
+
 def main(names: list[str]) -> int:
     """Print the table; `names` are parts of the names of those to try."""
+    chosen = [each for each in sorted(removals()) if not names or any(name in each.name for name in names)]
     unnoticed = 0
-    for removal in sorted(removals()):
-        if not names or any(name in removal.name for name in names):
-            with tempfile.TemporaryDirectory(prefix="hpccomm-removed-") as folder:
-                who = noticed(removal, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="hpccomm-removed-") as made:
+        folder = Path(made)
+        for name in ("hpccomm", "tests"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("conftest.py", "pytest_hpccomm.py", "setup.cfg", "pyproject.toml", "tools", "jobs"):
+            (folder / name).symlink_to(ROOT / name)
+        for on_bindings in (False, True):
+            used = {
+                test for each in chosen if (each.file.name in BINDINGS) is on_bindings for test in first_tests(each)
+            }
+            fails = used and noticed(folder, sorted(used), LONGEST[1], on_bindings)
+            if fails:
+                sys.exit(f"with everything in place: {fails}")
+        for removal in chosen:
+            who = tried(removal, folder)
             unnoticed += who is None
             print(f"{removal.name}\n    {who or 'UNNOTICED'}", flush=True)
+    print(f"{len(chosen)} taken away, {len(chosen) - unnoticed} noticed")
     return unnoticed > 0
 
 

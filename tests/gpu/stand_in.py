@@ -304,6 +304,11 @@ class Machine:
             self._settle()
             return self._races
 
+    def finds(self, race: str) -> None:
+        """Note what is wrong, which fails the test without keeping the ranks apart."""
+        with self.lock:
+            self._races.append(race)
+
     @races.setter
     def races(self, races: list[str]) -> None:
         self._races = races
@@ -582,6 +587,8 @@ class Runtime:
         assert target.size == source.size
         _check_default_stream(stream, target.data.device_id)
         MACHINE.runs(stream, "a copy", (extent(source),), (extent(target),))
+        if np.shares_memory(as_numpy(target), as_numpy(source)):
+            MACHINE.finds("a copy reads memory that it writes")
         as_numpy(target)[...] = as_numpy(source).reshape(target.shape)
 
     @on_stream
@@ -654,6 +661,8 @@ class Runtime:
     def copy_bytes(self, target: int, source: int, nbytes: int, stream: int) -> None:
         MACHINE.calls.append("copy_bytes")
         MACHINE.runs(stream, "a copy", ((source, source + nbytes),), ((target, target + nbytes),))
+        if source < target + nbytes and target < source + nbytes:
+            MACHINE.finds("a copy reads memory that it writes")
         _bytes(target, nbytes, 1)[:] = _bytes(source, nbytes, 1)
 
     def compile_intra_node(self, ranks: int, rank: int, device: int) -> None:
@@ -833,6 +842,7 @@ class Communicator:
         self.job: Job | None = None
         self.met: set[tuple[str, int]] = set()  # whom, and for what
         self.posted: list[Message] = []  # of the group that is being run
+        self.uses: list[tuple[str, int, int, bool]] = []  # in that group: what, from where to where, whether it writes
         self.streams: set[int] = set()  # that it has been used on
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -907,11 +917,27 @@ class Communicator:
             self._launch(calls)
 
     def _launch(self, calls: list[tuple[Any, ...]]) -> None:
+        self.uses = []
         for function, arguments in calls:
             function(*arguments)
         with MACHINE.lock:
             MACHINE.messages += self.posted
         self.posted = []
+
+    def _runs(self, stream: int, what: str, read: Any = None, written: Any = None, in_place: int | None = None) -> None:
+        """Note the memory that a call uses; NCCL does the calls of one group in any order, and all at once.
+
+        Those of a collective may overlap if what is read is what is written, or lies `in_place` bytes behind its start.
+        """
+        MACHINE.runs(stream, what, (read,) if read else (), (written,) if written else ())
+        mine = [(what, *each, each is written) for each in (read, written) if each and each[0] < each[1]]
+        if len(mine) == 2 and in_place is not None and read[0] == written[0] + in_place:
+            mine = [(what, min(read[0], written[0]), max(read[1], written[1]), True)]
+        for number, (_, start, end, writes) in enumerate(mine):
+            for other, low, high, is_write in (*self.uses, *mine[:number]):
+                if start < high and low < end and (writes or is_write):
+                    MACHINE.finds(f"{what} and {other} of the same group use the same memory")
+        self.uses += mine
 
     def _meet(self, what: str, peer: int) -> MPI.Request:
         if what == "all":
@@ -929,34 +955,35 @@ class Communicator:
 
     def _all_reduce(self, send: int, recv: int, count: int, datatype: int, op: int, stream: int) -> None:
         result = self._reduced(send, count, datatype, op)
-        self._put(stream, "all_reduce", send, count, recv, result, datatype)
+        self._put(stream, "all_reduce", send, count, recv, result, datatype, 0)
 
     def _reduce(self, send: int, recv: int, count: int, datatype: int, op: int, root: int, stream: int) -> None:
         result = self._reduced(send, count, datatype, op)
         if self.comm.Get_rank() == root:
-            self._put(stream, "reduce", send, count, recv, result, datatype)
+            self._put(stream, "reduce", send, count, recv, result, datatype, 0)
         else:
-            MACHINE.runs(stream, "reduce", (_extent(send, count, datatype),))
+            self._runs(stream, "reduce", _extent(send, count, datatype))
 
     def _reduce_scatter(self, send: int, recv: int, count: int, datatype: int, op: int, stream: int) -> None:
         size, rank = self.comm.Get_size(), self.comm.Get_rank()
         result = self._reduced(send, count * size, datatype, op).reshape(size, count)[rank]
-        self._put(stream, "reduce_scatter", send, count * size, recv, result, datatype)
+        self._put(stream, "reduce_scatter", send, count * size, recv, result, datatype, -rank * result.nbytes)
 
     def _broadcast(self, send: int, recv: int, count: int, datatype: int, root: int, stream: int) -> None:
         is_root = self.comm.Get_rank() == root
         data = _bytes(send, count, datatype).copy() if is_root else np.empty(count * TYPES[datatype].itemsize, np.uint8)
         self.comm.Bcast(data, root)
         if is_root:
-            self._put(stream, "broadcast", send, count, recv, data, datatype)
+            self._put(stream, "broadcast", send, count, recv, data, datatype, 0)
         else:
-            MACHINE.runs(stream, "broadcast", (), (_extent(recv, count, datatype),))
+            self._runs(stream, "broadcast", written=_extent(recv, count, datatype))
             _bytes(recv, count, datatype)[:] = data
 
     def _all_gather(self, send: int, recv: int, count: int, datatype: int, stream: int) -> None:
         result = np.empty(count * self.comm.Get_size(), TYPES[datatype])
         self.comm.Allgather(_bytes(send, count, datatype).copy(), result.view(np.uint8))
-        self._put(stream, "all_gather", send, count, recv, result, datatype)
+        mine = self.comm.Get_rank() * count * result.itemsize
+        self._put(stream, "all_gather", send, count, recv, result, datatype, mine)
 
     def _all_to_all(self, send: int, recv: int, count: int, datatype: int, stream: int) -> None:
         total = count * self.comm.Get_size()
@@ -964,19 +991,29 @@ class Communicator:
         self.comm.Alltoall(_bytes(send, total, datatype).copy(), result.view(np.uint8))
         self._put(stream, "all_to_all", send, total, recv, result, datatype)
 
-    def _put(self, stream: int, what: str, send: int, count: int, recv: int, result: np.ndarray, datatype: int) -> None:
+    def _put(
+        self,
+        stream: int,
+        what: str,
+        send: int,
+        count: int,
+        recv: int,
+        result: np.ndarray,
+        datatype: int,
+        in_place: int | None = None,
+    ) -> None:
         written = result.nbytes // TYPES[datatype].itemsize
-        MACHINE.runs(stream, what, (_extent(send, count, datatype),), (_extent(recv, written, datatype),))
+        self._runs(stream, what, _extent(send, count, datatype), _extent(recv, written, datatype), in_place)
         _bytes(recv, written, datatype)[:] = result.view(np.uint8)
 
     def _send(self, send: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        MACHINE.runs(stream, "send", (_extent(send, count, datatype),))
+        self._runs(stream, "send", _extent(send, count, datatype))
         data = _bytes(send, count, datatype).copy()
         request = self.comm.Issend(data, peer)  # as a kernel, which ends when the other rank has it
         self._is_on_its_way(stream, request, lambda: None)
 
     def _recv(self, recv: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        MACHINE.runs(stream, "recv", (), (_extent(recv, count, datatype),))
+        self._runs(stream, "recv", written=_extent(recv, count, datatype))
         data = np.empty(count * TYPES[datatype].itemsize, np.uint8)
         request = self.comm.Irecv(data, peer)
 

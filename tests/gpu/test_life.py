@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.nccl import connection, plan
+from hpccomm.nccl import async_errors, connection, plan
 
 from ..arrays import assert_same
 from . import gpus
@@ -369,7 +369,8 @@ def test_wait_raises_an_asynchronous_error(machine: Any) -> None:
         machine.held = False
 
 
-def test_a_failure_of_a_persistent_operation(machine: Any) -> None:
+@pytest.mark.parametrize("end", [lambda work: work.wait(), lambda work: work.is_completed()])
+def test_a_failure_of_a_persistent_operation(machine: Any, end: Callable[[hc.PersistentWork], bool]) -> None:
     with hc.init_process_group() as group:
         array = gpus.array(np.ones(2))
         reduction = hc.all_reduce_init(array)
@@ -377,7 +378,7 @@ def test_a_failure_of_a_persistent_operation(machine: Any) -> None:
         reduction.start()
         group._backends["cuda"]._connection.fail("ncclSystemError (2)")
         with pytest.raises(hc.DistBackendError, match=r"ncclSystemError \(2\)"):
-            reduction.wait()
+            end(reduction)
         with pytest.raises(hc.DistBackendError, match=r"NCCL reports ncclSystemError \(2\); the group's"):
             reduction.start()
         machine.held = False
@@ -470,6 +471,24 @@ def test_after_a_failure_destroy_does_not_wait_for_the_others(machine: Any, monk
     hc.barrier()
     if RANK > 0:
         backend.close()
+
+
+def test_behind_stop_nobody_looks_for_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it might ask a communicator that is gone."""
+    monkeypatch.setattr(async_errors, "SECONDS_BETWEEN_LOOKS", 0)
+    looks, may_end = threading.Event(), threading.Event()
+
+    def look() -> None:
+        looks.set()
+        may_end.wait(30)
+
+    errors = async_errors.AsyncErrors(look, lambda reason: None)
+    assert looks.wait(30)
+    timer = threading.Timer(0.05, may_end.set)
+    timer.start()
+    errors.stop()
+    assert may_end.is_set()
+    timer.join()
 
 
 def test_abort_ends_the_communicators_first(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

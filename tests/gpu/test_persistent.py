@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +116,8 @@ def test_a_cuda_graph_of_several(process_group: hc.ProcessGroup) -> None:
         for array in several:
             assert_same(gpus.values(array), sum(of_rank(rank, start, array.size) for rank in range(SIZE)))
     for work in works:
+        work.start()  # outside of the graph
+        work.wait()
         work.free()
 
 
@@ -153,6 +156,25 @@ def test_waiting_does_not_block_the_host(machine: Any, process_group: hc.Process
         assert reduction.is_completed()
     with pytest.raises(hc.DistError, match="freed"):
         reduction.start()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_freed_in_flight_lives_until_it_is_done(
+    machine: Any, process_group: hc.ProcessGroup, layout: str
+) -> None:
+    reduction = hc.all_reduce_init(gpus.array(np.ones(2), LAYOUTS[layout]))
+    machine.held = True
+    reduction.start()
+    with gpus.another_stream():
+        reduction.wait()  # which is all that the other stream does
+    reduction.free()
+    del reduction
+    process_group._in_flight.clear()  # as where ranks have failed
+    gc.collect()
+    races = list(machine.races)  # if the memory is used again
+    machine.held = False
+    hc.all_reduce(gpus.array(np.ones(1)), async_op=True).synchronize()
+    assert not races
 
 
 def test_hooks_see_each_start(process_group: hc.ProcessGroup) -> None:

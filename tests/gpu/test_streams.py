@@ -45,14 +45,31 @@ def operations(group: hc.ProcessGroup, async_op: bool = True) -> dict[str, Calla
         "reduce_scatter_single": lambda array, output: hc.reduce_scatter_single(output[:1], array, async_op=async_op),
         "all_to_all_single": lambda array, output: hc.all_to_all_single(output, array, async_op=async_op),
         "all_reduce_coalesced": lambda array, output: hc.all_reduce_coalesced([array, output], async_op=async_op),
+        "reduce_scatter": lambda array, output: hc.reduce_scatter(
+            output[:1], [array[r] for r in rows], async_op=async_op
+        ),
+        "all_to_all": lambda array, output: hc.all_to_all(
+            [output[r] for r in rows], [array[r] for r in rows], async_op=async_op
+        ),
+        "broadcast_coalesced": lambda array, output: hc.broadcast_coalesced([array, output], 0, async_op=async_op),
+        "all_gather_coalesced": lambda array, output: hc.all_gather_coalesced(
+            [[output[r]] for r in rows], [array[:1]], async_op=async_op
+        ),
+        "all_gather_single_coalesced": lambda array, output: hc.all_gather_single_coalesced(
+            [output], [array[:1]], async_op=async_op
+        ),
+        "reduce_scatter_single_coalesced": lambda array, output: hc.reduce_scatter_single_coalesced(
+            [output[:1]], [array], async_op=async_op
+        ),
         "sendrecv": lambda array, output: hc.sendrecv(array, to, output, source, async_op=async_op),
         "PREMUL_SUM": lambda array, output: hc.all_reduce(array, hc.ReduceOp.PREMUL_SUM(2), async_op=async_op),
     }
 
 
 NAMES = [
-    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_single", "gather", "scatter",
-    "reduce_scatter_single", "all_to_all_single", "all_reduce_coalesced", "sendrecv", "PREMUL_SUM",
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_single", "gather", "scatter", "reduce_scatter",
+    "reduce_scatter_single", "all_to_all", "all_to_all_single", "all_reduce_coalesced", "broadcast_coalesced",
+    "all_gather_coalesced", "all_gather_single_coalesced", "reduce_scatter_single_coalesced", "sendrecv", "PREMUL_SUM",
 ]  # fmt: skip
 
 
@@ -485,6 +502,35 @@ def test_arrays_of_a_dropped_work_live_until_it_is_done(process_group: hc.Proces
         hc.all_reduce(gpus.array(np.ones(1)), async_op=True).synchronize()
     process_group._reap()
     assert not process_group._in_flight
+
+
+def a_batch(array: Any, output: Any) -> None:
+    n, me = hc.get_world_size(), hc.get_rank()
+    hc.batch_isend_irecv([hc.P2POp(hc.irecv, output, (me - 1) % n), hc.P2POp(hc.isend, array, (me + 1) % n)])
+
+
+def all_to_all_of_arrays(array: Any, output: Any) -> None:
+    """Each in memory of its own: the copy of a rank to itself, which is kept, keeps no other."""
+    hc.all_to_all(*([gpus.array(np.ones(1)) for _ in array] for _ in "io"), async_op=True)
+
+
+@pytest.mark.parametrize("layout", [np.array, strided])
+@pytest.mark.parametrize("name", [*NAMES, "batch_isend_irecv"])
+def test_what_nccl_uses_is_kept_without_the_work(
+    process_group: hc.ProcessGroup, machine: Any, name: str, layout: Any
+) -> None:
+    """As where an abort has failed: the group lets go of its Works, and NCCL may still write."""
+    n = process_group.size
+    hc.all_reduce(gpus.array(np.ones(1)), async_op=True).synchronize()
+    machine.held = True
+    others = {"batch_isend_irecv": a_batch, "all_to_all": all_to_all_of_arrays}
+    {**operations(process_group), **others}[name](gpus.array(np.ones(n), layout), gpus.array(np.ones(n), layout))
+    process_group._in_flight.clear()
+    gc.collect()
+    races = list(machine.races)  # if the memory is used again
+    machine.held = False
+    hc.all_reduce(gpus.array(np.ones(1)), async_op=True).synchronize()
+    assert not races
 
 
 def test_a_dropped_array_without_its_work_is_a_race(machine: Any) -> None:
