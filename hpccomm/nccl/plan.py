@@ -43,7 +43,11 @@ class Plan(Packing):
         """Put all but the unpacking on the stream; the GPU is the current one, and no other thread calls NCCL."""
         for function, arguments in self._packing:
             function(*arguments, stream)
-        self._make_calls(stream)
+        if len(self._calls) == 1:
+            function, arguments = self._calls[0]
+            function(*arguments, stream)
+        else:
+            self._make_calls(stream)
 
     # -- what is planned -------------------------------------------------------------------------
 
@@ -105,10 +109,7 @@ class Plan(Packing):
             self._calls.append((function, arguments))
 
     def _make_calls(self, stream: int) -> None:
-        """Make the calls, several of them as one group of NCCL's, very many as several groups."""
-        if len(self._calls) == 1:
-            function, arguments = self._calls[0]
-            return function(*arguments, stream)
+        """Make the calls as one group of NCCL's, very many as several groups."""
         start = 0
         while start < len(self._calls):
             end = self._end_of_group(start)
