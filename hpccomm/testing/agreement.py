@@ -16,6 +16,7 @@ from mpi4py import MPI
 from ..process.excepthook import let_launcher_read
 
 OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
+LONGEST_SUMMARY = 30.0  # seconds that rank 0 may take to print it, whatever the grace for tests
 
 
 class Agreement:
@@ -101,7 +102,7 @@ class Agreement:
     def pytest_unconfigure(self) -> None:
         """Wait for the other ranks: ``python -m mpi4py`` ends the job as soon as one exits with an error."""
         sys.stdout.flush()
-        self._wait(self._comm.Ibarrier(), "leaving")
+        self._wait(self._comm.Ibarrier(), "leaving", max(self._grace, LONGEST_SUMMARY))
         if self._rank:
             self._nowhere.close()
 
@@ -114,13 +115,14 @@ class Agreement:
         self._wait(self._comm.Iallgather(mine, everybody), failure)
         return everybody
 
-    def _wait(self, request: MPI.Request, failure: str | None) -> None:
+    def _wait(self, request: MPI.Request, failure: str | None, grace: float | None = None) -> None:
         """Complete the request; but a rank that has failed does not wait for ever for the others."""
-        give_up = None if failure is None else time.monotonic() + self._grace
+        grace = self._grace if grace is None else grace
+        give_up = None if failure is None else time.monotonic() + grace
         pause = 0.0
         while not request.Test():
             if give_up is not None and time.monotonic() > give_up:
-                self._end_job(f"failed, and the other ranks did not arrive within {self._grace:g} s:\n\n{failure}")
+                self._end_job(f"failed, and the other ranks did not arrive within {grace:g} s:\n\n{failure}")
             time.sleep(pause)
             pause = min(pause + 1e-5, 1e-3)
 

@@ -43,6 +43,7 @@ from hpccomm.nccl.intra_node import MAX_RANKS
 from .gpus import extent
 from .kernels import build
 
+IS_NUMPY = issubclass(cupy.ndarray, np.ndarray)  # NumPy under CuPy's name, for the jobs
 HOST = -1  # the number of the host among the streams, in the clocks
 DEFAULT_STREAM = 0
 OWN = 1  # the GPU of this process, where a test does not say otherwise: not the one on which every thread begins
@@ -922,7 +923,10 @@ class Communicator:
             function(*arguments)
         with MACHINE.lock:
             MACHINE.messages += self.posted
-        self.posted = []
+            self.posted = []
+            if IS_NUMPY:  # whose arrays tell nobody that they are read
+                for clock in MACHINE.streams.values():
+                    MACHINE._receive(clock)
 
     def _runs(self, stream: int, what: str, read: Any = None, written: Any = None, in_place: int | None = None) -> None:
         """Note the memory that a call uses; NCCL does the calls of one group in any order, and all at once.
