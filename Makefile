@@ -31,6 +31,9 @@ test-cluster: ## run the tests of a real Slurm, on two hosts made of namespaces,
 test-gpu: .venv-gpu/.cuda$(CUDA) ## run the tests of GPU arrays on this machine's GPUs, measure, write docs/gpu-results.md
 	.venv-gpu/bin/python tools/test-gpu
 
+test-torch: .venv-torch/.torch ## run the tests of hpccomm inside PyTorch (5 GB are installed)
+	for ranks in 2 3; do tools/run-mpi .venv-torch/bin $$ranks .venv-torch/bin/python -m mpi4py -m pytest --with-mpi tests/torch $(ARGS) || exit 1; done
+
 coverage: $(VENV)/.test ## run the tests and report line and branch coverage, all ranks together
 	COVERAGE=1 tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
 
@@ -55,10 +58,15 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),$*]'
 	touch $@
 
+.venv-torch/.torch: setup.cfg pyproject.toml
+	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),torch,test-common]'
+	touch $@
+
 .venv-gpu/.cuda$(CUDA): setup.cfg pyproject.toml
 	test -x .venv-gpu/bin/python || $(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),test-common,cuda$(CUDA)]'
 	touch $@
 
-.PHONY: help demo test test-faults test-cluster test-gpu coverage lint bench docs clean
+.PHONY: help demo test test-faults test-cluster test-gpu test-torch coverage lint bench docs clean
 .DEFAULT_GOAL := help

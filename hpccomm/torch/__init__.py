@@ -1,0 +1,41 @@
+"""hpccomm as a backend of torch.distributed: ``torch.distributed.init_process_group("hpccomm")``. Being built.
+
+backend     the adapter: c10d's calls are those of a ProcessGroup on the same ranks
+work        c10d's Work and Future around hpccomm's
+start       finding together over MPI, without MASTER_ADDR
+
+It needs a PyTorch whose backends may be written in Python, 2.14 or newer. Tried on tensors in host memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .start import init_process_group as init_process_group
+    from .start import register as register
+    from .start import set_environment as set_environment
+
+__all__ = ["init_process_group", "is_available", "register", "set_environment"]
+
+OLDEST = (2, 14)
+
+
+def is_available() -> bool:
+    """Say whether there is a PyTorch that takes the backend."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= OLDEST
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not is_available():
+        raise ImportError("hpccomm.torch needs PyTorch 2.14 or newer: pip install 'hpccomm[torch]'")
+    from . import start
+
+    return getattr(start, name)

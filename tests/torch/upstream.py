@@ -1,0 +1,195 @@
+"""Run PyTorch's own tests of torch.distributed, which its wheel carries, on the backend "hpccomm".
+
+    python tests/torch/upstream.py BIN RANKS      # BIN: the folder of mpiexec and python
+
+The tests are those of DistributedTest._DistTestBase that need no GPU. They run one after the other in the processes of
+one mpiexec; where one of them hangs or ends a process, it has failed, and another mpiexec goes on behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import unittest
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+PATIENCE = 60  # seconds for one test
+PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
+
+
+# -- in the processes of mpiexec ---------------------------------------------------------------------
+
+
+def cases() -> Any:
+    """Return PyTorch's tests as a class of test cases, with hpccomm among the backends that they know."""
+    from torch.testing._internal import common_distributed
+
+    features = common_distributed.DistTestCases.backend_feature
+    for feature in ("ddp", "subgroup", "plugin"):
+        features[feature] = features[feature] | {"hpccomm"}
+    from torch.testing._internal.distributed import distributed_test
+
+    class Cases(common_distributed.MultiProcessTestCase, distributed_test.DistributedTest._DistTestBase):
+        world_size = property(lambda self: os.environ["WORLD_SIZE"])
+        init_method = "mpi://"
+
+    from mpi4py import MPI
+
+    distributed_test.initialize_temp_directories()
+    distributed_test.Barrier.sync = lambda *_, **__: MPI.COMM_WORLD.Barrier()  # theirs is made of files, for one run
+    return Cases, common_distributed.TEST_SKIPS
+
+
+def outcome_of(name: str, test_cases: Any, skips: Any) -> tuple[str, str]:
+    """Run one test on this rank; return its outcome, and why."""
+    import torch.distributed as dist
+    from torch.testing._internal.common_utils import set_rng_seed
+
+    case = test_cases(name)
+    case.rank = int(os.environ["RANK"])
+    case.file_name = os.path.join(os.environ["TEMP_DIR"], "file")
+    dist.init_process_group("hpccomm", init_method="mpi://")
+    set_rng_seed(0)  # in processes of its own each test begins with one seed
+    try:
+        getattr(case, name)()
+    except unittest.SkipTest as skip:
+        return NOT_APPLICABLE, str(skip)
+    except SystemExit as ended:
+        reasons = {each.exit_code: each.message for each in skips.values()}
+        return (NOT_APPLICABLE, reasons[ended.code]) if ended.code in reasons else (FAILED, f"sys.exit({ended.code})")
+    except BaseException:
+        return FAILED, traceback.format_exc()
+    else:
+        return PASSED, ""
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def work(names: list[str]) -> None:
+    """Run these tests, and report each on rank 0."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    os.environ |= {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "BACKEND": "hpccomm",
+        "INIT_METHOD": "mpi://",
+    }
+    import hpccomm.torch
+
+    hpccomm.torch.register()
+    test_cases, skips = cases()
+    for name in names:
+        report("begins", name) if world.rank == 0 else None
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            found = world.gather(outcome_of(name, test_cases, skips))
+        if world.rank == 0:
+            failures = [f"rank {rank}: {why}" for rank, (outcome, why) in enumerate(found) if outcome == FAILED]
+            if failures:
+                report(FAILED, name, failures[0])
+            else:
+                report(*max((outcome, name, why) for outcome, why in found))
+
+
+def report(outcome: str, name: str, why: str = "") -> None:
+    """Tell the driver."""
+    lines = [line for line in why.partition("To execute this test")[0].splitlines() if line.strip()]
+    print(f"@@ {outcome} | {name} | {lines[-1] if lines else ''}", file=sys.__stdout__, flush=True)
+    if os.environ.get("VERBOSE") and outcome == FAILED:
+        print(why, file=sys.__stdout__, flush=True)
+
+
+# -- the driver --------------------------------------------------------------------------------------
+
+
+def run(bin_: str, ranks: str, names: list[str]) -> dict[str, tuple[str, str]]:
+    """Run tests on some ranks; return (outcome, why) of each."""
+    found: dict[str, tuple[str, str]] = {}
+    while left := [name for name in names if name not in found]:
+        with tempfile.TemporaryDirectory() as folder:
+            process = subprocess.Popen(
+                [ROOT / "tools" / "run-mpi", bin_, ranks, f"{bin_}/python", __file__, "--work", *left],
+                cwd=ROOT,
+                env={**os.environ, "TEMP_DIR": folder, "TIME_LIMIT": "3000", "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if "VERBOSE" not in os.environ else None,
+                text=True,
+            )
+            current = follow(process, found)
+        if current is not None:
+            found[current] = FAILED, "it has not ended, or has ended a process"
+        elif process.returncode and not any(name in found for name in left):
+            raise SystemExit("the tests can't be run")
+    return found
+
+
+def follow(process: subprocess.Popen[str], found: dict[str, tuple[str, str]]) -> str | None:
+    """Take note of the reports; return the test that was running at the end."""
+    current, last = None, time.monotonic()
+
+    def watch() -> None:
+        while process.poll() is None:
+            if time.monotonic() - last > PATIENCE:
+                process.terminate()
+            time.sleep(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        if not line.startswith("@@ "):
+            if os.environ.get("VERBOSE"):
+                print(line, end="")
+            continue
+        outcome, name, why = line[3:].rstrip("\n").split(" | ", 2)
+        last = time.monotonic()
+        if outcome == "begins":
+            current = name
+        else:
+            found[name], current = (outcome, why), None
+            if outcome == FAILED:
+                print(f"{name}: {why}", flush=True)
+    process.wait()
+    return current
+
+
+def all_names(bin_: str) -> list[str]:
+    """Return the names of all tests."""
+    program = "import os; os.environ.update(BACKEND='gloo', WORLD_SIZE='2', TEMP_DIR='/tmp')\n"
+    program += "from torch.testing._internal.distributed.distributed_test import DistributedTest as T\n"
+    program += "print(*[name for name in dir(T._DistTestBase) if name.startswith('test_')])"
+    listed = subprocess.run([f"{bin_}/python", "-c", program], capture_output=True, text=True, check=True)
+    return listed.stdout.split()
+
+
+def main() -> int:
+    """Run the tests that are named, or all."""
+    if sys.argv[1] == "--work":
+        work(sys.argv[2:])
+        return 0
+    bin_, ranks, *names = sys.argv[1:]
+    found = run(bin_, ranks, names or all_names(bin_))
+    for outcome in (FAILED, NOT_APPLICABLE):
+        for name, (each, why) in sorted(found.items()):
+            if each == outcome:
+                print(f"{outcome}: {name}: {why}")
+    counts = {
+        outcome: sum(each == outcome for each, _ in found.values()) for outcome in (PASSED, FAILED, NOT_APPLICABLE)
+    }
+    print(f"{ranks} ranks: {counts[PASSED]} passed, {counts[FAILED]} failed, {counts[NOT_APPLICABLE]} not applicable")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
