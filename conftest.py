@@ -9,7 +9,10 @@ import pytest
 
 import hpccomm as hc
 
-collect_ignore_glob = ["hpccomm/*/cupy_*.py"]  # behind the seam to CUDA: they are imported where CuPy finds NCCL
+collect_ignore_glob = [
+    *("hpccomm/*/cupy_*.py", "hpccomm/bench/fake_gpu/provider.py"),  # they are imported where CuPy finds NCCL
+    "hpccomm/torch/*",  # and these where there is PyTorch
+]
 
 
 @pytest.fixture(autouse=True)
