@@ -11,59 +11,13 @@ from torch._C._distributed_c10d import Work as C10DWork
 from ..core.work import Work
 
 
-class DoneWork(C10DWork):
-    """An operation that has ended well before its call returned."""
-
-    def __init__(self, result: Any, source: int | None = None) -> None:
-        super().__init__()
-        self._result = result
-        self._source = source
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return True: nothing is left to wait for."""
-        return True
-
-    def synchronize(self) -> None:
-        """Return: nothing is left to wait for."""
-
-    def is_completed(self) -> bool:
-        """Return True."""
-        return True
-
-    def is_success(self) -> bool:
-        """Return True."""
-        return True
-
-    def exception(self) -> BaseException | None:
-        """Return None."""
-        return None
-
-    def result(self) -> Any:
-        """Return the tensors that were written."""
-        return self._result
-
-    def _source_rank(self) -> int:
-        return self.source_rank()
-
-    def source_rank(self) -> int:
-        """Return the group's rank that a message came from."""
-        if self._source is None:
-            raise RuntimeError("only a receive has a source rank")
-        return self._source
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Return a Future that has the result."""
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result(self._result)
-        return future
-
-
-class PendingWork(DoneWork):
+class PendingWork(C10DWork):
     """An operation in flight; `work` is hpccomm's."""
 
     def __init__(self, work: Work, result: Any) -> None:
-        super().__init__(result)
+        super().__init__()
         self._work = work
+        self._result = result
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -94,8 +48,12 @@ class PendingWork(DoneWork):
     def source_rank(self) -> int:
         """Wait, and return the group's rank that the message came from."""
         self._work.wait()
-        self._source = self._work._source
-        return super().source_rank()
+        if self._work._source is None:
+            raise RuntimeError("only a receive has a source rank")
+        return self._work._source
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a Future that hpccomm's progress thread completes.
