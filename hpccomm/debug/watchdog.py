@@ -7,6 +7,7 @@ operation notes anything for it. It never calls MPI, so it works at every thread
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import select
@@ -16,7 +17,7 @@ import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..core.group import SHORTEST_MEETING
 from ..core.options import DEFAULT_TIMEOUT
@@ -121,9 +122,7 @@ class Watchdog:
         when = self.reporter.time_of_end()
         if when is not None:
             save(self.reporter.folder)
-            time.sleep(max(0.0, min(when - time.time(), 1.0)))
-            take_names_away(MAPPED_LATER)
-            os._exit(STATUS)
+            _end_at(when)
 
     def _period(self) -> float:
         shortest = min((as_seconds(group.timeout) for group in groups()), default=LONGEST_PERIOD)
@@ -248,11 +247,9 @@ class Watchdog:
         processes that it has killed.
         """
         let_launcher_read()
-        when = self.reporter.end_in(0.3)
+        when = self.reporter.end_in(0.5)
         save(self.reporter.folder)
-        time.sleep(max(0.0, when - time.time()))
-        take_names_away(MAPPED_LATER)
-        os._exit(STATUS)
+        _end_at(when)
 
     def _say_goodbye(self) -> None:
         """On SIGTERM: say what this rank was in, and end as without us."""
@@ -264,6 +261,17 @@ class Watchdog:
         take_names_away(MAPPED_LATER)
         faulthandler.unregister(signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end_at(when: float) -> NoReturn:
+    """End this process at that time (seconds since the epoch, within the next one), to the millisecond.
+
+    It is waited for with the GIL held: a program that computes would let this thread go on only some milliseconds
+    later. A rank that is late is killed by the launcher, and MPICH's (hydra's pmip.c) may then return 9 for the job.
+    """
+    take_names_away(MAPPED_LATER)
+    ctypes.PyDLL(None).usleep(int(1e6 * max(0.0, min(when - time.time(), 0.999))))
+    os._exit(STATUS)
 
 
 _held: list[set[Any]] = []  # the signals that were blocked before each fork
