@@ -279,13 +279,15 @@ def test_without_fault_tolerance_shrink_group_says_how_to_start_the_job(process_
 @by_signal
 def test_mpich_lets_a_survivor_have_last_words_although_it_waits_in_mpi(tmp_path: Path) -> None:
     program = """
-        import os, signal, sys
+        import os, signal, sys, time
         from pathlib import Path
         import numpy as np
         import hpccomm as hc
 
         def last_words(rank):
             Path(sys.argv[1], f"{me}.txt").write_text(f"{rank} died")
+            while len(list(Path(sys.argv[1]).glob("*.txt"))) < 2:  # who ends first is dead as well, for the other
+                time.sleep(0.01)
             os._exit(3)
 
         world = hc.init_process_group(on_peer_failure=last_words)
