@@ -6,6 +6,7 @@ operation notes anything for it. It never calls MPI, so it works at every thread
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -83,8 +84,15 @@ class Watchdog:
         if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
             faulthandler.register(signal.SIGUSR2, file=self._wake, all_threads=False)
             self.reporter.is_listening = True
+            atexit.register(self._stop_listening)
         os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_through, after_in_child=self._let_go)
         self._thread.start()
+
+    def _stop_listening(self) -> None:
+        """Ignore questions from now on: without a handler, one that comes while Python ends would kill the process."""
+        if os.getpid() == self._pid:
+            faulthandler.unregister(signal.SIGUSR2)
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
     def _let_go(self) -> None:
         """Give the signals back, in a forked process: what their handlers write would be taken for the rank's."""

@@ -4,58 +4,120 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import torch.distributed
 
-from ..errors import DistError, here
+from .. import world
+from ..core.group import ProcessGroup
+from ..process import alone, mpi_library
+from ..store.master import address_for
 
 if TYPE_CHECKING:
-    from .backend import HPCCommBackend
+    from .backend import HPCCommBackend, HPCCommProcessGroup
 
 NAME, METHOD = "hpccomm", "mpi"
+DEVICES = ["cpu", "cuda"]
+TAGS = 32768  # that every MPI has
 dist: Any = torch.distributed
 
 
 def init_process_group(backend: str | None = NAME, **options: Any) -> None:
-    """Call ``torch.distributed.init_process_group`` with rank, size and store from MPI."""
+    """Call ``torch.distributed.init_process_group`` with rank, size and store from MPI.
+
+    It is the one line that a script under mpiexec or srun needs. :func:`set_environment` is called first.
+
+    Parameters
+    ----------
+    backend : str, optional
+        As torch takes it: ``"hpccomm"``, ``"cpu:hpccomm,cuda:nccl"``, ``"gloo"``.
+    **options
+        Further arguments of ``torch.distributed.init_process_group``: ``timeout``, ``device_id``.
+
+    Raises
+    ------
+    DistError
+        Each process is alone, because torchrun, or the launcher of another MPI, has started it.
+    ValueError
+        RANK or WORLD_SIZE in the environment say something else than MPI; on every rank.
+
+    Examples
+    --------
+    >>> import torch.distributed as dist  # doctest: +SKIP
+    >>> hpccomm.torch.init_process_group()  # doctest: +SKIP
+    >>> dist.get_backend()  # doctest: +SKIP
+    'hpccomm'
+    """
     register()
     set_environment()
     dist.init_process_group(backend, init_method=f"{METHOD}://", **options)
 
 
 def set_environment() -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, which libraries read, as MPI has them."""
-    from mpi4py import MPI
+    """Set what torchrun would set, and libraries read, from MPI.
 
-    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; MASTER_ADDR and MASTER_PORT where MASTER_ADDR is not set: a port
+    of rank 0's host that is free at this moment, for libraries that call ``init_process_group`` by ``env://``. Every
+    rank of the MPI job calls it.
+
+    Raises
+    ------
+    DistError
+        Each process is alone, because torchrun, or the launcher of another MPI, has started it.
+    ValueError
+        RANK or WORLD_SIZE are set already, and say something else than MPI; on every rank.
+
+    Examples
+    --------
+    >>> hpccomm.torch.set_environment()  # doctest: +SKIP
+    >>> os.environ["RANK"], os.environ["WORLD_SIZE"]  # doctest: +SKIP
+    ('0', '1')
+    """
+    mpi = mpi_library.load()
+    alone.check(mpi)
+    comm = mpi.COMM_WORLD
+    environ = os.environ
+    agree(comm, **{name: _number(environ[name]) for name in ("RANK", "WORLD_SIZE") if name in environ})
+    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
     found = {
-        "RANK": MPI.COMM_WORLD.Get_rank(),
-        "WORLD_SIZE": MPI.COMM_WORLD.Get_size(),
+        "RANK": comm.Get_rank(),
+        "WORLD_SIZE": comm.Get_size(),
         "LOCAL_RANK": node.Get_rank(),
         "LOCAL_WORLD_SIZE": node.Get_size(),
     }
     node.Free()
-    os.environ |= {name: str(value) for name, value in found.items()}
+    host, port = comm.bcast((address(comm), free_port()))
+    if comm.bcast("MASTER_ADDR" not in environ):
+        found |= {"MASTER_ADDR": host, "MASTER_PORT": port}
+    environ |= {name: str(value) for name, value in found.items()}
 
 
 def register() -> None:
-    """Make the backend and the rendezvous known to torch; also its entry point ``torch.distributed.backends``."""
+    """Make the backend and the rendezvous known to torch; also its entry point ``torch.distributed.backends``.
+
+    Only a program that calls ``torch.distributed.init_process_group(init_method="mpi://")`` itself needs it; the name
+    of the backend alone makes torch look for the entry point.
+
+    Examples
+    --------
+    >>> hpccomm.torch.register()  # doctest: +SKIP
+    >>> dist.init_process_group("hpccomm", init_method="mpi://")  # doctest: +SKIP
+    """
     if not hasattr(dist.Backend, NAME.upper()):
-        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=DEVICES)
         dist.register_rendezvous_handler(METHOD, rendezvous)
 
 
 def rendezvous(url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """Yield (store, rank, size): rank 0 listens, and tells the others where over MPI."""
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
+    mpi = mpi_library.load()
+    alone.check(mpi)
+    comm = mpi.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
-    host, store = socket.gethostname(), None
+    host, store = address(comm), None
     if rank == 0:
         store = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
     host, port = comm.bcast((host, store.port) if store is not None else None)
@@ -64,23 +126,63 @@ def rendezvous(url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any)
     yield store, rank, size
 
 
-def create(options: Any, _: Any) -> HPCCommBackend:
-    """Make the backend of one group of torch's; its members call it."""
-    from mpi4py import MPI
+def address(comm: Any) -> str:
+    """Return the address of this host for the other ranks; each calls it."""
+    elsewhere = [host for host in comm.allgather(socket.gethostname()) if host != socket.gethostname()]
+    return address_for(elsewhere[0] if elsewhere else None)
 
-    from ..core.group import ProcessGroup
-    from .backend import HPCCommBackend
 
-    world = MPI.COMM_WORLD
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    if len(ranks) > world.Get_size() or ranks[options.group_rank] != world.Get_rank():
-        raise DistError(
-            f"torch.distributed says that this is rank {options.group_rank} of {options.group_size}, MPI says that it "
-            f"is rank {world.Get_rank()} of {world.Get_size()}; start with mpiexec or srun, not torchrun, and with "
-            f"init_method='mpi://' or hpccomm.torch.init_process_group(){here()}"
-        )
-    tag = crc32(options.group_id.encode()) % 32768
-    comm = world.Create_group(world.Get_group().Incl(ranks), tag)
-    group = ProcessGroup.on(comm, timeout=options.timeout, name=options.group_id)
-    comm.Free()
-    return HPCCommBackend(group)
+def free_port() -> int:
+    """Return a port of this host that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def agree(comm: Any, **said: Any) -> None:
+    """Raise ValueError on every rank of `comm` if RANK or WORLD_SIZE are not MPI's on one of them."""
+    actual = {"RANK": comm.Get_rank(), "WORLD_SIZE": comm.Get_size()}
+    wrong = [f"{name} is {value}, MPI says {actual[name]}" for name, value in said.items() if value != actual[name]]
+    for rank, lines in enumerate(comm.allgather(wrong)):
+        if lines:
+            raise ValueError(
+                f"torch.distributed: on rank {rank} of MPI {'; '.join(lines)}. Let MPI number the ranks: "
+                f"hpccomm.torch.init_process_group(), or init_method='mpi://', with RANK and WORLD_SIZE unset"
+            )
+
+
+def create(options: Any, _: Any) -> HPCCommBackend | HPCCommProcessGroup:
+    """Make what stands for one group of torch's: the group itself, or the backend of some of its devices."""
+    from .backend import HPCCommBackend, HPCCommProcessGroup
+
+    group = group_of(options)
+    theirs = options.process_group  # with one backend for each device; of a kind of its own where we are the only one
+    if theirs.name() != "custom" or theirs._device_types:
+        return HPCCommBackend(group)
+    return HPCCommProcessGroup(options.store, group)
+
+
+def group_of(options: Any) -> ProcessGroup:
+    """Make hpccomm's group of the ranks of a new group of torch's; its members call it."""
+    if options.global_ranks_in_group:
+        comm = world.current_world().comm if world.is_initialized() else mpi_library.load().COMM_WORLD
+        return subgroup(comm, options.global_ranks_in_group, options.group_id, options.timeout)
+    mpi = mpi_library.load()
+    alone.check(mpi)
+    agree(mpi.COMM_WORLD, RANK=options.group_rank, WORLD_SIZE=options.group_size)
+    if world.is_initialized():  # by the program
+        return subgroup(world.current_world().comm, range(options.group_size), NAME, options.timeout)
+    return world.init_process_group(timeout=options.timeout)
+
+
+def subgroup(comm: Any, ranks: Sequence[int], name: str, timeout: timedelta) -> ProcessGroup:
+    """Make a group of some ranks of a communicator; they call it, and nobody else."""
+    tag = crc32(name.encode()) % TAGS
+    part = comm.Create_group(comm.Get_group().Incl(list(ranks)), tag)
+    group = ProcessGroup.on(part, timeout=timeout, name=name)
+    part.Free()
+    return group
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.isdigit() else text

@@ -9,6 +9,7 @@ import torch
 from torch._C._distributed_c10d import Work as C10DWork
 
 from ..core.work import Work
+from .streams import current_stream
 
 
 class PendingWork(C10DWork):
@@ -61,7 +62,7 @@ class PendingWork(C10DWork):
         For C++, which DDP waits in, an error is only what a callback of `then` raises.
         """
         if self._future is None:
-            ended: torch.futures.Future[Any] = torch.futures.Future()
+            ended: torch.futures.Future[Any] = torch.futures.Future(devices=self._devices())
             self._future = ended.then(self._value)
             self._work.get_future().add_done_callback(lambda _: ended.set_result(None))
         return self._future
@@ -71,3 +72,17 @@ class PendingWork(C10DWork):
         if error is not None:
             raise error
         return self._result
+
+    def _devices(self) -> list[int | str | torch.device]:
+        return []
+
+
+class PendingGPUWork(PendingWork):
+    """An operation on tensors of a GPU: `wait` makes torch's current stream wait, as torch's own NCCL does."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: D102
+        with current_stream():
+            return super().wait(timeout)
+
+    def _devices(self) -> list[int | str | torch.device]:
+        return [torch.device("cuda", torch.cuda.current_device())]

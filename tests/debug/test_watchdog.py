@@ -145,6 +145,23 @@ def test_a_work_beside_which_the_program_computes_does_not_count(tmp_path: Path)
     assert not (tmp_path / "reports").exists()  # nothing to say
 
 
+def test_a_question_does_not_kill_a_rank_that_is_ending(tmp_path: Path) -> None:
+    program = """
+        import atexit, re, signal
+        from pathlib import Path
+        def ignored():  # Python's last words
+            mask = int(re.search("SigIgn:\\s*(\\w+)", Path("/proc/self/status").read_text())[1], 16)
+            print(f"{bool(mask >> (signal.SIGUSR2 - 1) & 1)}\\n", end="")
+        atexit.register(ignored)
+        import hpccomm as hc
+        hc.init_process_group()
+        ignored()
+        """
+    job = start(program, tmp_path)
+    stdout, stderr = job.communicate(timeout=100)
+    assert (job.returncode, sorted(stdout.split())) == (0, ["False", "False", "True", "True"]), stderr
+
+
 def test_the_time_limit_of_a_call_is_longer_than_that_of_its_group(tmp_path: Path) -> None:
     program = """
         import time, numpy as np, hpccomm as hc

@@ -45,7 +45,11 @@ def cases() -> Any:
 
     from mpi4py import MPI
 
+    folder = os.environ["TEMP_DIR"]  # of all ranks; theirs would be each one's own
     distributed_test.initialize_temp_directories()
+    os.environ["TEMP_DIR"] = folder
+    for name in ("barrier", "test_dir", "init_dir"):
+        Path(folder, name).mkdir(exist_ok=True)
     distributed_test.Barrier.sync = lambda *_, **__: MPI.COMM_WORLD.Barrier()  # theirs is made of files, for one run
     return Cases, common_distributed.TEST_SKIPS
 
@@ -55,9 +59,13 @@ def outcome_of(name: str, test_cases: Any, skips: Any) -> tuple[str, str]:
     import torch.distributed as dist
     from torch.testing._internal.common_utils import set_rng_seed
 
+    method = getattr(test_cases, name)
+    if getattr(method, "__unittest_skip__", False):
+        return NOT_APPLICABLE, method.__unittest_skip_why__
     case = test_cases(name)
     case.rank = int(os.environ["RANK"])
     case.file_name = os.path.join(os.environ["TEMP_DIR"], "file")
+    os.environ["HPCCOMM_ON_TIMEOUT"] = "raise" if "timeout" in name else "abort"
     dist.init_process_group("hpccomm", init_method="mpi://")
     set_rng_seed(0)  # in processes of its own each test begins with one seed
     try:
