@@ -189,16 +189,30 @@ def _gpu_view(array: Any) -> Any:
         return array
 
 
+def bits_of_torch(tensor: Any) -> tuple[Any, Any]:
+    """Return a torch tensor for another library to view, and the dtype to view it as there; None: the tensor's own.
+
+    bfloat16 and float8 are unknown to NumPy and CuPy: integers of their size come, and ml_dtypes' dtype. Communication
+    is not differentiated, as in torch.distributed.
+    """
+    tensor = tensor.detach()
+    if tensor.dtype.itemsize > 2 or not tensor.dtype.is_floating_point:
+        return tensor, None
+    name = str(tensor.dtype).removeprefix("torch.")
+    if not name.startswith(("bfloat16", "float8")):
+        return tensor, None
+    import ml_dtypes
+
+    torch = sys.modules["torch"]
+    return tensor.view(torch.int16 if name == "bfloat16" else torch.uint8), np.dtype(getattr(ml_dtypes, name))
+
+
 def _host_view(array: Any) -> Any:
     """View a host array of another library as NumPy, without a copy."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        array = array.detach()  # communication is not differentiated, as in torch.distributed
-        if array.dtype == torch.bfloat16:  # DLPack's bfloat16 is unknown to NumPy
-            import ml_dtypes
-
-            return array.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-        return array.numpy()
+        bits, dtype = bits_of_torch(array)
+        return bits.numpy() if dtype is None else bits.numpy().view(dtype)
     return np.from_dlpack(array)
 
 

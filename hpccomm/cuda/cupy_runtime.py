@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.arrays import bits_of_torch
 from ..core.sparse import assign_sum
 from .seam import Kernel
 
@@ -95,11 +96,8 @@ class Runtime:
     def as_array(self, array: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(array, torch.Tensor):
-            array = array.detach()  # communication is not differentiated, as in torch.distributed
-            if array.dtype == torch.bfloat16:
-                import ml_dtypes
-
-                return cupy.from_dlpack(array.view(torch.int16)).view(ml_dtypes.bfloat16)
+            bits, dtype = bits_of_torch(array)
+            return cupy.from_dlpack(bits) if dtype is None else cupy.from_dlpack(bits).view(dtype)
         if hasattr(array, "__dlpack__"):
             return cupy.from_dlpack(array)
         pointer = array.__cuda_array_interface__["data"][0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -169,7 +170,7 @@ class Calls:
 
     # -- the rest ----------------------------------------------------------------------------------
 
-    def barrier(self, opts: Any = None) -> PendingWork | None:
+    def barrier(self, opts: Any) -> PendingWork | None:
         return ended(self.group.barrier(opts.asyncOp or self._always_async), [])
 
     def getBackendName(self) -> str:
@@ -241,6 +242,24 @@ class HPCCommProcessGroup(Calls, c10d.ProcessGroup):
     def shutdown(self) -> None:
         super().shutdown()
         ALIVE.discard(self._get_backend(torch.device(DEVICES[0])))
+
+
+def _overloaded(name: str) -> Callable[..., Any]:
+    """Let C++ sort out a call that is not as torch.distributed writes it: ``allreduce(tensor)``, without options."""
+    ours, theirs = getattr(Calls, name), getattr(c10d.ProcessGroup, name)
+
+    def called(self: Any, *arguments: Any, **options: Any) -> Any:
+        if arguments and type(arguments[-1]).__name__.endswith("Options"):
+            return ours(self, *arguments)
+        if not arguments and "opts" in options:
+            return ours(self, **options)
+        return theirs(self, *arguments, **options)
+
+    return functools.wraps(ours)(called)
+
+
+for each in ("allreduce", "broadcast", "reduce", "allgather", "gather", "scatter", "reduce_scatter", "barrier"):
+    setattr(HPCCommProcessGroup, each, _overloaded(each))
 
 
 def ended(work: Work | None, result: Any) -> PendingWork | None:

@@ -177,8 +177,9 @@ def group_of(options: Any) -> ProcessGroup:
 
 def subgroup(comm: Any, ranks: Sequence[int], name: str, timeout: timedelta) -> ProcessGroup:
     """Make a group of some ranks of a communicator; they call it, and nobody else."""
-    tag = crc32(name.encode()) % TAGS
-    part = comm.Create_group(comm.Get_group().Incl(list(ranks)), tag)
+    members = list(ranks)
+    tag = crc32(repr(members).encode()) % TAGS  # of the name, ranks that have made more groups may have another idea
+    part = comm.Create_group(comm.Get_group().Incl(members), tag)
     group = ProcessGroup.on(part, timeout=timeout, name=name)
     part.Free()
     return group

@@ -1,9 +1,14 @@
 """Run PyTorch's own tests of torch.distributed, which its wheel carries, on the backend "hpccomm".
 
-    python tests/torch/upstream.py BIN RANKS      # BIN: the folder of mpiexec and python
+    python tests/torch/upstream.py BIN RANKS [TEST ...]     # BIN: the folder of mpiexec and python
+    python tests/torch/upstream.py BIN RANKS --write        # every test, and the list anew
 
-The tests are those of DistributedTest._DistTestBase that need no GPU. They run one after the other in the processes of
-one mpiexec; where one of them hangs or ends a process, it has failed, and another mpiexec goes on behind it.
+The tests are those of DistributedTest._DistTestBase. They run one after the other in the processes of one mpiexec;
+where one of them hangs or ends a process, it has failed, and another mpiexec goes on behind it. upstream.txt lists what
+is not applicable (it is not run), what fails, and why; anything else has to pass. A test that PyTorch means for other
+backends only is applicable if its reason is nothing but their name.
+
+VERBOSE=1 shows the tracebacks.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +24,7 @@ import threading
 import time
 import traceback
 import unittest
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +32,11 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PATIENCE = 60  # seconds for one test
 PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
+LIST = HERE / "upstream.txt"
+NAMES_BACKENDS = re.compile(
+    r"Test requires backend .*gloo|Only MPI supports|get_future is only|GLOO Batch|Only (Gloo|gloo) backend supports"
+    r"|Only Nccl & Gloo backend support Dist|Only Gloo, Nccl and Mpi|Only Nccl supports (all_gather_v|reduce_scatter_v)"
+)
 
 
 # -- in the processes of mpiexec ---------------------------------------------------------------------
@@ -60,7 +72,7 @@ def outcome_of(name: str, test_cases: Any, skips: Any) -> tuple[str, str]:
     from torch.testing._internal.common_utils import set_rng_seed
 
     method = getattr(test_cases, name)
-    if getattr(method, "__unittest_skip__", False):
+    if getattr(method, "__unittest_skip__", False) and not NAMES_BACKENDS.match(method.__unittest_skip_why__):
         return NOT_APPLICABLE, method.__unittest_skip_why__
     case = test_cases(name)
     case.rank = int(os.environ["RANK"])
@@ -181,22 +193,52 @@ def all_names(bin_: str) -> list[str]:
     return listed.stdout.split()
 
 
+def listed() -> dict[tuple[str, str], tuple[str, str]]:
+    """Return (outcome, reason) of each (number of ranks, test) that need not pass."""
+    rows = [line.split(" | ", 3) for line in LIST.read_text().splitlines() if line and not line.startswith("#")]
+    return {(n, name): (outcome, why) for name, outcome, ranks, why in rows for n in ranks.split()}
+
+
+def write(ranks: str, found: dict[str, tuple[str, str]]) -> None:
+    """List what has not passed on so many ranks; a reason that is there for the same outcome stays."""
+    old = listed()
+    rows: dict[tuple[str, str, str], set[str]] = {}
+    for (n, name), (outcome, why) in old.items():
+        if n != ranks:
+            rows.setdefault((name, outcome, why), set()).add(n)
+    for name, (outcome, why) in found.items():
+        if outcome != PASSED:
+            reasons = [reason for (_, test), (known, reason) in old.items() if (test, known) == (name, outcome)]
+            rows.setdefault((name, outcome, reasons[0] if reasons else why), set()).add(ranks)
+    head = [line for line in LIST.read_text().splitlines() if line.startswith("#")]
+    lines = [
+        f"{name} | {outcome} | {' '.join(sorted(on))} | {why}" for (name, outcome, why), on in sorted(rows.items())
+    ]
+    LIST.write_text("\n".join([*head, *lines, ""]))
+
+
 def main() -> int:
-    """Run the tests that are named, or all."""
+    """Run the tests that are named, or all; say 1 if one that is not listed has not passed."""
     if sys.argv[1] == "--work":
         work(sys.argv[2:])
         return 0
     bin_, ranks, *names = sys.argv[1:]
-    found = run(bin_, ranks, names or all_names(bin_))
-    for outcome in (FAILED, NOT_APPLICABLE):
-        for name, (each, why) in sorted(found.items()):
-            if each == outcome:
-                print(f"{outcome}: {name}: {why}")
-    counts = {
-        outcome: sum(each == outcome for each, _ in found.values()) for outcome in (PASSED, FAILED, NOT_APPLICABLE)
-    }
-    print(f"{ranks} ranks: {counts[PASSED]} passed, {counts[FAILED]} failed, {counts[NOT_APPLICABLE]} not applicable")
-    return 0
+    is_writing = names == ["--write"]
+    known = {name: what for (n, name), what in listed().items() if n == ranks}
+    everything = all_names(bin_)
+    left_out = {} if is_writing or names else {name: what for name, what in known.items() if what[0] == NOT_APPLICABLE}
+    asked = everything if is_writing else names or [name for name in everything if name not in left_out]
+    found = {**left_out, **run(bin_, ranks, asked)}
+    if is_writing:
+        write(ranks, found)
+    unexpected = [name for name, (outcome, _) in found.items() if outcome not in (PASSED, known.get(name, [""])[0])]
+    for name in sorted(unexpected):
+        print(f"not in {LIST.name}: {name}: {' | '.join(found[name])}")
+    for name in sorted(name for name in known if found.get(name, [""])[0] == PASSED):
+        print(f"passes now: {name}")
+    counts = Counter(outcome for outcome, _ in found.values())
+    print(f"{ranks} ranks: {', '.join(f'{counts[each]} {each}' for each in (PASSED, FAILED, NOT_APPLICABLE))}")
+    return int(bool(unexpected) and not is_writing)
 
 
 if __name__ == "__main__":
