@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 # What one mpiexec tells its ranks would make another one, or a program started by it, believe that it is a rank.
 LAUNCHER_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "HYDI_", "HYDRA_")
+LAUNCHER_VARIABLES += ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_")  # hpccomm.torch sets them
 # NumPy under CuPy's name, and the stand-in for CUDA and NCCL to go with it.
 IMITATED_GPU = {
     "HPCCOMM_GPU_PROVIDER": "tests.gpu.stand_in",

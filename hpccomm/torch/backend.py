@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -194,6 +195,9 @@ class Calls:
     def abort(self) -> None:
         """Let go of the group without the other ranks: what is in flight ends with an error, except in MPI itself."""
         if not self.group.is_destroyed:
+            for work in list(self.group._in_flight):
+                with contextlib.suppress(Exception):  # only receives can be taken back
+                    work.abort()
             self.group.give_up((), "has been aborted by torch.distributed; make it again")
         ALIVE.discard(self)
 

@@ -94,7 +94,7 @@ def test_the_end_and_another_beginning() -> None:
 def test_abort_takes_a_receive_back() -> None:
     work = dist.irecv(torch.zeros(1), RANK, tag=5)  # nobody sends it
     dist.distributed_c10d._abort_process_group()
-    with pytest.raises(Exception, match=r"has been aborted|in flight"):
+    with pytest.raises(Exception, match="aborted by the program"):
         work.wait()
     init_process_group()
     assert sum_of_ranks(None) == sum(range(SIZE))

@@ -200,7 +200,7 @@ def listed() -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def write(ranks: str, found: dict[str, tuple[str, str]]) -> None:
-    """List what has not passed on so many ranks; a reason that is there for the same outcome stays."""
+    """List what has not passed on so many ranks; reasons that are there stay, and "not applicable" does."""
     old = listed()
     rows: dict[tuple[str, str, str], set[str]] = {}
     for (n, name), (outcome, why) in old.items():
@@ -208,8 +208,8 @@ def write(ranks: str, found: dict[str, tuple[str, str]]) -> None:
             rows.setdefault((name, outcome, why), set()).add(n)
     for name, (outcome, why) in found.items():
         if outcome != PASSED:
-            reasons = [reason for (_, test), (known, reason) in old.items() if (test, known) == (name, outcome)]
-            rows.setdefault((name, outcome, reasons[0] if reasons else why), set()).add(ranks)
+            known = [what for (_, test), what in old.items() if test == name and what[0] in (outcome, NOT_APPLICABLE)]
+            rows.setdefault((name, *(known[0] if known else (outcome, why))), set()).add(ranks)
     head = [line for line in LIST.read_text().splitlines() if line.startswith("#")]
     lines = [
         f"{name} | {outcome} | {' '.join(sorted(on))} | {why}" for (name, outcome, why), on in sorted(rows.items())
