@@ -122,7 +122,7 @@ def test_messages() -> None:
         if RANK == 0:
             dist.send(of_rank(0), 1, tag=7)
         else:
-            dist.irecv(received, tag=7).wait()  # from any rank; torch tells of no source with a backend in Python
+            dist.irecv(received, tag=7).wait()  # from any rank
             assert torch.equal(received, of_rank(0))
 
 
@@ -152,6 +152,41 @@ def test_futures() -> None:
     work = dist.all_reduce(of_rank(RANK), async_op=True)
     doubled = work.get_future().then(lambda future: 2 * future.value()[0])
     assert torch.equal(doubled.wait(), 2 * sum(of_rank(rank) for rank in range(SIZE)))
+
+
+def test_works() -> None:
+    tensor = of_rank(RANK)
+    work = dist.all_reduce(tensor, async_op=True)
+    while not work.is_completed():
+        pass
+    assert (work.is_success(), work.exception(), work.wait()) == (True, None, True)
+    assert work.result()[0] is tensor
+    if SIZE > 1:
+        received = torch.zeros(4)
+        sent = dist.isend(of_rank(RANK), (RANK + 1) % SIZE)
+        work = dist.irecv(received)
+        assert work.wait()
+        assert work.source_rank() == (RANK - 1) % SIZE
+        sent.wait()
+        sent = dist.isend(torch.zeros(0), (RANK + 1) % SIZE)
+        assert dist.recv(torch.zeros(0)) == (RANK - 1) % SIZE
+        sent.wait()
+
+
+def test_the_coalescing_manager() -> None:
+    tensors = [of_rank(RANK, n) for n in (1, 4, 9)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for tensor in tensors:
+        assert torch.equal(tensor, sum(of_rank(rank, len(tensor)) for rank in range(SIZE)))
+    gathered = [torch.zeros(SIZE, n) for n in (2, 3)]
+    with dist._coalescing_manager():
+        for whole in gathered:
+            dist.all_gather_into_tensor(whole, of_rank(RANK, whole.shape[1]))
+    for whole in gathered:
+        assert torch.equal(whole, torch.stack([of_rank(rank, whole.shape[1]) for rank in range(SIZE)]))
 
 
 def test_what_hpccomm_refuses_is_told() -> None:
@@ -207,11 +242,38 @@ def test_dtensor() -> None:
     torch.testing.assert_close((distribute_tensor(a, mesh, [Shard(1)]) * 2).sum().full_tensor(), (a * 2).sum())
 
 
-def test_functional_collectives() -> None:
+def all_reduced(tensor: torch.Tensor) -> torch.Tensor:
     from torch.distributed import _functional_collectives as functional
 
+    return functional.all_reduce(tensor, "sum", dist.group.WORLD) + 0
+
+
+def test_functional_collectives() -> None:
     total: Any = sum(of_rank(rank) for rank in range(SIZE))
-    assert torch.equal(functional.all_reduce(of_rank(RANK), "sum", dist.group.WORLD) + 0, total)
+    assert torch.equal(all_reduced(of_rank(RANK)), total)
+
+
+def test_compiled() -> None:
+    total: Any = sum(of_rank(rank) for rank in range(SIZE))
+    compiled = torch.compile(all_reduced, backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        assert torch.equal(compiled(of_rank(RANK)), total)
+
+
+def test_gradients_through_collectives() -> None:
+    import torch.distributed.nn as collectives
+
+    everybody = [of_rank(rank).requires_grad_() for rank in range(SIZE)]
+    weights = [of_rank(rank + 5) for rank in range(SIZE)]
+    loss: Any = sum((sum(everybody) ** 2 * weights[rank]).sum() for rank in range(SIZE))
+    loss.backward()  # of all ranks' losses, in one process
+    mine = of_rank(RANK).requires_grad_()
+    (collectives.all_reduce(mine) ** 2 * weights[RANK]).sum().backward()
+    torch.testing.assert_close(mine.grad, everybody[RANK].grad)
+    mine = of_rank(RANK).requires_grad_()
+    parts = collectives.all_gather(mine)
+    (parts[(RANK + 1) % SIZE] * weights[RANK]).sum().backward()
+    torch.testing.assert_close(mine.grad, weights[(RANK - 1) % SIZE])
 
 
 def test_sparse_sums() -> None:

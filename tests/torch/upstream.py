@@ -138,17 +138,20 @@ def run(bin_: str, ranks: str, names: list[str]) -> dict[str, tuple[str, str]]:
     """Run tests on some ranks; return (outcome, why) of each."""
     found: dict[str, tuple[str, str]] = {}
     while left := [name for name in names if name not in found]:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(
                 [ROOT / "tools" / "run-mpi", bin_, ranks, f"{bin_}/python", __file__, "--work", *left],
                 cwd=ROOT,
                 env={**os.environ, "TEMP_DIR": folder, "TIME_LIMIT": "3000", "OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if "VERBOSE" not in os.environ else None,
+                stderr=errors,
                 text=True,
             )
             current = follow(process, found)
+            errors.seek(0)
+            said = errors.read()
         if current is not None:
+            print(f"{current} has ended the job with status {process.returncode}:\n{said[-5000:]}", flush=True)
             found[current] = FAILED, "it has not ended, or has ended a process"
         elif process.returncode and not any(name in found for name in left):
             raise SystemExit("the tests can't be run")
