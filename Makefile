@@ -9,6 +9,7 @@ CUDA ?= 13
 VENV := $(if $(filter mpich,$(MPI)),.venv,.venv-$(MPI))
 BIN := $(VENV)/bin
 RUN := tools/run-mpi $(BIN)
+TORCH := .venv-torch$(if $(filter mpich,$(MPI)),,-$(MPI))
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -31,8 +32,8 @@ test-cluster: ## run the tests of a real Slurm, on two hosts made of namespaces,
 test-gpu: .venv-gpu/.cuda$(CUDA) ## run the tests of GPU arrays on this machine's GPUs, measure, write docs/gpu-results.md
 	.venv-gpu/bin/python tools/test-gpu
 
-test-torch: .venv-torch/.torch ## run the tests of hpccomm inside PyTorch (5 GB are installed)
-	for ranks in 2 3; do tools/run-mpi .venv-torch/bin $$ranks .venv-torch/bin/python -m mpi4py -m pytest --with-mpi tests/torch $(ARGS) || exit 1; done
+test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch, and PyTorch's own (5 GB are installed)
+	tools/test-torch $(TORCH)/bin "$(RANKS)" $(ARGS)
 
 coverage: $(VENV)/.test ## run the tests and report line and branch coverage, all ranks together
 	COVERAGE=1 tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
@@ -60,7 +61,14 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 
 .venv-torch/.torch: setup.cfg pyproject.toml
 	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
-	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),torch,test-common]'
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[mpich,torch,test-common]'
+	touch $@
+
+# Another MPI beside the same PyTorch, which takes 5 GB.
+.venv-torch-%/.torch: setup.cfg pyproject.toml .venv-torch/.torch
+	test -x .venv-torch-$*/bin/python || $(PYTHON) -m venv .venv-torch-$*
+	.venv-torch-$*/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*,test-common]'
+	echo $(CURDIR)/.venv-torch/lib/python*/site-packages > $$(echo .venv-torch-$*/lib/python*/site-packages)/torch.pth
 	touch $@
 
 .venv-gpu/.cuda$(CUDA): setup.cfg pyproject.toml
