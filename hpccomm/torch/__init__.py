@@ -1,10 +1,11 @@
-"""hpccomm as a backend of torch.distributed: ``torch.distributed.init_process_group("hpccomm")``. Being built.
+"""hpccomm as a backend of torch.distributed: ``torch.distributed.init_process_group("hpccomm")``.
 
 backend     the adapter: c10d's calls are those of a ProcessGroup on the same ranks
 work        c10d's Work and Future around hpccomm's
+streams     torch's current CUDA stream, as CuPy's
 start       finding together over MPI, without MASTER_ADDR
 
-It needs a PyTorch whose backends may be written in Python, 2.14 or newer. Tried on tensors in host memory.
+It needs a PyTorch whose backends may be written in Python, 2.14 or newer. Tried on tensors in host memory only.
 """
 
 from __future__ import annotations
