@@ -22,7 +22,7 @@ from .operation_list import MESSAGES, OPERATIONS, START
 from .operations import Operations
 from .options import BackendOptions, Membership, time_limit
 from .persistent_work import PersistentWork
-from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, is_custom
+from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, has_store, is_custom
 from .watched import watched
 from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception, who_is_late, with_title
 
@@ -629,7 +629,7 @@ class ProcessGroup(Operations):
         return backend
 
     def _options_for(self, device: str) -> BackendOptions:
-        store = self.store if self.place is not None and is_custom(self.config.device_map.get(device, "mpi")) else None
+        store = self.store if self.place is not None and has_store(self.config.device_map.get(device, "mpi")) else None
         return BackendOptions(**_fields(self), device=device, store=store)
 
 
@@ -648,6 +648,9 @@ def make_group(membership: Membership) -> ProcessGroup:
         else:
             group._backends[device] = made
     by_name(ATTACH)(group)
+    for device, name in group.config.device_map.items():
+        if registry.REGISTRY[name].connects:
+            group._backends[device]  # which makes it
     return group
 
 

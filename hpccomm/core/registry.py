@@ -27,6 +27,7 @@ class Registered:
     devices: tuple[str, ...]
     extended_api: bool
     needs: str | None = None  # a "module:function" that raises ImportError where what it needs is not installed
+    connects: bool = False  # all ranks, when it is made: so it is made with its group, not with the first array
 
     def load(self) -> Creator:
         """Return the creator, imported; ImportError says what is missing."""
@@ -40,7 +41,11 @@ class Registered:
 REGISTRY: dict[str, Registered] = {
     "mpi": Registered("hpccomm.mpi.create:create", ("cpu",), extended_api=True),
     "nccl": Registered("hpccomm.nccl.backend:create", ("cuda",), extended_api=True, needs="hpccomm.cuda.seam:nccl"),
+    "gloo": Registered(
+        "hpccomm.gloo.backend:create", ("cpu",), extended_api=True, needs="hpccomm.gloo:needs", connects=True
+    ),
 }
+BUILT_IN = frozenset(REGISTRY)
 
 # Python objects travel over the group's MPI communicator, whatever the device map says.
 OBJECTS = "objects"
@@ -127,9 +132,14 @@ def _announced_backends() -> list[tuple[str, str]]:
     return [(entry.name.lower(), entry.value) for entry in entry_points(group="hpccomm.backends")]
 
 
+def has_store(name: str) -> bool:
+    """Say whether the backend `name` is given the group's store: hpccomm's own on MPI and NCCL have no use for it."""
+    return name not in DEFAULT_DEVICE_MAP.values()
+
+
 def is_custom(name: str) -> bool:
     """Say whether `name` comes from register_backend or an installed package, and not from hpccomm."""
-    return name not in DEFAULT_DEVICE_MAP.values()
+    return name not in BUILT_IN
 
 
 def is_backend_available(name: str) -> bool:
