@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 
+from .core import calls
 from .core.arrays import Array
 from .core.non_member import Group
 from .core.reduce_op import ReduceOp, ReduceOpLike
@@ -593,18 +595,34 @@ def all_to_all_single(
     return found.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
 
 
-def barrier(group: Group | None = None, async_op: bool = False) -> Work | None:
+def barrier(
+    group: Group | None = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    timeout: timedelta | float | None = None,
+) -> Work | None:
     """Return when every rank of the group has called it.
 
     Parameters
     ----------
     group, async_op
         See :mod:`hpccomm.collectives`.
+    device_ids : list of int, optional
+        For scripts written for torch.distributed, and ignored: the ranks meet on the host.
+    timeout : timedelta or float (seconds), optional
+        How long to wait for the others. Every rank gives one or none does, because with a `timeout` the barrier is an
+        asynchronous one, which does not match a blocking one.
 
     Returns
     -------
     Work or None
         None, when every rank has called it. With ``async_op=True`` a :class:`Work`, at once, which completes then.
+
+    Raises
+    ------
+    DistTimeoutError
+        Not every rank has called it within `timeout`. The barrier stays in flight; :func:`monitored_barrier` says who is
+        missing.
 
     Notes
     -----
@@ -617,7 +635,13 @@ def barrier(group: Group | None = None, async_op: bool = False) -> Work | None:
     >>> work.wait()  # every rank has called it
     True
     """
-    return member(group).barrier(async_op)
+    found = member(group)
+    if timeout is None:
+        return found.barrier(async_op)
+    seconds = calls.time_to_wait("barrier", timeout)
+    work: Any = found.barrier(True)
+    work._patience = seconds
+    return work if async_op else work.wait() and None
 
 
 def monitored_barrier(

@@ -16,6 +16,8 @@ TIMED_OUT = ("timed out", "timeout", "failed to pass monitoredbarrier")  # in gl
 class GlooWork(Work):
     """An operation of one collective of c10d, or of several; `alive` is the memory that gloo works on."""
 
+    keeps_time = True
+
     def __init__(self, works: list[Any], finish: Callable[[], None] | None, alive: Any) -> None:
         super().__init__(finish)
         self.alive = alive
