@@ -16,6 +16,7 @@ import numpy as np
 from .core import calls, checks
 from .core.arrays import Array
 from .core.backend import Backend
+from .core.c10d_names import either
 from .core.calls import Call
 from .core.group import ProcessGroup
 from .core.non_member import Group, NonMember, done_work
@@ -25,7 +26,12 @@ from .world import member
 
 
 def send(
-    array: Array, dst: int | None = None, group: Group | None = None, tag: int = 0, group_dst: int | None = None
+    array: Array = None,
+    dst: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    tensor: Array = None,
 ) -> None:
     """Send `array` to one rank; it may be changed as soon as the call returns.
 
@@ -70,12 +76,19 @@ def send(
         ...
     ValueError: send: dst is this rank itself, ...
     """
+    if tensor is not None:
+        array = either("send", array=array, tensor=tensor)
     found = member(group)
     found.send(array, found.peer("send", "dst", dst, group_dst), tag)
 
 
 def recv(
-    array: Array, src: int | None = None, group: Group | None = None, tag: int = 0, group_src: int | None = None
+    array: Array = None,
+    src: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    tensor: Array = None,
 ) -> int:
     """Receive a message into `array`.
 
@@ -115,13 +128,20 @@ def recv(
     >>> x
     array([0., 1.])
     """
+    if tensor is not None:
+        array = either("recv", array=array, tensor=tensor)
     found = member(group)
     source: Any = found.recv(array, found.source("recv", src, group_src), tag)
     return source if source is None else found.ranks[source]  # type: ignore[return-value]
 
 
 def isend(
-    array: Array, dst: int | None = None, group: Group | None = None, tag: int = 0, group_dst: int | None = None
+    array: Array = None,
+    dst: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    tensor: Array = None,
 ) -> Work | None:
     """Start to send `array` to one rank.
 
@@ -157,12 +177,19 @@ def isend(
     >>> x  # on rank 1: array([0. , 0.5])
     array([0. , 0.5])
     """
+    if tensor is not None:
+        array = either("isend", array=array, tensor=tensor)
     found = member(group)
     return found.send(array, found.peer("isend", "dst", dst, group_dst), tag, async_op=True)
 
 
 def irecv(
-    array: Array, src: int | None = None, group: Group | None = None, tag: int = 0, group_src: int | None = None
+    array: Array = None,
+    src: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    tensor: Array = None,
 ) -> Work | None:
     """Start to receive a message into `array`.
 
@@ -202,6 +229,8 @@ def irecv(
     >>> x
     array([0.])
     """
+    if tensor is not None:
+        array = either("irecv", array=array, tensor=tensor)
     found = member(group)
     work: Work | None = found.recv(array, found.source("irecv", src, group_src), tag, async_op=True)
     return work
@@ -292,16 +321,17 @@ class P2POp:
     def __init__(
         self,
         op: Callable[..., Any],
-        array: Array,
+        array: Array = None,
         peer: int | None = None,
         group: Group | None = None,
         tag: int = 0,
         group_peer: int | None = None,
+        tensor: Array = None,
     ) -> None:
         if op is not isend and op is not irecv:
             raise ValueError(f"P2POp: op is {op!r}; expected hpccomm.isend or hpccomm.irecv{here()}")
         self.op = op
-        self.array = array
+        self.array = array if tensor is None else either("P2POp", array=array, tensor=tensor)
         self.peer = peer
         self.group = group
         self.tag = tag

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import here
 from .arrays import BUILT_IN_DEVICES, known_devices
 from .by_name import by_name
+from .c10d_names import c10d_names
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -142,6 +143,7 @@ def is_custom(name: str) -> bool:
     return name not in BUILT_IN
 
 
+@c10d_names(backend="name")
 def is_backend_available(name: str) -> bool:
     """Say whether there is a backend called `name`, and what it needs is installed here.
 
