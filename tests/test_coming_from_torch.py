@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,8 @@ from mpi4py import MPI
 import hpccomm as hc
 from hpccomm.core.c10d_names import c10d_names
 
+from .launch import ROOT
+
 pytestmark = pytest.mark.usefixtures("process_group")
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
@@ -21,6 +24,49 @@ TOTAL = SIZE * (SIZE + 1) / 2
 
 def mine(n: int = 2) -> Any:
     return np.full(n, RANK + 1.0)
+
+
+# What torch.distributed exports, 2.13 and 2.14 together.
+NAMES = """
+all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_gather_single all_reduce
+all_reduce_coalesced all_to_all all_to_all_single AllreduceCoalescedOptions AllreduceOptions AllToAllOptions Backend
+BackendConfig barrier BarrierOptions batch_isend_irecv broadcast broadcast_object_list BroadcastOptions DebugLevel
+default_pg_timeout destroy_process_group gather gather_into_tensor gather_object gather_single GatherOptions
+get_backend get_backend_config get_backend_impl get_debug_level get_default_backend_for_device get_global_rank
+get_group_rank get_node_local_rank get_pg_count get_process_group_ranks get_rank get_world_size group GroupMember
+GroupName init_process_group irecv is_backend_available is_gloo_available is_initialized is_mpi_available
+is_nccl_available is_torchelastic_launched is_ucc_available is_xccl_available isend monitored_barrier new_group
+new_subgroups new_subgroups_by_enumeration P2POp PrefixStore ProcessGroup ProcessGroupGloo ProcessGroupNCCL
+ProcessGroupNCCL2 ProcessGroupNCCLLazy record_comm recv recv_object_list reduce reduce_op reduce_scatter
+reduce_scatter_single reduce_scatter_tensor ReduceOp ReduceOptions ReduceScatterOptions scatter scatter_object_list
+ScatterOptions send send_object_list set_timeout shrink_group split_group Store supports_complex Work
+"""
+EXPORTED = NAMES.split()
+
+ROW = re.compile(r"^\| `(\w+)` \| (there|other|not) \| (.*)\|$", re.M)
+
+
+# -- the table of the documentation --------------------------------------------------------------------
+
+
+def table() -> dict[str, tuple[str, str]]:
+    """The rows of "Every name": whether it is there, and what is said."""
+    page = (ROOT / "docs" / "coming-from-torch.md").read_text(encoding="utf-8")
+    section = page.partition("## Every name")[2].partition("\n## ")[0]
+    return {name: (state, said.strip()) for name, state, said in ROW.findall(section)}
+
+
+def test_every_name_of_torch_has_a_row_that_is_true() -> None:
+    rows = table()
+    assert sorted(rows) == sorted(EXPORTED)
+    for name, (state, said) in rows.items():
+        assert (state == "there") == hasattr(hc, name), name
+        assert said or state == "there", f"the row of {name} does not say why"
+
+
+def test_the_list_of_names_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch.distributed", reason="there is no PyTorch to compare with")
+    assert not set(torch.distributed_c10d.__all__) - set(EXPORTED)
 
 
 # -- barrier -----------------------------------------------------------------------------------------
