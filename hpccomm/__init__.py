@@ -85,6 +85,7 @@ from .ranks import (
 from .shared import empty_shared, fence, peer_view
 from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
 from .survivors import agree, shrink_group
+from .waiting import wait_all, wait_any
 from .world import (
     GroupMember,
     destroy_process_group,
@@ -211,6 +212,8 @@ __all__ = [
     "sendrecv",
     "shrink_group",
     "split_group",
+    "wait_all",
+    "wait_any",
 ]
 
 

@@ -30,9 +30,18 @@ REAP_ABOVE = 64  # works in flight above which a new one first lets go of the co
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
 LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group is given up
 STEPS_ASIDE = FastPath()
+TO_NOBODY = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "send_init", "recv_init"})  # may be MPI.PROC_NULL
 ATTACH = "hpccomm.debug.attach:attach"  # gives a new group what the settings ask for
 DETACH = "hpccomm.debug.attach:detach"  # sees it go
 AGREE_ON_STORE = "hpccomm.store.place:agreed"
+
+
+class NobodyThere(Exception):
+    """The peer of a message is MPI.PROC_NULL, `rank`: there is nothing to do. Other messages pay nothing for it."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
 
 
 class ProcessGroup(Operations):
@@ -163,6 +172,8 @@ class ProcessGroup(Operations):
         number = checks.integer(f"{operation}: {argument}", global_rank)
         if number in self._group_ranks:
             return self._group_ranks[number]
+        if operation in TO_NOBODY and self.comm is not None and number == mpi_library.load().PROC_NULL:
+            raise NobodyThere(number)
         raise ValueError(
             f"{operation}: {argument} is {global_rank}, which is not in the group; "
             f"its (global) ranks are {some(self.ranks)}{here()}"
