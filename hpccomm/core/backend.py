@@ -269,6 +269,9 @@ class Backend:
     def close(self) -> None:
         """Free what the backend holds; called once, by every rank, when its group is destroyed."""
 
+    def leave(self) -> None:
+        """End what is in flight at the end of a program that has not destroyed the group; every rank has got there."""
+
     def abort(self) -> None:
         """End what is in flight, without the other ranks, and within seconds: the job is about to end."""
 

@@ -585,6 +585,10 @@ class ProcessGroup(Operations):
         except Exception as error:
             if failures.translated("leave", error, self.comm) is None:  # the dead need nothing
                 raise
+            return
+        for group in (self, *self._children):
+            for backend in list(group._backends.values()):
+                backend.leave()
 
     @property
     def is_destroyed(self) -> bool:

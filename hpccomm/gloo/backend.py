@@ -7,7 +7,9 @@ array that is not contiguous is packed before, and unpacked after.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from operator import setitem
@@ -23,12 +25,13 @@ from ..core.reduce_op import ReduceOp
 from ..core.work import CompletedWork, Work
 from ..errors import UnsupportedOperationError, here
 from .reductions import as_bytes, contribution, deliver, in_place, room
-from .works import GlooWork, MessageWork, ReceiveWork, Repeated, as_dist_error
+from .works import WAITING, GlooWork, MessageWork, ReceiveWork, Repeated, as_dist_error
 
 ProcessGroupGloo: Any = c10d.ProcessGroupGloo
 TorchStore: Any = c10d.Store
 
-GATHER, SCATTER = 2**31 - 1, 2**31 - 2  # tags that no MPI lets a program use
+GATHER, SCATTER, LAST = 2**31 - 1, 2**31 - 2, 2**31 - 3  # tags that no MPI lets a program use
+LONGEST_END = 5.0  # seconds that messages have to end
 NEVER = timedelta(days=3650)
 
 
@@ -235,6 +238,17 @@ class GlooBackend(Backend):
 
     def close(self) -> None:
         del self._gloo, self._store
+
+    def leave(self) -> None:
+        """Let threads that wait for messages come back: one that does so when Python is gone aborts the process."""
+        if not WAITING:
+            return
+        other = (self.rank + 1) % self.size
+        with suppress(RuntimeError):  # a time-out ends all that gloo has in flight
+            self._gloo.recv([as_bytes(np.empty(1, np.uint8))], other, LAST).wait(timedelta(milliseconds=1))
+        deadline = time.monotonic() + LONGEST_END
+        for thread in list(WAITING):
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def translate_error(self, operation: str, error: Exception) -> Exception:
         return as_dist_error(operation, error)

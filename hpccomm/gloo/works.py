@@ -13,6 +13,9 @@ from ..errors import DistBackendError, DistError, DistTimeoutError, here
 TIMED_OUT = ("timed out", "timeout", "failed to pass monitoredbarrier")  # in gloo's text, which has no classes of error
 
 
+WAITING: set[threading.Thread] = set()
+
+
 class GlooWork(Work):
     """An operation of one collective of c10d, or of several; `alive` is the memory that gloo works on."""
 
@@ -53,7 +56,8 @@ class MessageWork(GlooWork):
     def poll(self) -> bool:
         """Say whether the thread, which the first look starts, is done with all of it; raise what went wrong."""
         if self._waiting is None:
-            self._waiting = threading.Thread(target=self._wait, name="hpccomm-gloo", daemon=True)
+            self._waiting = threading.Thread(target=self._wait_in_thread, name="hpccomm-gloo", daemon=True)
+            WAITING.add(self._waiting)
             self._waiting.start()
         if self._waiting.is_alive():
             return False
@@ -74,6 +78,10 @@ class MessageWork(GlooWork):
             super().block()
         except Exception as error:
             self._went_wrong = error
+
+    def _wait_in_thread(self) -> None:
+        self._wait()
+        WAITING.discard(threading.current_thread())
 
 
 class ReceiveWork(MessageWork):

@@ -1,4 +1,4 @@
-"""Where gloo is not, the error says what to install; and nothing of torch is imported before somebody asks for it."""
+"""Programs of their own: one without torch, one that asks for nothing of it, one that ends in the middle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from ..launch import clean_environment
+from ..launch import clean_environment, launch
+from .conftest import why_not
 
 pytestmark = pytest.mark.serial
 
@@ -57,3 +58,22 @@ with hc.init_process_group("cpu:mpi"):
 """
     )
     assert said == "False True"
+
+
+PENDING = """
+import numpy as np, hpccomm as hc
+
+world = hc.init_process_group("cpu:mpi")
+group = hc.new_group(backend="cpu:gloo")
+work = hc.irecv(np.zeros(3), (world.rank + 1) % 2, group)
+assert not work.is_completed()
+print("the end", flush=True)
+"""
+
+
+def test_a_program_may_end_while_a_thread_waits_for_a_message() -> None:
+    if why_not():
+        pytest.skip("there is no gloo")
+    done = launch(2, sys.executable, "-c", PENDING, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["the", "end"] * 2
