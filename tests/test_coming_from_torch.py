@@ -128,6 +128,20 @@ def test_the_local_rank(process_group: hc.ProcessGroup) -> None:
     assert hc.get_node_local_rank() == hc.get_node_local_rank(fallback_rank=77) == process_group.local_rank
 
 
+def test_reductions_of_torch() -> None:
+    torch = pytest.importorskip("torch.distributed", reason="there is no PyTorch")
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX"):
+        x, expected = mine(), mine()
+        hc.all_reduce(x, getattr(torch.ReduceOp, name))
+        hc.all_reduce(expected, name)
+        assert (x == expected).all()
+    x = mine()
+    hc.all_reduce(x, torch.ReduceOp(torch.ReduceOp.MAX))
+    assert (x == SIZE).all()
+    with pytest.raises(TypeError, match=r"all_reduce: op is .*PREMUL_SUM.*write ReduceOp.PREMUL_SUM\(factor\)"):
+        hc.all_reduce(mine(), torch.ReduceOp.PREMUL_SUM)
+
+
 # -- keywords ----------------------------------------------------------------------------------------
 
 

@@ -107,6 +107,10 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
             ) from None
     if type(op).__module__ == "mpi4py.MPI" and type(op).__name__ == "Op":
         return _from_mpi(operation, op)  # type: ignore[arg-type]
+    if type(op).__module__.startswith("torch."):  # torch.distributed.ReduceOp.SUM, or a ReduceOp that was made of it
+        name = getattr(getattr(op, "op", op), "name", None)
+        if name in _NAMED:
+            return _NAMED[name]
     hint = ": write ReduceOp.PREMUL_SUM(factor)" if callable(op) else ""
     raise TypeError(f"{operation}: op is {op!r}; expected a ReduceOp, its name, or an MPI.Op{hint}{here()}")
 
