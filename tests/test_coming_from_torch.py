@@ -142,6 +142,34 @@ def test_reductions_of_torch() -> None:
         hc.all_reduce(mine(), torch.ReduceOp.PREMUL_SUM)
 
 
+def test_a_model_of_torch_is_trained_by_gradient_buckets(process_group: hc.ProcessGroup) -> None:
+    torch = pytest.importorskip("torch", reason="there is no PyTorch")
+    torch.manual_seed(0)
+    x = torch.randn(4 * SIZE, 3)
+    y = x.sum(1, keepdim=True)
+    mine = slice(4 * RANK, 4 * RANK + 4)
+    weights = []
+    for together in (True, False):  # the ranks with a part each; one process with everything
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        params = list(model.parameters())
+        buckets = hc.GradientBuckets(params)
+        if together:
+            for i, (p, view) in enumerate(zip(params, buckets.arrays)):
+                p.grad = torch.from_numpy(view)
+                p.register_post_accumulate_grad_hook(lambda _, i=i, buckets=buckets: buckets.ready(i))
+        for _ in range(3):
+            optimizer.zero_grad(set_to_none=False)
+            part = mine if together else slice(None)
+            torch.nn.functional.mse_loss(model(x[part]), y[part]).backward()
+            if together:
+                buckets.wait()
+            optimizer.step()
+        weights.append(torch.cat([p.detach().flatten() for p in params]))
+    assert torch.allclose(*weights, atol=1e-6)
+
+
 # -- keywords ----------------------------------------------------------------------------------------
 
 
