@@ -32,7 +32,7 @@ test-cluster: ## run the tests of a real Slurm, on two hosts made of namespaces,
 test-gpu: .venv-gpu/.cuda$(CUDA) ## run the tests of GPU arrays on this machine's GPUs, measure, write docs/gpu-results.md
 	.venv-gpu/bin/python tools/test-gpu
 
-test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch, and PyTorch's own (5 GB are installed)
+test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch, of gloo, and PyTorch's own (5 GB are installed)
 	tools/test-torch $(TORCH)/bin "$(RANKS)" $(ARGS)
 
 coverage: $(VENV)/.test ## run the tests and report line and branch coverage, all ranks together

@@ -76,6 +76,7 @@ from .ranks import (
     get_local_rank,
     get_local_size,
     get_node_count,
+    get_node_local_rank,
     get_node_rank,
     get_process_group_ranks,
     get_rank,
@@ -84,11 +85,13 @@ from .ranks import (
 from .shared import empty_shared, fence, peer_view
 from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
 from .survivors import agree, shrink_group
+from .waiting import wait_all, wait_any
 from .world import (
     GroupMember,
     destroy_process_group,
     init_process_group,
     is_available,
+    is_gloo_available,
     is_initialized,
     is_mpi_available,
     is_nccl_available,
@@ -96,9 +99,10 @@ from .world import (
 
 __version__ = "0.1.0"
 
-# c10d's older names
+# c10d's other names
 all_gather_into_tensor = all_gather_single
 reduce_scatter_tensor = reduce_scatter_single
+group = GroupMember
 
 __all__ = [
     "Backend",
@@ -168,14 +172,17 @@ __all__ = [
     "get_local_rank",
     "get_local_size",
     "get_node_count",
+    "get_node_local_rank",
     "get_node_rank",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
+    "group",
     "init_process_group",
     "irecv",
     "is_available",
     "is_backend_available",
+    "is_gloo_available",
     "is_initialized",
     "is_mpi_available",
     "is_nccl_available",
@@ -205,6 +212,8 @@ __all__ = [
     "sendrecv",
     "shrink_group",
     "split_group",
+    "wait_all",
+    "wait_any",
 ]
 
 

@@ -7,6 +7,8 @@ may be neither read nor written. The group keeps them alive meanwhile, so the pr
 to them, and the Work as well. All ranks of a group must use the same `async_op` (MPI matches blocking operations
 with blocking ones).
 
+c10d's names of arguments (``tensor=``, ``output_tensor=`` ...) are taken as keywords too.
+
 Arrays are NumPy or CuPy arrays, or anything else with the buffer protocol or DLPack (``array.array``, torch
 tensors ...), contiguous or not. Results are always written into arrays that the caller made.
 """
@@ -15,10 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 
+from .core import calls
 from .core.arrays import Array
+from .core.c10d_names import c10d_names, either
 from .core.non_member import Group
 from .core.reduce_op import ReduceOp, ReduceOpLike
 from .core.work import Work
@@ -28,11 +33,12 @@ SUM = ReduceOp.SUM
 
 
 def broadcast(
-    array: Array,
+    array: Array = None,
     src: int | None = None,
     group: Group | None = None,
     async_op: bool = False,
     group_src: int | None = None,
+    tensor: Array = None,
 ) -> Work | None:
     """Copy `array` of one rank to all ranks of the group, in place.
 
@@ -71,11 +77,19 @@ def broadcast(
     >>> x  # on every rank
     array([0, 1, 2])
     """
+    if tensor is not None:
+        array = either("broadcast", array=array, tensor=tensor)
     found = member(group)
     return found.broadcast(array, found.peer("broadcast", "src", src, group_src), async_op)
 
 
-def all_reduce(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False) -> Work | None:
+def all_reduce(
+    array: Array = None,
+    op: ReduceOpLike = SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+    tensor: Array = None,
+) -> Work | None:
     """Reduce `array` over all ranks of the group, in place.
 
     Parameters
@@ -116,16 +130,19 @@ def all_reduce(array: Array, op: ReduceOpLike = SUM, group: Group | None = None,
     >>> work.wait()  # ... to here x may not be touched
     True
     """
+    if tensor is not None:
+        array = either("all_reduce", array=array, tensor=tensor)
     return member(group).all_reduce(array, op, async_op)
 
 
 def reduce(
-    array: Array,
+    array: Array = None,
     dst: int | None = None,
     op: ReduceOpLike = SUM,
     group: Group | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
+    tensor: Array = None,
 ) -> Work | None:
     """Reduce `array` over all ranks of the group, in place on one rank; on the others it is only read.
 
@@ -163,6 +180,8 @@ def reduce(
     >>> x  # on rank 0 of 4: array([10., 10.]); on the others it is what it was
     array([1., 1.])
     """
+    if tensor is not None:
+        array = either("reduce", array=array, tensor=tensor)
     found = member(group)
     return found.reduce(array, found.peer("reduce", "dst", dst, group_dst), op, async_op)
 
@@ -235,6 +254,7 @@ def exscan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, asy
     return member(group).exscan(array, op, async_op)
 
 
+@c10d_names(tensor_list="output_list", tensor="array")
 def all_gather(
     output_list: Sequence[Array], array: Array, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
@@ -277,7 +297,14 @@ def all_gather(
     return member(group).all_gather(output_list, array, async_op)
 
 
-def all_gather_single(output: Array, input: Array, group: Group | None = None, async_op: bool = False) -> Work | None:
+def all_gather_single(
+    output: Array = None,
+    input: Array = None,
+    group: Group | None = None,
+    async_op: bool = False,
+    output_tensor: Array = None,
+    input_tensor: Array = None,
+) -> Work | None:
     """Collect the `input` of every rank in one array, on every rank.
 
     Parameters
@@ -312,9 +339,14 @@ def all_gather_single(output: Array, input: Array, group: Group | None = None, a
     >>> stacked  # one row from each rank
     array([[0., 1., 2.]])
     """
+    if output_tensor is not None:
+        output = either("all_gather_single", output=output, output_tensor=output_tensor)
+    if input_tensor is not None:
+        input = either("all_gather_single", input=input, input_tensor=input_tensor)
     return member(group).all_gather_single(output, input, async_op)
 
 
+@c10d_names(tensor="array")
 def gather(
     array: Array,
     gather_list: Sequence[Array] | None = None,
@@ -366,6 +398,7 @@ def gather(
     return found.gather(array, gather_list, found.root("gather", "dst", dst, group_dst), async_op)
 
 
+@c10d_names(tensor="output")
 def scatter(
     output: Array,
     scatter_list: Sequence[Array] | None = None,
@@ -502,6 +535,7 @@ def reduce_scatter_single(
     return member(group).reduce_scatter_single(output, input, op, async_op)
 
 
+@c10d_names(output_tensor_list="output_list", input_tensor_list="input_list")
 def all_to_all(
     output_list: Sequence[Array], input_list: Sequence[Array], group: Group | None = None, async_op: bool = False
 ) -> Work | None:
@@ -593,18 +627,34 @@ def all_to_all_single(
     return found.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
 
 
-def barrier(group: Group | None = None, async_op: bool = False) -> Work | None:
+def barrier(
+    group: Group | None = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    timeout: timedelta | float | None = None,
+) -> Work | None:
     """Return when every rank of the group has called it.
 
     Parameters
     ----------
     group, async_op
         See :mod:`hpccomm.collectives`.
+    device_ids : list of int, optional
+        For scripts written for torch.distributed, and ignored: the ranks meet on the host.
+    timeout : timedelta or float (seconds), optional
+        How long to wait for the others. Every rank gives one or none does, because with a `timeout` the barrier is an
+        asynchronous one, which does not match a blocking one.
 
     Returns
     -------
     Work or None
         None, when every rank has called it. With ``async_op=True`` a :class:`Work`, at once, which completes then.
+
+    Raises
+    ------
+    DistTimeoutError
+        Not every rank has called it within `timeout`. The barrier stays in flight; :func:`monitored_barrier` says who
+        is missing.
 
     Notes
     -----
@@ -617,7 +667,13 @@ def barrier(group: Group | None = None, async_op: bool = False) -> Work | None:
     >>> work.wait()  # every rank has called it
     True
     """
-    return member(group).barrier(async_op)
+    found = member(group)
+    if timeout is None:
+        return found.barrier(async_op)
+    seconds = calls.time_to_wait("barrier", timeout)
+    work: Any = found.barrier(True)
+    work._patience = seconds
+    return work if async_op else work.wait() and None
 
 
 def monitored_barrier(
@@ -663,6 +719,7 @@ def monitored_barrier(
 # -- coalesced: many arrays in one message ------------------------------------------------------------
 
 
+@c10d_names(tensors="arrays")
 def all_reduce_coalesced(
     arrays: Sequence[Array], op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
@@ -734,6 +791,7 @@ def broadcast_coalesced(
     return found.broadcast_coalesced(arrays, found.peer("broadcast_coalesced", "src", src, group_src), async_op)
 
 
+@c10d_names(output_tensor_lists="output_lists", input_tensor_list="arrays")
 def all_gather_coalesced(
     output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array], group: Group | None = None, async_op: bool = False
 ) -> Work | None:

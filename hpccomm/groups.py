@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from .core import checks
+from .core.c10d_names import c10d_names
 from .core.group import ProcessGroup, make_group, some
 from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _made = 0  # groups made so far: numbers them in messages
 
 
+@c10d_names("device_id", only_none=("pg_options",))
 @watched
 def new_group(
     ranks: Sequence[int] | None = None,
@@ -154,6 +156,7 @@ def _on_communicator(
     return group
 
 
+@c10d_names(only_none=("pg_options",))
 def new_subgroups(
     group_size: int | None = None,
     group: ProcessGroup | None = None,
@@ -210,6 +213,7 @@ def new_subgroups(
     return new_subgroups_by_enumeration(rows, timeout, backend, group_desc)
 
 
+@c10d_names(only_none=("pg_options",))
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: timedelta | float | None = None,
@@ -256,14 +260,16 @@ def new_subgroups_by_enumeration(
     return mine, subgroups
 
 
+@c10d_names(only_none=("pg_options",), parent_pg="parent")
 @watched
 def split_group(
     parent: ProcessGroup | None = None,
-    color: int | None = None,
+    color: int | Sequence[Sequence[int]] | None = None,
     key: int = 0,
     timeout: timedelta | float | None = None,
     backend: str | None = None,
     group_desc: str | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
 ) -> Group:
     """Split `parent` into one group for each `color`, as MPI_Comm_split.
 
@@ -279,6 +285,9 @@ def split_group(
         The ranks of a group are ordered by `key`, then by their rank in `parent`.
     timeout, backend, group_desc
         As for :func:`new_group`; the default is what `parent` has.
+    split_ranks : list of lists of int, optional
+        Instead of `color` and `key`, as in c10d: the ranks in `parent` of each group, in their order in the group, the
+        same on every rank. A rank in none of them gets a NonMember. In the place of `color` it is understood, too.
 
     Returns
     -------
@@ -288,7 +297,7 @@ def split_group(
     Raises
     ------
     ValueError
-        `color` is negative.
+        `color` is negative, a rank is in two of `split_ranks` or not in `parent`, or both are given.
     TypeError
         `color` or `key` is no integer.
     DistError
@@ -306,8 +315,17 @@ def split_group(
     >>> reverse = hc.split_group(color=0, key=-hc.get_rank())
     >>> reverse.ranks  # on 4 ranks: (3, 2, 1, 0)
     (0,)
+    >>> alone = hc.split_group(split_ranks=[[0]])  # on 4 ranks: a NonMember on ranks 1, 2, 3
+    >>> alone.ranks
+    (0,)
     """
     group = _member_of("split_group", parent)
+    if split_ranks is None and isinstance(color, Sequence) and not isinstance(color, str) and _are_lists(color):
+        color, split_ranks = None, color
+    if split_ranks is not None:
+        if color is not None:
+            raise ValueError(f"split_group: both color and split_ranks are given; choose one{here()}")
+        color, key = _place_in(split_ranks, group)
     if color is not None:
         color = checks.integer("split_group: color", color)
         if color < 0:
@@ -331,6 +349,20 @@ def split_group(
     _split_backends(group, config, subgroup, color or 0)
     connect(subgroup)
     return subgroup
+
+
+def _are_lists(rows: Sequence[Any]) -> bool:
+    return all(isinstance(row, Sequence) for row in rows)
+
+
+def _place_in(split_ranks: Sequence[Sequence[int]], group: ProcessGroup) -> tuple[int | None, int]:
+    """Return the color and the key of this rank; None and 0 if it is in no list."""
+    if isinstance(split_ranks, str) or not isinstance(split_ranks, Sequence) or not _are_lists(split_ranks):
+        raise TypeError(f"split_group: split_ranks is {split_ranks!r}; expected a list of lists of ranks{here()}")
+    rows = [list(row) for row in split_ranks]
+    _checked_ranks("split_group", [rank for row in rows for rank in row], group)
+    found = next((color for color, row in enumerate(rows) if group.rank in row), None)
+    return found, 0 if found is None else rows[found].index(group.rank)
 
 
 def _child(

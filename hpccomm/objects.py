@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .core.c10d_names import c10d_names
 from .core.non_member import Group
 from .world import member
 
@@ -90,6 +91,7 @@ def gather_object(
     found.gather_object(obj, object_gather_list, found.root("gather_object", "dst", dst, group_dst))
 
 
+@c10d_names("device")
 def broadcast_object_list(
     object_list: list[Any], src: int | None = None, group: Group | None = None, group_src: int | None = None
 ) -> None:
@@ -168,6 +170,7 @@ def scatter_object_list(
     found.scatter_object_list(scatter_object_output_list, scatter_object_input_list, root)
 
 
+@c10d_names("device", "use_batch")
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
@@ -206,6 +209,7 @@ def send_object_list(
     found.send_object_list(object_list, found.peer("send_object_list", "dst", dst, group_dst), tag)
 
 
+@c10d_names("device", "use_batch")
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,

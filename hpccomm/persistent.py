@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .core.arrays import Array
-from .core.non_member import Group
+from .core.group import NobodyThere
+from .core.non_member import Group, NothingToStart
 from .core.persistent_work import PersistentWork
 from .core.reduce_op import ReduceOp, ReduceOpLike
 from .world import member
@@ -288,7 +289,11 @@ def send_init(
     array([3.])
     """
     found = member(group)
-    return found.send_init(array, found.peer("send_init", "dst", dst, group_dst), tag)
+    try:
+        peer = found.peer("send_init", "dst", dst, group_dst)
+    except NobodyThere:
+        return NothingToStart()
+    return found.send_init(array, peer, tag)
 
 
 def recv_init(
@@ -331,4 +336,8 @@ def recv_init(
     >>> receive.free()
     """
     found = member(group)
-    return found.recv_init(array, found.source("recv_init", src, group_src), tag)
+    try:
+        peer = found.source("recv_init", src, group_src)
+    except NobodyThere:
+        return NothingToStart()
+    return found.recv_init(array, peer, tag)

@@ -2,7 +2,8 @@
 
 `dst` and `src` are *global* ranks, also with ``group=``; `group_dst` and `group_src` are ranks in the group.
 A message is received by the call whose source, tag and group match it; two messages that match the same
-receive arrive in the order they were sent.
+receive arrive in the order they were sent. ``MPI.PROC_NULL`` as `dst` or `src` is nobody, as in MPI: nothing is sent,
+nothing is written, and the call is complete.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 from .core import calls, checks
 from .core.arrays import Array
 from .core.backend import Backend
+from .core.c10d_names import either
 from .core.calls import Call
-from .core.group import ProcessGroup
+from .core.group import NobodyThere, ProcessGroup
 from .core.non_member import Group, NonMember, done_work
 from .core.work import Work
 from .errors import here
@@ -25,7 +27,12 @@ from .world import member
 
 
 def send(
-    array: Array, dst: int | None = None, group: Group | None = None, tag: int = 0, group_dst: int | None = None
+    array: Array = None,
+    dst: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    tensor: Array = None,
 ) -> None:
     """Send `array` to one rank; it may be changed as soon as the call returns.
 
@@ -70,12 +77,23 @@ def send(
         ...
     ValueError: send: dst is this rank itself, ...
     """
+    if tensor is not None:
+        array = either("send", array=array, tensor=tensor)
     found = member(group)
-    found.send(array, found.peer("send", "dst", dst, group_dst), tag)
+    try:
+        peer = found.peer("send", "dst", dst, group_dst)
+    except NobodyThere:
+        return
+    found.send(array, peer, tag)
 
 
 def recv(
-    array: Array, src: int | None = None, group: Group | None = None, tag: int = 0, group_src: int | None = None
+    array: Array = None,
+    src: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    tensor: Array = None,
 ) -> int:
     """Receive a message into `array`.
 
@@ -115,13 +133,24 @@ def recv(
     >>> x
     array([0., 1.])
     """
+    if tensor is not None:
+        array = either("recv", array=array, tensor=tensor)
     found = member(group)
-    source: Any = found.recv(array, found.source("recv", src, group_src), tag)
+    try:
+        peer = found.source("recv", src, group_src)
+    except NobodyThere as nobody:
+        return nobody.rank
+    source: Any = found.recv(array, peer, tag)
     return source if source is None else found.ranks[source]  # type: ignore[return-value]
 
 
 def isend(
-    array: Array, dst: int | None = None, group: Group | None = None, tag: int = 0, group_dst: int | None = None
+    array: Array = None,
+    dst: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    tensor: Array = None,
 ) -> Work | None:
     """Start to send `array` to one rank.
 
@@ -157,12 +186,23 @@ def isend(
     >>> x  # on rank 1: array([0. , 0.5])
     array([0. , 0.5])
     """
+    if tensor is not None:
+        array = either("isend", array=array, tensor=tensor)
     found = member(group)
-    return found.send(array, found.peer("isend", "dst", dst, group_dst), tag, async_op=True)
+    try:
+        peer = found.peer("isend", "dst", dst, group_dst)
+    except NobodyThere:
+        return done_work("send")
+    return found.send(array, peer, tag, async_op=True)
 
 
 def irecv(
-    array: Array, src: int | None = None, group: Group | None = None, tag: int = 0, group_src: int | None = None
+    array: Array = None,
+    src: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    tensor: Array = None,
 ) -> Work | None:
     """Start to receive a message into `array`.
 
@@ -202,8 +242,14 @@ def irecv(
     >>> x
     array([0.])
     """
+    if tensor is not None:
+        array = either("irecv", array=array, tensor=tensor)
     found = member(group)
-    work: Work | None = found.recv(array, found.source("irecv", src, group_src), tag, async_op=True)
+    try:
+        peer = found.source("irecv", src, group_src)
+    except NobodyThere as nobody:
+        return done_work("recv", nobody.rank)
+    work: Work | None = found.recv(array, peer, tag, async_op=True)
     return work
 
 
@@ -256,7 +302,16 @@ def sendrecv(
     array([0.])
     """
     found = member(group)
-    to, source = found.peer("sendrecv", "dst", dst, group_dst), found.source("sendrecv", src, group_src)
+    try:
+        to, source = found.peer("sendrecv", "dst", dst, group_dst), found.source("sendrecv", src, group_src)
+    except NobodyThere as nobody:
+        if dst == nobody.rank:
+            receive = irecv if async_op else recv
+            return receive(output, src, group, tag if recv_tag is None else recv_tag, group_src)
+        if async_op:
+            return isend(array, dst, group, tag, group_dst)
+        send(array, dst, group, tag, group_dst)
+        return nobody.rank
     outcome = found.sendrecv(array, to, output, source, tag, recv_tag, async_op)
     return outcome if outcome is None or isinstance(outcome, Work) else found.ranks[outcome]
 
@@ -292,16 +347,17 @@ class P2POp:
     def __init__(
         self,
         op: Callable[..., Any],
-        array: Array,
+        array: Array = None,
         peer: int | None = None,
         group: Group | None = None,
         tag: int = 0,
         group_peer: int | None = None,
+        tensor: Array = None,
     ) -> None:
         if op is not isend and op is not irecv:
             raise ValueError(f"P2POp: op is {op!r}; expected hpccomm.isend or hpccomm.irecv{here()}")
         self.op = op
-        self.array = array
+        self.array = array if tensor is None else either("P2POp", array=array, tensor=tensor)
         self.peer = peer
         self.group = group
         self.tag = tag
@@ -354,7 +410,11 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
             found.says_no("batch_isend_irecv")
             works.append(done_work("send" if each.op is isend else "recv"))
             continue
-        call = _usual(found, each) or _checked(found, each)
+        try:
+            call = _usual(found, each) or _checked(found, each)
+        except NobodyThere as nobody:
+            works.append(done_work("send") if each.op is isend else done_work("recv", nobody.rank))
+            continue
         (receives if each.op is irecv else sends).append((len(works), found, call))
         if call[1] != "cpu":
             is_on_host = False

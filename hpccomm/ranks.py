@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from .core.non_member import Group, NonMember
-from .world import member
+from .world import is_initialized, member
 
 
 def get_rank(group: Group | None = None) -> int:
@@ -151,6 +151,32 @@ def get_local_rank(group: Group | None = None) -> int:
     """
     found = member(group)
     return found.rank if isinstance(found, NonMember) else found.local_rank
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """Return this process's rank among the ranks of the world on its node: c10d's name of :func:`get_local_rank`.
+
+    Parameters
+    ----------
+    fallback_rank : int, optional
+        What to return before :func:`init_process_group`.
+
+    Returns
+    -------
+    int
+        From 0.
+
+    Raises
+    ------
+    DistError
+        There is no process group, and no `fallback_rank`.
+
+    Examples
+    --------
+    >>> hc.get_node_local_rank()  # on 2 nodes with 4 ranks each: 0, 1, 2, 3, 0, 1, 2, 3
+    0
+    """
+    return get_local_rank() if fallback_rank is None or is_initialized() else fallback_rank
 
 
 def get_local_size(group: Group | None = None) -> int:

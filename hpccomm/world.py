@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import errors
 from .core.by_name import by_name
+from .core.c10d_names import c10d_names
 from .core.group import ProcessGroup, make_group
 from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
@@ -87,6 +88,21 @@ def is_nccl_available() -> bool:
     return importlib.util.find_spec("cupy") is not None and is_backend_available("nccl")
 
 
+def is_gloo_available() -> bool:
+    """Say whether host arrays can be sent over gloo here (PyTorch is installed, and has it): ``cpu:gloo``.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> hc.is_gloo_available() == hc.is_backend_available("gloo")  # True and True, or False and False
+    True
+    """
+    return is_backend_available("gloo")
+
+
 def is_initialized() -> bool:
     """Say whether there is a world group.
 
@@ -109,6 +125,7 @@ def is_initialized() -> bool:
 # -- init and destroy --------------------------------------------------------------------------------
 
 
+@c10d_names(only_none=("pg_options",))
 @watched
 def init_process_group(
     backend: str | None = None,
@@ -364,6 +381,8 @@ class _WorldAttribute(type):
 
 class GroupMember(metaclass=_WorldAttribute):
     """c10d's names: ``GroupMember.WORLD`` is the world group, ``NON_GROUP_MEMBER`` equals every NonMember.
+
+    Also called ``hpccomm.group``: ``hc.group.WORLD``.
 
     Examples
     --------

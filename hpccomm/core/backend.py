@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedOperationError, here
+from .by_name import by_name
 from .work import Work
 
 if TYPE_CHECKING:
@@ -106,9 +107,24 @@ class Backend:
     name = "custom"
     fast_path = FastPath()  # of a backend of host arrays
 
+    MPI, GLOO, NCCL = "mpi", "gloo", "nccl"  # c10d's names of backends; and Backend("gloo") is "gloo"
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Any:
+        """Make a backend; or, of this class itself and a text, c10d's name of one."""
+        if cls is Backend and len(arguments) == 1 and isinstance(arguments[0], str):
+            return arguments[0].lower()
+        return super().__new__(cls)
+
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+
+    @staticmethod
+    def register_backend(
+        name: str, func: Any, extended_api: bool = False, devices: str | Sequence[str] | None = None
+    ) -> None:
+        """Do what :func:`hpccomm.register_backend` does, with c10d's order of arguments."""
+        by_name("hpccomm.core.registry:register_backend")(name, func, devices=devices, extended_api=extended_api)
 
     @property
     def implementation(self) -> str:
@@ -252,6 +268,9 @@ class Backend:
 
     def close(self) -> None:
         """Free what the backend holds; called once, by every rank, when its group is destroyed."""
+
+    def leave(self) -> None:
+        """End what is in flight at the end of a program that has not destroyed the group; every rank has got there."""
 
     def abort(self) -> None:
         """End what is in flight, without the other ranks, and within seconds: the job is about to end."""

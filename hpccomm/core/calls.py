@@ -290,9 +290,14 @@ def slots(group: Membership, name: str, argument: str, given: Sequence[Any] | No
 
 def monitored_barrier(group: Membership, timeout: timedelta | float | None) -> float:
     """Accept a time of 0 or more; return it in seconds."""
-    seconds = as_seconds(group.timeout if timeout is None else timeout, "monitored_barrier: timeout")
+    return time_to_wait("monitored_barrier", group.timeout if timeout is None else timeout)
+
+
+def time_to_wait(name: str, timeout: timedelta | float) -> float:
+    """Accept a time of 0 or more; return it in seconds."""
+    seconds = as_seconds(timeout, f"{name}: timeout")
     if not seconds >= 0:
-        raise ValueError(f"monitored_barrier: timeout is {timeout}; expected 0 or more seconds{here()}")
+        raise ValueError(f"{name}: timeout is {timeout}; expected 0 or more seconds{here()}")
     return seconds
 
 

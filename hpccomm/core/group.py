@@ -22,7 +22,7 @@ from .operation_list import MESSAGES, OPERATIONS, START
 from .operations import Operations
 from .options import BackendOptions, Membership, time_limit
 from .persistent_work import PersistentWork
-from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, is_custom
+from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, has_store, is_custom
 from .watched import watched
 from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception, who_is_late, with_title
 
@@ -30,9 +30,18 @@ REAP_ABOVE = 64  # works in flight above which a new one first lets go of the co
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
 LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group is given up
 STEPS_ASIDE = FastPath()
+TO_NOBODY = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "send_init", "recv_init"})  # may be MPI.PROC_NULL
 ATTACH = "hpccomm.debug.attach:attach"  # gives a new group what the settings ask for
 DETACH = "hpccomm.debug.attach:detach"  # sees it go
 AGREE_ON_STORE = "hpccomm.store.place:agreed"
+
+
+class NobodyThere(Exception):
+    """The peer of a message is MPI.PROC_NULL, `rank`: there is nothing to do. Other messages pay nothing for it."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
 
 
 class ProcessGroup(Operations):
@@ -163,6 +172,8 @@ class ProcessGroup(Operations):
         number = checks.integer(f"{operation}: {argument}", global_rank)
         if number in self._group_ranks:
             return self._group_ranks[number]
+        if operation in TO_NOBODY and self.comm is not None and number == mpi_library.load().PROC_NULL:
+            raise NobodyThere(number)
         raise ValueError(
             f"{operation}: {argument} is {global_rank}, which is not in the group; "
             f"its (global) ranks are {some(self.ranks)}{here()}"
@@ -574,6 +585,10 @@ class ProcessGroup(Operations):
         except Exception as error:
             if failures.translated("leave", error, self.comm) is None:  # the dead need nothing
                 raise
+            return
+        for group in (self, *self._children):
+            for backend in list(group._backends.values()):
+                backend.leave()
 
     @property
     def is_destroyed(self) -> bool:
@@ -629,7 +644,7 @@ class ProcessGroup(Operations):
         return backend
 
     def _options_for(self, device: str) -> BackendOptions:
-        store = self.store if self.place is not None and is_custom(self.config.device_map.get(device, "mpi")) else None
+        store = self.store if self.place is not None and has_store(self.config.device_map.get(device, "mpi")) else None
         return BackendOptions(**_fields(self), device=device, store=store)
 
 
@@ -648,6 +663,9 @@ def make_group(membership: Membership) -> ProcessGroup:
         else:
             group._backends[device] = made
     by_name(ATTACH)(group)
+    for device, name in group.config.device_map.items():
+        if registry.REGISTRY[name].connects:
+            group._backends[device]  # which makes it
     return group
 
 

@@ -107,8 +107,18 @@ class NonMember:
         return f"<NonMember of {self.name!r}>"
 
 
-class _NothingToStart(PersistentWork):
-    """The persistent operation of a rank outside its group."""
+class _MessageOfNobody(CompletedWork):
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def source_rank(self) -> int:
+        """Return MPI.PROC_NULL."""
+        return self._rank
+
+
+class NothingToStart(PersistentWork):
+    """The persistent operation of a rank outside its group, and of a message to or from nobody."""
 
     def start(self) -> None:
         """Do nothing."""
@@ -117,9 +127,9 @@ class _NothingToStart(PersistentWork):
         """Do nothing."""
 
 
-def done_work(name: str) -> CompletedWork:
-    """Return the Work of an operation that does nothing."""
-    work = CompletedWork()
+def done_work(name: str, source: int | None = None) -> CompletedWork:
+    """Return the Work of an operation that does nothing; `source` is where a message would have come from."""
+    work = _MessageOfNobody(source) if source is not None else CompletedWork()
     work.op_type = name
     work.is_completed()
     return work
@@ -133,7 +143,7 @@ def _nothing(name: str) -> Callable[..., Any]:
     def operation(group: NonMember, *arguments: Any, **options: Any) -> Any:
         group.says_no(name)
         if name.endswith("_init"):
-            return _NothingToStart()
+            return NothingToStart()
         is_async = inspect.signature(method).bind(group, *arguments, **options).arguments.get("async_op", False)
         return done_work(name) if is_async else None
 

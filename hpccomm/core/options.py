@@ -77,6 +77,16 @@ class Membership:
         self.nodes = tuple(self.nodes or [0] * self.size)
 
     @property
+    def group_name(self) -> str:
+        """The name of the group, as c10d calls it."""
+        return self.name
+
+    @property
+    def group_desc(self) -> str:
+        """The description of the group, as c10d calls it."""
+        return self.description
+
+    @property
     def tuning(self) -> Tuning:
         """From which sizes on an operation is done in which way."""
         return self.settings.tuning
@@ -120,11 +130,6 @@ class BackendOptions(Membership):
 
     device: str = "cpu"
     store: Any = None
-
-    @property
-    def group_name(self) -> str:
-        """The name of the group."""
-        return self.name
 
 
 def time_limit(

@@ -106,14 +106,26 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
                 f"and ReduceOp.PREMUL_SUM(factor){here()}"
             ) from None
     if type(op).__module__ == "mpi4py.MPI" and type(op).__name__ == "Op":
-        return _from_mpi(op)  # type: ignore[arg-type]
+        return _from_mpi(operation, op)  # type: ignore[arg-type]
+    if type(op).__module__.startswith("torch."):  # torch.distributed.ReduceOp.SUM, or a ReduceOp that was made of it
+        name = getattr(getattr(op, "op", op), "name", None)
+        if name in _NAMED:
+            return _NAMED[name]
     hint = ": write ReduceOp.PREMUL_SUM(factor)" if callable(op) else ""
     raise TypeError(f"{operation}: op is {op!r}; expected a ReduceOp, its name, or an MPI.Op{hint}{here()}")
 
 
-def _from_mpi(op: MPI.Op) -> ReduceOp:
+def _from_mpi(operation: str, op: MPI.Op) -> ReduceOp:
     """Give MPI's predefined operations our meaning (bool, float16 and bfloat16 included)."""
     from mpi4py import MPI
+
+    for name in ("MAXLOC", "MINLOC"):
+        if op == getattr(MPI, name):
+            raise TypeError(
+                f"{operation}: op is MPI.{name}, which is defined for pairs of a value and an index in datatypes of "
+                f"MPI's own (MPI-4.1 §6.9.4); all_gather the values and use np.arg{name[:3].lower()}, or call "
+                f"mpi4py{here()}"
+            )
 
     for ours, theirs in (
         ("SUM", MPI.SUM), ("PRODUCT", MPI.PROD), ("MIN", MPI.MIN), ("MAX", MPI.MAX),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import here
 from .arrays import BUILT_IN_DEVICES, known_devices
 from .by_name import by_name
+from .c10d_names import c10d_names
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -27,6 +28,7 @@ class Registered:
     devices: tuple[str, ...]
     extended_api: bool
     needs: str | None = None  # a "module:function" that raises ImportError where what it needs is not installed
+    connects: bool = False  # all ranks, when it is made: so it is made with its group, not with the first array
 
     def load(self) -> Creator:
         """Return the creator, imported; ImportError says what is missing."""
@@ -40,7 +42,11 @@ class Registered:
 REGISTRY: dict[str, Registered] = {
     "mpi": Registered("hpccomm.mpi.create:create", ("cpu",), extended_api=True),
     "nccl": Registered("hpccomm.nccl.backend:create", ("cuda",), extended_api=True, needs="hpccomm.cuda.seam:nccl"),
+    "gloo": Registered(
+        "hpccomm.gloo.backend:create", ("cpu",), extended_api=True, needs="hpccomm.gloo:needs", connects=True
+    ),
 }
+BUILT_IN = frozenset(REGISTRY)
 
 # Python objects travel over the group's MPI communicator, whatever the device map says.
 OBJECTS = "objects"
@@ -127,11 +133,17 @@ def _announced_backends() -> list[tuple[str, str]]:
     return [(entry.name.lower(), entry.value) for entry in entry_points(group="hpccomm.backends")]
 
 
-def is_custom(name: str) -> bool:
-    """Say whether `name` comes from register_backend or an installed package, and not from hpccomm."""
+def has_store(name: str) -> bool:
+    """Say whether the backend `name` is given the group's store: hpccomm's own on MPI and NCCL have no use for it."""
     return name not in DEFAULT_DEVICE_MAP.values()
 
 
+def is_custom(name: str) -> bool:
+    """Say whether `name` comes from register_backend or an installed package, and not from hpccomm."""
+    return name not in BUILT_IN
+
+
+@c10d_names(backend="name")
 def is_backend_available(name: str) -> bool:
     """Say whether there is a backend called `name`, and what it needs is installed here.
 

@@ -82,6 +82,7 @@ class Work:
     group: ProcessGroup | None = None  # which keeps it while it is in flight
     is_let_go_at_once = False  # or only when many are in flight
     keeps_its_place = True  # a collective; a message may be overtaken
+    keeps_time = False  # whether the transport ends it itself when a group with on_timeout="raise" has waited too long
     error_was_seen = False  # by the program; the group tells of others when it is destroyed
     _result: Any = None
     _status = IN_FLIGHT

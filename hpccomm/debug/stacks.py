@@ -79,6 +79,7 @@ def _operation(thread: int, innermost: FrameType) -> Doing | None:
             found = _in_a_method(thread, frame, METHODS[code])
         elif code.co_name in WAITS and code.co_filename.startswith(PACKAGE):
             found = _in_a_wait(frame) or found
+            raises = raises or _ends_by_itself(frame.f_locals.get("self"))
         elif code in WATCHED:
             found = _in_another_function(thread, frame, WATCHED[code])
     return found._replace(can_raise=True) if found is not None and raises else found
@@ -116,6 +117,11 @@ def _in_a_wait(frame: FrameType) -> Doing | None:
     group = work.group
     record = of_work(work, where=place(frame))
     return Doing((id(work), record.number), record, group, weakref.ref(work), timeout, group.on_timeout == "raise")
+
+
+def _ends_by_itself(work: Any) -> bool:
+    """Whether the transport of a Work raises when it has taken too long."""
+    return getattr(work, "keeps_time", False) and work.group is not None and work.group.on_timeout == "raise"
 
 
 def _in_another_function(thread: int, frame: FrameType, name: str) -> Doing:

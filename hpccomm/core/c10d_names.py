@@ -1,0 +1,55 @@
+"""c10d's names of arguments, where hpccomm has others: programs that were written for it use them as keywords.
+
+Functions with a fast path have c10d's name as one more argument, the last one, and ask `either` when it is used: that
+costs an ordinary call some nanoseconds. All others are wrapped by `c10d_names`, which costs a hundred.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from ..errors import here
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def either(operation: str, /, **two: Any) -> Any:
+    """Return the argument of which the second name, c10d's, has been used; both at once are refused.
+
+    >>> either("all_reduce", array=None, tensor=1)
+    1
+    """
+    (ours, given), (theirs, value) = two.items()
+    if given is not None:
+        raise TypeError(f"{operation}: {ours} and {theirs} are one argument; give it once{here()}")
+    return value
+
+
+def c10d_names(*ignored: str, only_none: tuple[str, ...] = (), **ours: str) -> Callable[[Function], Function]:
+    """Let a function take arguments by c10d's names as well.
+
+    Those that are `ignored` mean nothing here; those that are `only_none` are accepted with their default.
+
+    >>> @c10d_names("device", only_none=("pg_options",), tensors="arrays")
+    ... def count(arrays):
+    ...     return len(arrays)
+    >>> count([1, 2]), count(tensors=[1, 2, 3], device="cuda:0", pg_options=None)
+    (2, 3)
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            for theirs in named.keys() & ours.keys():
+                name = ours[theirs]
+                named[name] = either(function.__name__, **{name: named.get(name), theirs: named.pop(theirs)})
+            for theirs in named.keys() & {*ignored, *only_none}:
+                if named.pop(theirs) is not None and theirs in only_none:
+                    raise ValueError(f"{function.__name__}: hpccomm has no {theirs}; leave it out, or None{here()}")
+            return function(*arguments, **named)
+
+        return cast("Function", call)
+
+    return decorate

@@ -1,0 +1,15 @@
+"""Host arrays over gloo, the transport of PyTorch, where PyTorch is installed: ``init_process_group("cpu:gloo")``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+
+def needs() -> None:
+    """Raise ImportError where there is no PyTorch with gloo: before anything of this package is imported."""
+    if importlib.util.find_spec("torch") is None:
+        raise ImportError("gloo is a part of PyTorch, which is not installed: pip install 'hpccomm[gloo]'")
+    dist = importlib.import_module("torch.distributed")
+    if not (dist.is_available() and dist.is_gloo_available()):
+        raise ImportError("this PyTorch was built without gloo; those of the package index have it")

@@ -1,0 +1,330 @@
+"""GlooBackend: host arrays over the ProcessGroupGloo of PyTorch, on tensors that share the arrays' memory.
+
+Every operation is asynchronous here, and the group waits for those that are not. What is only moved goes as bytes. An
+array that is not contiguous is packed before, and unpacked after.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from operator import setitem
+from typing import Any
+
+import numpy as np
+from torch._C import _distributed_c10d as c10d
+
+from ..core.backend import Backend
+from ..core.options import BackendOptions
+from ..core.persistent_work import PersistentWork
+from ..core.reduce_op import ReduceOp
+from ..core.work import CompletedWork, Work
+from ..errors import UnsupportedOperationError, here
+from .reductions import as_bytes, contribution, deliver, in_place, room
+from .works import WAITING, GlooWork, MessageWork, ReceiveWork, Repeated, as_dist_error
+
+ProcessGroupGloo: Any = c10d.ProcessGroupGloo
+TorchStore: Any = c10d.Store
+
+GATHER, SCATTER, LAST = 2**31 - 1, 2**31 - 2, 2**31 - 3  # tags that no MPI lets a program use
+LONGEST_END = 5.0  # seconds that messages have to end
+NEVER = timedelta(days=3650)
+
+
+def create(options: BackendOptions, _: Any) -> Backend:
+    """Make the backend of one group; every rank of it calls this, and is connected with all others."""
+    return GlooBackend(options)
+
+
+class GlooBackend(Backend):
+    """Host arrays over gloo."""
+
+    name = "gloo"
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options.rank, options.size)
+        # The time-out of gloo breaks its connections; where a program can't go on anyway the watchdog knows more.
+        timeout = options.timeout if options.on_timeout == "raise" else NEVER
+        self._store = GroupStore(options.store)
+        one_node = len(set(options.nodes)) == 1
+        try:
+            self._gloo = _connected(self._store, options.rank, options.size, timeout, one_node)
+        except RuntimeError as error:
+            raise as_dist_error("connecting the ranks", error) from error
+
+    # -- one array -------------------------------------------------------------------------------
+
+    def broadcast(self, array: Any, root: int, async_op: bool) -> Work:
+        opts = c10d.BroadcastOptions()
+        opts.rootRank = root
+        if self.rank == root:
+            sent = source(array)
+            return GlooWork([self._gloo.broadcast([as_bytes(sent)], opts)], None, sent)
+        buffer, finish = sink(array)
+        return GlooWork([self._gloo.broadcast([as_bytes(buffer)], opts)], finish, buffer)
+
+    def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work:
+        opts = c10d.AllreduceOptions()
+        tensor, opts.reduceOp, finish, alive = in_place("all_reduce", array, op, self.size)
+        return GlooWork([self._gloo.allreduce([tensor], opts)], finish, alive)
+
+    def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work:
+        opts = c10d.ReduceOptions()
+        opts.rootRank = root
+        if self.rank == root:
+            tensor, opts.reduceOp, finish, alive = in_place("reduce", array, op, self.size)
+        else:  # gloo writes partial results there
+            alive, tensor, opts.reduceOp = contribution("reduce", array, op, copied=True)
+            finish = None
+        return GlooWork([self._gloo.reduce([tensor], opts)], finish, alive)
+
+    # -- one array from or to each rank ----------------------------------------------------------
+
+    def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work:
+        buffer, finish = sink(output)
+        sent = source(array, buffer)
+        work = self._gloo._allgather_base(as_bytes(buffer), as_bytes(sent))
+        return GlooWork([work], finish, (sent, buffer))
+
+    def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work:
+        largest = max(output.nbytes for output in outputs)
+        if all(output.nbytes == largest and output.flags.carray for output in outputs):
+            buffers, finish = outputs, None
+            sent = source(array, *outputs)
+        else:  # gloo wants all of one size
+            buffers = [np.empty(largest, np.uint8) for _ in outputs]
+            finish = partial(unpack_each, buffers, outputs)
+            sent = np.zeros(largest, np.uint8)
+            sent[: array.nbytes] = in_bytes(array)
+        work = self._gloo.allgather([[as_bytes(buffer) for buffer in buffers]], [as_bytes(sent)])
+        return GlooWork([work], finish, (sent, buffers))
+
+    def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work:
+        if outputs is None:
+            return self.send(array, root, GATHER, async_op)
+        outputs[root][...] = array.reshape(outputs[root].shape)
+        return self._received_from_all(outputs, GATHER)
+
+    def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work:
+        if inputs is None:
+            return self._received(output, root, SCATTER, MessageWork)
+        sent = [source(array, output) for array in inputs]
+        output[...] = inputs[root].reshape(output.shape)
+        others = [rank for rank in range(self.size) if rank != root]
+        return MessageWork([self._gloo.send([as_bytes(sent[rank])], rank, SCATTER) for rank in others], None, sent)
+
+    def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work:
+        # the parts may be of different sizes, which gloo has in an all_reduce only
+        opts = c10d.AllreduceOptions()
+        flat, tensor, opts.reduceOp = contribution("reduce_scatter", np.concatenate(inputs, axis=None), op)
+        start = sum(array.size for array in inputs[: self.rank])
+        part = flat[start : start + output.size]
+        return GlooWork([self._gloo.allreduce([tensor], opts)], partial(deliver, output, part, op, self.size), flat)
+
+    def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work:
+        opts = c10d.ReduceScatterOptions()
+        shares = np.may_share_memory(output, array)
+        sent, tensor, opts.reduceOp = contribution("reduce_scatter_single", array, op, copied=shares)
+        buffer, room_tensor = room("reduce_scatter_single", output, op)
+        work = self._gloo._reduce_scatter_base(room_tensor, tensor, opts)
+        return GlooWork([work], partial(deliver, output, buffer, op, self.size), (sent, buffer))
+
+    def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work:
+        sent = np.concatenate([in_bytes(array) for array in inputs])
+        sizes = [output.nbytes for output in outputs]
+        received = np.empty(sum(sizes), np.uint8)
+        parts = np.split(received, np.cumsum(sizes)[:-1])
+        return self._exchanged(
+            received, sent, sizes, [array.nbytes for array in inputs], partial(unpack_each, parts, outputs)
+        )
+
+    def all_to_all_single(
+        self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
+    ) -> Work:
+        buffer, finish = sink(output)
+        sent = source(array, buffer)
+        if output_counts is None or input_counts is None:
+            return self._exchanged(buffer, sent, [], [], finish)
+        width = array.itemsize
+        received, given = [count * width for count in output_counts], [count * width for count in input_counts]
+        return self._exchanged(buffer, sent, received, given, finish)
+
+    def _exchanged(
+        self, received: Any, sent: Any, sizes: list[int], sent_sizes: list[int], finish: Callable[[], None] | None
+    ) -> Work:
+        opts = c10d.AllToAllOptions()
+        work = self._gloo.alltoall_base(as_bytes(received), as_bytes(sent), sizes, sent_sizes, opts)
+        return GlooWork([work], finish, (sent, received))
+
+    # -- many arrays: one operation for each, in flight together -----------------------------------
+
+    def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work:
+        return together([self.all_reduce(array, op, True) for array in arrays])
+
+    def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work:
+        return together([self.broadcast(array, root, True) for array in arrays])
+
+    def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work:
+        columns = zip(*output_lists, strict=True)
+        return together([self.all_gather(list(outputs), array, True) for outputs, array in zip(columns, arrays)])
+
+    def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work:
+        return together([self.all_gather_single(output, array, True) for output, array in zip(outputs, arrays)])
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
+    ) -> Work:
+        return together([self.reduce_scatter_single(output, array, op, True) for output, array in zip(outputs, arrays)])
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work:
+        self._is_another("send", dst)
+        sent = source(array)
+        return MessageWork([self._gloo.send([as_bytes(sent)], dst, tag)], None, sent)
+
+    def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work:
+        self._is_another("recv", src)
+        return self._received(array, src, tag, ReceiveWork)
+
+    def sendrecv(
+        self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
+    ) -> Work:
+        if dst == src == self.rank and tag == recv_tag and array.nbytes == output.nbytes:
+            in_bytes_of(output, in_bytes(array))
+            work: Work = CompletedWork()
+            work._source = self.rank
+            return work
+        self._is_another("sendrecv", dst)
+        self._is_another("sendrecv", src)
+        sent = source(array, output)
+        receive = self._received(output, src, recv_tag, ReceiveWork)
+        receive._works.append(self._gloo.send([as_bytes(sent)], dst, tag))
+        receive.alive = (receive.alive, sent)
+        return receive
+
+    def _received(self, array: Any, src: int | None, tag: int, kind: type[MessageWork]) -> MessageWork:
+        buffer, finish = sink(array)
+        tensors = [as_bytes(buffer)]
+        work = self._gloo.recv_anysource(tensors, tag) if src is None else self._gloo.recv(tensors, src, tag)
+        return kind([work], finish, buffer)
+
+    def _received_from_all(self, outputs: list[Any], tag: int) -> Work:
+        works = [
+            self._received(array, rank, tag, MessageWork) for rank, array in enumerate(outputs) if rank != self.rank
+        ]
+        return together(works, MessageWork)
+
+    def _is_another(self, operation: str, rank: int | None) -> None:
+        if rank == self.rank:
+            raise UnsupportedOperationError(
+                f"{operation}: gloo sends nothing to the same rank; copy the array, or use 'cpu:mpi'{here()}"
+            )
+
+    # -- the rest --------------------------------------------------------------------------------
+
+    def barrier(self, async_op: bool) -> Work:
+        return GlooWork([self._gloo.barrier(c10d.BarrierOptions())], None, None)
+
+    def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
+        self._gloo.monitored_barrier(timedelta(seconds=timeout), wait_all_ranks)
+
+    def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
+        return Repeated(partial(getattr(self, operation), *arguments, True))
+
+    def close(self) -> None:
+        del self._gloo, self._store
+
+    def leave(self) -> None:
+        """Let threads that wait for messages come back: one that does so when Python is gone aborts the process."""
+        if not WAITING:
+            return
+        other = (self.rank + 1) % self.size
+        with suppress(RuntimeError):  # a time-out ends all that gloo has in flight
+            self._gloo.recv([as_bytes(np.empty(1, np.uint8))], other, LAST).wait(timedelta(milliseconds=1))
+        deadline = time.monotonic() + LONGEST_END
+        for thread in list(WAITING):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def translate_error(self, operation: str, error: Exception) -> Exception:
+        return as_dist_error(operation, error)
+
+
+class GroupStore(TorchStore):
+    """The group's store, as c10d wants to see one: the ranks find each other there."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(f"gloo/{key}", value)
+
+    def get(self, key: str) -> bytes:
+        value: bytes = self._store.get(f"gloo/{key}")
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        total: int = self._store.add(f"gloo/{key}", amount)
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._store.check([f"gloo/{key}" for key in keys]))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._store.wait([f"gloo/{key}" for key in keys], timeout)
+
+
+def _connected(store: GroupStore, rank: int, size: int, timeout: timedelta, one_node: bool) -> Any:
+    if not one_node or "GLOO_SOCKET_IFNAME" in os.environ:
+        return ProcessGroupGloo(store, rank, size, timeout)
+    # the name of a host need not stand for an address at which it hears itself
+    opts = ProcessGroupGloo._Options()
+    opts._timeout = timeout
+    opts._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    return ProcessGroupGloo(store, rank, size, opts)
+
+
+def together(works: list[Any], kind: type[GlooWork] = GlooWork) -> Work:
+    """Make one Work of several."""
+    steps = [work._finish for work in works if work._finish is not None]
+
+    def finish() -> None:
+        for step in steps:
+            step()
+
+    return kind([each for work in works for each in work._works], finish, [work.alive for work in works])
+
+
+def source(array: Any, *outputs: Any) -> Any:
+    """Return contiguous memory with the values of `array`, none of which is written as an output."""
+    shared = any(np.may_share_memory(array, output) for output in outputs)
+    return array if array.flags.carray and not shared else array.copy(order="C")
+
+
+def sink(array: Any) -> tuple[Any, Callable[[], None] | None]:
+    """Return contiguous memory that gloo may write, and how its values get into `array`."""
+    if array.flags.carray:
+        return array, None
+    buffer = np.empty(array.shape, array.dtype)
+    return buffer, partial(setitem, array, ..., buffer)
+
+
+def in_bytes(array: Any) -> Any:
+    """Return the bytes of an array; a copy where it is not contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def in_bytes_of(output: Any, values: Any) -> None:
+    """Fill `output` with bytes."""
+    output[...] = values.view(output.dtype).reshape(output.shape)
+
+
+def unpack_each(buffers: list[Any], outputs: list[Any]) -> None:
+    """Fill each of `outputs` with the first bytes of its buffer."""
+    for buffer, output in zip(buffers, outputs):
+        in_bytes_of(output, buffer[: output.nbytes])

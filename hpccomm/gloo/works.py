@@ -1,0 +1,131 @@
+"""Works around those of c10d, and what its errors are called here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..core.persistent_work import PersistentWork
+from ..core.work import Work
+from ..errors import DistBackendError, DistError, DistTimeoutError, here
+
+TIMED_OUT = ("timed out", "timeout", "failed to pass monitoredbarrier")  # in gloo's text, which has no classes of error
+
+
+WAITING: set[threading.Thread] = set()
+
+
+class GlooWork(Work):
+    """An operation of one collective of c10d, or of several; `alive` is the memory that gloo works on."""
+
+    keeps_time = True
+
+    def __init__(self, works: list[Any], finish: Callable[[], None] | None, alive: Any) -> None:
+        super().__init__(finish)
+        self.alive = alive
+        self._works = works
+
+    def poll(self) -> bool:
+        """Say whether gloo's threads are done with all of it; raise what went wrong."""
+        if not all(work.is_completed() for work in self._works):
+            return False
+        self.block()
+        return True
+
+    def block(self) -> None:
+        """Wait for gloo's threads; other threads of the program run meanwhile."""
+        for work in self._works:
+            work.wait()
+
+    def translate_error(self, error: Exception) -> Exception:
+        """Turn gloo's exceptions into hpccomm's."""
+        return as_dist_error(self.op_type, error)
+
+
+class MessageWork(GlooWork):
+    """Messages of c10d, whose Works only know that they are done when somebody has waited for them.
+
+    A wait with a time-out of c10d's would break all of gloo's connections when it expires; so who looks without waiting
+    has it waited for by a thread.
+    """
+
+    _waiting: threading.Thread | None = None
+    _went_wrong: Exception | None = None
+
+    def poll(self) -> bool:
+        """Say whether the thread, which the first look starts, is done with all of it; raise what went wrong."""
+        if self._waiting is None:
+            self._waiting = threading.Thread(target=self._wait_in_thread, name="hpccomm-gloo", daemon=True)
+            WAITING.add(self._waiting)
+            self._waiting.start()
+        if self._waiting.is_alive():
+            return False
+        self.block()
+        return True
+
+    def block(self) -> None:
+        """Wait for the messages, or for the thread that does so."""
+        if self._waiting is None:
+            self._wait()
+        else:
+            self._waiting.join()
+        if self._went_wrong is not None:
+            raise self._went_wrong
+
+    def _wait(self) -> None:
+        try:
+            super().block()
+        except Exception as error:
+            self._went_wrong = error
+
+    def _wait_in_thread(self) -> None:
+        self._wait()
+        WAITING.discard(threading.current_thread())
+
+
+class ReceiveWork(MessageWork):
+    """A receive, which knows the sender when it is done; it comes first in `works`."""
+
+    def _wait(self) -> None:
+        super()._wait()
+        if self._went_wrong is None:
+            self._source = self._works[0]._source_rank()
+
+
+class Repeated(PersistentWork):
+    """A persistent operation: gloo has none, so each start is an asynchronous one."""
+
+    def __init__(self, launch: Callable[[], Work]) -> None:
+        self._launch = launch
+        self._work: Work | None = None
+
+    def begin(self) -> Work:
+        """Begin an asynchronous operation, which the group follows."""
+        self._work = self._launch()
+        return self._work
+
+    def poll(self) -> bool:
+        """Say whether it is done; raise what went wrong."""
+        return self._work is None or (self._work.is_completed() and self._work.wait())
+
+    def block(self) -> None:
+        """Wait for it."""
+        if self._work is not None:
+            self._work.wait()
+
+    def release(self) -> None:
+        """Let go of it."""
+        self._work = None
+
+
+def as_dist_error(operation: str, error: Exception) -> Exception:
+    """Return what the program should see of an error of gloo's, which are RuntimeErrors all."""
+    if not isinstance(error, RuntimeError) or isinstance(error, DistError):
+        return error
+    text = str(error).partition("\n")[0]
+    if any(words in text.lower() for words in TIMED_OUT):
+        return DistTimeoutError(
+            f"{operation}: gloo reports: {text}; it has closed its connections, so this group can't be used on{here()}"
+        )
+    return DistBackendError(f"{operation}: gloo reports: {text}{here()}")

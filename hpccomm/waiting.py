@@ -1,0 +1,116 @@
+"""Waiting for several Works: for all of them, or for any."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from .core.calls import time_to_wait
+from .core.work import Work
+from .errors import DistTimeoutError, here
+
+
+def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = None) -> None:
+    """Wait until all of `works` are done, also where one has failed.
+
+    Parameters
+    ----------
+    works : list of Work
+        Of any groups and operations, in any order. None is skipped, so that what `isend` returned may be in the list on
+        every rank.
+    timeout : timedelta or float (seconds), optional
+        For all of them together. Default: as for :meth:`Work.wait`.
+
+    Returns
+    -------
+    None
+        When all are done.
+
+    Raises
+    ------
+    DistTimeoutError
+        The timeout has passed. Those that are not done stay in flight.
+    Exception
+        What went wrong in the first of those that have failed.
+
+    Notes
+    -----
+    Semantics: MPI_Waitall (MPI-4.1 §3.7.5).
+
+    Examples
+    --------
+    >>> n, me = hc.get_world_size(), hc.get_rank()
+    >>> x = np.empty(1)
+    >>> hc.wait_all([hc.irecv(x, src=(me - 1) % n), hc.isend(np.array([10.0 * me]), dst=(me + 1) % n)])
+    >>> x  # on rank 2: array([10.])
+    array([0.])
+    """
+    deadline = None if timeout is None else time.monotonic() + time_to_wait("wait_all", timeout)
+    errors: list[Exception] = []
+    for work in works:
+        if work is None:
+            continue
+        try:
+            work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except Exception as error:
+            if not work.is_completed():  # the time is up
+                raise
+            if work.exception() is not None:
+                errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = None) -> int:
+    """Wait until one of `works` is done, and return its index.
+
+    Parameters
+    ----------
+    works : list of Work
+        Of any groups and operations. None is skipped: put it in the place of one that was done.
+    timeout : timedelta or float (seconds), optional
+        Default: wait for ever.
+
+    Returns
+    -------
+    int
+        Where in the list the first one stands that is done; -1 if there is none to wait for.
+
+    Raises
+    ------
+    DistTimeoutError
+        None is done after the timeout; they stay in flight.
+    Exception
+        What went wrong in that one.
+
+    Notes
+    -----
+    Semantics: MPI_Waitany (MPI-4.1 §3.7.5). On GPU arrays the host waits.
+
+    Examples
+    --------
+    >>> me = hc.get_rank()
+    >>> parts = [np.empty(1), np.empty(1)]
+    >>> works = [hc.irecv(parts[0], src=me, tag=1), hc.irecv(parts[1], src=me, tag=2)]
+    >>> sent = hc.isend(np.array([7.0]), dst=me, tag=2)
+    >>> hc.wait_any(works)
+    1
+    >>> parts[1]
+    array([7.])
+    >>> works[1] = hc.isend(np.array([8.0]), dst=me, tag=1)
+    >>> hc.wait_all([*works, sent])
+    """
+    deadline = None if timeout is None else time.monotonic() + time_to_wait("wait_any", timeout)
+    pending = [(i, work) for i, work in enumerate(works) if work is not None]
+    pause = 0.0
+    while pending:
+        for i, work in pending:
+            if work.is_completed():
+                work.wait()
+                return i
+        if deadline is not None and time.monotonic() >= deadline:
+            raise DistTimeoutError(f"wait_any: none of {len(pending)} operations is done in time{here()}")
+        time.sleep(pause)
+        pause = min(pause + 1e-6, 1e-3)
+    return -1
