@@ -16,7 +16,8 @@ from .launch import IMITATED_GPU, ROOT, launch
 
 pytestmark = pytest.mark.serial
 
-JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
+# those of PyTorch are in tests/torch
+JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py") if not path.stem.startswith("torch_"))
 
 
 def run_job(ranks: int, job: str, *arguments: str | Path) -> str:

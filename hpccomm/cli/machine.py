@@ -18,7 +18,7 @@ def machine(group: ProcessGroup, contenders: tuple[str, ...] = ()) -> dict[str, 
     from mpi4py import MPI
 
     return {
-        **host("mpi4py", *(["torch"] if {"gloo", "torch"} & set(contenders) else [])),
+        **host("mpi4py", *(["torch"] if {"gloo", "torch", "torch-gloo", "torch-hpccomm"} & set(contenders) else [])),
         "mpi": mpi_library(MPI.Get_library_version()),
         "mpi_standard": ".".join(map(str, MPI.Get_version())),
         "ranks": group.size,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections import deque
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .work import Work
 
+NAME = "hpccomm-progress"
 SHORTEST_PAUSE = 20e-6  # seconds between two looks at the works in flight, while they keep completing
 LONGEST_PAUSE = 1e-3  # ... and after a while in which none has
 
@@ -23,23 +25,36 @@ LONGEST_PAUSE = 1e-3  # ... and after a while in which none has
 _queues: dict[Hashable, deque[Work]] = {}
 _wake = threading.Condition()
 _thread: threading.Thread | None = None
+_news = False  # a work has ended since the last look
 _stopping = False
 
 
 def drive(work: Work) -> None:
     """Complete `work` in the background."""
     global _thread
+    if threading.current_thread().name == NAME:  # a callback has begun it, and may be about to wait for it
+        threading.Thread(target=_drive_alone, args=(work,), name=NAME, daemon=True).start()
+        return
     with _wake:
         queue = work.group if work.keeps_its_place and work.group is not None else work
         _queues.setdefault(queue, deque()).append(work)
         if _thread is None:
-            _thread = threading.Thread(target=_run, name="hpccomm-progress", daemon=True)
+            _thread = threading.Thread(target=_run, name=NAME, daemon=True)
             _thread.start()
             atexit.register(_stop)  # before MPI_Finalize, which mpi4py calls after Python's own exit functions
         _wake.notify()
 
 
+def look_now() -> None:
+    """Look at the works in flight at once: a transport says that one has ended."""
+    global _news
+    with _wake:
+        _news = True
+        _wake.notify()
+
+
 def _run() -> None:
+    global _news
     pause = SHORTEST_PAUSE
     while True:
         with _wake:
@@ -47,13 +62,21 @@ def _run() -> None:
                 del _queues[key]
             if not _queues:
                 pause = SHORTEST_PAUSE
-            if not _stopping:
+            if not _stopping and not (_news and _queues):
                 _wake.wait(pause if _queues else None)
+            _news = False
             if _stopping:
                 return
             queues = list(_queues.values())
         advanced = sum(_advance(queue) for queue in queues)
         pause = SHORTEST_PAUSE if advanced else min(2 * pause, LONGEST_PAUSE)
+
+
+def _drive_alone(work: Work) -> None:
+    pause = SHORTEST_PAUSE
+    while not work.is_completed() and not _stopping:
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _advance(queue: deque[Work]) -> bool:

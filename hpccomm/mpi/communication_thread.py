@@ -19,6 +19,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ..core.backend import Backend
+from ..core.progress import look_now
 from ..core.work import Work
 from ..process import failures, tags
 from ..process.mpi_library import private, release
@@ -117,6 +118,8 @@ class ThreadWork(Work):
         except Exception as error:
             self._error = self.translate_error(error)  # now: if a rank has died, others are to know it at once
         self._done.set()
+        if self._future is not None:
+            look_now()
 
     def translate_error(self, error: Exception) -> Exception:
         """Turn MPI's exceptions into DistBackendError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import struct
 import sys
@@ -38,11 +39,13 @@ class AbortOnException:
         """Put the previous hook back."""
         if sys.excepthook is self:
             sys.excepthook = self._previous
+        self._pid = 0  # torch.distributed's hook, if there is one, still calls it
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Print as the previous hook does, then end every rank; a forked process only prints."""
+        previous, self._previous = self._previous, sys.__excepthook__  # it may call this one again, torch's does
         try:
-            self._previous(kind, error, trace)
+            previous(kind, error, trace)
         except Exception:  # a broken hook of the program's must not keep the job from ending
             with contextlib.suppress(Exception):  # nor must a closed stderr
                 traceback.print_exception(kind, error, trace)
@@ -55,6 +58,10 @@ class AbortOnException:
                 self.at_the_end(f"{kind.__name__}: {error}")
         with contextlib.suppress(Exception):
             print(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job", file=sys.stderr)
+        if isinstance(sys.stderr, io.StringIO):  # torch's collects what is printed, to print it later
+            collected, sys.stderr = sys.stderr, sys.__stderr__
+            print(collected.getvalue(), end="", file=sys.stderr)
+            collected.truncate(0)
         let_launcher_read()
         take_names_away(MAPPED_LATER)
         MPI.COMM_WORLD.Abort(1)

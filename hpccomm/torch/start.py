@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 NAME, METHOD = "hpccomm", "mpi"
 DEVICES = ["cpu", "cuda"]
 TAGS = 32768  # that every MPI has
+THREAD_BYTES = 1 << 10  # asynchronous operations from here on: DDP waits for Futures in C++, and does not drive MPI
 dist: Any = torch.distributed
 
 
@@ -156,6 +158,7 @@ def create(options: Any, _: Any) -> HPCCommBackend | HPCCommProcessGroup:
     from .backend import HPCCommBackend, HPCCommProcessGroup
 
     group = group_of(options)
+    group.tuning = replace(group.tuning, thread_bytes=min(group.tuning.thread_bytes, THREAD_BYTES))
     theirs = options.process_group  # with one backend for each device; of a kind of its own where we are the only one
     if theirs.name() != "custom" or theirs._device_types:
         return HPCCommBackend(group)

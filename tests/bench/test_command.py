@@ -44,9 +44,9 @@ def test_sizes_go_from_the_smallest_to_the_largest() -> None:
 
 
 def test_contenders_are_understood() -> None:
-    assert command.contenders("mpi4py, gloo") == ["mpi4py", "gloo"]
+    assert command.contenders("mpi4py, torch-gloo") == ["mpi4py", "torch-gloo"]
     assert command.contenders("none") == []
-    with pytest.raises(argparse.ArgumentTypeError, match="'mvapich'; there are hpccomm, mpi4py, gloo"):
+    with pytest.raises(argparse.ArgumentTypeError, match="'mvapich'; there are hpccomm, mpi4py, torch-"):
         command.contenders("mpi4py,mvapich")
 
 
@@ -182,7 +182,10 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--against", "mpi4py,nccl"], "--against nccl: with --device cpu there are hpccomm, mpi4py, gloo"),
+        (
+            ["--against", "mpi4py,nccl"],
+            "--against nccl: with --device cpu there are hpccomm, mpi4py, torch-",
+        ),
         (["--device", "cuda", "--against", "copy"], "--against copy: with --device cuda there are hpccomm, cuda:mpi, "),
         (["--device", "cuda", "--tune", "x"], "--model and --tune are for arrays of the host"),
         (["overlap", "--device", "cuda"], "overlap is not measured on GPU arrays; leave --device cuda out"),

@@ -94,14 +94,14 @@ def test_what_a_contender_can_not_do_is_a_row_that_says_why(
     process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # as if torch were not there, whether it is or not
-    monkeypatch.setattr(contender_class("gloo"), "missing", classmethod(lambda cls: "not installed"))
-    with Session(process_group, ["gloo", "mpi4py"], TINY) as session:
+    monkeypatch.setattr(contender_class("torch-gloo"), "missing", classmethod(lambda cls: "not installed"))
+    with Session(process_group, ["torch-gloo", "mpi4py"], TINY) as session:
         assert list(session.contenders) == ["hpccomm", "mpi4py"]
         (rows,) = session.run(BENCHMARKS["scan"], [8], op="avg")
     assert [(row.contender, row.median_us is None) for row in rows] == [
         ("hpccomm", True),
         ("mpi4py", True),
-        ("gloo", True),
+        ("torch-gloo", True),
     ]
     assert "AVG" in rows[0].note
     assert rows[2].note == "not installed"

@@ -201,6 +201,26 @@ def test_then_runs_in_a_chain(process_group: hc.ProcessGroup) -> None:
     assert total.wait(60) == 6 * process_group.size
 
 
+@pytest.mark.parametrize("count", [1, 1 << 20], ids=["small", "large"])
+def test_a_callback_may_wait_for_the_future_of_an_operation_that_it_begins(
+    process_group: hc.ProcessGroup, count: int
+) -> None:
+    array = np.ones(count)
+
+    def again(future: hc.Future) -> float:
+        return float(begun(array, deeper).wait(60))
+
+    def deeper(future: hc.Future) -> float:
+        return float(begun(array, lambda last: last.value()[0]).wait(60))
+
+    def begun(array: np.ndarray, callback: Any) -> hc.Future:
+        work = hc.all_reduce(array, async_op=True)
+        assert work is not None
+        return work.get_future().then(callback)
+
+    assert begun(array, again).wait(60) == process_group.size**3
+
+
 def test_the_future_of_a_failed_work_has_its_error(process_group: hc.ProcessGroup) -> None:
     me = process_group.rank
     work = hc.irecv(np.zeros(2), me)

@@ -186,6 +186,21 @@ def test_destroying_the_group_ends_its_thread(process_group: hc.ProcessGroup) ->
     assert (array == process_group.size).all()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_who_completes_futures_is_told_at_once(group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+    monkeypatch.setattr("hpccomm.mpi.communication_thread.look_now", told.set)
+    if group.rank > 0:
+        MPI.COMM_WORLD.Barrier()  # the operation does not end before rank 0 has its Future
+    work = hc.all_reduce(np.ones(100), group=group, async_op=True)
+    assert work is not None
+    future = work.get_future()
+    if group.rank == 0:
+        MPI.COMM_WORLD.Barrier()
+        assert told.wait(60)
+    future.wait(60)
+
+
 def test_without_thread_multiple_there_is_no_thread(
     process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,9 @@ from .contender import Call, Contender, Unsupported
 CONTENDERS = {
     "hpccomm": "hpccomm_calls:HPCComm",
     "mpi4py": "mpi4py_calls:RawMPI4py",
-    "gloo": "gloo_calls:Gloo",
+    "torch-hpccomm": "torch_calls:TorchHPCComm",
+    "torch-gloo": "torch_calls:TorchGloo",
+    "gloo": "torch_calls:TorchGloo",  # as it was called first
     "shared": "shared_calls:Shared",
     "persistent": "persistent_calls:Persistent",
     "one_by_one": "one_by_one_calls:OneByOne",

@@ -11,13 +11,13 @@ import hpccomm as hc
 from ...cuda import seam
 from .. import gpu
 from .contender import Unsupported
-from .gloo_calls import Gloo
+from .torch_calls import TorchDistributed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class TorchNCCL(Gloo):
+class TorchNCCL(TorchDistributed):
     """The functions of torch.distributed, with an NCCL process group that MPI helps to start."""
 
     name = "torch"
