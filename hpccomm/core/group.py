@@ -12,6 +12,7 @@ from typing import Any, NoReturn, cast
 
 from ..errors import DistBackendError, DistError, DistStoreError, DistTimeoutError, UnsupportedOperationError, here
 from ..process import failures, mpi_library
+from ..process.excepthook import end_with
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import calls, checks, registry
 from .backend import Backend, FastPath
@@ -608,8 +609,10 @@ class ProcessGroup(Operations):
     def __enter__(self) -> ProcessGroup:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         # Destroying is collective: a rank that is on its way out with an error would wait for ranks that never come.
+        if isinstance(error, SystemExit) and self._owner is self and self.size > 1:
+            end_with(error)
         if kind is None:
             group = self
             while group._successor is not None:

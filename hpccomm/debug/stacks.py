@@ -67,6 +67,12 @@ def operations(without: int = 0) -> Iterator[Doing]:
                 yield found
 
 
+def of_thread(thread: int | None) -> Doing | None:
+    """Find what one thread is in."""
+    frame = sys._current_frames().get(thread or 0)
+    return None if thread is None or frame is None else _operation(thread, frame)
+
+
 def _operation(thread: int, innermost: FrameType) -> Doing | None:
     """Return what a thread is in: the outermost frame that tells of something, but the door before its method."""
     found, raises = None, False

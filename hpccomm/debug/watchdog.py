@@ -13,8 +13,10 @@ import faulthandler
 import os
 import select
 import signal
+import sys
 import threading
 import time
+import traceback
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,7 @@ SHORTEST_START = 5.0  # seconds that a world has to be made, however short the t
 PATIENCE = 5.0  # seconds for the reports of the others
 FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node, or of `hpccomm debug --job`
 POLLED_WITHIN = 10.0  # seconds since a program has last been seen asking for a Work that has not ended
+PATIENCE_WITH_PYTHON = 1.0  # seconds that KeyboardInterrupt may take
 STATUS = 124  # of a job that is ended: as `timeout` does it
 
 
@@ -66,6 +69,9 @@ class Watchdog:
         self._terminated, self._terminate = os.pipe()
         os.set_blocking(self._terminate, False)
         self._is_listening_for_the_end = False
+        self._interrupted, self._interrupt = os.pipe()
+        os.set_blocking(self._interrupt, False)
+        self._is_listening_for_ctrl_c = False
         self._looked_for_questions = time.monotonic()
         self._pid = os.getpid()
         self._timeout_of_init = DEFAULT_TIMEOUT.total_seconds()
@@ -75,8 +81,9 @@ class Watchdog:
 
     def close(self) -> None:
         """Give back what it holds, if it has not been started."""
-        for end in (self._pipe, self._wake, self._terminated, self._terminate):
-            os.close(end)
+        for pipe in ((self._pipe, self._wake), (self._terminated, self._terminate), (self._interrupted, self._interrupt)):
+            for end in pipe:
+                os.close(end)
 
     def start(self) -> None:
         """Begin to look, and to listen to signals that nobody else listens to."""
@@ -85,6 +92,9 @@ class Watchdog:
             faulthandler.register(signal.SIGUSR2, file=self._wake, all_threads=False)
             self.reporter.is_listening = True
             atexit.register(self._stop_listening)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # which is still called
+            faulthandler.register(signal.SIGINT, file=self._interrupt, all_threads=False, chain=True)
+            self._is_listening_for_ctrl_c = True
         os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_through, after_in_child=self._let_go)
         self._thread.start()
 
@@ -100,6 +110,8 @@ class Watchdog:
             faulthandler.unregister(signal.SIGUSR2)
         if self._is_listening_for_the_end:
             faulthandler.unregister(signal.SIGTERM)
+        if self._is_listening_for_ctrl_c:
+            faulthandler.unregister(signal.SIGINT)
         _let_signals_through()
 
     def listen_for_the_end(self) -> None:
@@ -110,8 +122,10 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            ready = select.select([self._pipe, self._terminated], [], [], self._period())[0]
+            ready = select.select([self._pipe, self._terminated, self._interrupted], [], [], self._period())[0]
             try:
+                if self._interrupted in ready:
+                    self._end_on_ctrl_c()
                 if self._terminated in ready:
                     self._say_goodbye()
                 self.look(time.monotonic())
@@ -258,6 +272,24 @@ class Watchdog:
         when = self.reporter.end_in(0.5)
         save(self.reporter.folder)
         _end_at(when)
+
+    def _end_on_ctrl_c(self) -> None:
+        """End the job, and say where this rank is, if Python does not come to KeyboardInterrupt: MPI has the thread."""
+        os.read(self._interrupted, 1 << 16)
+        main = threading.main_thread().ident
+        stuck_in = stacks.of_thread(main)
+        time.sleep(PATIENCE_WITH_PYTHON)
+        now = stacks.of_thread(main)
+        if stuck_in is None or now is None or now.key != stuck_in.key:
+            return
+        rank = self.reporter.rank
+        lines = [f"[rank {rank}] Ctrl-C, inside MPI (most recent call last):"]
+        for entry in traceback.format_stack(sys._current_frames()[main]):
+            lines += [f"[rank {rank}] {line}" for line in entry.rstrip().splitlines()]
+        tell("\n".join([*lines, f"hpccomm: rank {rank} is in {now.record}; Ctrl-C ends the job"]))
+        let_launcher_read()
+        take_names_away(MAPPED_LATER)
+        os._exit(128 + signal.SIGINT)
 
     def _say_goodbye(self) -> None:
         """On SIGTERM: say what this rank was in, and end as without us."""

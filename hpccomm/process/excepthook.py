@@ -45,7 +45,10 @@ class AbortOnException:
         """Print as the previous hook does, then end every rank; a forked process only prints."""
         previous, self._previous = self._previous, sys.__excepthook__  # it may call this one again, torch's does
         try:
-            previous(kind, error, trace)
+            if previous is sys.__excepthook__ and os.getpid() == self._pid:
+                print_with_rank(traceback.format_exception(kind, error, trace))
+            else:
+                previous(kind, error, trace)
         except Exception:  # a broken hook of the program's must not keep the job from ending
             with contextlib.suppress(Exception):  # nor must a closed stderr
                 traceback.print_exception(kind, error, trace)
@@ -65,6 +68,27 @@ class AbortOnException:
         let_launcher_read()
         take_names_away(MAPPED_LATER)
         MPI.COMM_WORLD.Abort(1)
+
+
+def end_with(end: SystemExit) -> None:
+    """End every rank with the status of a SystemExit, if it has one and nothing has been said against it."""
+    status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    if not status & 0xFF or os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") == "0":
+        return
+    from mpi4py import MPI
+
+    if not isinstance(end.code, int):
+        print_with_rank([str(end.code)])
+    print_with_rank([f"hpccomm: sys.exit({end.code!r}) inside `with` of the world ends the job"])
+    let_launcher_read()
+    take_names_away(MAPPED_LATER)
+    MPI.COMM_WORLD.Abort(status & 0xFF)
+
+
+def print_with_rank(lines: list[str]) -> None:
+    """Print on stderr, in one piece, each line with its rank: those of other ranks come in between."""
+    text = "".join(lines).rstrip("\n").replace("\n", f"\n[rank {errors._rank}] ")
+    print(f"[rank {errors._rank}] {text}", file=sys.stderr, flush=True)
 
 
 def let_launcher_read() -> None:
