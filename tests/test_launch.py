@@ -41,9 +41,38 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(tmp_path: Path
     # within 5 seconds, says the promise; without it the job would hang until the 60 s are over
     assert time.monotonic() - start < 30
     assert result.returncode not in (0, 124)
-    assert "ZeroDivisionError: division by zero" in result.stderr
-    assert "1 / 0" in result.stderr
+    assert "[rank 2] ZeroDivisionError: division by zero" in result.stderr
+    assert "[rank 2]     1 / 0" in result.stderr
     assert "hpccomm: ZeroDivisionError on rank 2 ends the job" in result.stderr
+
+
+EXITS = """
+    import argparse, sys, hpccomm as hc
+    with hc.init_process_group() as world:
+        if world.rank in {ranks}:
+            {exits}
+        hc.barrier()
+    """
+PARSES = 'parser = argparse.ArgumentParser(); parser.add_argument("--n", type=int); parser.parse_args(["--n", "many"])'
+
+
+@pytest.mark.parametrize(
+    ("exits", "status", "said"),
+    [
+        ("sys.exit(7)", 7, "[rank 0] hpccomm: sys.exit(7) inside `with` of the world ends the job"),
+        ("sys.exit('no input')", 1, "[rank 0] no input"),
+        (PARSES, 2, "argument --n: invalid int value: 'many'"),
+    ],
+)
+def test_an_exit_with_a_status_on_one_rank_ends_the_job(tmp_path: Path, exits: str, status: int, said: str) -> None:
+    result = run(EXITS.format(ranks=[0], exits=exits), tmp_path, ranks=2)
+    assert (result.returncode, said in result.stderr) == (status, True), result.stderr
+
+
+def test_an_exit_without_a_status_ends_nothing(tmp_path: Path) -> None:
+    for exits in ("sys.exit()", "sys.exit(0)"):
+        result = run(EXITS.format(ranks=[0, 1], exits=exits), tmp_path, ranks=2)
+        assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_broken_excepthook_of_the_program_does_not_keep_the_job_alive(tmp_path: Path) -> None:

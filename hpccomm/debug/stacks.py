@@ -67,10 +67,10 @@ def operations(without: int = 0) -> Iterator[Doing]:
                 yield found
 
 
-def of_thread(thread: int | None) -> Doing | None:
+def of_thread(thread: int) -> Doing | None:
     """Find what one thread is in."""
-    frame = sys._current_frames().get(thread or 0)
-    return None if thread is None or frame is None else _operation(thread, frame)
+    frame = sys._current_frames().get(thread)
+    return None if frame is None else _operation(thread, frame)
 
 
 def _operation(thread: int, innermost: FrameType) -> Doing | None:

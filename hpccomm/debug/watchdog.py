@@ -81,7 +81,11 @@ class Watchdog:
 
     def close(self) -> None:
         """Give back what it holds, if it has not been started."""
-        for pipe in ((self._pipe, self._wake), (self._terminated, self._terminate), (self._interrupted, self._interrupt)):
+        for pipe in (
+            (self._pipe, self._wake),
+            (self._terminated, self._terminate),
+            (self._interrupted, self._interrupt),
+        ):
             for end in pipe:
                 os.close(end)
 
@@ -276,7 +280,7 @@ class Watchdog:
     def _end_on_ctrl_c(self) -> None:
         """End the job, and say where this rank is, if Python does not come to KeyboardInterrupt: MPI has the thread."""
         os.read(self._interrupted, 1 << 16)
-        main = threading.main_thread().ident
+        main = threading.main_thread().ident or 0
         stuck_in = stacks.of_thread(main)
         time.sleep(PATIENCE_WITH_PYTHON)
         now = stacks.of_thread(main)

@@ -145,6 +145,48 @@ def test_a_work_beside_which_the_program_computes_does_not_count(tmp_path: Path)
     assert not (tmp_path / "reports").exists()  # nothing to say
 
 
+def test_ctrl_c_inside_mpi_shows_where_each_rank_is(tmp_path: Path) -> None:
+    program = """
+        import os, signal, threading, time, numpy as np, hpccomm as hc
+        from hpccomm.debug import stacks
+        main = threading.get_ident()
+        def press():
+            while stacks.of_thread(main) is None:
+                time.sleep(0.01)
+            time.sleep(0.3)  # from the first line of the operation into MPI
+            os.kill(os.getpid(), signal.SIGINT)
+        def exchange(x):
+            hc.recv(x, src=1 - world.rank)
+        world = hc.init_process_group()
+        threading.Thread(target=press).start()
+        exchange(np.ones(3))
+        """
+    job = start(program, tmp_path)
+    _, stderr = job.communicate(timeout=100)
+    assert job.returncode not in (0, 124)
+    for rank in (0, 1):
+        assert f"[rank {rank}] Ctrl-C, inside MPI (most recent call last):" in stderr
+        assert f"[rank {rank}]     hc.recv(x, src=1 - world.rank)" in stderr
+        assert f"hpccomm: rank {rank} is in recv #1 of 'world' (24 B float64); Ctrl-C ends the job" in stderr
+
+
+def test_ctrl_c_outside_of_mpi_is_a_keyboard_interrupt(tmp_path: Path) -> None:
+    program = """
+        import os, signal, sys, time, pathlib, hpccomm as hc
+        world = hc.init_process_group()
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            time.sleep(2)  # the watchdog has nothing against it
+            print("caught\\n", end="")
+        hc.barrier()
+        """
+    job = start(program, tmp_path)
+    stdout, stderr = job.communicate(timeout=100)
+    assert (job.returncode, stdout, stderr) == (0, "caught\n" * 2, "")
+
+
 def test_a_question_does_not_kill_a_rank_that_is_ending(tmp_path: Path) -> None:
     program = """
         import atexit, re, signal

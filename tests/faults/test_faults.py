@@ -159,9 +159,11 @@ def _note(config: pytest.Config, case: Case, outcome: Outcome) -> None:
 
 def seen(outcome: Outcome) -> str:
     """Return the lines of what a user reads that say what has happened."""
-    lines = [line.strip(" =") for line in f"{outcome.stderr}\n{outcome.stdout}".splitlines()]
+    lines = [
+        re.sub(r"^\[rank \d+\] ", "", line.strip(" =")) for line in f"{outcome.stderr}\n{outcome.stdout}".splitlines()
+    ]
     verdict = [line.removeprefix("hpccomm: ") for line in lines if re.match(VERDICT, line)]
-    errors = [line for line in lines if re.match(r"([\w.]+Error|KeyboardInterrupt)\b", line)]
+    errors = [line for line in lines if re.match(r"([\w.]+Error|KeyboardInterrupt|Ctrl-C)\b", line)]
     launcher = [line for line in lines if re.search(r"EXIT STRING|EXIT CODE|signal \d|Exit code", line)]
     chosen = errors[:1] + verdict[:1] or (launcher[-1:] if outcome.status else [])
     return "; ".join(re.sub(r"(/\S+/)?program\.py", "program.py", line) for line in chosen)
