@@ -66,11 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--budget", type=seconds, default=0.5, metavar="SECONDS", help="for each size (default: 0.5)")
     add("--batch", type=positive, metavar="N", help="calls timed together; default: as many as last 100 us")
     add = parser.add_argument_group("what").add_argument
-    add("--dtype", type=dtype, default="float32", metavar="NAME", help="default: float32")
-    add("--op", choices=list(UFUNCS), default="sum", help="default: sum")
+    add("-d", "--dtype", type=dtype, default="float32", metavar="NAME", help="default: float32")
+    add("-o", "--op", choices=list(UFUNCS), default="sum", help="default: sum")
     add("--device", choices=list(AGAINST), default="cpu", help="where the arrays are (default: cpu); cuda: on each "
         "rank's GPU")  # fmt: skip
-    add("--check", action="store_true", help="compare each result with NumPy's before it is timed; "
+    add("-c", "--check", action="store_true", help="compare each result with NumPy's before it is timed; "
         "exit status 1 if one differs")  # fmt: skip
     add("--async", dest="async_op", action="store_true", help="start, and wait")
     add("--against", type=contenders, metavar="NAMES",
@@ -149,13 +149,13 @@ def chosen(names: Sequence[str], benchmarks: dict[str, Benchmark], device: str =
 
 
 def sizes_of(begin: int, end: int, step: int) -> list[int]:
-    """Return begin, begin * step ... up to end."""
+    """Return begin, begin * step ..., and end."""
     if not 0 < begin <= end:
         raise ValueError(f"the sizes begin with {begin} and end with {end}; expected 0 < begin <= end")
     found = [begin]
     while found[-1] * step <= end:
         found.append(found[-1] * step)
-    return found
+    return found if found[-1] == end else [*found, end]
 
 
 def _problem(arguments: argparse.Namespace) -> str | None:
@@ -243,6 +243,10 @@ def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Se
             if on_gpu:
                 what += "\n# by the host's clock; time: until the GPU is done; host: until the calls have returned"
             printer.remark(f"# {machine.one_line(facts)}\n# {how}; {what}")
+            if world.size == 1:
+                printer.remark(
+                    "# one rank sends nothing: these are the costs of calls. Communication: mpiexec -n 2 hpccomm bench"
+                )
         if arguments.csv:
             printer.line(report.csv_head())
         runnable = [each for each in benchmarks if each.least_ranks <= world.size]

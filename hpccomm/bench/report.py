@@ -65,6 +65,9 @@ class Table:
     def summary(self) -> str:
         """Return the lines below the table: mean ratios, why columns are empty, what was wrong."""
         lines = []
+        widths = [each.busbw_gbs for each in self._rows if each.contender == self._first and each.busbw_gbs]
+        if len(widths) > 1:
+            lines.append(f"# Avg bus bandwidth: {sum(widths) / len(widths):.3f} GB/s")
         for name in self._others:
             rows = [each for each in self._rows if each.contender == name]
             ratios = [each.ratio for each in rows if each.ratio is not None]

@@ -20,6 +20,7 @@ from ..errors import DistBackendError
 from ..process.alone import refusal, warning
 from ..process.environment import Placement, Seen, disagreements, placement
 from ..process.host_list import fold
+from . import binding
 from .main import is_first_process
 
 INSTALL_CUPY = "pip install 'hpccomm[cuda13]' (or [cuda12])"
@@ -96,6 +97,7 @@ def _ranks(mpi: Any) -> Iterator[Fact]:
     local_ranks = [other for other, node in enumerate(nodes) if node == nodes[rank]]
     mine = Seen(rank, size, local_ranks.index(rank), len(local_ranks), placement())
     all_ranks: list[tuple[Seen, str]] = comm.allgather((mine, mpi.Get_processor_name()))
+    bindings: list[binding.Binding] = comm.allgather(binding.of_this_rank(mpi.Get_processor_name(), nodes[rank]))
     yield Fact("ranks", str(size))
     yield Fact("nodes", describe_nodes(nodes, [host for _, host in all_ranks]))
     library = mpi.Get_library_version()
@@ -108,6 +110,8 @@ def _ranks(mpi: Any) -> Iterator[Fact]:
         yield Fact("placement", f"launcher and MPI differ, and hpccomm goes by MPI. {'; '.join(differences)}")
     elif mine.told is not None:
         yield Fact("placement", "launcher and MPI agree")
+    yield from (Fact(*each) for each in binding.described(bindings))
+    yield from (Fact("odd", each) for each in binding.oddities(bindings))
 
 
 def describe_nodes(nodes: Sequence[int], hosts: Sequence[str]) -> str:

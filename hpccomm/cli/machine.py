@@ -23,6 +23,8 @@ def machine(group: ProcessGroup, contenders: tuple[str, ...] = ()) -> dict[str, 
         "mpi_standard": ".".join(map(str, MPI.Get_version())),
         "ranks": group.size,
         "nodes": ranks.get_node_count(group),
+        "cpus_per_rank": len(os.sched_getaffinity(0)),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS", "not set"),
     }
 
 
@@ -76,4 +78,7 @@ def one_line(facts: dict[str, Any]) -> str:
         f"{package} {facts[package]}" for package in ("mpi4py", "numpy", "torch", "cupy", "nccl") if package in facts
     ]
     parts += [facts["gpu"]] if "gpu" in facts else []
-    return ", ".join([*parts, f"{facts['cpu']} ({facts['cores']} cores)"])
+    binding = ""
+    if "cpus_per_rank" in facts:
+        binding = f"; {facts['cpus_per_rank']} CPUs for rank 0, OMP_NUM_THREADS {facts['omp_num_threads']}"
+    return ", ".join([*parts, f"{facts['cpu']} ({facts['cores']} cores{binding})"])

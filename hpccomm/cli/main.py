@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == chosen:
             importlib.import_module(command.module).add_arguments(subparser)
     parsed = parser.parse_args(arguments)
-    status: int = importlib.import_module(COMMANDS[parsed.command].module).run(parsed)
+    try:
+        status: int = importlib.import_module(COMMANDS[parsed.command].module).run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:  # ... | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        return 128 + signal.SIGPIPE
     return status
 
 

@@ -37,7 +37,7 @@ def test_sizes_are_understood(text: str, nbytes: int) -> None:
 
 
 def test_sizes_go_from_the_smallest_to_the_largest() -> None:
-    assert command.sizes_of(8, 100, 2) == [8, 16, 32, 64]
+    assert command.sizes_of(8, 100, 2) == [8, 16, 32, 64, 100]
     assert command.sizes_of(8, 8, 10) == [8]
     with pytest.raises(ValueError, match="0 < begin <= end"):
         command.sizes_of(16, 8, 2)
@@ -98,7 +98,7 @@ def test_a_run_with_check_json_and_csv(tmp_path: Path) -> None:
                   "--quiet", "--json", file)  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     rows = list(csv.DictReader(io.StringIO(ended.stdout)))
-    sizes = [8, 64, 512, 0]
+    sizes = [8, 64, 512, 1024, 0]
     assert [(int(row["size_bytes"]), row["contender"]) for row in rows] == [
         (size, contender) for size in sizes for contender in ("hpccomm", "mpi4py")
     ]
@@ -123,7 +123,7 @@ def test_a_progress_bar_unless_it_is_quiet() -> None:
     loud, quiet = bench(2, *arguments), bench(2, *arguments, "-q")
     assert "all_reduce (1/1)" in loud.stderr
     assert quiet.stderr == ""
-    assert len(loud.stdout.splitlines()) == len(quiet.stdout.splitlines()) == 3 + 3 + 3 + 1
+    assert len(loud.stdout.splitlines()) == len(quiet.stdout.splitlines()) == 3 + 3 + 3 + 2
 
 
 def test_overhead_without_a_launcher(tmp_path: Path) -> None:

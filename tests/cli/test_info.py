@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,18 @@ def test_one_process_of_a_job_prints() -> None:
     assert "rank 0 of 2, local rank 0 of 2" in done.stdout
     assert f"nodes            1: {MPI.Get_processor_name()}\n" in done.stdout
     assert "placement        launcher and MPI agree" in done.stdout
+    assert re.search(r"^ranks? [-\d]+ +\S+: (all|CPUs) .*OMP_NUM_THREADS", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.serial
+def test_a_pipe_that_ends_early_is_no_error() -> None:
+    command = [sys.executable, "-m", "hpccomm", "bench", "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # before anything is written
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
 
 
 @pytest.mark.serial
