@@ -34,7 +34,10 @@ SPECIAL = {
     "overlap": "The share of an asynchronous operation that hides behind equal compute.",
     "init": "What the start of a program takes.",
 }
-ALONE = {"store": "Key-value stores, beside torch's TCPStore; without mpiexec, and not together with others."}
+ALONE = {
+    "pairs": "Latency and bandwidth between every two ranks; slow pairs are named. Not together with others.",
+    "store": "Key-value stores, beside torch's TCPStore; without mpiexec, and not together with others.",
+}
 NEEDS = {"plot": "matplotlib", "model": "scipy"}  # options, and modules that hpccomm does not require
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 AGAINST = {"cpu": ["mpi4py"], "cuda": ["cuda:mpi", "nccl", "cupyx", "torch"]}  # by default
@@ -109,9 +112,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.against is None:
         arguments.against = AGAINST[arguments.device]
-    if names[0] in ALONE:
+    if names[0] == "store":
         return _store(arguments) if is_first_process() else OK
-    study = _study(arguments)
+    study = "pairs" if names[0] == "pairs" else _study(arguments)
     steps = []
     if "init" in names and study is None:  # before there is a world group
         steps = startup.startup()
@@ -184,6 +187,8 @@ def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> st
     for option in ("model", "tune"):
         if getattr(arguments, option) and world.size == 1:
             return f"--{option} needs at least 2 ranks"
+    if "pairs" in arguments.operations and world.size == 1:
+        return "pairs needs at least 2 ranks: mpiexec -n 2 hpccomm bench pairs"
     problem = None
     if world.rank == 0:  # better now than after the measurements
         for file in filter(None, (arguments.json, arguments.plot, arguments.tune)):
@@ -325,6 +330,12 @@ def _tune(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str
     return f"{text}\n\n{entries}\n\nTo use this table: export HPCCOMM_TUNING={arguments.tune}", vars(table)
 
 
+def _pairs(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
+    from .studies import pairs
+
+    return pairs.run(world, arguments.plot)
+
+
 def _store(arguments: argparse.Namespace) -> int:
     from .studies import store
 
@@ -339,12 +350,12 @@ def _store(arguments: argparse.Namespace) -> int:
     return OK
 
 
-STUDIES = {"overhead": _overhead, "model": _model, "tune": _tune}  # by option
+STUDIES = {"overhead": _overhead, "model": _model, "tune": _tune, "pairs": _pairs}  # by option, or by word
 
 
 def _study(arguments: argparse.Namespace) -> str | None:
-    """Return which of the other measurements is asked for."""
-    return next((name for name in STUDIES if getattr(arguments, name)), None)
+    """Return which of the other measurements an option asks for."""
+    return next((name for name in STUDIES if getattr(arguments, name, False)), None)
 
 
 def _run_study(name: str, arguments: argparse.Namespace, world: hc.ProcessGroup) -> int:
