@@ -7,7 +7,7 @@ Built on pytest-mpi, whose ``--with-mpi`` switches it on and whose markers and f
   skips) on one rank does so on all, with that rank's traceback in the report, and the ranks stay in step;
 * where a rank has failed and the others do not arrive within ``--mpi-grace`` seconds, because they wait for a message
   that will never come, its traceback is printed and the job ended;
-* all ranks must collect the same tests;
+* all ranks must collect the same tests, and an error of one rank's collection is shown;
 * each rank has temporary directories (`tmp_path`) of its own.
 
 pytest imports this module wherever hpccomm is installed, so it stands outside the package, and imports no more than
@@ -47,7 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Switch the agreement on, under --with-mpi (or --only-mpi) and on more than one rank."""
     if not (config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False)):
+        _refuse_suites_beside_each_other()
         return
+    if config.getoption("numprocesses", None):
+        raise pytest.UsageError(
+            "-n of pytest-xdist starts processes of its own, which are no ranks: leave it out, or --with-mpi"
+        )
     # mpi-pytest installs a package of the same import name over pytest-mpi's, with other semantics
     if importlib.util.find_spec("pytest_mpi.parallel_assert") is not None:
         raise pytest.UsageError("mpi-pytest is installed over pytest-mpi: pip uninstall mpi-pytest pytest-mpi, "
@@ -59,6 +64,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(Agreement(config, MPI.COMM_WORLD), "hpccomm-agreement")
         _own_temporary_directories(MPI.COMM_WORLD.Get_rank())
+
+
+def _refuse_suites_beside_each_other() -> None:
+    """Refuse to be one of several ranks that each run all tests, print over each other and agree on nothing."""
+    from hpccomm.process.environment import launcher
+
+    started_by = launcher(os.environ)
+    size = os.environ.get(started_by.size, "1") if started_by is not None else "1"
+    if size.isdigit() and int(size) > 1:
+        install = "" if importlib.util.find_spec("pytest_mpi") else " (after pip install 'hpccomm[pytest]')"
+        raise pytest.UsageError(
+            f"this is one of {size} ranks, which would each run all tests on its own. To run them together{install}: "
+            f"mpiexec -n {size} python -m mpi4py -m pytest --with-mpi. To have them so: -p no:hpccomm"
+        )
 
 
 def _own_temporary_directories(rank: int) -> None:

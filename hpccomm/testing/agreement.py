@@ -6,13 +6,14 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+from ..debug.words import ranks_in_words
 from ..process.excepthook import let_launcher_read
 
 OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
@@ -28,6 +29,7 @@ class Agreement:
         self._grace: float = config.getoption("--mpi-grace")
         self._config = config
         self._nowhere: Any = None
+        self._not_collected: list[str] = []  # what went wrong on this rank
         if self._rank:  # is silent
             reporters = config.pluginmanager
             reporter = reporters.getplugin("terminalreporter")
@@ -37,6 +39,11 @@ class Agreement:
                 reporters.register(type(reporter)(config, self._nowhere), "terminalreporter")
 
     # -- collection: the same tests everywhere ---------------------------------------------------
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep what has gone wrong, for rank 0 to show."""
+        if report.failed:
+            self._not_collected.append(f"{report.nodeid}\n{report.longreprtext}")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, Any, Any]:
@@ -51,6 +58,7 @@ class Agreement:
         everybody = self._exchange(mine, "errors during collection" if mine[0] else None)
         if everybody[:, 0].any():
             session.testsfailed = session.testsfailed or 1
+            self._show_what_others_have(self._comm.gather("\n\n".join(self._not_collected)))
         elif not (everybody == everybody[0]).all():
             listing = self._comm.allgather(names)
             everywhere = set(listing[0]).intersection(*listing[1:])
@@ -61,6 +69,16 @@ class Agreement:
             )  # fmt: skip
         return result
 
+    def _show_what_others_have(self, errors: list[str] | None) -> None:
+        """Print the errors of other ranks' collections that this one has not, on rank 0."""
+        if errors is None:
+            return
+        writer = self._config.get_terminal_writer()
+        for text, ranks in _alike(errors).items():
+            if text and 0 not in ranks:
+                writer.sep("_", f"errors during collection on {ranks_in_words(ranks)} of {len(errors)}")
+                writer.line(text)
+
     # -- each phase of each test: one outcome ----------------------------------------------------
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # the outermost, so that xfail has been decided
@@ -69,7 +87,8 @@ class Agreement:
         report = yield
         where = f"{item.nodeid} ({report.when})"
         mine = OUTCOMES.index(report.outcome)
-        everybody = self._exchange([mine, _digest(where), 0], report.longreprtext if report.failed else None)
+        failure = f"{item.nodeid}\n{report.longreprtext}" if report.failed else None
+        everybody = self._exchange([mine, _digest(where), 0], failure)
         if (everybody[:, 1] != everybody[0, 1]).any():
             places = self._comm.allgather(where)
             self._end_job(
@@ -78,6 +97,7 @@ class Agreement:
         worst = int(everybody[:, 0].max())
         if worst > 0:
             data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+            data["rank_text"] = report.longreprtext if report.failed else ""
             report = self._adopt(report, worst, self._comm.allgather(data))
         return report
 
@@ -88,12 +108,17 @@ class Agreement:
             rebuild = self._config.hook.pytest_report_from_serializable
             report = rebuild(config=self._config, data=reports[decisive[0]])
         if report.failed:
-            names = ", ".join(map(str, decisive))
-            report.sections.append((f"failed on rank{'s' * (len(decisive) > 1)} {names} of {len(reports)}", ""))
-            for rank in decisive[1:] if self._rank != decisive[0] else decisive:
-                if rank != self._rank:
-                    other = self._config.hook.pytest_report_from_serializable(config=self._config, data=reports[rank])
-                    report.sections.append((f"rank {rank}", other.longreprtext))
+            texts = [data["rank_text"] if rank in decisive else "" for rank, data in enumerate(reports)]
+            shown = self._rank if self._rank in decisive else decisive[0]
+            crash = getattr(report.longrepr, "reprcrash", None)
+            if crash is not None:  # which the last lines of pytest show
+                crash.message = f"[rank {shown}] {crash.message}"
+            for text, ranks in _alike(texts).items():
+                if shown in ranks:
+                    title = f"failed on {ranks_in_words(decisive)} of {len(reports)}; above: {ranks_in_words(ranks)}"
+                    report.sections.insert(0, (title, ""))
+                elif text:
+                    report.sections.append((ranks_in_words(ranks), text))
         return report
 
     # -- the end: nobody leaves while rank 0 still prints ----------------------------------------
@@ -134,6 +159,14 @@ class Agreement:
         print(f"\nhpccomm.testing: rank {self._rank}: {message}", file=sys.__stderr__, flush=True)
         let_launcher_read()
         self._comm.Abort(1)
+
+
+def _alike(texts: Sequence[str]) -> dict[str, list[int]]:
+    """Return the ranks that have each text; one entry of `texts` for each rank."""
+    found: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        found.setdefault(text, []).append(rank)
+    return found
 
 
 def _digest(text: str) -> int:

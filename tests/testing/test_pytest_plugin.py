@@ -48,17 +48,26 @@ def test_a_failure_on_one_rank_fails_on_all_and_the_ranks_stay_in_step(tmp_path:
         def test_communicates():
             assert MPI.COMM_WORLD.allreduce(1) == 3
         """
-    result = run(suite, tmp_path)
+    result = run(suite, tmp_path, env={"COLUMNS": "300"})
     assert result.returncode not in (0, 124)
     assert outcomes(result) == {"failed": 1, "passed": 1}
     assert "AssertionError: not here" in result.stdout  # rank 1's traceback, printed by rank 0
-    assert "failed on rank 1 of 3" in result.stdout
+    assert "failed on rank 1 of 3; above: rank 1" in result.stdout
+    assert re.search(
+        r"^FAILED .*test_fails_on_rank_1 - \[rank 1\] AssertionError: not here", result.stdout, re.MULTILINE
+    )
+
+
+def test_equal_tracebacks_are_printed_once(tmp_path: Path) -> None:
+    result = run("def test_it():\n    if RANK: raise KeyError('not the first')", tmp_path)
+    assert "failed on ranks 1-2 of 3; above: ranks 1-2" in result.stdout
+    assert result.stdout.count("E       KeyError: 'not the first'") == 1
 
 
 def test_every_failing_rank_is_named_with_its_own_traceback(tmp_path: Path) -> None:
     result = run("def test_it(): assert RANK == 5, f'I am {RANK}'", tmp_path)
     assert outcomes(result) == {"failed": 1}
-    assert "failed on ranks 0, 1, 2 of 3" in result.stdout
+    assert "failed on ranks 0-2 of 3; above: rank 0" in result.stdout
     for rank in range(3):
         assert f"AssertionError: I am {rank}" in result.stdout
 
@@ -127,6 +136,7 @@ def test_ranks_that_wait_for_a_failed_one_are_ended_after_the_grace_time(tmp_pat
     assert result.returncode not in (0, 124)  # 124: it hung
     assert "rank 1: failed, and the other ranks did not arrive within 1 s" in result.stderr
     assert "RuntimeError: rank 1 is lost" in result.stderr
+    assert "test_suite.py::test_" in result.stderr
 
 
 def test_slow_ranks_are_not_taken_for_lost_ones(tmp_path: Path) -> None:
@@ -143,6 +153,30 @@ def test_a_collection_error_on_one_rank_stops_all(tmp_path: Path) -> None:
     result = run("assert RANK != 2, 'import fails here'\ndef test_one(): MPI.COMM_WORLD.barrier()", tmp_path)
     assert result.returncode not in (0, 124)
     assert "passed" not in result.stdout
+
+
+def test_an_error_of_one_ranks_collection_is_shown(tmp_path: Path) -> None:
+    result = run("if RANK == 2: import no_such_module\ndef test_it(): pass", tmp_path)
+    assert result.returncode not in (0, 124)
+    assert "errors during collection on rank 2 of 3" in result.stdout
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in result.stdout
+
+
+def test_ranks_that_would_run_beside_each_other_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it(): pass")
+    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", tmp_path / "test_it.py"]
+    ended = launch(2, *command, timeout=60)
+    assert ended.returncode not in (0, 124)
+    assert "mpiexec -n 2 python -m mpi4py -m pytest --with-mpi" in ended.stderr
+    assert launch(2, *command, "-p", "no:hpccomm", timeout=60).returncode == 0
+    assert launch(1, *command, timeout=60).returncode == 0
+
+
+def test_xdist_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--numprocesses')")
+    result = run("def test_it(): pass", tmp_path, 2, "--numprocesses=2")
+    assert result.returncode not in (0, 124)
+    assert "which are no ranks: leave it out, or --with-mpi" in result.stderr
 
 
 def test_different_tests_on_different_ranks_are_refused(tmp_path: Path) -> None:
