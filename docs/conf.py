@@ -11,7 +11,12 @@ project = "hpccomm"
 author = "the hpccomm authors"
 release = version = hpccomm.__version__
 
+copyright = f"2026, {author}"
+
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.doctest"]
+extensions += ["sphinx.ext.viewcode", "sphinx_copybutton"]
+copybutton_prompt_text = r">>> |\.\.\. |\$ "  # what is copied has no prompts, and no output
+copybutton_prompt_is_regexp = True
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 
