@@ -63,7 +63,7 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 
 .venv-torch/.torch: setup.cfg pyproject.toml
 	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
-	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[mpich,torch,test-common]'
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[mpich,test-torch]'
 	touch $@
 
 # Another MPI beside the same PyTorch, which takes 5 GB.

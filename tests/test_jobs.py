@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from .job_checks import assert_failure_on_every_rank, assert_help_shows_the_command_to_type
 from .launch import IMITATED_GPU, ROOT, launch
 
 pytestmark = pytest.mark.serial
@@ -200,7 +201,7 @@ def test_every_job_is_tested_for_failure() -> None:
 @pytest.mark.parametrize("job", JOBS)
 def test_a_wrong_answer_is_a_failure_on_every_rank(job: str, tmp_path: Path) -> None:
     arguments = [argument.format(folder=tmp_path) for argument in SMALL[job]]
-    assert_failure_on_every_rank(job, arguments, BREAKAGES[job])
+    assert_failure_on_every_rank(job, arguments, BREAKAGES[job], ENVIRONMENT.get(job))
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -210,28 +211,6 @@ def test_the_same_command_without_the_fault_succeeds(job: str, tmp_path: Path) -
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
 
 
-def assert_failure_on_every_rank(job: str, arguments: list[str], breakage: str = "") -> None:
-    """Run a job on 2 ranks and require that it says WRONG, and that both ranks end with status 1."""
-    program = f"""
-import runpy, sys, textwrap
-import numpy as np
-import hpccomm as hc
-exec(textwrap.dedent({breakage!r}))
-sys.argv = ["{job}.py", *{arguments!r}]
-try:
-    runpy.run_path("jobs/{job}.py", run_name="__main__")
-except SystemExit as end:
-    print(f"ended with {{end.code}}", flush=True)
-    raise
-"""
-    ended = launch(2, sys.executable, "-c", program, env=ENVIRONMENT.get(job))
-    assert ended.returncode == 1, f"{ended.stdout}\n{ended.stderr}"
-    assert "WRONG" in ended.stdout
-    assert ended.stdout.count("ended with 1") == 2
-
-
 @pytest.mark.parametrize("job", JOBS)
 def test_help_shows_the_command_to_type(job: str) -> None:
-    ended = launch(1, sys.executable, f"jobs/{job}.py", "--help")
-    assert ended.returncode == 0
-    assert f"python jobs/{job}.py" in ended.stdout
+    assert_help_shows_the_command_to_type(job)

@@ -22,7 +22,7 @@ from .work import PendingGPUWork, PendingWork
 
 c10d: Any = _distributed_c10d  # its stubs and its classes differ
 SUM = c10d.ReduceOp.SUM
-ALIVE: set[Calls] = set()  # torch keeps the half in C++ only, which would do nothing without this one
+ALIVE: dict[ProcessGroup, list[Calls]] = {}  # torch keeps the half in C++ only, which would do nothing without this one
 
 
 class Calls:
@@ -39,7 +39,7 @@ class Calls:
     def _stands_on(self, group: ProcessGroup) -> None:
         self.group = group
         self._always_async = group.on_timeout == "raise"
-        ALIVE.add(self)
+        ALIVE.setdefault(group, []).append(self)
 
     # -- one tensor ------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Calls:
         except DistTimeoutError as error:
             warnings.warn(f"{error}; the group is given up", RuntimeWarning, stacklevel=3)
             self.abort()
-        ALIVE.discard(self)
+        ALIVE.pop(self.group, None)
 
     def abort(self) -> None:
         """Let go of the group without the other ranks: what is in flight ends with an error, except in MPI itself."""
@@ -199,7 +199,7 @@ class Calls:
                 with contextlib.suppress(Exception):  # only receives can be taken back
                     work.abort()
             self.group.give_up((), "has been aborted by torch.distributed; make it again")
-        ALIVE.discard(self)
+        ALIVE.pop(self.group, None)
 
 
 class HPCCommBackend(Calls, c10d.Backend):
@@ -242,10 +242,6 @@ class HPCCommProcessGroup(Calls, c10d.ProcessGroup):
         for device in DEVICES:
             self._register_backend(torch.device(device), c10d.ProcessGroup.BackendType.CUSTOM, backend)
         self._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)
-
-    def shutdown(self) -> None:
-        super().shutdown()
-        ALIVE.discard(self._get_backend(torch.device(DEVICES[0])))
 
 
 def _overloaded(name: str) -> Callable[..., Any]:

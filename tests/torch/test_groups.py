@@ -94,6 +94,7 @@ def test_the_end_and_another_beginning() -> None:
 def test_abort_takes_a_receive_back() -> None:
     work = dist.irecv(torch.zeros(1), RANK, tag=5)  # nobody sends it
     dist.distributed_c10d._abort_process_group()
+    assert not torch_backend.ALIVE
     with pytest.raises(Exception, match="aborted by the program"):
         work.wait()
     init_process_group()

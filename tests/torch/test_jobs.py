@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from ..job_checks import assert_failure_on_every_rank, assert_help_shows_the_command_to_type
 from ..launch import ROOT, launch
 
 pytestmark = pytest.mark.serial
@@ -109,28 +110,12 @@ def test_every_job_is_tested_for_failure() -> None:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_a_wrong_answer_is_a_failure_on_every_rank(job: str) -> None:
-    program = f"""
-import runpy, sys
-from hpccomm import ProcessGroup
-{BREAKAGES[job]}
-sys.argv = ["{job}.py", *{ARGUMENTS[job]!r}]
-try:
-    runpy.run_path("jobs/{job}.py", run_name="__main__")
-except SystemExit as end:
-    print(f"ended with {{end.code}}", flush=True)
-    raise
-"""
-    ended = launch(2, sys.executable, "-c", program, timeout=120)
-    assert ended.returncode == 1, f"{ended.stdout}\n{ended.stderr}"
-    assert "WRONG" in ended.stdout
-    assert ended.stdout.count("ended with 1") == 2
+    assert_failure_on_every_rank(job, ARGUMENTS[job], f"ProcessGroup = hc.ProcessGroup\n{BREAKAGES[job]}", timeout=120)
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_help_shows_the_command_to_type(job: str) -> None:
-    ended = launch(1, sys.executable, f"jobs/{job}.py", "--help")
-    assert ended.returncode == 0
-    assert f"python jobs/{job}.py" in ended.stdout
+    assert_help_shows_the_command_to_type(job)
 
 
 # Rank 1 raises in the backward pass of the third step, when the gradients of the last layers are on their way.

@@ -192,7 +192,7 @@ def all_names(bin_: str) -> list[str]:
     program = "import os; os.environ.update(BACKEND='gloo', WORLD_SIZE='2', TEMP_DIR='/tmp')\n"
     program += "from torch.testing._internal.distributed.distributed_test import DistributedTest as T\n"
     program += "print(*[name for name in dir(T._DistTestBase) if name.startswith('test_')])"
-    listed = subprocess.run([f"{bin_}/python", "-c", program], capture_output=True, text=True, check=True)
+    listed = subprocess.run([f"{bin_}/python", "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     return listed.stdout.split()
 
 
