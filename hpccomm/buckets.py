@@ -101,15 +101,23 @@ class GradientBuckets:
         self._missing = [set(members) for members in self._members]
         self._works: list[tuple[Work | None, Array]] = []
 
-    def ready(self, index: int) -> None:
+    def ready(self, index: int, array: Array | None = None) -> None:
         """Say that ``arrays[index]`` is complete; its bucket is reduced when all of its arrays are.
+
+        Parameters
+        ----------
+        index : int
+            Which one.
+        array : numpy.ndarray, cupy.ndarray, torch.Tensor, optional
+            What has been written, to make sure that it is ``arrays[index]``: a gradient of PyTorch's is another
+            tensor after ``zero_grad(set_to_none=True)``, and what is not in the buckets is not reduced.
 
         Raises
         ------
         IndexError
             There is no such array.
         DistError
-            It was ready already in this step.
+            It was ready already in this step, or `array` is not in the buckets.
         """
         if index not in self._bucket_of:
             raise IndexError(
@@ -120,12 +128,23 @@ class GradientBuckets:
             raise DistError(
                 f"GradientBuckets.ready: array {index} was ready already; wait() begins the next step{here()}"
             )
+        if array is not None:
+            self._check_is_here(index, array)
         missing.remove(index)
         while len(self._works) < len(self.buckets) and not self._missing[len(self._works)]:
             flat = self.buckets[len(self._works)]
             with np.errstate(all="ignore"):  # what is too large becomes inf, as in a sum of this dtype
                 sent = flat if self._compression is None else flat.astype(self._compression)
             self._works.append((all_reduce(sent, self._op, self._group, async_op=True), sent))
+
+    def _check_is_here(self, index: int, array: Array) -> None:
+        view = self.arrays[index]
+        _, given = checks.readable("GradientBuckets.ready", "array", array)
+        if view.size and not module_of(view).may_share_memory(view, given):
+            raise DistError(
+                f"GradientBuckets.ready: array is not arrays[{index}] but a copy, which would not be reduced; with "
+                f"PyTorch write optimizer.zero_grad(set_to_none=False), so that gradients stay in the buckets{here()}"
+            )
 
     def wait(self) -> None:
         """Block until every array holds its reduced values, and begin the next step.

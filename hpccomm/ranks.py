@@ -26,7 +26,7 @@ def get_rank(group: Group | None = None) -> int:
     >>> hc.get_rank()  # another one on each rank
     0
     """
-    return member(group).rank
+    return int(member(group).rank)
 
 
 def get_world_size(group: Group | None = None) -> int:
@@ -47,7 +47,7 @@ def get_world_size(group: Group | None = None) -> int:
     >>> hc.get_world_size()
     1
     """
-    return member(group).size
+    return int(member(group).size)
 
 
 def get_group_rank(group: Group | None, global_rank: int) -> int:

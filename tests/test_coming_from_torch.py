@@ -110,11 +110,26 @@ def test_names_of_groups(process_group: hc.ProcessGroup) -> None:
     hc.destroy_process_group(group)
 
 
+def test_rank_and_size_are_numbers_and_methods(process_group: hc.ProcessGroup) -> None:
+    world = process_group
+    assert (world.rank, world.size) == (world.rank(), world.size()) == (RANK, SIZE)
+    assert type(world.size()) is type(hc.get_rank()) is type(hc.get_world_size()) is int
+    outside = hc.NonMember()
+    assert outside.rank() == outside.size() == outside.rank == hc.get_rank(outside) == -1
+    x = mine()
+    hc.broadcast(x, src=world.size - 1)
+    hc.broadcast(x, src=world.rank() - world.rank)
+    np.testing.assert_array_equal(x, [SIZE, SIZE])
+
+
 def test_names_of_backends() -> None:
     assert (hc.Backend.MPI, hc.Backend.GLOO, hc.Backend.NCCL) == ("mpi", "gloo", "nccl")
     assert hc.Backend("GLOO") == "gloo"  # type: ignore[call-arg, arg-type, comparison-overlap]
     assert hc.is_backend_available(backend=hc.Backend("MPI"))  # type: ignore[call-arg, arg-type]
     assert isinstance(hc.Backend(0, 1), hc.Backend)
+    for nonsense in (None, 3, ["gloo"]):
+        with pytest.raises(ValueError, match="expected the name of a backend"):
+            hc.Backend(nonsense)  # type: ignore[call-arg, arg-type]
 
     class Named(hc.Backend):
         def __init__(self, title: str) -> None:
@@ -158,7 +173,7 @@ def test_a_model_of_torch_is_trained_by_gradient_buckets(process_group: hc.Proce
         if together:
             for i, (p, view) in enumerate(zip(params, buckets.arrays)):
                 p.grad = torch.from_numpy(view)
-                p.register_post_accumulate_grad_hook(lambda _, i=i, buckets=buckets: buckets.ready(i))
+                p.register_post_accumulate_grad_hook(lambda p, i=i, b=buckets: b.ready(i, p.grad))
         for _ in range(3):
             optimizer.zero_grad(set_to_none=False)
             part = mine if together else slice(None)
@@ -168,6 +183,17 @@ def test_a_model_of_torch_is_trained_by_gradient_buckets(process_group: hc.Proce
             optimizer.step()
         weights.append(torch.cat([p.detach().flatten() for p in params]))
     assert torch.allclose(*weights, atol=1e-6)
+
+
+def test_a_gradient_that_is_not_in_the_buckets_is_noticed() -> None:
+    buckets = hc.GradientBuckets([np.zeros(3), np.zeros(0)])
+    with pytest.raises(hc.DistError, match=r"array is not arrays\[0\] but a copy.*set_to_none=False"):
+        buckets.ready(0, np.ones(3))
+    buckets.arrays[0][:] = mine(3)
+    buckets.ready(0, buckets.arrays[0][1:])
+    buckets.ready(1, buckets.arrays[1])
+    buckets.wait()
+    np.testing.assert_allclose(buckets.arrays[0], [TOTAL / SIZE] * 3)
 
 
 # -- keywords ----------------------------------------------------------------------------------------

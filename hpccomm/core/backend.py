@@ -111,7 +111,9 @@ class Backend:
 
     def __new__(cls, *arguments: Any, **named: Any) -> Any:
         """Make a backend; or, of this class itself and a text, c10d's name of one."""
-        if cls is Backend and len(arguments) == 1 and isinstance(arguments[0], str):
+        if cls is Backend and len(arguments) == 1:
+            if not isinstance(arguments[0], str):
+                raise ValueError(f'Backend({arguments[0]!r}): expected the name of a backend, e.g. "mpi"{here()}')
             return arguments[0].lower()
         return super().__new__(cls)
 

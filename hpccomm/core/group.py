@@ -17,6 +17,7 @@ from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import calls, checks, registry
 from .backend import Backend, FastPath
 from .by_name import by_name
+from .c10d_names import Number
 from .calls import Call
 from .hooks import Hook, Operation, RemovableHandle, Timing
 from .operation_list import MESSAGES, OPERATIONS, START
@@ -65,8 +66,11 @@ class ProcessGroup(Operations):
     True
     """
 
+    rank: Number
+    size: Number
+
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
-        super().__init__(rank, size, **fields)
+        super().__init__(Number(rank), Number(size), **fields)
         self._group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
         self._backends: dict[str, Backend] = _LazyBackends(self)
         self._fast_path = self._fast = STEPS_ASIDE  # that of the host's backend; and the one to ask
