@@ -245,6 +245,7 @@ def test_keywords_of_messages() -> None:
     works: list[Any] = [hc.irecv(tensor=x, src=before), hc.isend(tensor=mine(), dst=after)]
     for work in works:
         work.wait()
+    assert works[0]._source_rank() == before
     assert (x == before + 1).all()
     if SIZE > 1:
         y = np.zeros(2)

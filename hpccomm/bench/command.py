@@ -6,9 +6,9 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -26,7 +26,6 @@ from .registry import UFUNCS, Benchmark
 from .rows import Row
 from .studies import startup
 
-T = TypeVar("T")
 N = TypeVar("N", int, float)
 
 KINDS = {"collectives": "collective", "coalesced": "coalesced", "messages": "message"}
@@ -82,7 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("output").add_argument
     add("--json", metavar="FILE", help="write everything there as well")
     add("--csv", action="store_true", help="print CSV instead of tables, one line for each contender")
-    add("-q", "--quiet", action="store_true", help="no progress bar on stderr")
     add("--plot", metavar="FILE.png", help="draw time and bandwidth against size")
     add = parser.add_argument_group("other measurements").add_argument
     add("--overhead", action="store_true", help="what the Python layers add to each call, in ns; on 1 rank or 2. "
@@ -124,9 +122,12 @@ def run(arguments: argparse.Namespace) -> int:
         problem = _problem_of_job(arguments, world)
         if problem is not None:
             return _say(f"hpccomm bench: {problem}", MISUSED)
-        if study is not None:
-            return _run_study(study, arguments, world)
-        return _benchmarks(arguments, world, names, startup=[vars(step) for step in steps])
+        try:
+            if study is not None:
+                return _run_study(study, arguments, world)
+            return _benchmarks(arguments, world, names, startup=[vars(step) for step in steps])
+        except KeyboardInterrupt:  # no traceback: the rows measured so far are what matters
+            sys.exit(128 + signal.SIGINT)
 
 
 # -- what there is to do -------------------------------------------------------------------------------------
@@ -240,7 +241,7 @@ def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Se
         gpu.own_stream() if on_gpu else contextlib.nullcontext(),
         Session(world, arguments.against, _plan(arguments), arguments.device) as session,
     ):
-        printer = Printer(world.rank == 0, arguments.csv, arguments.quiet)
+        printer = Printer(world.rank == 0, arguments.csv)
         facts = machine.machine(world, tuple(session.contenders)) | (gpu.facts() if on_gpu else {})
         how = f"{arguments.dtype}, {'async' if arguments.async_op else 'blocking'}"
         if benchmarks or "overlap" in names:
@@ -255,11 +256,10 @@ def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Se
         if arguments.csv:
             printer.line(report.csv_head())
         runnable = [each for each in benchmarks if each.least_ranks <= world.size]
-        for number, benchmark in enumerate(runnable, 1):
+        for benchmark in runnable:
             table = report.Table(benchmark, [*session.contenders, *session.missing], arguments.check, on_gpu)
             printer.remark("\n" + table.head())
-            points = session.cases(benchmark, sizes, arguments.dtype, arguments.op)
-            for case in printer.progress(points, f"{benchmark.name} ({number}/{len(runnable)})"):
+            for case in session.cases(benchmark, sizes, arguments.dtype, arguments.op):
                 of_size = session.measure(benchmark, case, arguments.check, arguments.async_op)
                 rows += of_size
                 printer.rows(table, of_size)
@@ -372,21 +372,11 @@ def _run_study(name: str, arguments: argparse.Namespace, world: hc.ProcessGroup)
 
 
 class Printer:
-    """What rank 0 prints: tables or CSV on stdout, a progress bar on stderr. The other ranks are silent.
+    """What rank 0 prints, each line as soon as it is known: tables or CSV. The other ranks are silent."""
 
-    A rank can't tell whether a terminal shows what it prints: mpiexec gives it pipes either way, and forwards them one
-    independently of the other. So lines are held back while a bar is shown; without one (``--quiet``, or tqdm is
-    not installed) they come as they are made.
-    """
-
-    def __init__(self, active: bool, csv: bool, quiet: bool) -> None:
+    def __init__(self, active: bool, csv: bool) -> None:
         self._active = active
         self._csv = csv
-        self._tqdm: Any = None
-        if active and not quiet:
-            with contextlib.suppress(ImportError):
-                self._tqdm = importlib.import_module("tqdm").tqdm
-        self._held: list[str] | None = None
 
     def remark(self, text: str) -> None:
         """Print what does not belong in CSV."""
@@ -394,12 +384,8 @@ class Printer:
             self.line(text)
 
     def line(self, text: str) -> None:
-        """Print, or hold back."""
-        if not self._active:
-            return
-        if self._held is not None:
-            self._held.append(text)
-        else:
+        """Print, at once: what is measured stays when somebody ends the job."""
+        if self._active:
             print(text, flush=True)
 
     def rows(self, table: report.Table, rows: Sequence[Row]) -> None:
@@ -407,18 +393,6 @@ class Printer:
         text = table.line(rows)  # the table keeps them for its summary
         for each in map(report.csv_line, rows) if self._csv else [text]:
             self.line(each)
-
-    def progress(self, points: Sequence[T], what: str) -> Iterator[T]:
-        """Yield `points`, with a bar that says how many are done."""
-        if self._tqdm is None or len(points) < 2:
-            yield from points
-            return
-        self._held = []
-        yield from self._tqdm(points, what, file=sys.stderr, leave=False, ncols=80, unit=" sizes", mininterval=0.3)
-        held, self._held = self._held, None
-        time.sleep(0.05)  # mpiexec has to forward the end of the bar before the table
-        for text in held:
-            self.line(text)
 
 
 def _listed(benchmarks: Any) -> list[str]:

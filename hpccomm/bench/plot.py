@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,25 +16,41 @@ def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
     matplotlib = importlib.import_module("matplotlib")
     matplotlib.use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
+    ticker = importlib.import_module("matplotlib.ticker")
 
     names = list(dict.fromkeys(each.benchmark for each in rows if each.size_bytes and each.median_us is not None))
-    figure, axes = pyplot.subplots(max(1, len(names)), 2, figsize=(11, 3.6 * max(1, len(names))), squeeze=False)
+    lines = max(1, len(names))
+    figure, axes = pyplot.subplots(lines, 2, figsize=(11, 3.6 * lines + 0.6), squeeze=False, layout="constrained")
     for (time, rate), name in zip(axes, names, strict=False):
         for contender in dict.fromkeys(each.contender for each in rows if each.benchmark == name):
             _lines(time, rate, [each for each in rows if (each.benchmark, each.contender) == (name, contender)])
-        for axis, what in ((time, "time (us, median)"), (rate, "bus bandwidth (GB/s)")):
+        time.set_title(f"{name}: median time\n(band: fastest to 99th percentile)", fontsize=10)
+        rate.set_title(f"{name}: bus bandwidth\n(of the median)", fontsize=10)
+        for axis, unit in ((time, "us"), (rate, "GB/s")):
             axis.set_xscale("log", base=2)
-            axis.set_xlabel("size (bytes)")
-            axis.set_ylabel(what)
-            axis.set_title(name)
+            axis.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=8))
+            axis.xaxis.set_major_formatter(lambda size, _: size_text(size))
+            axis.xaxis.set_minor_locator(ticker.NullLocator())
+            axis.set_xlabel("size")
+            axis.set_ylabel(unit)
             axis.grid(alpha=0.3)
             if axis.lines:
                 axis.legend()
         time.set_yscale("log")
-    figure.suptitle(title, fontsize=8)
-    figure.tight_layout()
+        time.yaxis.set_major_formatter(lambda us, _: f"{us:g}")
+    figure.suptitle("\n".join(textwrap.wrap(title, 130)), fontsize=8)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a size in the largest unit that it is not below.
+
+    >>> [size_text(each) for each in (8, 1024, 1536, 1 << 25)]
+    ['8 B', '1 KiB', '1.5 KiB', '32 MiB']
+    """
+    unit = min(3, max(0, int(size_bytes).bit_length() - 1) // 10)
+    return f"{size_bytes / 1024**unit:g} {('B', 'KiB', 'MiB', 'GiB')[unit]}"
 
 
 def _lines(time: Any, rate: Any, rows: Sequence[Row]) -> None:

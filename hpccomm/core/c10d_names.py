@@ -1,7 +1,8 @@
 """c10d's names of arguments, where hpccomm has others, and its methods, where hpccomm has attributes.
 
-Programs that were written for c10d use the names as keywords. Functions with a fast path have c10d's name as one more argument, the last one, and ask `either` when it is used: that
-costs an ordinary call some nanoseconds. All others are wrapped by `c10d_names`, which costs a hundred.
+Programs that were written for c10d use the names as keywords. Functions with a fast path have c10d's name as one more
+argument, the last one, and ask `either` when it is used: that costs an ordinary call some nanoseconds. All others are
+wrapped by `c10d_names`, which costs a hundred.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Number(int):
     __slots__ = ()
 
     def __call__(self) -> int:
+        """Return the number, an ordinary one."""
         return int(self)
 
 

@@ -208,6 +208,9 @@ class Work:
             raise DistError(f"{self.op_type}: only a receive has a source rank{here()}")
         return self.group.ranks[self._source]
 
+    def _source_rank(self) -> int:
+        return self.source_rank()  # c10d's name of it
+
     def get_duration(self) -> float:
         """Return the seconds from when the operation began to when its end was noticed.
 

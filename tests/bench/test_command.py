@@ -7,7 +7,11 @@ import csv
 import importlib.util
 import io
 import json
+import os
+import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +23,7 @@ from hpccomm.bench import command, registry
 from hpccomm.cli import main as cli
 from hpccomm.process.tuning import tuning
 
-from ..launch import clean_environment, launch
+from ..launch import clean_environment, launch, mpiexec_folder
 
 pytestmark = pytest.mark.once
 BENCHMARKS = registry.load()
@@ -95,7 +99,7 @@ def test_one_process_of_a_job_prints(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_run_with_check_json_and_csv(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     ended = bench(2, "all_reduce", "barrier", "-b", "8", "-e", "1K", "-f", "8", "-n", "3", "--check", "--csv",
-                  "--quiet", "--json", file)  # fmt: skip
+                  "--json", file)  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     rows = list(csv.DictReader(io.StringIO(ended.stdout)))
     sizes = [8, 64, 512, 1024, 0]
@@ -118,17 +122,30 @@ def test_a_table_a_picture_and_the_special_measurements(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_progress_bar_unless_it_is_quiet() -> None:
-    arguments = ["all_reduce", "-e", "128", "-n", "2"]
-    loud, quiet = bench(2, *arguments), bench(2, *arguments, "-q")
-    assert "all_reduce (1/1)" in loud.stderr
-    assert quiet.stderr == ""
-    assert len(loud.stdout.splitlines()) == len(quiet.stdout.splitlines()) == 3 + 3 + 3 + 2
+def test_ctrl_c_keeps_the_rows_that_are_measured() -> None:
+    command = [mpiexec_folder() / "mpiexec", "-n", "2", sys.executable, "-m", "hpccomm", "bench", "all_reduce"]
+    with subprocess.Popen(
+        [*command, "-b", "8", "-e", "64", "-f", "4", "-n", "20000"],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as job:
+        last_resort = threading.Timer(100, job.kill)
+        last_resort.start()
+        assert job.stdout is not None
+        read = iter(job.stdout)
+        assert any(line.split()[:1] == ["8"] for line in read)  # while the next size is being measured
+        os.killpg(job.pid, signal.SIGINT)
+        rest, said = [*read], job.stderr.read() if job.stderr else ""
+        status = job.wait()
+        last_resort.cancel()
+    assert status != 0, (rest, said)
+    assert "Traceback" not in said
 
 
 def test_overhead_without_a_launcher(tmp_path: Path) -> None:
-    import subprocess
-
     ended = subprocess.run(
         [sys.executable, "-m", "hpccomm", "bench", "--overhead", "--json", tmp_path / "overhead.json"],
         env=clean_environment(), capture_output=True, text=True, timeout=120, check=False,
@@ -172,7 +189,7 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
         "from hpccomm.bench.contenders import hpccomm_calls\n"
         "from hpccomm.cli.main import main\n"
         "hpccomm_calls.HPCComm.broadcast = lambda *_: lambda: None\n"
-        "sys.exit(main(['bench', 'broadcast', '-e', '8', '-n', '2', '--check', '-q']))\n"
+        "sys.exit(main(['bench', 'broadcast', '-e', '8', '-n', '2', '--check']))\n"
     )
     ended = launch(2, sys.executable, program)
     assert ended.returncode == 1
@@ -217,8 +234,6 @@ def test_help_and_list_are_printed_once_and_start_no_mpi() -> None:
         ended = bench(2, option)
         assert ended.returncode == 0
         assert ended.stdout.count("collectives") == 1
-    import subprocess
-
     program = (
         "import sys; from hpccomm.cli.main import main; main(['bench', '--list'])\n"
         "assert 'mpi4py.MPI' not in sys.modules"
