@@ -139,6 +139,18 @@ def test_a_program_that_forgets_to_destroy_ends_well(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout.split()) == (0, ["2.0", "2.0"]), result.stderr
 
 
+def test_a_rank_that_has_ended_while_others_go_on_says_so(tmp_path: Path) -> None:
+    program = """
+        import time, hpccomm as hc
+        if hc.init_process_group().rank == 1:
+            time.sleep(4)
+        """
+    result = run(program, tmp_path, ranks=2)
+    assert result.returncode == 0
+    (said,) = result.stderr.splitlines()
+    assert said.startswith("hpccomm: rank 0 has come to the end of its program without destroy_process_group(), and waits")
+
+
 def test_import_initialises_nothing(tmp_path: Path) -> None:
     program = """
         import sys, threading

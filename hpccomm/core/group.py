@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception, wh
 
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
+LONELY = 2.0  # seconds that a rank that has not destroyed its groups waits at its end, until it says so
 LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group is given up
 STEPS_ASIDE = FastPath()
 TO_NOBODY = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "send_init", "recv_init"})  # may be MPI.PROC_NULL
@@ -584,9 +586,18 @@ class ProcessGroup(Operations):
         """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
         try:
             request, pause = self._leaving or self.comm.Ibarrier(), 0.0  # type: ignore[union-attr]
+            begin, has_said = time.monotonic(), self._leaving is not None
             while not request.Test():
                 time.sleep(pause)
                 pause = min(pause + 1e-6, 1e-3)
+                if not has_said and time.monotonic() - begin > LONELY:
+                    has_said = True
+                    print(
+                        f"hpccomm: rank {self.rank} has come to the end of its program without "
+                        "destroy_process_group(), and waits for the other ranks; what they do with it never ends",
+                        file=sys.stderr,
+                        flush=True,
+                    )
         except Exception as error:
             if failures.translated("leave", error, self.comm) is None:  # the dead need nothing
                 raise
