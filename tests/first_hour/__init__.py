@@ -1,0 +1,1 @@
+"""What five people write in their first hour."""
