@@ -38,12 +38,13 @@ test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch, of gloo,
 coverage: $(VENV)/.test ## run the tests and report line and branch coverage, all ranks together
 	COVERAGE=1 tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
 
-lint: $(VENV)/.dev ## ruff, mypy, what type checkers see, and that imports point downwards
+lint: $(VENV)/.dev ## ruff, mypy, mypy and pyright on every example, and that imports point downwards
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict hpccomm
 	$(BIN)/python tools/write-stub --check
 	$(BIN)/mypy --strict tests/types
+	$(BIN)/python tools/check-examples
 	$(BIN)/lint-imports --no-cache
 
 bench: $(VENV)/.cli $(if $(GLOO),$(VENV)/.gloo) ## measure what docs/benchmarks.md shows (GLOO=1: torch's gloo as well)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .core import checks
 from .core.c10d_names import c10d_names
@@ -32,7 +32,7 @@ def new_group(
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
     sort_ranks: bool = True,
-    comm: MPI.Intracomm | None = None,
+    comm: MPI.Comm | None = None,  # an Intracomm, which mpi4py's cart.Sub does not say that it returns
     on_timeout: str | None = None,
 ) -> Group:
     """Make a group of some ranks of the world.
@@ -145,7 +145,7 @@ def _on_communicator(
     if not isinstance(comm, mpi.Intracomm):
         raise TypeError(f"new_group: comm is {comm!r}; expected an mpi4py intracommunicator{here()}")
     _usable("new_group", world)
-    theirs, ours = comm.Get_group(), world.comm.Get_group()  # type: ignore[union-attr]
+    theirs, ours = comm.Get_group(), world.comm.Get_group()
     members = mpi.Group.Translate_ranks(theirs, None, ours)
     theirs.Free()
     ours.Free()
@@ -163,7 +163,7 @@ def new_subgroups(
     timeout: timedelta | float | None = None,
     backend: str | None = None,
     group_desc: str | None = None,
-) -> tuple[Group, list[Group]]:
+) -> tuple[ProcessGroup, list[Group]]:
     """Split `group` into subgroups of `group_size` consecutive ranks, or into one for each node.
 
     Every rank of the world calls it.
@@ -210,7 +210,8 @@ def new_subgroups(
                 f"which does not divide the {parent.size} ranks of the group{here()}"
             )
         rows = [list(parent.ranks[start : start + size]) for start in range(0, parent.size, size)]
-    return new_subgroups_by_enumeration(rows, timeout, backend, group_desc)
+    mine, subgroups = new_subgroups_by_enumeration(rows, timeout, backend, group_desc)
+    return cast("ProcessGroup", mine), subgroups  # every rank is in one of them
 
 
 @c10d_names(only_none=("pg_options",))
@@ -337,7 +338,7 @@ def split_group(
     group._agree_on("split_group")
     mpi = mpi_library.load()
     with failures.told("split_group", group.comm):
-        comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)  # type: ignore[union-attr]
+        comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)
     name = _next_name(group_desc)
     if comm == mpi.COMM_NULL:
         _split_backends(group, config, None)

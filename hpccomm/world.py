@@ -130,7 +130,7 @@ def is_initialized() -> bool:
 def init_process_group(
     backend: str | None = None,
     *,
-    comm: MPI.Intracomm | None = None,
+    comm: MPI.Comm | None = None,
     timeout: timedelta | float | None = None,
     on_timeout: str | None = None,
     rank: int = -1,
@@ -322,7 +322,7 @@ def connect(group: ProcessGroup) -> None:
             group.device_id = device
 
 
-def _agree_with_mpi(comm: MPI.Intracomm, rank: int, world_size: int, by: str = "") -> None:
+def _agree_with_mpi(comm: MPI.Comm, rank: int, world_size: int, by: str = "") -> None:
     for name, said, actual in (("rank", rank, comm.Get_rank()), ("world_size", world_size, comm.Get_size())):
         if said not in (-1, actual):
             raise ValueError(
@@ -374,7 +374,7 @@ def member(group: Group | None) -> ProcessGroup:
 
 class _WorldAttribute(type):
     @property
-    def WORLD(cls) -> ProcessGroup | None:
+    def WORLD(cls) -> ProcessGroup | Any:  # not None, which every program would have to rule out first
         """The world group, or None before init."""
         return _world
 

@@ -59,7 +59,7 @@ class RowBlock:
     def __matmul__(self, mine: np.ndarray) -> np.ndarray:
         """Return this rank's part of matrix @ vector, where `mine` is this rank's part of the vector."""
         gathering = hc.all_gather(self.parts, mine, async_op=True)
-        product = self.own @ mine  # most of the work, done while the other parts travel
+        product: np.ndarray = self.own @ mine  # most of the work, done while the other parts travel
         gathering.wait()
         product += self.before @ self.vector_before
         product += self.after @ self.vector_after

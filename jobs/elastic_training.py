@@ -39,7 +39,8 @@ def gradient(weights: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.
     error = np.exp(scores)
     error /= error.sum(axis=1, keepdims=True)
     error[np.arange(len(labels)), labels] -= 1
-    return images.T @ error
+    summed: np.ndarray = images.T @ error
+    return summed
 
 
 class Training:

@@ -110,7 +110,7 @@ def start_exchange(field: np.ndarray, block: Block) -> list[hc.Work]:
 def diffuse(block: Block, size: int, steps: int, xp: ModuleType) -> np.ndarray:
     """Return the temperatures of this rank's block after `steps` time steps, as an array of `xp`: NumPy or CuPy."""
     with_frame = (slice(each.start - 1, each.stop + 1) for each in (block.rows, block.columns))
-    old = xp.asarray(first_temperatures(size, *with_frame))
+    old: np.ndarray = xp.asarray(first_temperatures(size, *with_frame))
     new = old.copy()
     height, width = old.shape[0] - 2, old.shape[1] - 2
     inner_rows, inner_columns = slice(2, height), slice(2, width)
@@ -138,7 +138,8 @@ def gather_plate(mine: np.ndarray, blocks: list[Block], size: int, xp: ModuleTyp
         return None
     plate = xp.asarray(first_temperatures(size, slice(0, size), slice(0, size)))  # for its outermost cells
     hc.gather(mine, [plate[block.rows, block.columns] for block in blocks], dst=0)
-    return plate if xp is np else plate.get()
+    on_host: np.ndarray = plate if xp is np else plate.get()
+    return on_host
 
 
 def serial(size: int, steps: int) -> np.ndarray:

@@ -25,7 +25,8 @@ def integrate(xp: ModuleType, rank: int, ranks: int, points: int) -> np.ndarray:
     """Return this rank's part of the integral (midpoint rule), as an array of one element of NumPy or CuPy."""
     width = xp.pi / (points * ranks)
     middles = (xp.arange(rank * points, (rank + 1) * points) + 0.5) * width
-    return xp.sin(middles).sum(keepdims=True) * width
+    part: np.ndarray = xp.sin(middles).sum(keepdims=True) * width
+    return part
 
 
 def main() -> int:

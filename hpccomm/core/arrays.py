@@ -73,7 +73,7 @@ def known_devices() -> tuple[str, ...]:
     return (*BUILT_IN_DEVICES, *_predicates)
 
 
-def device_of(array: Array) -> str:
+def device_of(array: object) -> str:
     """Return the name of the device that holds `array`.
 
     Parameters

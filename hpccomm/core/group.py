@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ..errors import DistBackendError, DistError, DistStoreError, DistTimeoutError, UnsupportedOperationError, here
 from ..process import failures, mpi_library
@@ -28,6 +28,9 @@ from .persistent_work import PersistentWork
 from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, has_store, is_custom
 from .watched import watched
 from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception, who_is_late, with_title
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
@@ -525,7 +528,7 @@ class ProcessGroup(Operations):
         deadline = max(deadline, began + SHORTEST_MEETING)
         pause = 0.0
         try:
-            request = self._leaving or self.comm.Ibarrier()  # type: ignore[union-attr]
+            request = self._leaving or self.comm.Ibarrier()
             while not request.Test():
                 if time.monotonic() > deadline:
                     self._leaving = request  # for the next try
@@ -585,7 +588,7 @@ class ProcessGroup(Operations):
     def leave(self) -> None:
         """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
         try:
-            request, pause = self._leaving or self.comm.Ibarrier(), 0.0  # type: ignore[union-attr]
+            request, pause = self._leaving or self.comm.Ibarrier(), 0.0
             begin, has_said = time.monotonic(), self._leaving is not None
             while not request.Test():
                 time.sleep(pause)
@@ -621,7 +624,7 @@ class ProcessGroup(Operations):
         MPI.COMM_WORLD.Abort(status)
         raise SystemExit(status)
 
-    def __enter__(self) -> ProcessGroup:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:

@@ -59,7 +59,7 @@ class Membership:
     rank: int
     size: int
     ranks: tuple[int, ...] = ()
-    comm: MPI.Intracomm | None = None
+    comm: MPI.Intracomm | Any = None  # None: a group that its own backend connects, without MPI
     nodes: tuple[int, ...] = ()
     processes: dict[int, int] = field(default_factory=dict)
     config: BackendConfig = field(default_factory=BackendConfig)

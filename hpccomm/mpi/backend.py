@@ -307,7 +307,7 @@ class MPIBackend(Backend):
     # -- the rest --------------------------------------------------------------------------------
 
     def barrier(self, async_op: bool) -> Work | None:
-        return done(self._comm.Ibarrier() if async_op else self._comm.Barrier(), None)  # type: ignore[func-returns-value]
+        return done(self._comm.Ibarrier() if async_op else self._comm.Barrier(), None)
 
     def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
         self._monitored_barrier(timeout, wait_all_ranks)

@@ -6,11 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.work import as_seconds
 from ..errors import DistStoreError, DistTimeoutError, here
 from .table import HIDDEN, LARGEST_KEY, LARGEST_VALUE, Answer, Op, Request
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 DEFAULT_TIMEOUT = 300.0  # seconds, as in c10d
 
@@ -334,7 +337,7 @@ class Store(ABC):
         """
         return True
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -48,7 +48,7 @@ def init_process_group(backend: str | None = NAME, **options: Any) -> None:
 
     Examples
     --------
-    >>> import torch.distributed as dist  # doctest: +SKIP
+    >>> import hpccomm.torch, torch.distributed as dist  # doctest: +SKIP
     >>> hpccomm.torch.init_process_group()  # doctest: +SKIP
     >>> dist.get_backend()  # doctest: +SKIP
     'hpccomm'
@@ -74,6 +74,7 @@ def set_environment() -> None:
 
     Examples
     --------
+    >>> import os, hpccomm.torch  # doctest: +SKIP
     >>> hpccomm.torch.set_environment()  # doctest: +SKIP
     >>> os.environ["RANK"], os.environ["WORLD_SIZE"]  # doctest: +SKIP
     ('0', '1')
@@ -105,6 +106,7 @@ def register() -> None:
 
     Examples
     --------
+    >>> import hpccomm.torch, torch.distributed as dist  # doctest: +SKIP
     >>> hpccomm.torch.register()  # doctest: +SKIP
     >>> dist.init_process_group("hpccomm", init_method="mpi://")  # doctest: +SKIP
     """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import array
+from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 from typing_extensions import assert_type
 
 import hpccomm as hc
@@ -32,11 +34,44 @@ def arrays_and_reductions() -> None:
     hc.all_reduce([1.0, 2.0])  # type: ignore[call-overload]
     hc.all_reduce("text")  # type: ignore[call-overload]
     hc.broadcast(tensor=x, src=0)
+    hc.broadcast(x, src=np.int64(0))
+    hc.broadcast(x, src=0.5)  # type: ignore[call-overload]
 
 
-def groups() -> None:
+class OnBoard:
+    """What a program teaches hpccomm by register_device."""
+
+    dtype, size, shape = np.dtype(float), 1, (1,)
+
+
+class OnBoards(hc.Backend):
+    def __init__(self, options: hc.BackendOptions) -> None:
+        super().__init__(options.rank, options.size)
+        self.comm = options.comm.Dup()
+        options.comm.Duplicate()  # type: ignore[union-attr]
+
+
+def arrays_of_the_program() -> None:
+    hc.all_reduce(OnBoard())
+    hc.register_backend("boards", lambda options, more: OnBoards(options), devices="board", extended_api=True)
+    with hc.TCPStore("localhost", 0, is_master=True) as store:
+        assert_type(store.port, int)
+
+
+def groups(hook: hc.Hook, grid: MPI.Cartcomm) -> None:
     with hc.init_process_group("cpu:mpi", timeout=60) as world:
         assert_type(world, hc.ProcessGroup)
+        assert_type(hc.new_group(), hc.ProcessGroup)
         assert_type(hc.new_group([0]), hc.ProcessGroup | hc.NonMember)
+        assert_type(hc.split_group(color=1), hc.ProcessGroup)
+        assert_type(hc.split_group(world, np.int64(1), key=2), hc.ProcessGroup)
+        assert_type(hc.split_group(color=None), hc.ProcessGroup | hc.NonMember)
+        assert_type(hc.split_group(split_ranks=[[0]]), hc.ProcessGroup | hc.NonMember)
+        assert_type(hc.new_subgroups()[0], hc.ProcessGroup)
+        hc.new_group().register_hok()  # type: ignore[attr-defined]
+        hc.new_group([0]).register_hook(hook)  # type: ignore[union-attr]
         hc.all_reduce(x, group=hc.new_group([0]))
+        hc.new_group(comm=grid.Sub([True]))
+        hc.GroupMember.WORLD.register_hook(hook)
+        assert_type(world.comm, MPI.Intracomm | Any)
     hc.register_backend("mine", lambda options, more: hc.Backend(options.rank, options.size), devices=["cpu"])

@@ -33,7 +33,7 @@ def watch(group: ProcessGroup) -> None:
         check.agree("making", *fields)
     except DistError:
         check.close()
-        mpi_library.release(group.comm)  # type: ignore[arg-type]
+        mpi_library.release(group.comm)
         raise
     group._check = check
     group.register_hook(check)
@@ -45,7 +45,7 @@ class MismatchCheck:
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         with failures.told("making", group.comm):
-            self._comm = mpi_library.private(group.comm.Dup(), group.comm)  # type: ignore[union-attr]
+            self._comm = mpi_library.private(group.comm.Dup(), group.comm)
         self._exchange = Exchange(self._comm)
         self._messages = MessageCheck(group, self._comm)
         self._set_up = 0  # persistent operations

@@ -173,7 +173,7 @@ class MessageCheck:
     def _whose_message_comes(self, operation: Operation, tag: int) -> int:
         status, timeout, pauses = MPI.Status(), as_seconds(self._group.timeout), growing()
         deadline = time.monotonic() + timeout
-        while not self._group.comm.Iprobe(MPI.ANY_SOURCE, tag, status):  # type: ignore[union-attr]
+        while not self._group.comm.Iprobe(MPI.ANY_SOURCE, tag, status):
             if time.monotonic() > deadline:
                 raise DistTimeoutError(
                     f"{operation.name} #{operation.sequence_number} of {self._group.name!r}: no message from any rank "
