@@ -129,15 +129,15 @@ def is_initialized() -> bool:
 @watched
 def init_process_group(
     backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | float | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
     *,
     comm: MPI.Comm | None = None,
-    timeout: timedelta | float | None = None,
     on_timeout: str | None = None,
-    rank: int = -1,
-    world_size: int = -1,
-    group_name: str = "",
-    init_method: str | None = None,
-    store: Store | None = None,
     device_id: int | Literal["auto"] | None = None,
     on_peer_failure: Callable[[int | None], object] | None = None,
 ) -> ProcessGroup:
@@ -149,25 +149,25 @@ def init_process_group(
         Which backend serves the arrays of which device: ``"cpu:mpi,cuda:nccl"``, or one name. Default: every
         known device is mapped. A backend is made when the first array of its device is used, so the default also
         runs where there is no GPU.
-    comm : mpi4py.MPI.Intracomm, optional
-        The processes that form the world; it is duplicated. Default: ``MPI.COMM_WORLD``.
-    timeout : timedelta or float (seconds), optional
-        How long an operation may take, and destroy and `monitored_barrier` wait. Default: ``HPCCOMM_TIMEOUT`` (in
-        seconds), or 30 minutes.
-    on_timeout : str, optional
-        What happens when an operation takes longer: ``"abort"``: a report says which rank is to blame, and the job ends
-        with status 124; ``"raise"``: waits on Works raise DistTimeoutError; ``"warn"``: only the report. Default:
-        ``HPCCOMM_ON_TIMEOUT``, or ``"abort"``.
-    rank, world_size : int, optional
-        For scripts written for torch.distributed: checked against what MPI says.
-    group_name : str, optional
-        A name for messages.
     init_method : str, optional
         For scripts written for torch.distributed: ``"env://"``, ``"tcp://host:port"`` or ``"file:///path"`` say where
         the groups' :attr:`~ProcessGroup.store` is; rank 0 listens there. Ranks come from MPI all the same, and what the
         method says of them (``RANK``, ``WORLD_SIZE``) is checked. Default: rank 0 listens at a port of its own.
+    timeout : timedelta or float (seconds), optional
+        How long an operation may take, and destroy and `monitored_barrier` wait. Default: ``HPCCOMM_TIMEOUT`` (in
+        seconds), or 30 minutes.
+    world_size, rank : int, optional
+        For scripts written for torch.distributed: checked against what MPI says.
     store : Store, optional
         The store of which the groups' are parts, instead of `init_method`. Every rank gives one, of the same table.
+    group_name : str, optional
+        A name for messages.
+    comm : mpi4py.MPI.Intracomm, optional
+        The processes that form the world; it is duplicated. Default: ``MPI.COMM_WORLD``.
+    on_timeout : str, optional
+        What happens when an operation takes longer: ``"abort"``: a report says which rank is to blame, and the job ends
+        with status 124; ``"raise"``: waits on Works raise DistTimeoutError; ``"warn"``: only the report. Default:
+        ``HPCCOMM_ON_TIMEOUT``, or ``"abort"``.
     device_id : int or "auto", optional
         The number of this rank's GPU (or a ``cupy.cuda.Device``); ``"auto"``: the ranks take turns at the GPUs that
         they see, which is the local rank modulo their number where all see the same. It becomes the current device,

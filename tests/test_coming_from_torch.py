@@ -276,6 +276,11 @@ def test_an_argument_by_both_of_its_names_is_refused() -> None:
     assert (x == RANK + 1).all()
 
 
+def test_the_order_of_the_arguments_of_init_is_c10ds() -> None:
+    names = list(inspect.signature(hc.init_process_group).parameters)
+    assert names[:7] == ["backend", "init_method", "timeout", "world_size", "rank", "store", "group_name"]
+
+
 def test_a_function_with_c10ds_names_keeps_its_signature() -> None:
     assert list(inspect.signature(hc.all_gather).parameters) == ["output_list", "array", "group", "async_op"]
 

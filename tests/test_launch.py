@@ -233,6 +233,7 @@ def test_without_an_mpi_library_the_error_says_what_to_do(tmp_path: Path) -> Non
     )
     assert result.returncode == 1
     assert "DistBackendError: mpi4py can't load an MPI library" in result.stderr
+    assert result.stderr.count("Traceback") == 1
     assert "pip install 'hpccomm[mpich]'" in result.stderr
     assert "module load" in result.stderr
 

@@ -114,11 +114,15 @@ def run(arguments: argparse.Namespace) -> int:
         return _store(arguments) if is_first_process() else OK
     study = "pairs" if names[0] == "pairs" else _study(arguments)
     steps = []
-    if "init" in names and study is None:  # before there is a world group
-        steps = startup.startup()
-        if is_first_process() and not arguments.csv:
-            print(startup.table(steps), end="\n\n", flush=True)
-    with hc.init_process_group() as world:
+    try:
+        if "init" in names and study is None:  # before there is a world group
+            steps = startup.startup()
+        world = hc.init_process_group()
+    except hc.DistBackendError as error:  # there is no MPI
+        return _say(f"hpccomm bench: {error}", MISUSED)
+    if steps and is_first_process() and not arguments.csv:
+        print(startup.table(steps), end="\n\n", flush=True)
+    with world:
         problem = _problem_of_job(arguments, world)
         if problem is not None:
             return _say(f"hpccomm bench: {problem}", MISUSED)

@@ -258,6 +258,13 @@ class Watchdog:
                 return
             time.sleep(0.05)
 
+    def places(self) -> dict[int, str]:
+        """Ask all ranks where they are in the program."""
+        reporter = self.reporter
+        reporter._answered = token = reporter.ask()
+        reporter.write("asked", answers=token)
+        return {each["rank"]: each["program"] for each in reporter.collect(token, PATIENCE)}
+
     def explain(self) -> str:
         """Return the verdict: one's own, or that of the rank that has begun to find one."""
         if self.reporter.claim():
@@ -384,6 +391,14 @@ def explain() -> str:
 
 
 stacks.ABOUT_TO_RAISE.add(explain.__code__)
+
+
+def places() -> dict[int, str]:
+    """Return where each rank is in its program, ``"train.py:88 in load"``; nothing before a world has been made."""
+    try:
+        return {} if _watchdog is None else _watchdog.places()
+    except OSError:  # no folder can be written to
+        return {}
 
 
 def reporter() -> Reporter | None:

@@ -28,7 +28,7 @@ def load() -> Any:
             "On a cluster: load the site's MPI module (`module load openmpi`, ...) before starting Python, or name the "
             "library with MPI4PY_LIBMPI=/path/to/libmpi.so. On a machine without MPI: pip install 'hpccomm[mpich]' "
             "(or [openmpi]), which carries one."
-        ) from error
+        ) from None  # the message has what mpi4py says
     if not MPI.Is_initialized():  # mpi4py.rc.initialize is off: who initialises MPI finalises it
         MPI.Init_thread()
         atexit.register(lambda: None if MPI.Is_finalized() else MPI.Finalize())

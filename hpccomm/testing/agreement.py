@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from ..debug import watchdog
 from ..debug.words import ranks_in_words
 from ..process.excepthook import let_launcher_read
 
@@ -147,9 +148,18 @@ class Agreement:
         pause = 0.0
         while not request.Test():
             if give_up is not None and time.monotonic() > give_up:
-                self._end_job(f"failed, and the other ranks did not arrive within {grace:g} s:\n\n{failure}")
+                message = f"failed, and the other ranks did not arrive within {grace:g} s:\n\n{failure}"
+                self._end_job("\n".join([message, "", *self._others()]))
             time.sleep(pause)
             pause = min(pause + 1e-5, 1e-3)
+
+    def _others(self) -> list[str]:
+        """Say where the other ranks are, if the suite has made a world: there is a thread in each that can tell."""
+        at: dict[str, list[int]] = {}
+        for rank, place in watchdog.places().items():
+            if rank != self._rank:
+                at.setdefault(place, []).append(rank)
+        return [f"{ranks_in_words(ranks)}: at {place}" for place, ranks in at.items()]
 
     def _end_job(self, message: str) -> None:
         """Print on the real stderr, whatever pytest captures, and end all ranks."""

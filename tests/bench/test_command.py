@@ -145,6 +145,21 @@ def test_ctrl_c_keeps_the_rows_that_are_measured() -> None:
     assert "Traceback" not in said
 
 
+def test_without_mpi_it_says_what_to_install() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "hpccomm", "bench", "barrier"],
+        env={**clean_environment(), "MPI4PY_LIBMPI": "/nowhere/libmpi.so"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("hpccomm bench: mpi4py can't load an MPI library")
+    assert "pip install 'hpccomm[mpich]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_overhead_without_a_launcher(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "hpccomm", "bench", "--overhead", "--json", tmp_path / "overhead.json"],

@@ -139,6 +139,23 @@ def test_ranks_that_wait_for_a_failed_one_are_ended_after_the_grace_time(tmp_pat
     assert "test_suite.py::test_" in result.stderr
 
 
+def test_it_is_said_where_the_others_wait(tmp_path: Path) -> None:
+    suite = """
+        import hpccomm as hc
+        hc.init_process_group()
+        def test_deadlock():
+            assert RANK != 1
+            hc.barrier() if RANK == 0 else MPI.COMM_WORLD.recv()
+        """
+    result = run(suite, tmp_path, grace=1, env={"HPCCOMM_DEBUG_DIR": str(tmp_path / "reports")})
+    assert result.returncode not in (0, 124)
+    assert (
+        "rank 1: failed, and the other ranks did not arrive within 1 s:\n\ntest_suite.py::test_deadlock"
+        in result.stderr
+    )
+    assert re.search(r"^ranks 0, 2: at .*test_suite.py:9 in test_deadlock", result.stderr, re.M), result.stderr
+
+
 def test_slow_ranks_are_not_taken_for_lost_ones(tmp_path: Path) -> None:
     suite = """
         import time
