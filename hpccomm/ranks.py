@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 
 from .core.non_member import Group, NonMember
 from .world import is_initialized, member
@@ -268,9 +267,7 @@ def get_backend_config(group: Group | None = None) -> str:
 
 
 def get_backend(group: Group | None = None) -> str:
-    """Return the name of the backend for host arrays, or of the only one.
-
-    Deprecated: a group has one backend for each device; use :func:`get_backend_config`.
+    """Return the name of the backend for host arrays, or of the only one; :func:`get_backend_config` has all.
 
     Parameters
     ----------
@@ -283,13 +280,8 @@ def get_backend(group: Group | None = None) -> str:
 
     Examples
     --------
-    >>> import warnings
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore", DeprecationWarning)
-    ...     hc.get_backend()
+    >>> hc.get_backend()
     'mpi'
     """
-    warnings.warn("get_backend is deprecated: a group has one backend per device; use get_backend_config",
-                  DeprecationWarning, stacklevel=2)  # fmt: skip
     device_map = member(group).config.device_map
     return device_map.get("cpu", next(iter(device_map.values())))

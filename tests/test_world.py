@@ -348,8 +348,7 @@ def test_ranks_on_pretend_nodes(world: hc.ProcessGroup) -> None:
 
 def test_the_device_map_as_text(world: hc.ProcessGroup) -> None:
     assert hc.get_backend_config() == "cpu:mpi,cuda:nccl"
-    with pytest.warns(DeprecationWarning, match="get_backend is deprecated"):
-        assert hc.get_backend() == "mpi"
+    assert hc.get_backend() == "mpi"
 
 
 # -- abort -------------------------------------------------------------------------------------------

@@ -201,7 +201,10 @@ def bits_of_torch(tensor: Any) -> tuple[Any, Any]:
     name = str(tensor.dtype).removeprefix("torch.")
     if not name.startswith(("bfloat16", "float8")):
         return tensor, None
-    import ml_dtypes
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError(f"{name} needs ml_dtypes: pip install ml_dtypes") from None
 
     torch = sys.modules["torch"]
     return tensor.view(torch.int16 if name == "bfloat16" else torch.uint8), np.dtype(getattr(ml_dtypes, name))

@@ -131,6 +131,15 @@ def test_bfloat16_tensors_are_seen_as_bfloat16() -> None:
     assert (device, view.dtype) == ("cpu", np.dtype(ml_dtypes.bfloat16))
 
 
+def test_bfloat16_without_ml_dtypes_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    torch = pytest.importorskip("torch")
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(TypeError, match="array is a Tensor .* bfloat16 needs ml_dtypes: pip install ml_dtypes"):
+        hc.all_reduce(torch.ones(2, dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize("where", ["__dlpack_device__", "__dlpack__"])
 def test_an_array_that_numpy_can_not_view_is_named(where: str) -> None:
     """As torch's conjugate, sparse, quantised and meta tensors."""
