@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from .core.non_member import Group, NonMember
 from .world import is_initialized, member
 

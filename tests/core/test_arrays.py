@@ -136,7 +136,7 @@ def test_bfloat16_without_ml_dtypes_says_what_to_install(monkeypatch: pytest.Mon
 
     torch = pytest.importorskip("torch")
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with pytest.raises(TypeError, match="array is a Tensor .* bfloat16 needs ml_dtypes: pip install ml_dtypes"):
+    with pytest.raises(TypeError, match=r"array is a Tensor .* bfloat16 needs ml_dtypes: pip install ml_dtypes"):
         hc.all_reduce(torch.ones(2, dtype=torch.bfloat16))
 
 
