@@ -666,7 +666,8 @@ class ProcessGroup(Operations):
 
     def _options_for(self, device: str) -> BackendOptions:
         store = self.store if self.place is not None and has_store(self.config.device_map.get(device, "mpi")) else None
-        return BackendOptions(**_fields(self), device=device, store=store)
+        fields = {**_fields(self), "rank": self.rank(), "size": self.size()}
+        return BackendOptions(**fields, device=device, store=store)
 
 
 def make_group(membership: Membership) -> ProcessGroup:
