@@ -24,7 +24,7 @@ def get_rank(group: Group | None = None) -> int:
     >>> hc.get_rank()  # another one on each rank
     0
     """
-    return int(member(group).rank)
+    return member(group).rank
 
 
 def get_world_size(group: Group | None = None) -> int:
@@ -45,7 +45,7 @@ def get_world_size(group: Group | None = None) -> int:
     >>> hc.get_world_size()
     1
     """
-    return int(member(group).size)
+    return member(group).size
 
 
 def get_group_rank(group: Group | None, global_rank: int) -> int:

@@ -1,8 +1,7 @@
-"""c10d's names of arguments, where hpccomm has others, and its methods, where hpccomm has attributes.
+"""c10d's names of arguments, where hpccomm has others: programs that were written for it use them as keywords.
 
-Programs that were written for c10d use the names as keywords. Functions with a fast path have c10d's name as one more
-argument, the last one, and ask `either` when it is used: that costs an ordinary call some nanoseconds. All others are
-wrapped by `c10d_names`, which costs a hundred.
+Functions with a fast path have c10d's name as one more argument, the last one, and ask `either` when it is used: that
+costs an ordinary call some nanoseconds. All others are wrapped by `c10d_names`, which costs a hundred.
 """
 
 from __future__ import annotations
@@ -14,21 +13,6 @@ from typing import Any, TypeVar, cast
 from ..errors import here
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class Number(int):
-    """A number that c10d has as a method: `group.size` is it, and so is what `group.size()` returns.
-
-    >>> size = Number(4)
-    >>> size, size(), range(size), type(size())
-    (4, 4, range(0, 4), <class 'int'>)
-    """
-
-    __slots__ = ()
-
-    def __call__(self) -> int:
-        """Return the number, an ordinary one."""
-        return int(self)
 
 
 def either(operation: str, /, **two: Any) -> Any:

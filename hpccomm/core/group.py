@@ -18,7 +18,6 @@ from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import calls, checks, registry
 from .backend import Backend, FastPath
 from .by_name import by_name
-from .c10d_names import Number
 from .calls import Call
 from .hooks import Hook, Operation, RemovableHandle, Timing
 from .operation_list import MESSAGES, OPERATIONS, START
@@ -71,11 +70,8 @@ class ProcessGroup(Operations):
     True
     """
 
-    rank: Number
-    size: Number
-
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
-        super().__init__(Number(rank), Number(size), **fields)
+        super().__init__(rank, size, **fields)
         self._group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
         self._backends: dict[str, Backend] = _LazyBackends(self)
         self._fast_path = self._fast = STEPS_ASIDE  # that of the host's backend; and the one to ask
@@ -666,8 +662,7 @@ class ProcessGroup(Operations):
 
     def _options_for(self, device: str) -> BackendOptions:
         store = self.store if self.place is not None and has_store(self.config.device_map.get(device, "mpi")) else None
-        fields = {**_fields(self), "rank": self.rank(), "size": self.size()}
-        return BackendOptions(**fields, device=device, store=store)
+        return BackendOptions(**_fields(self), device=device, store=store)
 
 
 def make_group(membership: Membership) -> ProcessGroup:

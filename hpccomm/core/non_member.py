@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 from ..errors import here
-from .c10d_names import Number
 from .group import ProcessGroup, some
 from .operation_list import OPERATIONS
 from .options import DEFAULT_TIMEOUT
@@ -45,7 +44,8 @@ class NonMember:
     True
     """
 
-    rank = size = Number(-1)
+    rank = -1
+    size = -1
     comm = None
     is_destroyed = False
     sequence_number = message_number = 0

@@ -81,8 +81,8 @@ def parameter_server() -> None:
             answer: list[Any] = [None]
             dist.recv_object_list(answer, src=0, device="cpu")
             assert answer[0]["parameter"] >= rank
-    reports: list[Any] = [None] * group.size()
-    dist.gather_object({"rank": group.rank()}, reports if rank == 0 else None, dst=0)
+    reports: list[Any] = [None] * dist.get_world_size(group)
+    dist.gather_object({"rank": dist.get_rank(group)}, reports if rank == 0 else None, dst=0)
     if rank == 0:
         print("reports of", [report["rank"] for report in reports])
 
