@@ -16,7 +16,7 @@ from ..process import failures, mpi_library
 from ..process.excepthook import end_with
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import calls, checks, registry
-from .backend import Backend, FastPath
+from .backend import Backend, FastPath, in_words_of_the_call
 from .by_name import by_name
 from .c10d_names import Number
 from .calls import Call
@@ -37,6 +37,12 @@ SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a g
 LONELY = 2.0  # seconds that a rank that has not destroyed its groups waits at its end, until it says so
 LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group is given up
 STEPS_ASIDE = FastPath()
+CALLED = {  # what a program has called, where that has another name than the operation
+    ("send", True): "isend",
+    ("recv", True): "irecv",
+    ("all_reduce_sparse", False): "all_reduce",
+    ("all_reduce_sparse", True): "all_reduce",
+}
 TO_NOBODY = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "send_init", "recv_init"})  # may be MPI.PROC_NULL
 ATTACH = "hpccomm.debug.attach:attach"  # gives a new group what the settings ask for
 DETACH = "hpccomm.debug.attach:detach"  # sees it go
@@ -242,6 +248,7 @@ class ProcessGroup(Operations):
         try:
             outcome: Any = getattr(backend, name)(*arguments, async_op) if step is None else step()
         except Exception as error:
+            error = in_words_of_the_call(error, CALLED.get((name, async_op), name))
             self._raise(self._numbered(backend.translate_error(name, error), name), error, operation)
         if async_op or isinstance(outcome, Work):
             work = outcome if isinstance(outcome, Work) else CompletedWork()
@@ -434,6 +441,7 @@ class ProcessGroup(Operations):
         try:
             work = backend.persistent(name, *arguments)
         except Exception as error:
+            error = in_words_of_the_call(error, f"{name}_init")
             self._raise(backend.translate_error(f"{name}_init", error), error, None)
         work.group = self
         work.number = number
@@ -775,3 +783,9 @@ class _NotOverridden(Backend):
     @property
     def implementation(self) -> str:
         return type(self._group).__name__
+
+    def _each(self, operation: str, *_: Any) -> NoReturn:
+        raise self._lacks(operation)
+
+    def persistent(self, operation: str, *_: Any) -> NoReturn:
+        raise self._lacks(f"{operation}_init")

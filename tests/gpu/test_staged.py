@@ -182,9 +182,16 @@ def test_large_asynchronous_operations(group: hc.ProcessGroup) -> None:
         assert_same(gpus.values(array), np.full(300_000, float(i * group.size)))
 
 
+def test_a_persistent_operation_is_staged_at_each_start(group: hc.ProcessGroup) -> None:
+    array = gpus.array(np.ones(2))
+    with hc.all_reduce_init(array) as reduction:
+        for _ in range(2):
+            reduction.start()
+            reduction.wait()
+    assert_same(gpus.values(array), np.full(2, float(group.size) ** 2))
+
+
 def test_what_is_refused(group: hc.ProcessGroup) -> None:
-    with pytest.raises(hc.UnsupportedOperationError, match="persistent: not for GPU arrays over MPI"):
-        hc.all_reduce_init(gpus.array(np.ones(2)))
     if not gpus.is_real():
         with pytest.raises(ValueError, match="arrays of one call are on GPUs 1 and 0"):
             hc.all_gather_single(gpus.array(np.ones(group.size)), gpus.array(np.ones(1), device=0))
