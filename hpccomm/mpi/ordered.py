@@ -9,12 +9,14 @@ others sent does not grow with them.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy import ndarray
 
 from ..core.options import BackendOptions
 from ..core.over_mpi import BackendOverMPI
@@ -22,14 +24,15 @@ from ..core.reduce_op import ReduceOp
 from ..core.work import JoinedWork, Work
 from .backend import THREAD_MULTIPLE, of_the_thread
 from .communication_thread import CommunicationThread
-from .datatypes import arithmetic_type, message, parts
+from .datatypes import DIRECT, TYPED, arithmetic_type, message, parts
+from .fast_path import MPIFastPath
 from .layout import by_dtype, packed, unaliased, unpack_into
 from .segments import columns, segments
 from .shared_memory import UFUNCS
 from .works import done
 
 GATHERED_BYTES = 64 << 10  # from all ranks together; larger arrays are cut into segments
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20
 
 
 class OrderedBackend(BackendOverMPI):
@@ -44,6 +47,7 @@ class OrderedBackend(BackendOverMPI):
         self._thread = self.mpi._thread = CommunicationThread(
             self._comm, lambda comm: OrderedBackend(of_the_thread(options, comm))
         )
+        self.fast_path.all_reduce = fast_all_reduce(self.mpi.fast_path, self._comm)  # type: ignore[assignment, method-assign]
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if not order_matters(array, op):
@@ -53,9 +57,11 @@ class OrderedBackend(BackendOverMPI):
             return self._from_all(array, async_op, lambda rows: fold(rows, op, flat))
         if async_op:
             return self._thread.launch("all_reduce", array, op)
+        if self.mpi._single_copy.all_reduce(flat, op):  # which are in rank order too
+            return None
         for piece in segments(flat, PIECE_BYTES):
-            counts, mine = self._segments(piece)
-            fold(self._exchanged(piece, counts), op, mine)
+            counts, rows = self._exchanged(piece)
+            fold(rows, op, rows[self.rank])
             self._comm.Allgatherv(MPI.IN_PLACE, parts(piece, counts))
         return None
 
@@ -85,9 +91,9 @@ class OrderedBackend(BackendOverMPI):
         if async_op:
             return self._thread.launch("reduce", array, root, op)
         for piece in segments(flat, PIECE_BYTES):
-            counts, mine = self._segments(piece)
-            total = np.empty_like(mine)
-            fold(self._exchanged(piece, counts), op, total)
+            counts, rows = self._exchanged(piece)
+            total = rows[self.rank] = rows[self.rank].copy()
+            fold(rows, op, total)
             self._comm.Gatherv(message(total), parts(piece, counts) if self.rank == root else None, root)
         return None
 
@@ -135,14 +141,14 @@ class OrderedBackend(BackendOverMPI):
         if async_op:
             return self._thread.launch(name, array, op)
         for piece in segments(flat, PIECE_BYTES):
-            counts, mine = self._segments(piece)
-            rows = self._exchanged(piece, counts)
-            for before, row in pairwise(rows):
+            counts, rows = self._exchanged(piece)
+            prefixes = np.stack(rows)
+            for before, row in pairwise(prefixes):
                 fold([before, row], op, row)
             if name == "exscan":
-                rows = np.roll(rows, 1, axis=0)
+                prefixes = np.roll(prefixes, 1, axis=0)
             target = piece if ranks else np.empty_like(piece)
-            self._comm.Alltoallv(parts(rows, [mine.size] * self.size), parts(target, counts))
+            self._comm.Alltoallv(parts(prefixes, [counts[self.rank]] * self.size), parts(target, counts))
         return None
 
     def _goes_to_all(self, array: Any, async_op: bool) -> bool:
@@ -157,16 +163,22 @@ class OrderedBackend(BackendOverMPI):
         """Return memory for an array of each rank."""
         return np.empty((self.size, array.size), array.dtype)
 
-    def _segments(self, piece: Any) -> tuple[list[int], Any]:
-        """Return the sizes of all ranks' segments, and this rank's."""
-        counts, starts = segment_sizes(piece.size, self.size)
-        return counts, piece[starts[self.rank] :][: counts[self.rank]]
+    def _exchanged(self, piece: Any) -> tuple[list[int], list[Any]]:
+        """Return the sizes of all ranks' segments of `piece`; and this rank's, as each rank has it: its own is a view.
 
-    def _exchanged(self, piece: Any, counts: list[int]) -> Any:
-        """Return this rank's segment as each rank has it."""
-        rows = np.empty((self.size, counts[self.rank]), piece.dtype)
-        self._comm.Alltoallv(parts(piece, counts), parts(rows, [counts[self.rank]] * self.size))
-        return rows
+        What a rank has itself is not sent.
+        """
+        me, ranks, datatype = self.rank, self.size, TYPED[piece.dtype]
+        counts, starts = segment_sizes(piece.size, ranks)
+        size = counts[me]
+        room = np.empty((ranks, size), piece.dtype)
+        sent, received = [*counts], [size] * ranks
+        sent[me] = received[me] = 0
+        places = range(0, ranks * size, size) if size else [0] * ranks
+        self._comm.Alltoallv((piece, (sent, starts), datatype), (room, (received, [*places]), datatype))
+        rows = list(room)
+        rows[me] = piece[starts[me] :][:size]
+        return counts, rows
 
 
 def order_matters(array: Any, op: ReduceOp) -> bool:
@@ -174,28 +186,61 @@ def order_matters(array: Any, op: ReduceOp) -> bool:
     return array.dtype.kind in "fc" or op.mpi_op is not None
 
 
-def fold(rows: Any, op: ReduceOp, out: Any) -> None:
-    """Combine flat arrays from the first to the last, into `out`, which may be one of the first two."""
+def fold(rows: Sequence[Any], op: ReduceOp, out: Any) -> None:
+    """Combine flat arrays from the first to the last, into `out`, which may be one of them; the others are spoilt."""
+    if not len(rows):
+        return
+    total = rows[0]
     if op.mpi_op is not None:
-        fold_by_mpi(rows, op.mpi_op, arithmetic_type(out.dtype, op), out)
+        datatype = arithmetic_type(out.dtype, op)
+        for row in rows[1:]:
+            op.mpi_op.Reduce_local((total, datatype), (row, datatype))
+            total = row
+    elif len(rows) > 1:
+        ufunc = UFUNCS[op.name]
+        with np.errstate(all="ignore"):  # as MPI, which does not warn of overflow
+            for row in rows[1:-1]:
+                total = ufunc(total, row, out=row)
+            ufunc(total, rows[-1], out=out)
         return
-    if len(rows) < 2:
-        if len(rows):
-            out[...] = rows[0]
-        return
-    ufunc = UFUNCS[op.name]
-    with np.errstate(all="ignore"):  # as MPI, which does not warn of overflow
-        ufunc(rows[0], rows[1], out=out)
-        for row in rows[2:]:
-            ufunc(out, row, out=out)
+    if total is not out:
+        out[...] = total
 
 
-def fold_by_mpi(rows: Any, op: MPI.Op, datatype: MPI.Datatype, out: Any) -> None:
-    """Do the same by MPI_Reduce_local, which combines into its second array."""
-    for before, row in pairwise(rows):
-        op.Reduce_local((before, datatype), (row, datatype))
-    if len(rows):
-        out[...] = rows[-1]
+# What is done at once by MPI's datatype and NumPy's function; see DIRECT.
+FOLDED = {
+    (op, dtype): (datatype, UFUNCS[op.upper() if isinstance(op, str) else op.name])
+    for (op, dtype), (datatype, _) in DIRECT.items()
+    if dtype.kind in "fc"
+}
+
+
+def fast_all_reduce(fast: MPIFastPath, comm: MPI.Intracomm) -> Callable[[Any, Any], bool]:
+    """Return the method of the fast path: what `OrderedBackend.all_reduce` does with a small array."""
+    ranks = comm.Get_size()
+
+    def all_reduce(array: Any, op: Any) -> bool:
+        if type(array) is not ndarray or array.nbytes * ranks > GATHERED_BYTES or not array.flags.carray:
+            return False
+        try:
+            folded = FOLDED.get((op, array.dtype))
+            if folded is None:
+                return False
+            datatype, ufunc = folded
+            rows = np.empty((ranks, *array.shape), array.dtype)
+            comm.Allgather((array, datatype), (rows, datatype))
+        except TypeError:  # an op that can't be looked up
+            return False
+        except MPI.Exception as error:
+            raise fast._failed("all_reduce", error) from error
+        fast.count += 1
+        with np.errstate(all="ignore"):
+            total = rows[0, ...]  # the dots keep a 0-d array an array
+            for row in rows[1:]:
+                total = ufunc(total, row, out=array)
+        return True
+
+    return all_reduce
 
 
 @functools.lru_cache
