@@ -31,7 +31,7 @@ from .segments import columns, segments
 from .shared_memory import UFUNCS
 from .works import done
 
-GATHERED_BYTES = 64 << 10  # from all ranks together; larger arrays are cut into segments
+GATHERED_BYTES = 512 << 10  # from all ranks together; larger arrays are cut into segments
 PIECE_BYTES = 1 << 20
 
 

@@ -33,6 +33,11 @@ SMALL, CUT, MANY = 5, 9_973, 700_001  # elements: of all ranks at once, in segme
 FORMS_OF_SUMS = ["blocking", "async", "coalesced", "coalesced async", "persistent"]
 
 
+@pytest.fixture(autouse=True)
+def _arrays_of_cut_elements_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered, "GATHERED_BYTES", 64 << 10)
+
+
 @pytest.fixture
 def group(process_group: hc.ProcessGroup) -> Iterator[hc.ProcessGroup]:
     """All ranks, from the last to the first: so "in rank order" is not the order in which processes are numbered."""
