@@ -691,7 +691,7 @@ def make_group(membership: Membership) -> ProcessGroup:
             ProcessGroup.__init__(group, **fields)
             group._backends.update(dict.fromkeys(group.config.device_map, _NotOverridden(group, name)))
         else:
-            group._backends[device] = made
+            cast("_LazyBackends", group._backends).put(device, made)
     by_name(ATTACH)(group)
     for device, name in group.config.device_map.items():
         if registry.REGISTRY[name].connects:
@@ -753,13 +753,18 @@ class _LazyBackends(dict[str, Backend]):
         self._group = group
 
     def __missing__(self, device: str) -> Backend:
-        self[device] = backend = self._group._make_backend(device)
+        backend = self._group._make_backend(device)
+        self.put(device, backend)
+        return backend
+
+    def put(self, device: str, backend: Backend) -> None:
+        """Let `backend` serve a device; that of the host may have a fast path."""
+        self[device] = backend
         if device == "cpu":
             self._group._fast_path = backend.fast_path
             if backend.fast_path.is_open:
                 backend.fast_path.numbered = self._group._numbered
             self._group._choose_fast_path()
-        return backend
 
 
 class _Destroyed(dict[str, Backend]):
