@@ -42,7 +42,7 @@ class OrderedBackend(BackendOverMPI):
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
-        self._comm: MPI.Intracomm = options.comm  # type: ignore[assignment]  # MPI's backend has asked for it
+        self._comm = options.comm
         # MPI's thread, because there can't be two in one group; what it does besides is left to MPI as here
         self._thread = self.mpi._thread = CommunicationThread(
             self._comm, lambda comm: OrderedBackend(of_the_thread(options, comm))
