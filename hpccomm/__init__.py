@@ -35,6 +35,7 @@ from .core.group import ProcessGroup
 from .core.hooks import Hook, Operation, RemovableHandle
 from .core.non_member import NonMember
 from .core.options import BackendOptions
+from .core.over_mpi import BackendOverMPI
 from .core.persistent_work import PersistentWork
 from .core.reduce_op import ReduceOp
 from .core.registry import BackendConfig, is_backend_available, register_backend
@@ -108,6 +109,7 @@ __all__ = [
     "Backend",
     "BackendConfig",
     "BackendOptions",
+    "BackendOverMPI",
     "CompletedWork",
     "DistBackendError",
     "DistError",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedOperationError, here
 from .by_name import by_name
-from .work import Work
+from .persistent_work import PersistentWork, Repeated
+from .work import JoinedWork, Work
 
 if TYPE_CHECKING:
     from .options import BackendOptions
-    from .persistent_work import PersistentWork
     from .reduce_op import ReduceOp
 
 
@@ -94,6 +95,10 @@ class Backend:
     With ``async_op=True`` an operation returns a :class:`Work` (or None, if it has completed already). With
     ``async_op=False`` it returns None after completion (or a Work, which the group waits for); a `recv` returns the
     rank the message came from.
+
+    What is not overridden raises UnsupportedOperationError, but for two forms that are made of others: a coalesced
+    operation is the plain one for each array, and a persistent one is an asynchronous one at each start.
+    In :class:`BackendOverMPI` everything else is MPI's.
 
     Examples
     --------
@@ -192,25 +197,26 @@ class Backend:
 
     def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         """Reduce each of `arrays` in place, all in one message per dtype."""
-        raise self._lacks("all_reduce_coalesced")
+        return self._each("all_reduce_coalesced", zip(arrays), op, async_op)
 
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
         """Broadcast all of `arrays` in one message."""
-        raise self._lacks("broadcast_coalesced")
+        return self._each("broadcast_coalesced", zip(arrays), root, async_op)
 
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
         """Copy ``arrays[i]`` of rank r into ``output_lists[r][i]`` of every rank, in one message."""
-        raise self._lacks("all_gather_coalesced")
+        lists = map(list, zip(*output_lists))
+        return self._each("all_gather_coalesced", zip(lists, arrays), async_op)
 
     def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
         """Do all_gather_single for each pair of `outputs` and `arrays`, in one message."""
-        raise self._lacks("all_gather_single_coalesced")
+        return self._each("all_gather_single_coalesced", zip(outputs, arrays), async_op)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
     ) -> Work | None:
         """Do reduce_scatter_single for each pair of `outputs` and `arrays`, in one message per dtype."""
-        raise self._lacks("reduce_scatter_single_coalesced")
+        return self._each("reduce_scatter_single_coalesced", zip(outputs, arrays), op, async_op)
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
         """Send `array` to rank `dst`."""
@@ -248,7 +254,9 @@ class Backend:
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
         """Set up the operation of that name; `arguments` are those of its method, without `async_op`."""
-        raise self._lacks("persistent")
+        if not (self._has(operation) or self._has(single := operation.removesuffix("_coalesced"))):
+            raise self._lacks(single)
+        return Repeated(partial(getattr(self, operation), *arguments, True))
 
     def connect(self) -> Any:
         """Make the connections that the first operation would make; called by every rank (``device_id=``).
@@ -281,8 +289,34 @@ class Backend:
         """Return the error that the program should see for `error`, raised in `operation`."""
         return error
 
+    def _has(self, operation: str) -> bool:
+        """Say whether a subclass overrides the method."""
+        return getattr(type(self), operation) is not getattr(Backend, operation)
+
+    def _each(self, operation: str, columns: Iterable[tuple[Any, ...]], *arguments: Any) -> Work | None:
+        """Do a coalesced operation by the plain one, for the arrays of each of `columns`."""
+        plain = getattr(self, operation.removesuffix("_coalesced"))
+        works = []
+        for arrays in columns:
+            work = plain(*arrays, *arguments)
+            if work is not None:
+                work.op_type = operation
+                works.append(work)
+        return JoinedWork(works) if works else None
+
     def _lacks(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(
             f"{operation}: backend {self.name!r} does not have it ({self.implementation}.{operation} is not "
-            f"overridden); map the array's device to another backend, for example 'cpu:mpi'{here()}"
+            f"overridden); use a group with another backend, for example new_group(backend='cpu:mpi'){here()}"
         )
+
+
+def in_words_of_the_call(error: Exception, called: str) -> Exception:
+    """Let the error of a transport that lacks an operation begin with the one that the program called; return it.
+
+    That may be made of the other one: ``all_reduce_init`` of ``all_reduce``, ``isend`` is ``send`` with ``async_op``.
+    """
+    operation, colon, text = str(error).partition(": ")
+    if isinstance(error, UnsupportedOperationError) and colon and operation.isidentifier() and operation != called:
+        error.args = (f"{called}: {text.replace('does not have it', f'does not have {operation}', 1)}",)
+    return error

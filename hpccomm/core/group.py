@@ -16,7 +16,7 @@ from ..process import failures, mpi_library
 from ..process.excepthook import end_with
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import calls, checks, registry
-from .backend import Backend, FastPath
+from .backend import Backend, FastPath, in_words_of_the_call
 from .by_name import by_name
 from .calls import Call
 from .hooks import Hook, Operation, RemovableHandle, Timing
@@ -36,6 +36,12 @@ SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a g
 LONELY = 2.0  # seconds that a rank that has not destroyed its groups waits at its end, until it says so
 LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group is given up
 STEPS_ASIDE = FastPath()
+CALLED = {  # what a program has called, where that has another name than the operation
+    ("send", True): "isend",
+    ("recv", True): "irecv",
+    ("all_reduce_sparse", False): "all_reduce",
+    ("all_reduce_sparse", True): "all_reduce",
+}
 TO_NOBODY = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "send_init", "recv_init"})  # may be MPI.PROC_NULL
 ATTACH = "hpccomm.debug.attach:attach"  # gives a new group what the settings ask for
 DETACH = "hpccomm.debug.attach:detach"  # sees it go
@@ -238,6 +244,7 @@ class ProcessGroup(Operations):
         try:
             outcome: Any = getattr(backend, name)(*arguments, async_op) if step is None else step()
         except Exception as error:
+            error = in_words_of_the_call(error, CALLED.get((name, async_op), name))
             self._raise(self._numbered(backend.translate_error(name, error), name), error, operation)
         if async_op or isinstance(outcome, Work):
             work = outcome if isinstance(outcome, Work) else CompletedWork()
@@ -430,6 +437,7 @@ class ProcessGroup(Operations):
         try:
             work = backend.persistent(name, *arguments)
         except Exception as error:
+            error = in_words_of_the_call(error, f"{name}_init")
             self._raise(backend.translate_error(f"{name}_init", error), error, None)
         work.group = self
         work.number = number
@@ -678,7 +686,7 @@ def make_group(membership: Membership) -> ProcessGroup:
             ProcessGroup.__init__(group, **fields)
             group._backends.update(dict.fromkeys(group.config.device_map, _NotOverridden(group, name)))
         else:
-            group._backends[device] = made
+            cast("_LazyBackends", group._backends).put(device, made)
     by_name(ATTACH)(group)
     for device, name in group.config.device_map.items():
         if registry.REGISTRY[name].connects:
@@ -740,13 +748,18 @@ class _LazyBackends(dict[str, Backend]):
         self._group = group
 
     def __missing__(self, device: str) -> Backend:
-        self[device] = backend = self._group._make_backend(device)
+        backend = self._group._make_backend(device)
+        self.put(device, backend)
+        return backend
+
+    def put(self, device: str, backend: Backend) -> None:
+        """Let `backend` serve a device; that of the host may have a fast path."""
+        self[device] = backend
         if device == "cpu":
             self._group._fast_path = backend.fast_path
             if backend.fast_path.is_open:
                 backend.fast_path.numbered = self._group._numbered
             self._group._choose_fast_path()
-        return backend
 
 
 class _Destroyed(dict[str, Backend]):
@@ -770,3 +783,9 @@ class _NotOverridden(Backend):
     @property
     def implementation(self) -> str:
         return type(self._group).__name__
+
+    def _each(self, operation: str, *_: Any) -> NoReturn:
+        raise self._lacks(operation)
+
+    def persistent(self, operation: str, *_: Any) -> NoReturn:
+        raise self._lacks(f"{operation}_init")

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import DistError, DistTimeoutError, here
 from ..process import failures
-from .work import as_seconds, who_is_late, with_title
+from .work import CompletedWork, Work, as_seconds, who_is_late, with_title
 
 if TYPE_CHECKING:
     from .calls import Call
     from .group import ProcessGroup
     from .hooks import Operation
-    from .work import Work
 
 
 class PersistentWork:
@@ -187,3 +186,33 @@ class PersistentWork:
     def __repr__(self) -> str:
         state = "freed" if self._freed else "in flight" if self._active else "ready"
         return f"<{type(self).__name__} {self.op_type}: {state}>"
+
+
+class Repeated(PersistentWork):
+    """A persistent operation of a transport that has none: each start is an asynchronous one.
+
+    `launch` returns its Work, or something else if it is done already.
+    """
+
+    def __init__(self, launch: Callable[[], Any]) -> None:
+        self._launch = launch
+        self._work: Work | None = None
+
+    def begin(self) -> Work:
+        """Begin an asynchronous operation, which the group follows."""
+        begun = self._launch()
+        self._work = begun if isinstance(begun, Work) else CompletedWork()
+        return self._work
+
+    def poll(self) -> bool:
+        """Say whether it is done; raise what went wrong."""
+        return self._work is None or (self._work.is_completed() and self._work.wait())
+
+    def block(self) -> None:
+        """Wait for it."""
+        if self._work is not None:
+            self._work.wait()
+
+    def release(self) -> None:
+        """Let go of it."""
+        self._work = None

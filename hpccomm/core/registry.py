@@ -28,6 +28,7 @@ class Registered:
     devices: tuple[str, ...]
     extended_api: bool
     needs: str | None = None  # a "module:function" that raises ImportError where what it needs is not installed
+    uses_store: bool = True  # the group's, which is opened for it
     connects: bool = False  # all ranks, when it is made: so it is made with its group, not with the first array
 
     def load(self) -> Creator:
@@ -40,11 +41,14 @@ class Registered:
 
 
 REGISTRY: dict[str, Registered] = {
-    "mpi": Registered("hpccomm.mpi.create:create", ("cpu",), extended_api=True),
-    "nccl": Registered("hpccomm.nccl.backend:create", ("cuda",), extended_api=True, needs="hpccomm.cuda.seam:nccl"),
+    "mpi": Registered("hpccomm.mpi.create:create", ("cpu",), extended_api=True, uses_store=False),
+    "nccl": Registered(
+        "hpccomm.nccl.backend:create", ("cuda",), extended_api=True, needs="hpccomm.cuda.seam:nccl", uses_store=False
+    ),
     "gloo": Registered(
         "hpccomm.gloo.backend:create", ("cpu",), extended_api=True, needs="hpccomm.gloo:needs", connects=True
     ),
+    "ordered": Registered("hpccomm.mpi.create:create_ordered", ("cpu",), extended_api=True, uses_store=False),
 }
 BUILT_IN = frozenset(REGISTRY)
 
@@ -135,7 +139,7 @@ def _announced_backends() -> list[tuple[str, str]]:
 
 def has_store(name: str) -> bool:
     """Say whether the backend `name` is given the group's store: hpccomm's own on MPI and NCCL have no use for it."""
-    return name not in DEFAULT_DEVICE_MAP.values()
+    return REGISTRY[name].uses_store
 
 
 def is_custom(name: str) -> bool:

@@ -20,12 +20,11 @@ from torch._C import _distributed_c10d as c10d
 
 from ..core.backend import Backend
 from ..core.options import BackendOptions
-from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
 from ..core.work import CompletedWork, Work
 from ..errors import UnsupportedOperationError, here
 from .reductions import as_bytes, contribution, deliver, in_place, room
-from .works import WAITING, GlooWork, MessageWork, ReceiveWork, Repeated, as_dist_error
+from .works import WAITING, GlooWork, MessageWork, ReceiveWork, as_dist_error
 
 ProcessGroupGloo: Any = c10d.ProcessGroupGloo
 TorchStore: Any = c10d.Store
@@ -232,9 +231,6 @@ class GlooBackend(Backend):
 
     def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
         self._gloo.monitored_barrier(timedelta(seconds=timeout), wait_all_ranks)
-
-    def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
-        return Repeated(partial(getattr(self, operation), *arguments, True))
 
     def close(self) -> None:
         del self._gloo, self._store

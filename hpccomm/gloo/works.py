@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..core.persistent_work import PersistentWork
 from ..core.work import Work
 from ..errors import DistBackendError, DistError, DistTimeoutError, here
 
@@ -91,32 +90,6 @@ class ReceiveWork(MessageWork):
         super()._wait()
         if self._went_wrong is None:
             self._source = self._works[0]._source_rank()
-
-
-class Repeated(PersistentWork):
-    """A persistent operation: gloo has none, so each start is an asynchronous one."""
-
-    def __init__(self, launch: Callable[[], Work]) -> None:
-        self._launch = launch
-        self._work: Work | None = None
-
-    def begin(self) -> Work:
-        """Begin an asynchronous operation, which the group follows."""
-        self._work = self._launch()
-        return self._work
-
-    def poll(self) -> bool:
-        """Say whether it is done; raise what went wrong."""
-        return self._work is None or (self._work.is_completed() and self._work.wait())
-
-    def block(self) -> None:
-        """Wait for it."""
-        if self._work is not None:
-            self._work.wait()
-
-    def release(self) -> None:
-        """Let go of it."""
-        self._work = None
 
 
 def as_dist_error(operation: str, error: Exception) -> Exception:

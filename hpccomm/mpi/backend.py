@@ -63,7 +63,7 @@ class MPIBackend(Backend):
         self._shared = SharedArrays(options.comm, options.tuning)
         self._windows = self._shared.windows  # empty until the program makes a node-shared array
         self._single_copy = SingleCopy(options.comm, self._tuning)
-        self._thread = CommunicationThread(options.comm, lambda comm: type(self)(_of_the_thread(options, comm)))
+        self._thread = CommunicationThread(options.comm, lambda comm: type(self)(of_the_thread(options, comm)))
         self._thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
         self.fast_path = MPIFastPath(options.comm, self._windows, self._segment_bytes, self._thread_bytes)
         self._coalesced = coalesced.Coalesced()
@@ -339,7 +339,8 @@ class MPIBackend(Backend):
         return as_backend_error(operation, error, self._comm)
 
 
-def _of_the_thread(options: BackendOptions, comm: MPI.Intracomm) -> BackendOptions:
+def of_the_thread(options: BackendOptions, comm: MPI.Intracomm) -> BackendOptions:
+    """Return the options of the backend in a communication thread."""
     # no single copies, for these would wait at every chunk until the program lets go of the GIL
     tuning = replace(options.tuning, single_copy_bytes=NEVER)
     return replace(options, comm=comm, settings=replace(options.settings, tuning=tuning))

@@ -1,7 +1,8 @@
-"""The creator of the "mpi" backend: which class serves which device with which MPI library."""
+"""The creators of the "mpi" and "ordered" backends: which class serves which device with which MPI library."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mpi4py import MPI
@@ -22,6 +23,17 @@ def create(options: BackendOptions, _: Any) -> Backend:
     from ..cuda.staged_backend import StagedBackend
 
     return StagedBackend(options, _on_the_host(options))
+
+
+def create_ordered(options: BackendOptions, _: Any) -> Backend:
+    """Make the "ordered" backend of one device of one group: sums in rank order, also of GPU arrays on the host."""
+    from .ordered import OrderedBackend
+
+    if options.device == "cpu":
+        return OrderedBackend(options)
+    from ..cuda.staged_backend import StagedBackend
+
+    return StagedBackend(options, OrderedBackend(replace(options, device="cpu")))
 
 
 def _on_the_host(options: BackendOptions) -> MPIBackend:

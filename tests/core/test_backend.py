@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +16,8 @@ from mpi4py import MPI
 import hpccomm as hc
 from hpccomm.core import arrays, registry
 from hpccomm.core.operation_list import OPERATIONS
+
+from ..matrix.cases import GOOD, MESSAGES, function
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 
@@ -227,44 +231,73 @@ def test_two_custom_backends_are_two_instances() -> None:
     assert both[0] is not both[1]
 
 
-def test_operations_that_are_not_overridden_name_backend_and_operation() -> None:
-    register("mine")
-    n = SIZE
-    calls: dict[str, Callable[[], Any]] = {
-        "broadcast": lambda: hc.broadcast(np.ones(1), 0),
-        "reduce": lambda: hc.reduce(np.ones(1), 0),
-        "scan": lambda: hc.scan(np.ones(1)),
-        "exscan": lambda: hc.exscan(np.ones(1)),
-        "all_gather": lambda: hc.all_gather([np.ones(1)] * n, np.ones(1)),
-        "all_gather_single": lambda: hc.all_gather_single(np.ones(n), np.ones(1)),
-        "gather": lambda: hc.gather(np.ones(1), [np.ones(1)] * n, RANK),
-        "scatter": lambda: hc.scatter(np.ones(1), [np.ones(1)] * n, RANK),
-        "reduce_scatter": lambda: hc.reduce_scatter(np.ones(1), [np.ones(1)] * n),
-        "reduce_scatter_single": lambda: hc.reduce_scatter_single(np.ones(1), np.ones(n)),
-        "all_to_all": lambda: hc.all_to_all([np.ones(1)] * n, [np.ones(1)] * n),
-        "all_to_all_single": lambda: hc.all_to_all_single(np.ones(n), np.ones(n)),
-        "all_reduce_coalesced": lambda: hc.all_reduce_coalesced([np.ones(1)]),
-        "broadcast_coalesced": lambda: hc.broadcast_coalesced([np.ones(1)], 0),
-        "all_gather_coalesced": lambda: hc.all_gather_coalesced([[np.ones(1)]] * n, [np.ones(1)]),
-        "all_gather_single_coalesced": lambda: hc.all_gather_single_coalesced([np.ones(n)], [np.ones(1)]),
-        "reduce_scatter_single_coalesced": lambda: hc.reduce_scatter_single_coalesced([np.ones(1)], [np.ones(n)]),
-        "send": lambda: hc.isend(np.ones(1), 0),
-        "sendrecv": lambda: hc.sendrecv(np.ones(1), 0, np.ones(1), 0),
-        "monitored_barrier": lambda: hc.monitored_barrier(timeout=1),
-        "persistent": lambda: hc.all_reduce_init(np.ones(1)),
-    }
-    with hc.init_process_group("mine"):
-        for name, operation in calls.items():
-            with pytest.raises(
-                hc.UnsupportedOperationError, match=rf"^{name}: backend 'mine' does not have it \(Noting\.{name} is"
+class Nothing(hc.Backend):
+    """Has no operation at all."""
+
+
+def has_form(name: str, form: str) -> bool:
+    spec = OPERATIONS[name]
+    return {"async": spec.is_asynchronous, "coalescing": spec.is_collected}.get(form, True) and (
+        form != "persistent" or spec.is_persistent
+    )
+
+
+SHARED = {"empty_shared", "fence"}
+ABOVE = SHARED | {"coalescing", *(name for name in OPERATIONS if "object" in name)}
+FORMS = ["ordinary", "async", "persistent", "coalescing"]
+CALLS = [(name, form) for name in OPERATIONS if name not in ABOVE for form in FORMS if has_form(name, form)]
+
+
+def test_what_a_backend_lacks_is_refused_by_the_name_of_what_was_called() -> None:
+    hc.register_backend("nothing", lambda store, rank, size, timeout: Nothing(rank, size))
+    with hc.init_process_group("nothing") as group:
+        for name, form in CALLS:
+            if name in MESSAGES and form == "ordinary" and SIZE == 1:
+                continue  # a blocking message to this rank itself, which is refused
+            called = function(name, form)
+            fine = GOOD[name](group)
+            options = dict(fine.options, **({"async_op": True} if form == "async" and name not in MESSAGES else {}))
+            with (
+                pytest.raises(hc.UnsupportedOperationError) as caught,
+                hc.coalescing(group) if form == "coalescing" else nullcontext(),
             ):
-                operation()
+                called(*fine.arguments, **options)
+            text = "coalescing" if form == "coalescing" else called.__name__
+            said = re.fullmatch(
+                rf"{text}: backend 'nothing' does not have (\w+) \(Nothing\.(\w+) is not overridden\); "
+                rf"use a group with another backend, for example new_group\(backend='cpu:mpi'\) \(rank {RANK}\)",
+                str(caught.value),
+            )
+            assert said, (name, form, caught.value)
+            lacking = said[2]
+            assert callable(getattr(hc.Backend, lacking))
+            assert said[1] == ("it" if lacking == text else lacking)
+            if name == "all_reduce_sparse":  # whose entries are gathered
+                assert lacking == "all_gather_single"
+            else:
+                assert lacking == name.removesuffix("_coalesced")
+        for name, arguments in {"empty_shared": (3,), "fence": (np.ones(3),), "peer_view": (np.ones(3), 0)}.items():
+            with pytest.raises(hc.UnsupportedOperationError, match=rf"^{name}: backend 'nothing' does not have it \(N"):
+                getattr(hc, name)(*arguments)
     assert issubclass(hc.UnsupportedOperationError, NotImplementedError)
-    above_the_backend = {"all_reduce_sparse", "coalescing", *(name for name in OPERATIONS if "object" in name)}
-    assert {*calls, "all_reduce", "barrier", "recv", "empty_shared", "fence"} == {
-        *(OPERATIONS.keys() - above_the_backend),
-        "persistent",
-    }
+
+
+def test_forms_that_are_made_of_the_plain_operation() -> None:
+    made = register("mine")
+    with hc.init_process_group("mine") as group:
+        a, b = np.zeros(2), np.zeros(3, np.float32)
+        hc.all_reduce_coalesced([a, b])
+        hc.all_reduce_coalesced([a, b], async_op=True).wait()
+        with hc.coalescing():
+            hc.all_reduce(a)
+            hc.all_reduce(b)
+        with hc.all_reduce_init(a) as reduction, hc.all_reduce_coalesced_init([a, b]) as both:
+            for work in (reduction, both, both):
+                work.start()
+                assert work.wait()
+        assert (a.tolist(), b.tolist()) == ([6, 6], [5, 5, 5])
+        assert made[0].calls == ["all_reduce"] * 11
+        assert group.sequence_number == 6
 
 
 def test_what_a_backend_may_return() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -182,9 +183,26 @@ def test_large_asynchronous_operations(group: hc.ProcessGroup) -> None:
         assert_same(gpus.values(array), np.full(300_000, float(i * group.size)))
 
 
+def test_a_persistent_operation_is_staged_at_each_start(group: hc.ProcessGroup) -> None:
+    array = gpus.array(np.ones(2))
+    with hc.all_reduce_init(array) as reduction:
+        for _ in range(2):
+            reduction.start()
+            reduction.wait()
+    assert_same(gpus.values(array), np.full(2, float(group.size) ** 2))
+
+
+def test_sums_in_rank_order_go_by_way_of_the_host() -> None:
+    with hc.init_process_group("cpu:ordered,cuda:ordered") as world:
+        everybody = [np.random.default_rng(rank).standard_normal(1000) for rank in range(world.size)]
+        for async_op in (False, True):
+            array = gpus.array(everybody[world.rank])
+            work = hc.all_reduce(array, async_op=async_op)
+            assert work is None or work.wait()
+            assert gpus.values(array).tobytes() == reduce(np.add, everybody).tobytes()
+
+
 def test_what_is_refused(group: hc.ProcessGroup) -> None:
-    with pytest.raises(hc.UnsupportedOperationError, match="persistent: not for GPU arrays over MPI"):
-        hc.all_reduce_init(gpus.array(np.ones(2)))
     if not gpus.is_real():
         with pytest.raises(ValueError, match="arrays of one call are on GPUs 1 and 0"):
             hc.all_gather_single(gpus.array(np.ones(group.size)), gpus.array(np.ones(1), device=0))

@@ -19,6 +19,7 @@ CONTENDERS = {
     "gloo": "torch_calls:TorchGloo",  # as it was called first
     "shared": "shared_calls:Shared",
     "persistent": "persistent_calls:Persistent",
+    "ordered": "ordered_calls:Ordered",
     "one_by_one": "one_by_one_calls:OneByOne",
     "copy": "copy_calls:Copy",
 }

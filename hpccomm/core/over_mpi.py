@@ -1,0 +1,111 @@
+"""BackendOverMPI: a backend of host arrays that leaves to MPI what it does not override."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from ..errors import here
+from .backend import Backend, FastPath
+from .by_name import by_name
+from .operation_list import OPERATIONS
+from .options import BackendOptions
+from .persistent_work import PersistentWork
+
+MPI = "hpccomm.mpi.create:create"
+PREPARED = "hpccomm.mpi.prepared:prepared"
+SHORT_FORMS = {"iall_reduce": "all_reduce", "isend": "send", "irecv": "recv"}  # of the fast path
+OTHERS = ("peer_view", "connect", "batch", "leave", "abort", "close", "translate_error")  # that are left to MPI too
+
+
+class BackendOverMPI(Backend):
+    """A backend of host arrays that has some operations of its own; everything else is MPI's.
+
+    Subclass it and override operations of :class:`Backend`. What a program calls on such a group is then the override,
+    in every form: blocking and asynchronous, small and large, coalesced (the override for each array, if the coalesced
+    method is not overridden too), persistent (the override at each start), and in :class:`GradientBuckets`. MPI's own
+    is ``super().all_reduce(...)``; for messages of its own an override may use any operation of `mpi`.
+
+    An overridden reduction is called with what MPI would be called with: contiguous arrays; SUM for AVG, which is
+    divided afterwards, and for PREMUL_SUM, which is multiplied before; float32 for float16 and bfloat16, which are
+    rounded once at the end. It may write to what it reduces in place, and returns None when it is done, or a Work.
+
+    Parameters
+    ----------
+    options : BackendOptions
+        As the creator is given them: the class is its own creator, with the extended API.
+    backend_options : None
+        Likewise.
+
+    Attributes
+    ----------
+    mpi : Backend
+        The backend that does everything else.
+    rank, size : int
+        This process in the group.
+
+    Raises
+    ------
+    TypeError
+        It is to serve another device than "cpu".
+
+    Examples
+    --------
+    >>> class Loud(hc.BackendOverMPI):
+    ...     def all_reduce(self, array, op, async_op):
+    ...         print("all_reduce of", array.size)
+    ...         return super().all_reduce(array, op, async_op)
+    >>> hc.register_backend("loud", Loud, devices="cpu", extended_api=True)
+    >>> group = hc.new_group(backend="cpu:loud")
+    >>> x = np.ones(3, np.float16)
+    >>> hc.all_reduce_coalesced([x, np.ones(2)], "avg", group=group)
+    all_reduce of 3
+    all_reduce of 2
+    >>> hc.broadcast(x, src=0, group=group)  # by MPI
+    """
+
+    def __init__(self, options: BackendOptions, backend_options: Any = None) -> None:
+        super().__init__(options.rank, options.size)
+        if options.device != "cpu":
+            raise TypeError(
+                f"{type(self).__name__} is a BackendOverMPI, which serves host arrays, not {options.device} arrays; "
+                f"register it with devices='cpu'{here()}"
+            )
+        self.mpi: Any = by_name(MPI)(options, None)
+        self.fast_path = self.mpi.fast_path
+        for name, spec in OPERATIONS.items():
+            if spec.reduces and self._has(name):
+                setattr(self, name, by_name(PREPARED)(name, getattr(self, name), self.rank, self.size))
+        for name in vars(FastPath):
+            plain = SHORT_FORMS.get(name, name)
+            if plain in OPERATIONS and self._has(plain):
+                setattr(self.fast_path, name, getattr(super().fast_path, name))  # which steps aside
+
+    def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
+        if self._has(operation) or self._has(operation.removesuffix("_coalesced")):
+            return super().persistent(operation, *arguments)
+        return self.mpi.persistent(operation, *arguments)  # type: ignore[no-any-return]
+
+    def _has(self, operation: str) -> bool:
+        of_mpi = getattr(BackendOverMPI, operation, None)
+        return of_mpi is not None and getattr(type(self), operation) is not of_mpi
+
+
+def _left_to_mpi(name: str) -> Callable[..., Any]:
+    """Return the method `name` of BackendOverMPI."""
+    inherited = getattr(Backend, name)
+    plain = name.removesuffix("_coalesced")
+
+    @wraps(inherited)
+    def method(self: BackendOverMPI, *arguments: Any) -> Any:
+        if plain != name and self._has(plain):
+            return inherited(self, *arguments)
+        return getattr(self.mpi, name)(*arguments)
+
+    return method
+
+
+for _name in (*OPERATIONS, *OTHERS):
+    if hasattr(Backend, _name):
+        setattr(BackendOverMPI, _name, _left_to_mpi(_name))

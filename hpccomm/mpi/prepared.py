@@ -1,0 +1,54 @@
+"""A reduction of a program's own gets the arrays that MPI would get, and what is around MPI's is around it.
+
+That is: contiguous arrays, a wider dtype for some, AVG's division, PREMUL_SUM's product; see `reductions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..core.operation_list import OPERATIONS
+from ..core.reduce_op import ReduceOp
+from ..core.work import Work, both
+from .layout import Finish
+from .reductions import in_place, reduction_input, reduction_output
+
+
+def prepared(operation: str, call: Callable[..., Any], rank: int, ranks: int) -> Callable[..., Any]:
+    """Return a backend's method `operation` that prepares its arrays for `call`, and finishes what that has done."""
+    names = OPERATIONS[operation].arguments
+
+    def method(*arguments: Any) -> Any:
+        named = dict(zip(names, arguments, strict=False))
+        op: ReduceOp = named["op"]
+        is_written = named.get("root", rank) == rank and not (operation == "exscan" and rank == 0)
+        finish: Finish = None
+
+        def buffer_of(name: str, array: Any) -> Any:
+            nonlocal finish
+            if name.startswith("output"):
+                buffer, then = reduction_output(array, op, ranks)
+            elif is_written and names[0] == name:
+                buffer, _, _, then = in_place(array, op, ranks)
+            else:
+                return reduction_input(array, op)
+            finish = both(finish, then)
+            return buffer
+
+        for name, value in named.items():
+            if isinstance(value, list):
+                named[name] = [buffer_of(name, array) for array in value]
+            elif hasattr(value, "dtype"):
+                named[name] = buffer_of(name, value)
+        if op.mpi_op is None and (op is ReduceOp.AVG or op.factor is not None):
+            named["op"] = ReduceOp.SUM
+        work = call(*named.values(), arguments[-1])
+        if finish is not None:
+            if isinstance(work, Work):
+                work.finish_with(finish, None)
+            else:
+                finish()
+        return work
+
+    return method
