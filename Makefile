@@ -51,7 +51,7 @@ bench: $(VENV)/.cli $(if $(GLOO),$(VENV)/.gloo) ## measure what docs/benchmarks.
 	tools/run-bench $(BIN) $(MPI)
 
 docs: $(VENV)/.docs ## build the documentation in docs/_build
-	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 
 clean: ## remove the virtual environments and everything built
 	rm -rf .venv .venv-* hpccomm-debug-* build dist *.egg-info docs/_build .pytest_cache .mypy_cache .ruff_cache .coverage*

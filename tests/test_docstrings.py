@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,3 +73,36 @@ def test_a_function_without_a_result_is_noticed() -> None:
         test_a_function_says_what_it_returns("plain", plain)
     with pytest.raises(AssertionError, match="shows a result"):
         test_an_example_shows_a_result("plain", plain)
+
+
+# -- the pages of the API ----------------------------------------------------------------------------
+
+PAGES = Path(__file__).parents[1] / "docs" / "api"
+
+
+def documented() -> list[str]:
+    """The names that the pages describe, each as often as they do."""
+    names = []
+    for page in sorted(PAGES.glob("*.md")):
+        prefix = ""
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if match := re.match(r"\.\. currentmodule:: hpccomm\.?(\w*)", line):
+                prefix = match[1] + "." if match[1] else ""
+            elif match := re.match(r"\.\. (?:auto(?:function|class|exception)|py:(?:function|class)):: (\w+)", line):
+                names.append(prefix + match[1])
+    return names
+
+
+def test_each_public_name_is_on_one_page_of_the_api() -> None:
+    assert sorted(documented()) == sorted(name for name, _ in PUBLIC)
+
+
+def test_each_public_name_is_in_the_table_at_the_top_of_its_page() -> None:
+    in_tables = [
+        name
+        for page in PAGES.glob("*.md")
+        for table in re.findall(r"\.\. autosummary::\n   :nosignatures:\n\n((?:   \w+\n)+)", page.read_text("utf-8"))
+        for name in table.split()
+    ]
+    bare = [name.rpartition(".")[2] for name, _ in PUBLIC]
+    assert sorted([*in_tables, "group"]) == sorted(bare)  # that is GroupMember

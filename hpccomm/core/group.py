@@ -60,10 +60,33 @@ class ProcessGroup(Operations):
     """A set of ranks that communicate, with a private MPI communicator and one backend per device.
 
     Programs get one from :func:`init_process_group` or :func:`new_group` and pass it to the functions of
-    `hpccomm`; libraries make one on a communicator of their own by :meth:`on`. Its methods of those names (in
-    :class:`Operations`) count ranks *in the group*. Its attributes are those of :class:`Membership`.
+    `hpccomm`; libraries make one on a communicator of their own by :meth:`on`. Each operation is also a method:
+    ``group.all_reduce(x)`` is ``hc.all_reduce(x, group=group)``. Methods count ranks *in the group*.
 
     As a context manager it is destroyed at the end of the block.
+
+    Attributes
+    ----------
+    rank, size : int
+        This process's rank in the group, and how many ranks there are.
+    ranks : tuple of int
+        The global rank of each member.
+    nodes : tuple of int
+        The number of the node of each member.
+    local_rank : int
+        This process's rank among the members on its node.
+    local_ranks : list of int
+        The ranks (in the group) of the members on this node.
+    comm : mpi4py.MPI.Intracomm
+        The group's own communicator. Duplicate it for messages of your own.
+    config : BackendConfig
+        Which backend serves which device.
+    timeout : timedelta
+        How long an operation may take, and what destroy allows.
+    on_timeout : str
+        What happens then: ``"abort"``, ``"raise"`` or ``"warn"``.
+    name, description : str
+        For messages; ``group_name`` and ``group_desc`` are the same.
 
     Examples
     --------

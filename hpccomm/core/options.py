@@ -110,7 +110,7 @@ class Membership:
 class BackendOptions(Membership):
     """What the creator of a backend is given (``register_backend(..., extended_api=True)``): its group, and its device.
 
-    It has the attributes of :class:`Membership`, and:
+    It has the attributes of a :class:`ProcessGroup`, and:
 
     Attributes
     ----------
