@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -175,3 +176,36 @@ def test_a_group_on_a_row_of_a_cartesian_grid(process_group: hc.ProcessGroup) ->
     hc.destroy_process_group(group)
     row.Free()
     grid.Free()
+
+
+# -- what hpccomm does not have, beside it -----------------------------------------------------------
+
+
+def test_parts_of_one_file_by_mpi_io(process_group: hc.ProcessGroup, mpi_tmp_path: Path) -> None:
+    part = np.full(RANK + 1, float(RANK))  # of another length on each rank
+
+    offset = np.array([part.nbytes])
+    hc.exscan(offset)  # the bytes of the ranks before this one; undefined on the first
+    comm = process_group.comm.Dup()
+    file = MPI.File.Open(comm, str(mpi_tmp_path / "parts.bin"), MPI.MODE_CREATE | MPI.MODE_WRONLY)
+    file.Write_at_all(offset[0] if process_group.rank else 0, part)
+    file.Close()
+
+    hc.barrier()
+    expected = np.concatenate([np.full(rank + 1, float(rank)) for rank in range(SIZE)])
+    assert (np.fromfile(mpi_tmp_path / "parts.bin") == expected).all()
+    comm.Free()
+
+
+def test_a_window_beside_collectives(process_group: hc.ProcessGroup) -> None:
+    comm = process_group.comm.Dup()
+    memory = np.zeros(1)
+    window = MPI.Win.Create(memory, comm=comm)
+    window.Fence()
+    window.Accumulate(np.array([RANK + 1.0]), AFTER)  # no call on the other side
+    window.Fence()
+    assert memory[0] == BEFORE + 1
+    hc.all_reduce(memory)
+    assert memory[0] == SIZE * (SIZE + 1) / 2
+    window.Free()
+    comm.Free()

@@ -134,6 +134,17 @@ def test_a_communicator_of_ones_own() -> None:
     half.Free()
 
 
+def test_a_world_on_a_cartesian_grid() -> None:
+    grid = MPI.COMM_WORLD.Create_cart(MPI.Compute_dims(SIZE, 2), periods=[True, True])
+    with hc.init_process_group(comm=grid) as group:
+        assert (group.rank, group.size) == (grid.Get_rank(), SIZE)
+        before, after = grid.Shift(0, 1)  # ranks of the grid, which are those of the world
+        received = np.empty(1)
+        hc.sendrecv(np.array([1.0 * group.rank]), after, received, before)
+        assert received[0] == before
+    grid.Free()
+
+
 def test_messages_of_ones_own_on_the_same_communicator_do_not_mix() -> None:
     comm = MPI.COMM_WORLD
     with hc.init_process_group(comm=comm):
