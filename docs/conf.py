@@ -84,8 +84,10 @@ def mend_fields(app: Any, doctree: nodes.document) -> None:
             link.replace_self(addnodes.literal_emphasis(text=target))
         elif link.get("reftype") == "obj" and target == "group":  # the argument, not hpccomm.group
             link.replace_self(nodes.literal(text=target))
-    for fields in doctree.findall(nodes.field_body):
-        for items in fields.findall(nodes.bullet_list):
+    for field in doctree.findall(nodes.field):
+        if field[0].astext() == "Variables":
+            field[0].replace_self(nodes.field_name("", "Attributes"))
+        for items in field.findall(nodes.bullet_list):
             merge_arguments(items)
 
 

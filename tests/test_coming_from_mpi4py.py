@@ -185,7 +185,7 @@ def test_parts_of_one_file_by_mpi_io(process_group: hc.ProcessGroup, mpi_tmp_pat
     part = np.full(RANK + 1, float(RANK))  # of another length on each rank
 
     offset = np.array([part.nbytes])
-    hc.exscan(offset)  # the bytes of the ranks before this one; undefined on the first
+    hc.exscan(offset)  # the bytes of the ranks before this one; the first keeps its own
     comm = process_group.comm.Dup()
     file = MPI.File.Open(comm, str(mpi_tmp_path / "parts.bin"), MPI.MODE_CREATE | MPI.MODE_WRONLY)
     file.Write_at_all(offset[0] if process_group.rank else 0, part)

@@ -106,3 +106,14 @@ def test_each_public_name_is_in_the_table_at_the_top_of_its_page() -> None:
     ]
     bare = [name.rpartition(".")[2] for name, _ in PUBLIC]
     assert sorted([*in_tables, "group"]) == sorted(bare)  # that is GroupMember
+
+
+def test_each_environment_variable_is_in_the_table() -> None:
+    root = Path(__file__).parents[1]
+    used = {
+        name
+        for file in (root / "hpccomm").rglob("*.py")
+        for name in re.findall(r"\bHPCCOMM_[A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8"))
+    }
+    page = (root / "docs" / "guide" / "launching.md").read_text(encoding="utf-8")
+    assert used == set(re.findall(r"^\| `(HPCCOMM_[A-Z_]+)", page, re.M))

@@ -67,8 +67,10 @@ class ProcessGroup(Operations):
 
     Attributes
     ----------
-    rank, size : int
-        This process's rank in the group, and how many ranks there are.
+    rank : int
+        This process's rank in the group.
+    size : int
+        How many ranks there are.
     ranks : tuple of int
         The global rank of each member.
     nodes : tuple of int
@@ -85,8 +87,10 @@ class ProcessGroup(Operations):
         How long an operation may take, and what destroy allows.
     on_timeout : str
         What happens then: ``"abort"``, ``"raise"`` or ``"warn"``.
-    name, description : str
-        For messages; ``group_name`` and ``group_desc`` are the same.
+    name : str
+        For messages; also ``group_name``.
+    description : str
+        For messages; also ``group_desc``.
 
     Examples
     --------

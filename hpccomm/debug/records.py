@@ -42,8 +42,10 @@ class Record:
     group_name : str
     dtype : str
         Of its first array; ``""`` without one.
-    count, nbytes : int
-        Elements and bytes of all of its arrays.
+    count : int
+        Elements of all of its arrays.
+    nbytes : int
+        Their bytes.
     op : str
         The reduction.
     peer : int or None
@@ -51,8 +53,10 @@ class Record:
     tag : int or None
         Of a message.
     async_op : bool
-    begin, end : float
-        Seconds since the epoch; `end` is 0 while it is in flight.
+    begin : float
+        Seconds since the epoch.
+    end : float
+        Likewise; 0 while it is in flight.
     state : str
         ``"in flight"``, ``"completed"`` or ``"failed"``.
     where : str
