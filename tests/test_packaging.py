@@ -21,5 +21,5 @@ def test_the_readme_on_the_package_index_has_no_links_into_the_repository(monkey
     text = told["long_description"]
     assert "](docs/" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert not re.search(r"\]\((?!https?:)", text)
-    assert "Quickstart - guides to groups" in text
+    assert "**Start:** quickstart; coming from torch.distributed" in text
     assert "$ mpiexec -n 4 python mean.py" in text
