@@ -74,7 +74,7 @@ class Table:
             if ratios:
                 mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
                 sizes = "" if len(ratios) == 1 else f", geometric mean of {len(ratios)} sizes"
-                lines.append(f"# {self._first} takes {ratio(mean)} of the time of {name}{sizes}")
+                lines.append(f"# {self._first} takes {ratio(mean)} times the time of {name}{sizes}")
         notes = dict.fromkeys((each.contender, each.note) for each in self._rows if each.note)
         lines += [f"# {name}: not measured: {note}" for name, note in notes]
         lines += [

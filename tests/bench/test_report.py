@@ -67,7 +67,7 @@ def test_the_summary_has_the_mean_ratio_and_why_columns_are_empty() -> None:
     mean = f"{1.5 * (8 + 4096) / 2 / 2e-6 / 1e9:.3f}"
     assert table.summary().splitlines() == [
         f"# Avg bus bandwidth: {mean} GB/s",
-        "# hpccomm takes 1.12 of the time of mpi4py, geometric mean of 2 sizes",
+        "# hpccomm takes 1.12 times the time of mpi4py, geometric mean of 2 sizes",
         "# gloo: not measured: not installed (pip install torch)",
     ]
 
