@@ -97,7 +97,7 @@ def bench(ranks: int, *arguments: str | Path) -> subprocess.CompletedProcess[str
 @once
 def test_a_run_prints_a_column_for_each_contender_and_why_others_have_none(tmp_path: Path) -> None:
     file, picture = tmp_path / "result.json", tmp_path / "result.png"
-    ended = bench(2, "-e", "4K", "-f", "512", "-n", "2", "--check", "-q", "--json", file, "--plot", picture)
+    ended = bench(2, "-e", "4K", "-f", "512", "-n", "2", "--check", "--json", file, "--plot", picture)
     assert ended.returncode == 0, ended.stderr
     head, sizes = ended.stdout.splitlines()[:3], [8, 4096]
     assert "by the host's clock; time: until the GPU is done; host: until the calls have returned" in head[2]
@@ -114,7 +114,7 @@ def test_a_run_prints_a_column_for_each_contender_and_why_others_have_none(tmp_p
 
 @once
 def test_csv_has_the_host_time() -> None:
-    ended = bench(2, "broadcast", "-e", "8", "-n", "2", "--csv", "--against", "cuda:mpi,persistent,one_by_one", "-q")
+    ended = bench(2, "broadcast", "-e", "8", "-n", "2", "--csv", "--against", "cuda:mpi,persistent,one_by_one")
     assert ended.returncode == 0, ended.stderr
     rows = {row["contender"]: row for row in csv.DictReader(io.StringIO(ended.stdout))}
     assert list(rows) == ["hpccomm", "cuda:mpi", "persistent", "one_by_one"]
@@ -174,7 +174,7 @@ def test_make_test_gpu_writes_what_has_run(
     assert tool.main() == (0 if is_well else 1)
     text = file.read_text()
     assert "| NCCL, and all others | 1 | 7 passed, 1 skipped in 2.00s |" in text
-    assert "$ mpiexec -n 2 hpccomm bench all_reduce --device cuda -b 8 -e 256M -f 32 --check --quiet\nthe table" in text
+    assert "$ mpiexec -n 2 hpccomm bench all_reduce --device cuda -b 8 -e 256M -f 32 --check\nthe table" in text
     assert "$ mpiexec -n 1 hpccomm bench --overhead --device cuda\nthe table" in text
     assert ("a mistake\nfailed: exit status 1" in text) == (not is_well)
     benches = [command[2:] for _, command in commands if "bench" in command]
