@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..debug.words import size_in_words
 from .rows import Row
 
 
 def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
     """Write a picture with one line of two plots for each benchmark that has more than one size."""
-    matplotlib = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
+    pyplot = pyplot_without_display()
     ticker = importlib.import_module("matplotlib.ticker")
 
     names = list(dict.fromkeys(each.benchmark for each in rows if each.size_bytes and each.median_us is not None))
@@ -29,7 +28,7 @@ def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
         for axis, unit in ((time, "us"), (rate, "GB/s")):
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=8))
-            axis.xaxis.set_major_formatter(lambda size, _: size_text(size))
+            axis.xaxis.set_major_formatter(lambda size, _: size_in_words(size))
             axis.xaxis.set_minor_locator(ticker.NullLocator())
             axis.set_xlabel("size")
             axis.set_ylabel(unit)
@@ -43,14 +42,10 @@ def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
     pyplot.close(figure)
 
 
-def size_text(size_bytes: float) -> str:
-    """Return a size in the largest unit that it is not below.
-
-    >>> [size_text(each) for each in (8, 1024, 1536, 1 << 25)]
-    ['8 B', '1 KiB', '1.5 KiB', '32 MiB']
-    """
-    unit = min(3, max(0, int(size_bytes).bit_length() - 1) // 10)
-    return f"{size_bytes / 1024**unit:g} {('B', 'KiB', 'MiB', 'GiB')[unit]}"
+def pyplot_without_display() -> Any:
+    """Return matplotlib's pyplot, which draws into files."""
+    importlib.import_module("matplotlib").use("Agg")
+    return importlib.import_module("matplotlib.pyplot")
 
 
 def _lines(time: Any, rate: Any, rows: Sequence[Row]) -> None:

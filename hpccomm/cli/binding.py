@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..debug.words import ranks_in_words
+from ..debug.words import alike, ranks_in_words
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -38,10 +38,7 @@ def of_this_rank(host: str, node: int, environ: Mapping[str, str] = os.environ) 
 
 def described(bindings: Sequence[Binding]) -> Iterator[tuple[str, str]]:
     """Yield (ranks, what they may use), ranks that may use the same together; one entry of `bindings` for each rank."""
-    alike: dict[Binding, list[int]] = {}
-    for rank, binding in enumerate(bindings):
-        alike.setdefault(binding, []).append(rank)
-    for binding, ranks in alike.items():
+    for binding, ranks in alike(enumerate(bindings)).items():
         yield ranks_in_words(ranks), str(binding)
 
 
@@ -57,9 +54,7 @@ def oddities(bindings: Sequence[Binding]) -> list[str]:
                 f"{ranks_in_words(ranks)} share {in_number(len(usable))} of {there[0].host}, and wait for each other: "
                 "start fewer, or bind each to CPUs of its own (--bind-to core, srun --cpu-bind=cores)"
             )
-        elif len(set(there)) > 1 and len({cpu for binding in there for cpu in binding.cpus}) < sum(
-            len(binding.cpus) for binding in there
-        ):
+        elif len(set(there)) > 1 and len(usable) < sum(len(binding.cpus) for binding in there):
             said.append(
                 f"{ranks_in_words(ranks)} of {there[0].host} are bound to CPUs that overlap: --bind-to core, or "
                 "srun --cpu-bind=cores"

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.operation_list import OPERATIONS, START
 from .records import SAME_SIZES, Record
-from .words import by_number, duration, places_in_words, ranks_in_words
+from .words import alike, by_number, duration, places_in_words, ranks_in_words
 
 
 @dataclass
@@ -149,10 +149,8 @@ class _Case:
                     seen.add(rank)
                     pending.append(self._ranks[rank])
         found = Verdict(sorted(missed))
-        alike: dict[tuple[Any, ...], list[int]] = {}
-        for rank in found.culprits:
-            alike.setdefault((tuple(missed[rank]), self._doing(rank)), []).append(rank)
-        for (keys, doing), ranks in alike.items():
+        what = ((rank, (tuple(missed[rank]), self._doing(rank))) for rank in found.culprits)
+        for (keys, doing), ranks in alike(what).items():
             if len(ranks) > 1 and doing.startswith("it "):
                 doing = f"each {doing.removeprefix('it ')}"
             for key in keys:

@@ -240,14 +240,16 @@ class Watchdog:
 
     def inquire(self) -> Verdict:
         """Ask all ranks what they are doing, write the verdict into the folder, and return it."""
-        reporter = self.reporter
-        token = reporter.ask()
-        reporter._answered = token
-        reporter.write("timeout", self._seconds(), token)
-        patience = PATIENCE if reporter.is_alone() else PATIENCE + FOLDER_PERIOD
-        found = verdict(reporter.collect(token, patience), reporter.size)
-        reporter.conclude("\n".join(found.lines))
+        found = verdict(self._reports("timeout"), self.reporter.size)
+        self.reporter.conclude("\n".join(found.lines))
         return found
+
+    def _reports(self, reason: str) -> list[dict[str, Any]]:
+        """Ask all ranks for their reports, write this one's, and return those that come in time."""
+        reporter = self.reporter
+        reporter._answered = token = reporter.ask()
+        reporter.write(reason, self._seconds(), token)
+        return reporter.collect(token, PATIENCE if reporter.is_alone() else PATIENCE + FOLDER_PERIOD)
 
     def _wait_for_the_verdict(self, seconds: float, until_it_is_there: bool) -> None:
         give_up = time.monotonic() + seconds
@@ -260,10 +262,7 @@ class Watchdog:
 
     def places(self) -> dict[int, str]:
         """Ask all ranks where they are in the program."""
-        reporter = self.reporter
-        reporter._answered = token = reporter.ask()
-        reporter.write("asked", answers=token)
-        return {each["rank"]: each["program"] for each in reporter.collect(token, PATIENCE)}
+        return {each["rank"]: each["program"] for each in self._reports("asked")}
 
     def explain(self) -> str:
         """Return the verdict: one's own, or that of the rank that has begun to find one."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Hashable, Iterable, Sized
+from typing import TypeVar
+
+Thing = TypeVar("Thing", bound=Hashable)
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -19,6 +22,14 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     return f"rank{'s' * several} {', '.join('-'.join(map(str, span)) for span in spans)}"
 
 
+def alike(things: Iterable[tuple[int, Thing]]) -> dict[Thing, list[int]]:
+    """Return the ranks that have the same thing, for each, of pairs of a rank and what it has."""
+    ranks_of: dict[Thing, list[int]] = {}
+    for rank, thing in things:
+        ranks_of.setdefault(thing, []).append(rank)
+    return ranks_of
+
+
 def places_in_words(places: Iterable[str]) -> str:
     """Return ``train.py:88 and train.py:91``."""
     return " and ".join(sorted({place for place in places if place})) or "an unknown line"
@@ -31,7 +42,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def size_in_words(nbytes: int) -> str:
+def size_in_words(nbytes: float) -> str:
     """Return ``4 MiB`` for 4194304."""
     size, unit = float(nbytes), 0
     while size >= 1024 and unit < len(UNITS) - 1:

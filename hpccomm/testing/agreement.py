@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from ..debug import watchdog
-from ..debug.words import ranks_in_words
+from ..debug.words import alike, ranks_in_words
 from ..process.excepthook import let_launcher_read
 
 OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
@@ -75,7 +75,7 @@ class Agreement:
         if errors is None:
             return
         writer = self._config.get_terminal_writer()
-        for text, ranks in _alike(errors).items():
+        for text, ranks in alike(enumerate(errors)).items():
             if text and 0 not in ranks:
                 writer.sep("_", f"errors during collection on {ranks_in_words(ranks)} of {len(errors)}")
                 writer.line(text)
@@ -114,7 +114,7 @@ class Agreement:
             crash = getattr(report.longrepr, "reprcrash", None)
             if crash is not None:  # which the last lines of pytest show
                 crash.message = f"[rank {shown}] {crash.message}"
-            for text, ranks in _alike(texts).items():
+            for text, ranks in alike(enumerate(texts)).items():
                 if shown in ranks:
                     title = f"failed on {ranks_in_words(decisive)} of {len(reports)}; above: {ranks_in_words(ranks)}"
                     report.sections.insert(0, (title, ""))
@@ -155,11 +155,8 @@ class Agreement:
 
     def _others(self) -> list[str]:
         """Say where the other ranks are, if the suite has made a world: there is a thread in each that can tell."""
-        at: dict[str, list[int]] = {}
-        for rank, place in watchdog.places().items():
-            if rank != self._rank:
-                at.setdefault(place, []).append(rank)
-        return [f"{ranks_in_words(ranks)}: at {place}" for place, ranks in at.items()]
+        others = [(rank, place) for rank, place in watchdog.places().items() if rank != self._rank]
+        return [f"{ranks_in_words(ranks)}: at {place}" for place, ranks in alike(others).items()]
 
     def _end_job(self, message: str) -> None:
         """Print on the real stderr, whatever pytest captures, and end all ranks."""
@@ -169,14 +166,6 @@ class Agreement:
         print(f"\nhpccomm.testing: rank {self._rank}: {message}", file=sys.__stderr__, flush=True)
         let_launcher_read()
         self._comm.Abort(1)
-
-
-def _alike(texts: Sequence[str]) -> dict[str, list[int]]:
-    """Return the ranks that have each text; one entry of `texts` for each rank."""
-    found: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        found.setdefault(text, []).append(rank)
-    return found
 
 
 def _digest(text: str) -> int:

@@ -10,7 +10,7 @@ from ...cuda import seam
 from .. import gpu
 from ..registry import Arrays, Case
 from .contender import Call, Unsupported, idle
-from .hpccomm_calls import HPCComm, batch
+from .hpccomm_calls import HPCComm, InAnotherGroup, batch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -49,15 +49,8 @@ class OverNCCL(HPCComm):
         return batch(starts + [self.sender(arrays.send, case.peer, True)] * case.window)
 
 
-class OverMPI(HPCComm):
+class OverMPI(InAnotherGroup):
     """The functions of hpccomm, in a group whose GPU arrays go over MPI."""
 
     name = "cuda:mpi"
-
-    def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
-        made: Any = hc.new_group(group.ranks, backend="cpu:mpi,cuda:mpi", use_local_synchronization=True)
-        super().__init__(made, comm)
-
-    def close(self) -> None:
-        """Destroy the group."""
-        hc.destroy_process_group(self.group)
+    configuration = "cpu:mpi,cuda:mpi"

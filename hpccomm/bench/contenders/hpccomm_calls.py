@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hpccomm as hc
 
 from ..registry import Arrays, Case
 from .contender import Call
 from .torch_model import TorchModel
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class HPCComm(TorchModel):
@@ -63,6 +66,20 @@ class HPCComm(TorchModel):
 
     def _rank(self, rank: int) -> int:
         return self.group.ranks[rank]
+
+
+class InAnotherGroup(HPCComm):
+    """The functions of hpccomm, in a group of the same ranks with other backends, which it makes."""
+
+    configuration = ""
+
+    def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
+        made: Any = hc.new_group(group.ranks, backend=self.configuration, use_local_synchronization=True)
+        super().__init__(made, comm)
+
+    def close(self) -> None:
+        """Destroy the group."""
+        hc.destroy_process_group(self.group)
 
 
 def batch(starts: Sequence[Any]) -> Call:

@@ -6,7 +6,6 @@ measured at the same time, so that links that several of them share show what is
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,8 @@ from typing import Any
 import numpy as np
 
 import hpccomm as hc
+
+from ..plot import pyplot_without_display
 
 SMALL, LARGE = 8, 1 << 20  # bytes
 BATCH, SAMPLES = 20, 7  # round trips of small messages that are timed together; and how often
@@ -135,8 +136,7 @@ def slow(pairs: Sequence[Pair]) -> list[str]:
 
 def plot(pairs: Sequence[Pair], size: int, file: str) -> None:
     """Write a heat map of both."""
-    importlib.import_module("matplotlib").use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
+    pyplot = pyplot_without_display()
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 5))
     fields = (("latency_us", f"{SMALL} bytes, one way (us)"), ("bandwidth_gbs", f"{LARGE >> 20} MiB (GB/s)"))
     for axis, (field, title) in zip(axes, fields):
