@@ -20,6 +20,8 @@ IMITATED_GPU = {
     "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "gpu" / "numpy_as_cupy"), str(ROOT)]),
 }
 
+# Unbuffered, print writes a line's end on its own, and a line of another rank can come in between.
+LAUNCHER_VARIABLES += ("PYTHONUNBUFFERED",)
 SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_")
 
 

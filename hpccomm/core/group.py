@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from ..errors import DistBackendError, DistError, DistStoreError, DistTimeoutErr
 from ..process import failures, mpi_library
 from ..process.excepthook import end_with
 from ..process.shared_files import MAPPED_LATER, take_names_away
+from ..process.stderr import tell
 from . import calls, checks, registry
 from .backend import Backend, FastPath, in_words_of_the_call
 from .by_name import by_name
@@ -626,11 +626,9 @@ class ProcessGroup(Operations):
                 pause = min(pause + 1e-6, 1e-3)
                 if not has_said and time.monotonic() - begin > LONELY:
                     has_said = True
-                    print(
+                    tell(
                         f"hpccomm: rank {self.rank} has come to the end of its program without "
-                        "destroy_process_group(), and waits for the other ranks; what they do with it never ends",
-                        file=sys.stderr,
-                        flush=True,
+                        "destroy_process_group(), and waits for the other ranks; what they do with it never ends"
                     )
         except Exception as error:
             if failures.translated("leave", error, self.comm) is None:  # the dead need nothing

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..core.group import some
 from ..core.hooks import Hook, RemovableHandle
 from ..process.failures import ranks_in_the_job
+from ..process.stderr import tell
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
@@ -104,8 +105,6 @@ def _watch(group: ProcessGroup) -> None:
 
 def _say(group: ProcessGroup) -> None:
     """Print what a new group is; its first rank does."""
-    from .report import tell
-
     nodes = f"{len(set(group.nodes))} node{'s' if len(set(group.nodes)) > 1 else ''}"
     limit = f"timeout {group.timeout.total_seconds():g} s, then {group.on_timeout}"
     tell(f"hpccomm: made {group.name!r}: ranks {some(group.ranks)} on {nodes}, {group.config}, {limit}")

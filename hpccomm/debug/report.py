@@ -12,7 +12,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -308,9 +307,3 @@ def _group(group: Any) -> dict[str, Any]:
     ranks: Sequence[int] = getattr(group, "_process_ranks", group.ranks)
     counts = {"collectives": group.sequence_number, "messages": group.message_number}
     return {"name": group.name, "ranks": list(ranks), **counts}
-
-
-def tell(text: str) -> None:
-    """Print on stderr what the program's user has to know, whatever has become of stderr."""
-    with contextlib.suppress(Exception):
-        print(text, file=sys.stderr, flush=True)

@@ -26,11 +26,11 @@ from ..core.group import SHORTEST_MEETING
 from ..core.options import DEFAULT_TIMEOUT
 from ..core.work import WorkStatus, as_seconds
 from ..process import settings
-from ..process.excepthook import let_launcher_read
 from ..process.shared_files import MAPPED_LATER, take_names_away
+from ..process.stderr import let_launcher_read, tell
 from . import stacks
 from .attach import groups
-from .report import Reporter, tell, works_in_flight
+from .report import Reporter, works_in_flight
 from .stacks import Doing
 from .trace.files import save
 from .verdict import Verdict, verdict

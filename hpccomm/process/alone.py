@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DistError
 from .environment import launcher
+from .stderr import tell
 
 SHORT = 200  # characters of a command that a message repeats
 
@@ -51,7 +52,7 @@ def check(mpi: Any) -> None:
     said = warning(size, library)
     if said is not None and not _has_warned:
         _has_warned = True
-        print(f"hpccomm: {said}", file=sys.stderr, flush=True)
+        tell(f"hpccomm: {said}")
 
 
 def family(library: str) -> Family | None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import os
-import struct
 import sys
-import termios
-import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -17,8 +13,7 @@ from typing import Any
 
 from .. import errors
 from .shared_files import MAPPED_LATER, take_names_away
-
-LONGEST_WAIT = 1.0  # seconds
+from .stderr import let_launcher_read, tell, tell_with_rank
 
 
 class AbortOnException:
@@ -46,7 +41,7 @@ class AbortOnException:
         previous, self._previous = self._previous, sys.__excepthook__  # it may call this one again, torch's does
         try:
             if previous is sys.__excepthook__ and os.getpid() == self._pid:
-                print_with_rank(traceback.format_exception(kind, error, trace))
+                tell_with_rank(traceback.format_exception(kind, error, trace))
             else:
                 previous(kind, error, trace)
         except Exception:  # a broken hook of the program's must not keep the job from ending
@@ -59,8 +54,7 @@ class AbortOnException:
         if self.at_the_end is not None:
             with contextlib.suppress(Exception):
                 self.at_the_end(f"{kind.__name__}: {error}")
-        with contextlib.suppress(Exception):
-            print(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job", file=sys.stderr)
+        tell(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job")
         if isinstance(sys.stderr, io.StringIO):  # torch's collects what is printed, to print it later
             collected, sys.stderr = sys.stderr, sys.__stderr__
             print(collected.getvalue(), end="", file=sys.stderr)
@@ -78,29 +72,8 @@ def end_with(end: SystemExit) -> None:
     from mpi4py import MPI
 
     if not isinstance(end.code, int):
-        print_with_rank([str(end.code)])
-    print_with_rank([f"hpccomm: sys.exit({end.code!r}) inside `with` of the world ends the job"])
+        tell_with_rank([str(end.code)])
+    tell_with_rank([f"hpccomm: sys.exit({end.code!r}) inside `with` of the world ends the job"])
     let_launcher_read()
     take_names_away(MAPPED_LATER)
     MPI.COMM_WORLD.Abort(status & 0xFF)
-
-
-def print_with_rank(lines: list[str]) -> None:
-    """Print on stderr, in one piece, each line with its rank: those of other ranks come in between."""
-    text = "".join(lines).rstrip("\n").replace("\n", f"\n[rank {errors._rank}] ")
-    print(f"[rank {errors._rank}] {text}", file=sys.stderr, flush=True)
-
-
-def let_launcher_read() -> None:
-    """Wait until mpiexec has taken what this process has printed: MPI_Abort may throw the rest away."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, replaced by something without a file, not a pipe
-            stream.flush()
-            give_up = time.monotonic() + LONGEST_WAIT
-            while _unread(stream.fileno()) and time.monotonic() < give_up:
-                time.sleep(0.01)
-    time.sleep(0.1)  # from mpiexec's agent on this node to mpiexec itself
-
-
-def _unread(pipe: int) -> int:
-    return int(struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))[0])

@@ -11,11 +11,12 @@ import contextlib
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+
+from .stderr import tell
 
 ENOUGH = 1 << 16  # bytes: more than one signal's worth
 
@@ -48,8 +49,7 @@ class PeerFailures:
                 try:
                     self._callback(rank)
                 except Exception:  # there is nobody to raise it to
-                    print("hpccomm: on_peer_failure raised", file=sys.stderr)
-                    traceback.print_exc()
+                    tell(f"hpccomm: on_peer_failure raised\n{traceback.format_exc().rstrip()}")
         os.close(self._news)
 
 

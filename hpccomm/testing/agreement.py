@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from ..debug import watchdog
 from ..debug.words import alike, ranks_in_words
-from ..process.excepthook import let_launcher_read
+from ..process.stderr import let_launcher_read, tell
 
 OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
 LONGEST_SUMMARY = 30.0  # seconds that rank 0 may take to print it, whatever the grace for tests
@@ -163,7 +163,7 @@ class Agreement:
         capture = self._config.pluginmanager.getplugin("capturemanager")
         if capture is not None:
             capture.suspend(in_=True)
-        print(f"\nhpccomm.testing: rank {self._rank}: {message}", file=sys.__stderr__, flush=True)
+        tell(f"\nhpccomm.testing: rank {self._rank}: {message}", sys.__stderr__)
         let_launcher_read()
         self._comm.Abort(1)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...process.settings import Settings, debug_dir
+from ...process.stderr import tell
 from ..records import Record, key_of
 from . import recorder as recorders
 from .clock import Clocks
@@ -90,11 +91,11 @@ class _Tracing:
         try:
             file = write_trace(self.folder)
         except OSError as error:
-            print(f"hpccomm: the recording of rank {self.process[0]} can't be written: {error}", file=sys.stderr)
+            tell(f"hpccomm: the recording of rank {self.process[0]} can't be written: {error}")
             return
         if self.process[0] == 0:
             folder = min(os.path.relpath(file.parent), str(file.parent), key=len)
-            print(f"hpccomm: operations are recorded; to look at them: hpccomm trace {folder}", file=sys.stderr)
+            tell(f"hpccomm: operations are recorded; to look at them: hpccomm trace {folder}")
 
 
 _tracing: _Tracing | None = None

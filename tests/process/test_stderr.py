@@ -1,0 +1,53 @@
+"""What a process says on stderr: in one piece, and whatever has become of stderr."""
+
+from __future__ import annotations
+
+import io
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from hpccomm.process.stderr import tell, tell_with_rank
+
+from ..launch import clean_environment
+
+pytestmark = pytest.mark.once
+
+
+def packets(program: str) -> list[str]:
+    """Return what a program without buffers writes on stderr, one text for each write."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            command = [sys.executable, "-u", "-c", program]
+            subprocess.run(command, stderr=theirs, env=clean_environment(), check=True, timeout=60)
+        return [packet.decode() for packet in iter(lambda: ours.recv(1 << 16), b"")]
+
+
+def test_a_message_is_one_write_without_buffers_too() -> None:
+    program = "from hpccomm.process.stderr import tell\ntell('one\\ntwo')\ntell('three')"
+    assert packets(program) == ["one\ntwo\n", "three\n"]
+    assert packets("import sys\nprint('one', file=sys.stderr)") == ["one", "\n"]  # what tell is there for
+
+
+def test_each_line_has_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_with_rank(["Traceback:\n", "  a line\n", "Error\n"])
+    said = [line.partition("]")[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == [" Traceback:", "   a line", " Error"]
+
+
+def test_a_closed_stderr_keeps_nobody_from_going_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    tell("nobody reads this")
+    monkeypatch.setattr(sys, "stderr", None)
+    tell("nor this")
+
+
+def test_on_a_stream_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    tell("aside", stream)
+    assert (stream.getvalue(), capsys.readouterr().err) == ("aside\n", "")
