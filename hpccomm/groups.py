@@ -7,8 +7,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from .core import checks
+from .core.backends import options_for
 from .core.c10d_names import c10d_names
-from .core.group import ProcessGroup, make_group, some
+from .core.group import ProcessGroup, make_group
+from .core.members import some
 from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
 from .core.registry import BackendConfig
@@ -443,7 +445,7 @@ def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: Proce
     for device, backend in list(parent._backends.items()):
         name = parent.config.device_map.get(device)
         if name is not None and name == config.device_map.get(device):
-            split = backend.split(None if subgroup is None else subgroup._options_for(device), color)
+            split = backend.split(None if subgroup is None else options_for(subgroup, device), color)
             if subgroup is not None and split is not None:
                 subgroup._backends[device] = split
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .core.arrays import Array
-from .core.group import NobodyThere
+from .core.members import NobodyThere
 from .core.non_member import Group, NothingToStart
 from .core.persistent_work import PersistentWork
 from .core.reduce_op import ReduceOp, ReduceOpLike

@@ -19,7 +19,8 @@ from .core.arrays import Array
 from .core.backend import Backend
 from .core.c10d_names import either
 from .core.calls import Call
-from .core.group import NobodyThere, ProcessGroup
+from .core.group import ProcessGroup
+from .core.members import NobodyThere
 from .core.non_member import Group, NonMember, done_work
 from .core.work import Work
 from .errors import here

@@ -300,7 +300,7 @@ def test_destroy_waits_for_all_ranks() -> None:
 
 @several
 def test_destroy_tells_of_ranks_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpccomm.core import group as module
+    from hpccomm.core import ending as module
 
     monkeypatch.setattr(module, "SHORTEST_MEETING", 0.1)
     with hc.init_process_group():

@@ -1,40 +1,37 @@
-"""ProcessGroup: its members, its life, and the one door that each of its operations passes."""
+"""ProcessGroup: its life, and the one door that each of its operations passes."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from ..errors import DistBackendError, DistError, DistStoreError, DistTimeoutError, UnsupportedOperationError, here
+from ..errors import DistError, DistStoreError, here
 from ..process import failures, mpi_library
 from ..process.excepthook import end_with
 from ..process.shared_files import MAPPED_LATER, take_names_away
-from ..process.stderr import tell
-from . import calls, checks, registry
+from . import registry
 from .backend import Backend, FastPath, in_words_of_the_call
+from .backends import Destroyed, LazyBackends, NotOverridden, created, options_for
 from .by_name import by_name
 from .calls import Call
+from .ending import abandon, finish, leave, meet
 from .hooks import Hook, Operation, RemovableHandle, Timing
 from .operation_list import MESSAGES, OPERATIONS, START
 from .operations import Operations
-from .options import BackendOptions, Membership, time_limit
+from .options import Membership, fields_of, time_limit
 from .persistent_work import PersistentWork
-from .registry import OBJECT_TRANSPORT, OBJECTS, BackendConfig, has_store, is_custom
+from .registry import BackendConfig, is_custom
 from .watched import watched
-from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception, who_is_late, with_title
+from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception, with_title
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
-SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
-LONELY = 2.0  # seconds that a rank that has not destroyed its groups waits at its end, until it says so
-LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group is given up
 STEPS_ASIDE = FastPath()
 CALLED = {  # what a program has called, where that has another name than the operation
     ("send", True): "isend",
@@ -42,18 +39,9 @@ CALLED = {  # what a program has called, where that has another name than the op
     ("all_reduce_sparse", False): "all_reduce",
     ("all_reduce_sparse", True): "all_reduce",
 }
-TO_NOBODY = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "send_init", "recv_init"})  # may be MPI.PROC_NULL
 ATTACH = "hpccomm.debug.attach:attach"  # gives a new group what the settings ask for
 DETACH = "hpccomm.debug.attach:detach"  # sees it go
 AGREE_ON_STORE = "hpccomm.store.place:agreed"
-
-
-class NobodyThere(Exception):
-    """The peer of a message is MPI.PROC_NULL, `rank`: there is nothing to do. Other messages pay nothing for it."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self.rank = rank
 
 
 class ProcessGroup(Operations):
@@ -105,8 +93,7 @@ class ProcessGroup(Operations):
 
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
         super().__init__(rank, size, **fields)
-        self._group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
-        self._backends: dict[str, Backend] = _LazyBackends(self)
+        self._backends: dict[str, Backend] = LazyBackends(self)
         self._fast_path = self._fast = STEPS_ASIDE  # that of the host's backend; and the one to ask
         self._hooks: tuple[Hook, ...] = ()
         self._check: Any = None  # compares what the ranks call: HPCCOMM_DEBUG=DETAIL
@@ -182,53 +169,6 @@ class ProcessGroup(Operations):
         place = by_name(AGREE_ON_STORE)(fields["comm"], fields["nodes"])
         limits = limit(fields["settings"])
         return make_group(Membership(**fields, **limits, config=config, name=name or "group", place=place))
-
-    # -- members ---------------------------------------------------------------------------------
-
-    def group_rank(self, global_rank: int) -> int:
-        """Convert a global rank into the rank in this group; ValueError if it is not a member."""
-        try:
-            return self._group_ranks[checks.integer("global rank", global_rank)]
-        except KeyError:
-            raise ValueError(
-                f"rank {global_rank} is not a member of {self!r}, whose ranks are {some(self.ranks)}{here()}"
-            ) from None
-
-    def global_rank(self, group_rank: int) -> int:
-        """Convert a rank in this group into the global rank; ValueError if there is no such rank."""
-        return self.ranks[calls.rank(self, "group rank", group_rank)]
-
-    def peer(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
-        """Return the group rank that ``src=`` (a global rank) or ``group_src=`` (a group rank) names."""
-        if group_rank is None and type(global_rank) is int and global_rank in self._group_ranks:
-            return self._group_ranks[global_rank]
-        if global_rank is not None and group_rank is not None:
-            raise ValueError(f"{operation}: both {argument} and group_{argument} are given; choose one{here()}")
-        if group_rank is not None:
-            return calls.rank(self, f"{operation}: group_{argument}", group_rank)
-        if global_rank is None:
-            raise ValueError(f"{operation}: neither {argument} nor group_{argument} is given{here()}")
-        number = checks.integer(f"{operation}: {argument}", global_rank)
-        if number in self._group_ranks:
-            return self._group_ranks[number]
-        if operation in TO_NOBODY and self.comm is not None and number == mpi_library.load().PROC_NULL:
-            raise NobodyThere(number)
-        raise ValueError(
-            f"{operation}: {argument} is {global_rank}, which is not in the group; "
-            f"its (global) ranks are {some(self.ranks)}{here()}"
-        )
-
-    def root(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
-        """As `peer`; the group's first rank if neither is given."""
-        if global_rank is None and group_rank is None:
-            return 0
-        return self.peer(operation, argument, global_rank, group_rank)
-
-    def source(self, operation: str, global_rank: int | None, group_rank: int | None) -> int | None:
-        """As `peer` for the source of a message: None, which is any rank, where neither is given."""
-        if global_rank is None and group_rank is None:
-            return None
-        return self.peer(operation, "src", global_rank, group_rank)
 
     @property
     def store(self) -> Any:
@@ -520,13 +460,13 @@ class ProcessGroup(Operations):
         for child in list(self._children):
             child.destroy()
         deadline = time.monotonic() + as_seconds(self.timeout)
-        self._finish(deadline)
+        finish(self, deadline)
         if self.comm is not None:
-            self._meet(deadline)
+            meet(self, deadline)
         by_name(DETACH)(self)
         for backend in self._backends.values():
             backend.close()
-        self._backends = _Destroyed(self)
+        self._backends = Destroyed(self)
         self._choose_fast_path()
         if self.comm is not None:
             mpi_library.free(self.comm, repr(self), self.largest_tag)
@@ -536,62 +476,16 @@ class ProcessGroup(Operations):
         if self._on_destroy is not None:
             self._on_destroy(self)
 
-    def _finish(self, deadline: float) -> None:
-        """Wait for what is in flight, and tell of what has failed without anybody looking."""
-        for work in list(self._in_flight):
-            try:
-                work.wait(max(0.0, deadline - time.monotonic()))
-            except DistTimeoutError as error:
-                raise DistTimeoutError(f"destroy of {self!r}: {error}") from error
-            except Exception:  # told below, with those that failed earlier
-                work.error_was_seen = False
-        for work in self._failed:
-            if not work.error_was_seen:  # the program dropped this Work, and with it its error
-                warnings.warn(f"{work!r}: {work._exception}", RuntimeWarning, stacklevel=4)
-        self._failed.clear()
-        for persistent in list(self._persistent):
-            persistent.wait(max(0.0, deadline - time.monotonic()))
-            persistent.free()
-
-    def _meet(self, deadline: float) -> None:
-        """Wait until every rank destroys the group: nothing collective begins before that."""
-        began = time.monotonic()
-        deadline = max(deadline, began + SHORTEST_MEETING)
-        pause = 0.0
-        try:
-            request = self._leaving or self.comm.Ibarrier()
-            while not request.Test():
-                if time.monotonic() > deadline:
-                    self._leaving = request  # for the next try
-                    raise DistTimeoutError(
-                        f"destroy of {self!r}: other ranks have not called it within {time.monotonic() - began:.1f} s; "
-                        f"every rank of the group has to{here()}{who_is_late()}"
-                    )
-                time.sleep(pause)
-                pause = min(pause + 1e-6, 1e-3)
-        except Exception as error:
-            self._leaving = None if failures.is_on() else self._leaving
-            raise failures.translated("destroy", error, self.comm) or error from None
-
     def give_up(self, ranks: Sequence[int], refusal: str) -> None:
         """Let go of everything without the other ranks, because some (global) `ranks` have died.
 
         What is in flight ends with RankFailedError; `refusal` is what operations say from now on. The communicator is
         not freed, because MPI may still have messages on it.
         """
-        error = failures.rank_failed(f"in flight on {self!r}", tuple(ranks))
-        deadline = time.monotonic() + LONGEST_END
-        for backend in self._backends.values():
-            backend.abort()
-        for work in list(self._in_flight):
-            work.give_up(error, deadline)
-        for persistent in self._persistent:
-            persistent.give_up(error, deadline)
-        self._in_flight.clear()
-        self._failed.clear()
+        abandon(self, ranks)
         if self.comm is not None:
             failures.forget(self.comm)
-        self._backends = _Destroyed(self, refusal)
+        self._backends = Destroyed(self, refusal)
         self._choose_fast_path()
         self._close_store()
         if self._on_destroy is not None:
@@ -618,30 +512,12 @@ class ProcessGroup(Operations):
     @watched
     def leave(self) -> None:
         """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
-        try:
-            request, pause = self._leaving or self.comm.Ibarrier(), 0.0
-            begin, has_said = time.monotonic(), self._leaving is not None
-            while not request.Test():
-                time.sleep(pause)
-                pause = min(pause + 1e-6, 1e-3)
-                if not has_said and time.monotonic() - begin > LONELY:
-                    has_said = True
-                    tell(
-                        f"hpccomm: rank {self.rank} has come to the end of its program without "
-                        "destroy_process_group(), and waits for the other ranks; what they do with it never ends"
-                    )
-        except Exception as error:
-            if failures.translated("leave", error, self.comm) is None:  # the dead need nothing
-                raise
-            return
-        for group in (self, *self._children):
-            for backend in list(group._backends.values()):
-                backend.leave()
+        leave(self)
 
     @property
     def is_destroyed(self) -> bool:
         """Whether the group has been destroyed, so that it refuses every operation."""
-        return isinstance(self._backends, _Destroyed)
+        return isinstance(self._backends, Destroyed)
 
     def abort(self, status: int = 1) -> NoReturn:
         """End the whole MPI job at once, every rank of it, with exit status `status` (MPI_Abort)."""
@@ -676,78 +552,26 @@ class ProcessGroup(Operations):
         devices = self.config.device_map
         return "cpu" if "cpu" in devices else next(iter(devices))
 
-    def _make_backend(self, device: str) -> Backend:
-        if device == OBJECTS:
-            return cast("Backend", by_name(OBJECT_TRANSPORT)(self._options_for(device)))
-        name = self.config.device_map.get(device)
-        if name is None:
-            raise DistError(
-                f"{self!r} has no backend for {device} arrays; start with "
-                f"init_process_group('{self.config},{device}:...') or backend=None{here()}"
-            )
-        backend = _created(name, self._options_for(device))
-        if not isinstance(backend, Backend):
-            raise UnsupportedOperationError(
-                f"backend {name!r} makes whole process groups, which can't serve {device} arrays beside "
-                f"other backends; use it alone: init_process_group({name!r}){here()}"
-            )
-        return backend
-
-    def _options_for(self, device: str) -> BackendOptions:
-        store = self.store if self.place is not None and has_store(self.config.device_map.get(device, "mpi")) else None
-        return BackendOptions(**_fields(self), device=device, store=store)
-
 
 def make_group(membership: Membership) -> ProcessGroup:
     """Make a group; a custom backend that is alone in its configuration may bring one of its own class."""
-    fields = _fields(membership)
+    fields = fields_of(membership)
     group = ProcessGroup(**fields)
     names = set(group.config.device_map.values())
     if len(names) == 1 and is_custom(*names):
         (name,), device = names, next(iter(group.config.device_map))
-        made = _created(name, group._options_for(device))
-        if isinstance(made, ProcessGroup):
-            group = made
-            ProcessGroup.__init__(group, **fields)
-            group._backends.update(dict.fromkeys(group.config.device_map, _NotOverridden(group, name)))
+        made = created(name, options_for(group, device))
+        if isinstance(made, Backend):
+            cast("LazyBackends", group._backends).put(device, made)
         else:
-            cast("_LazyBackends", group._backends).put(device, made)
+            group = cast("ProcessGroup", made)
+            ProcessGroup.__init__(group, **fields)
+            group._backends.update(dict.fromkeys(group.config.device_map, NotOverridden(group, name)))
     by_name(ATTACH)(group)
     for device, name in group.config.device_map.items():
         if registry.REGISTRY[name].connects:
             group._backends[device]  # which makes it
     return group
-
-
-def some(ranks: Sequence[int]) -> str:
-    """Name some ranks of maybe very many."""
-    return ", ".join(map(str, ranks)) if len(ranks) <= 16 else f"{', '.join(map(str, ranks[:8]))} ... {ranks[-1]}"
-
-
-def _fields(membership: Membership) -> dict[str, Any]:
-    return {name: getattr(membership, name) for name in Membership.__dataclass_fields__}
-
-
-def _created(name: str, options: BackendOptions) -> Backend | ProcessGroup:
-    """Call the creator of a backend."""
-    row = registry.REGISTRY[name]
-    try:
-        creator = row.load()
-    except (ImportError, AttributeError) as error:
-        raise DistBackendError(
-            f"the {name!r} backend, which serves {options.device} arrays, can't be loaded: {error}{here()}"
-        ) from error
-    if row.extended_api:
-        made = creator(options, None)
-    else:
-        made = creator(options.store, options.rank, options.size, options.timeout)
-    if isinstance(made, Backend):
-        if type(made).name == Backend.name:
-            made.name = name
-        return made
-    if isinstance(made, ProcessGroup):
-        return made
-    raise TypeError(f"the creator of backend {name!r} returned {made!r}; expected a Backend or a ProcessGroup{here()}")
 
 
 def _through_the_door(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
@@ -764,53 +588,3 @@ def _through_the_door(name: str, override: Callable[..., Any]) -> Callable[..., 
         return group._run(call, async_op, functools.partial(override, group, *arguments, **options))
 
     return operation
-
-
-class _LazyBackends(dict[str, Backend]):
-    """The backends by device; each is made when the first array of its device comes along."""
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-
-    def __missing__(self, device: str) -> Backend:
-        backend = self._group._make_backend(device)
-        self.put(device, backend)
-        return backend
-
-    def put(self, device: str, backend: Backend) -> None:
-        """Let `backend` serve a device; that of the host may have a fast path."""
-        self[device] = backend
-        if device == "cpu":
-            self._group._fast_path = backend.fast_path
-            if backend.fast_path.is_open:
-                backend.fast_path.numbered = self._group._numbered
-            self._group._choose_fast_path()
-
-
-class _Destroyed(dict[str, Backend]):
-    """The backends of a destroyed group."""
-
-    def __init__(self, group: ProcessGroup, refusal: str = "has been destroyed; make another one") -> None:
-        self.refusal = f"the process group {group.name!r} {refusal}{here()}"
-
-    def __missing__(self, device: str) -> Backend:
-        raise DistError(self.refusal)
-
-
-class _NotOverridden(Backend):
-    """Serves the operations that a ProcessGroup class of the program's own does not override: it refuses them."""
-
-    def __init__(self, group: ProcessGroup, name: str) -> None:
-        super().__init__(group.rank, group.size)
-        self.name = name
-        self._group = group
-
-    @property
-    def implementation(self) -> str:
-        return type(self._group).__name__
-
-    def _each(self, operation: str, *_: Any) -> NoReturn:
-        raise self._lacks(operation)
-
-    def persistent(self, operation: str, *_: Any) -> NoReturn:
-        raise self._lacks(f"{operation}_init")

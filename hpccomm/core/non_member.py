@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 from ..errors import here
-from .group import ProcessGroup, some
+from .group import ProcessGroup
+from .members import some
 from .operation_list import OPERATIONS
 from .options import DEFAULT_TIMEOUT
 from .persistent_work import PersistentWork

@@ -15,7 +15,7 @@ from .arrays import Array, is_sparse
 from .backend import Backend, FastPath
 from .calls import Call
 from .hooks import Operation
-from .options import Membership
+from .members import Members
 from .persistent_work import PersistentWork
 from .reduce_op import ReduceOp, ReduceOpLike
 from .registry import OBJECTS
@@ -24,7 +24,7 @@ from .work import Work
 SUM = ReduceOp.SUM
 
 
-class Operations(Membership):
+class Operations(Members):
     """The operations of :class:`ProcessGroup`, which gives them their backends and the door.
 
     `root`, `dst` and `src` are ranks of the group. A small operation in the ordinary case is done by the fast path;

@@ -132,6 +132,11 @@ class BackendOptions(Membership):
     store: Any = None
 
 
+def fields_of(membership: Membership) -> dict[str, Any]:
+    """Return the fields that a group and what the creators of its backends are told have in common."""
+    return {name: getattr(membership, name) for name in Membership.__dataclass_fields__}
+
+
 def time_limit(
     timeout: timedelta | float | None = None, on_timeout: str | None = None
 ) -> Callable[[Membership | Settings], dict[str, Any]]:

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..core.group import some
 from ..core.hooks import Hook, RemovableHandle
+from ..core.members import some
 from ..process.failures import ranks_in_the_job
 from ..process.stderr import tell
 

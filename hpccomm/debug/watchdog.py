@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..core.group import SHORTEST_MEETING
+from ..core.ending import SHORTEST_MEETING
 from ..core.options import DEFAULT_TIMEOUT
 from ..core.work import WorkStatus, as_seconds
 from ..process import settings

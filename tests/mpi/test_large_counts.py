@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.core.backends import options_for
 from hpccomm.mpi import datatypes, large_counts
 from hpccomm.process.tuning import Tuning
 
@@ -28,7 +29,7 @@ def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     datatypes._block.cache_clear()
     with hc.init_process_group() as group:
         group.tuning = tuning
-        group._backends["cpu"] = large_counts.LargeCountMPIBackend(group._options_for("cpu"))
+        group._backends["cpu"] = large_counts.LargeCountMPIBackend(options_for(group, "cpu"))
         yield group
     datatypes._block.cache_clear()
 

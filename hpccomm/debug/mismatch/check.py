@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...core.group import SHORTEST_MEETING
+from ...core.ending import SHORTEST_MEETING
 from ...core.hooks import Operation
 from ...core.operation_list import MESSAGES, OPERATIONS
 from ...core.work import as_seconds, who_is_late

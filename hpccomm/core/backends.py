@@ -1,0 +1,113 @@
+"""The backends of a group: each made when the first array of its device comes along, all refused after its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from ..errors import DistBackendError, DistError, UnsupportedOperationError, here
+from . import registry
+from .backend import Backend
+from .by_name import by_name
+from .members import Members
+from .options import BackendOptions, fields_of
+from .registry import OBJECT_TRANSPORT, OBJECTS, has_store
+
+if TYPE_CHECKING:
+    from .group import ProcessGroup
+
+
+class LazyBackends(dict[str, Backend]):
+    """The backends by device; each is made when the first array of its device comes along."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+
+    def __missing__(self, device: str) -> Backend:
+        backend = make_backend(self._group, device)
+        self.put(device, backend)
+        return backend
+
+    def put(self, device: str, backend: Backend) -> None:
+        """Let `backend` serve a device; that of the host may have a fast path."""
+        self[device] = backend
+        if device == "cpu":
+            self._group._fast_path = backend.fast_path
+            if backend.fast_path.is_open:
+                backend.fast_path.numbered = self._group._numbered
+            self._group._choose_fast_path()
+
+
+class Destroyed(dict[str, Backend]):
+    """The backends of a destroyed group."""
+
+    def __init__(self, group: ProcessGroup, refusal: str = "has been destroyed; make another one") -> None:
+        self.refusal = f"the process group {group.name!r} {refusal}{here()}"
+
+    def __missing__(self, device: str) -> Backend:
+        raise DistError(self.refusal)
+
+
+class NotOverridden(Backend):
+    """Serves the operations that a ProcessGroup class of the program's own does not override: it refuses them."""
+
+    def __init__(self, group: ProcessGroup, name: str) -> None:
+        super().__init__(group.rank, group.size)
+        self.name = name
+        self._group = group
+
+    @property
+    def implementation(self) -> str:
+        return type(self._group).__name__
+
+    def _each(self, operation: str, *_: Any) -> NoReturn:
+        raise self._lacks(operation)
+
+    def persistent(self, operation: str, *_: Any) -> NoReturn:
+        raise self._lacks(f"{operation}_init")
+
+
+def make_backend(group: ProcessGroup, device: str) -> Backend:
+    """Make the backend that serves a device in a group."""
+    if device == OBJECTS:
+        return cast("Backend", by_name(OBJECT_TRANSPORT)(options_for(group, device)))
+    name = group.config.device_map.get(device)
+    if name is None:
+        raise DistError(
+            f"{group!r} has no backend for {device} arrays; start with "
+            f"init_process_group('{group.config},{device}:...') or backend=None{here()}"
+        )
+    backend = created(name, options_for(group, device))
+    if not isinstance(backend, Backend):
+        raise UnsupportedOperationError(
+            f"backend {name!r} makes whole process groups, which can't serve {device} arrays beside "
+            f"other backends; use it alone: init_process_group({name!r}){here()}"
+        )
+    return backend
+
+
+def options_for(group: ProcessGroup, device: str) -> BackendOptions:
+    """Return what the creator of the backend of a device is told of its group."""
+    has_its_own = group.place is not None and has_store(group.config.device_map.get(device, "mpi"))
+    return BackendOptions(**fields_of(group), device=device, store=group.store if has_its_own else None)
+
+
+def created(name: str, options: BackendOptions) -> Backend | Members:
+    """Call the creator of a backend."""
+    row = registry.REGISTRY[name]
+    try:
+        creator = row.load()
+    except (ImportError, AttributeError) as error:
+        raise DistBackendError(
+            f"the {name!r} backend, which serves {options.device} arrays, can't be loaded: {error}{here()}"
+        ) from error
+    if row.extended_api:
+        made = creator(options, None)
+    else:
+        made = creator(options.store, options.rank, options.size, options.timeout)
+    if not isinstance(made, (Backend, Members)):
+        raise TypeError(
+            f"the creator of backend {name!r} returned {made!r}; expected a Backend or a ProcessGroup{here()}"
+        )
+    if isinstance(made, Backend) and type(made).name == Backend.name:
+        made.name = name
+    return made

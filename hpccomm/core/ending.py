@@ -1,0 +1,105 @@
+"""The end of a group: what is in flight is finished, and all ranks meet before anything is taken down."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import DistTimeoutError, here
+from ..process import failures
+from ..process.stderr import tell
+from .work import who_is_late
+
+if TYPE_CHECKING:
+    from .group import ProcessGroup
+
+SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
+LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group is given up
+LONELY = 2.0  # seconds that a rank that has not destroyed its groups waits at its end, until it says so
+
+
+def finish(group: ProcessGroup, deadline: float) -> None:
+    """Wait for what is in flight, and tell of what has failed without anybody looking."""
+    for work in list(group._in_flight):
+        try:
+            work.wait(max(0.0, deadline - time.monotonic()))
+        except DistTimeoutError as error:
+            raise DistTimeoutError(f"destroy of {group!r}: {error}") from error
+        except Exception:  # told below, with those that failed earlier
+            work.error_was_seen = False
+    for work in group._failed:
+        if not work.error_was_seen:  # the program dropped this Work, and with it its error
+            warnings.warn(f"{work!r}: {work._exception}", RuntimeWarning, stacklevel=4)
+    group._failed.clear()
+    for persistent in list(group._persistent):
+        persistent.wait(max(0.0, deadline - time.monotonic()))
+        persistent.free()
+
+
+def meet(group: ProcessGroup, deadline: float) -> None:
+    """Wait until every rank destroys the group: nothing collective begins before that."""
+    limit = max(deadline - time.monotonic(), SHORTEST_MEETING)
+
+    def give_up(waited: float) -> None:
+        if waited > limit:
+            raise DistTimeoutError(
+                f"destroy of {group!r}: other ranks have not called it within {waited:.1f} s; "
+                f"every rank of the group has to{here()}{who_is_late()}"
+            )
+
+    try:
+        _wait_for_all(group, give_up)
+    except Exception as error:
+        if failures.is_on() or not isinstance(error, DistTimeoutError):
+            group._leaving = None
+        raise failures.translated("destroy", error, group.comm) or error from None
+
+
+def abandon(group: ProcessGroup, dead: Sequence[int]) -> None:
+    """Let what is in flight end with RankFailedError, without the other ranks: the (global) ranks `dead` have died."""
+    error = failures.rank_failed(f"in flight on {group!r}", tuple(dead))
+    deadline = time.monotonic() + LONGEST_END
+    for backend in group._backends.values():
+        backend.abort()
+    for work in list(group._in_flight):
+        work.give_up(error, deadline)
+    for persistent in group._persistent:
+        persistent.give_up(error, deadline)
+    group._in_flight.clear()
+    group._failed.clear()
+
+
+def leave(group: ProcessGroup) -> None:
+    """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
+    has_said = group._leaving is not None
+
+    def say(waited: float) -> None:
+        nonlocal has_said
+        if waited > LONELY and not has_said:
+            has_said = True
+            tell(
+                f"hpccomm: rank {group.rank} has come to the end of its program without "
+                "destroy_process_group(), and waits for the other ranks; what they do with it never ends"
+            )
+
+    try:
+        _wait_for_all(group, say)
+    except Exception as error:
+        if failures.translated("leave", error, group.comm) is None:  # the dead need nothing
+            raise
+        return
+    for each in (group, *group._children):
+        for backend in list(each._backends.values()):
+            backend.leave()
+
+
+def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float], None]) -> None:
+    """Wait in the group's last barrier, and tell `meanwhile` how long; another try goes on where one has ended."""
+    began, pause = time.monotonic(), 0.0
+    request = group._leaving = group._leaving or group.comm.Ibarrier()
+    while not request.Test():
+        meanwhile(time.monotonic() - began)
+        time.sleep(pause)
+        pause = min(pause + 1e-6, 1e-3)

@@ -1,0 +1,79 @@
+"""The ranks of a group: in the group and global, and what arguments name them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import here
+from ..process import mpi_library
+from . import calls, checks
+from .options import Membership
+
+TO_NOBODY = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "send_init", "recv_init"})  # may be MPI.PROC_NULL
+
+
+class NobodyThere(Exception):
+    """The peer of a message is MPI.PROC_NULL, `rank`: there is nothing to do. Other messages pay nothing for it."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
+class Members(Membership):
+    """The members of a group, and which of them a rank in the group or a global rank means."""
+
+    def __init__(self, rank: int, size: int, **fields: Any) -> None:
+        super().__init__(rank, size, **fields)
+        self._group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
+
+    def group_rank(self, global_rank: int) -> int:
+        """Convert a global rank into the rank in this group; ValueError if it is not a member."""
+        try:
+            return self._group_ranks[checks.integer("global rank", global_rank)]
+        except KeyError:
+            raise ValueError(
+                f"rank {global_rank} is not a member of {self!r}, whose ranks are {some(self.ranks)}{here()}"
+            ) from None
+
+    def global_rank(self, group_rank: int) -> int:
+        """Convert a rank in this group into the global rank; ValueError if there is no such rank."""
+        return self.ranks[calls.rank(self, "group rank", group_rank)]
+
+    def peer(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
+        """Return the group rank that ``src=`` (a global rank) or ``group_src=`` (a group rank) names."""
+        if group_rank is None and type(global_rank) is int and global_rank in self._group_ranks:
+            return self._group_ranks[global_rank]
+        if global_rank is not None and group_rank is not None:
+            raise ValueError(f"{operation}: both {argument} and group_{argument} are given; choose one{here()}")
+        if group_rank is not None:
+            return calls.rank(self, f"{operation}: group_{argument}", group_rank)
+        if global_rank is None:
+            raise ValueError(f"{operation}: neither {argument} nor group_{argument} is given{here()}")
+        number = checks.integer(f"{operation}: {argument}", global_rank)
+        if number in self._group_ranks:
+            return self._group_ranks[number]
+        if operation in TO_NOBODY and self.comm is not None and number == mpi_library.load().PROC_NULL:
+            raise NobodyThere(number)
+        raise ValueError(
+            f"{operation}: {argument} is {global_rank}, which is not in the group; "
+            f"its (global) ranks are {some(self.ranks)}{here()}"
+        )
+
+    def root(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
+        """As `peer`; the group's first rank if neither is given."""
+        if global_rank is None and group_rank is None:
+            return 0
+        return self.peer(operation, argument, global_rank, group_rank)
+
+    def source(self, operation: str, global_rank: int | None, group_rank: int | None) -> int | None:
+        """As `peer` for the source of a message: None, which is any rank, where neither is given."""
+        if global_rank is None and group_rank is None:
+            return None
+        return self.peer(operation, "src", global_rank, group_rank)
+
+
+def some(ranks: Sequence[int]) -> str:
+    """Name some ranks of maybe very many."""
+    return ", ".join(map(str, ranks)) if len(ranks) <= 16 else f"{', '.join(map(str, ranks[:8]))} ... {ranks[-1]}"
