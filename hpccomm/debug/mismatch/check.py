@@ -13,7 +13,7 @@ from ...core.operation_list import MESSAGES, OPERATIONS
 from ...core.work import as_seconds, who_is_late
 from ...errors import DistError, DistTimeoutError
 from ...process import failures, mpi_library
-from ..words import ranks_in_words
+from ..words import alike, ranks_in_words
 from .exchange import DIFFERS, TIMED_OUT, Exchange, Statement
 from .messages import MessageCheck
 from .wording import call_in_words, caller, sizes_by_rank, with_details
@@ -157,12 +157,12 @@ class MismatchCheck:
 
     def _who_calls_what(self, came: dict[int, Statement]) -> str:
         same_number = len({each["number"] for each in came.values()}) == 1
-        callers: dict[str, list[int]] = {}
-        for rank, each in came.items():
-            number = "" if same_number or each["number"] is None else f", #{each['number']}"
-            callers.setdefault(each["words"] + number, []).append(rank)
+
+        def call(each: Statement) -> str:
+            return str(each["words"]) + ("" if same_number or each["number"] is None else f", #{each['number']}")
+
         sides = []
-        for words, ranks in callers.items():
+        for words, ranks in alike((rank, call(each)) for rank, each in came.items()).items():
             lines = list(dict.fromkeys(came[rank]["where"] for rank in ranks))
             at = ", ".join(lines[:3]) + (" ..." if len(lines) > 3 else "")
             verb = "call" if len(ranks) > 1 else "calls"
