@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 RUN := tools/run-mpi $(BIN)
 TORCH := .venv-torch$(if $(filter mpich,$(MPI)),,-$(MPI))
 
+# Images of containers set it; the tests start thousands of processes, and each would compile hpccomm anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 	@echo "  MPI=mpich|openmpi chooses the MPI, CUDA=12|13 that of test-gpu, RANKS=\"1 2 3 4\" the numbers of ranks, ARGS=... goes to pytest or the demo"
