@@ -288,3 +288,16 @@ def test_no_shared_memory_is_left(machine: Any, monkeypatch: pytest.MonkeyPatch)
         hc.all_reduce(gpus.array(np.ones(4, np.float32)))
         assert machine.shared
     assert not machine.shared
+
+
+def test_after_a_failure_destroy_does_not_wait_for_the_others(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
+    group = hc.init_process_group()
+    hc.all_reduce(gpus.array(np.ones(4, np.float32)))
+    backend = group._backends.pop("cuda")
+    backend._connection.fail("ncclRemoteError (6)")
+    if RANK == 0:  # alone
+        backend.close()
+    hc.barrier()
+    if RANK > 0:
+        backend.close()

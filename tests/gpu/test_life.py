@@ -460,19 +460,6 @@ def test_no_call_is_made_on_an_aborted_communicator(machine: Any, monkeypatch: p
         assert "all_reduce" not in machine.calls
 
 
-def test_after_a_failure_destroy_does_not_wait_for_the_others(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
-    group = hc.init_process_group()
-    hc.all_reduce(gpus.array(np.ones(4, np.float32)))
-    backend = group._backends.pop("cuda")
-    backend._connection.fail("ncclRemoteError (6)")
-    if RANK == 0:  # alone
-        backend.close()
-    hc.barrier()
-    if RANK > 0:
-        backend.close()
-
-
 def test_behind_stop_nobody_looks_for_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or it might ask a communicator that is gone."""
     monkeypatch.setattr(async_errors, "SECONDS_BETWEEN_LOOKS", 0)
