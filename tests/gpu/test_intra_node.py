@@ -292,12 +292,12 @@ def test_no_shared_memory_is_left(machine: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_after_a_failure_destroy_does_not_wait_for_the_others(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
-    group = hc.init_process_group()
-    hc.all_reduce(gpus.array(np.ones(4, np.float32)))
-    backend = group._backends.pop("cuda")
-    backend._connection.fail("ncclRemoteError (6)")
-    if RANK == 0:  # alone
-        backend.close()
-    hc.barrier()
-    if RANK > 0:
-        backend.close()
+    with hc.init_process_group() as group:
+        hc.all_reduce(gpus.array(np.ones(4, np.float32)))
+        backend = group._backends.pop("cuda")
+        backend._connection.fail("ncclRemoteError (6)")
+        if RANK == 0:  # alone
+            backend.close()
+        hc.barrier()
+        if RANK > 0:
+            backend.close()
