@@ -165,6 +165,11 @@ def module_of(array: Array) -> Any:
     return cupy if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())) else np
 
 
+def count_of(array: Array) -> int:
+    """Return the number of elements; of a sparse matrix, of those that it stores."""
+    return int(array.numel() if callable(array.size) else array.size)  # the size of a torch.Tensor is a method
+
+
 def is_read_only(array: Any) -> bool:
     """Say whether the memory of a GPU array may not be written (of JAX's it may not, of CuPy's it always may)."""
     if type(array) in _of_cupy or module_of(array) is not np:

@@ -6,6 +6,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .arrays import count_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -133,7 +135,7 @@ class Operation:
     @property
     def nbytes(self) -> int:
         """The bytes of all arrays together."""
-        return sum(array.size * array.dtype.itemsize for array in self.arrays)
+        return sum(count_of(array) * array.dtype.itemsize for array in self.arrays)
 
     @property
     def op(self) -> ReduceOp | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..core.arrays import count_of
 from ..core.hooks import Operation
 from ..core.operation_list import MESSAGES, OPERATIONS, START
 from .words import size_in_words
@@ -125,8 +126,8 @@ def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str
         key_of(group),
         group.name,
         dtype=str(arrays[0].dtype) if arrays else "",
-        count=sum(int(array.size) for array in arrays),
-        nbytes=sum(int(array.size) * array.dtype.itemsize for array in arrays),
+        count=sum(map(count_of, arrays)),
+        nbytes=operation.nbytes,
         op="" if op is None else str(getattr(op, "name", op)),
         peer=peer if isinstance(peer, int) else None,
         tag=arguments.get("tag"),

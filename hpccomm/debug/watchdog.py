@@ -63,6 +63,7 @@ class Watchdog:
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
         self._seen: dict[Any, _Sighting] = {}
+        self._said: set[str] = set()
         self._pipe, self._wake = os.pipe()
         os.set_blocking(self._pipe, False)
         os.set_blocking(self._wake, False)  # it is written to by a signal handler
@@ -140,8 +141,13 @@ class Watchdog:
                 elif self._looks_for_questions() and self.reporter.is_asked():
                     self._answer()
             except Exception as error:  # the watchdog must not end before the program
-                tell(f"hpccomm: the watchdog of rank {self.reporter.rank} failed: {type(error).__name__}: {error}")
+                self._say_once(f"the watchdog of rank {self.reporter.rank} failed: {type(error).__name__}: {error}")
                 time.sleep(LONGEST_PERIOD)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            tell(f"hpccomm: {text}")
 
     def _answer(self) -> None:
         self.reporter.answer(self._seconds())
