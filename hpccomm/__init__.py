@@ -35,7 +35,6 @@ from .core.group import ProcessGroup
 from .core.hooks import Hook, Operation, RemovableHandle
 from .core.non_member import NonMember
 from .core.options import BackendOptions
-from .core.over_mpi import BackendOverMPI
 from .core.persistent_work import PersistentWork
 from .core.reduce_op import ReduceOp
 from .core.registry import BackendConfig, is_backend_available, register_backend
@@ -50,6 +49,7 @@ from .errors import (
     UnsupportedOperationError,
 )
 from .groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
+from .mpi.over_mpi import BackendOverMPI
 from .objects import (
     all_gather_object,
     broadcast_object_list,

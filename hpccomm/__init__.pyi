@@ -15,7 +15,6 @@ from .core.hooks import RemovableHandle as RemovableHandle
 from .core.non_member import Group
 from .core.non_member import NonMember as NonMember
 from .core.options import BackendOptions as BackendOptions
-from .core.over_mpi import BackendOverMPI as BackendOverMPI
 from .core.persistent_work import PersistentWork as PersistentWork
 from .core.reduce_op import ReduceOp as ReduceOp
 from .core.registry import BackendConfig as BackendConfig
@@ -30,6 +29,7 @@ from .errors import DistStoreError as DistStoreError
 from .errors import DistTimeoutError as DistTimeoutError
 from .errors import RankFailedError as RankFailedError
 from .errors import UnsupportedOperationError as UnsupportedOperationError
+from .mpi.over_mpi import BackendOverMPI as BackendOverMPI
 from .point_to_point import P2POp as P2POp
 from .store import FileStore as FileStore
 from .store import HashStore as HashStore

@@ -16,7 +16,7 @@ from .core.options import Membership, time_limit
 from .core.registry import BackendConfig
 from .core.watched import watched
 from .errors import DistError, here
-from .process import failures, mpi_library
+from .job import failures, mpi_library
 from .world import connect, current_world, member
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def new_group(
             _split_backends(world, config, None)
         return NonMember(members, name, config)
     if created is None:
-        from .process.tags import NEW_GROUP  # which asks MPI
+        from .job.tags import NEW_GROUP  # which asks MPI
 
         # MPI_Comm_create_group is collective over the members only (MPI-4.1 §7.4.2): the others go on at once.
         parent: Any = world.comm

@@ -6,7 +6,7 @@ from .core.group import ProcessGroup
 from .core.non_member import Group
 from .errors import UnsupportedOperationError, here
 from .groups import of_survivors, shrinkable
-from .process import failures
+from .job import failures
 from .world import connect, current_world, is_initialized, member, replace_world
 
 

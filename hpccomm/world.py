@@ -10,17 +10,19 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import errors
-from .core.by_name import by_name
+from .core import observers
 from .core.c10d_names import c10d_names
 from .core.group import ProcessGroup, make_group
 from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
 from .core.registry import BackendConfig, is_backend_available
 from .core.watched import watched
+from .debug import attach
 from .errors import DistBackendError, DistError, here
-from .process import alone, mpi_library
+from .job import mpi_library
+from .job.peer_failure import PeerFailures
+from .process import alone
 from .process.excepthook import AbortOnException
-from .process.peer_failure import PeerFailures
 from .store import Store
 from .store.place import Place, WorldStore, agreed
 
@@ -29,11 +31,19 @@ if TYPE_CHECKING:
 
     from .store.rendezvous import Method
 
-WATCH, LAST_WORDS = "hpccomm.debug.watchdog:watch", "hpccomm.debug.trace.files:last_words"
-
 _world: ProcessGroup | None = None
 _abort_on_exception = AbortOnException()
 _peer_failures: PeerFailures | None = None
+
+
+def _who_is_late() -> str:
+    from .debug.watchdog import explain  # asked when there is time
+
+    return explain()
+
+
+observers.on_new_group(attach.attach, attach.detach)
+observers.answer_with(_who_is_late, agreed)
 
 
 # -- availability ------------------------------------------------------------------------------------
@@ -220,6 +230,9 @@ def init_process_group(
         raise DistError(
             f"init_process_group: there is a world group already; call destroy_process_group() first{here()}"
         )
+    from .debug.trace.files import last_words
+    from .debug.watchdog import watch
+
     config = BackendConfig(backend)
     limit = time_limit(timeout, on_timeout)
     method = _method(init_method, store)
@@ -233,7 +246,7 @@ def init_process_group(
     _agree_with_mpi(comm, rank, world_size)
     if method is not None:
         _agree_with_mpi(comm, method.rank, method.world_size, f" (by {init_method!r})")
-    by_name(WATCH)(mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size())  # some rank may never come
+    watch(mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size())  # some rank may never come
     fields = mpi_library.membership(comm)
     fields["comm"].Set_name("hpccomm world")
     place = Place(WorldStore(store)) if store is not None else agreed(fields["comm"], fields["nodes"], method)
@@ -247,7 +260,7 @@ def init_process_group(
         local: dict[int | None, int] = {rank: pid for rank, pid in world.processes.items() if pid != os.getpid()}
         _peer_failures = PeerFailures(on_peer_failure, local)
     keeps = world.settings.keeps_reports or world.settings.trace != "0"
-    _abort_on_exception.at_the_end = by_name(LAST_WORDS) if keeps else None
+    _abort_on_exception.at_the_end = last_words if keeps else None
     atexit.register(_leave, os.getpid())
     connect(world)
     return world

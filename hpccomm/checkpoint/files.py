@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from ..core.arrays import module_of
-from ..core.by_name import by_name
 from .together import CheckpointError, NoCheckpointError
 
 FORMAT = "hpccomm checkpoint 1"
@@ -121,7 +120,9 @@ def stored(view: Any, axis: int) -> Any:
     So the part that another number of ranks needs is one run of bytes, whatever the axis.
     """
     if module_of(view) is not np:
-        view = by_name("hpccomm.cuda.packing:on_the_host")(view)
+        from ..cuda.packing import on_the_host  # which needs CuPy
+
+        view = on_the_host(view)
     array = np.asarray(np.moveaxis(view, axis, 0) if axis else view, order="C")
     # .npy has no word for bfloat16 and its like: their bytes are stored as integers
     return array.view(f"u{array.dtype.itemsize}") if _is_of_ml_dtypes(array.dtype) else array

@@ -64,15 +64,15 @@ def collect(gpu: bool = False) -> Iterator[Fact]:
 
 
 def _mpi() -> Iterator[Fact]:
-    from ..process.mpi_library import load
+    from ..job.mpi_library import load
 
     try:
         mpi = load()
     except DistBackendError as error:
         yield Fact("MPI", f"no: {error}")
         return
-    from ..process.cuda_aware import cuda_awareness
-    from ..process.mpi_library import path_of_library
+    from ..job.cuda_aware import cuda_awareness
+    from ..job.mpi_library import path_of_library
     from .machine import mpi_library
 
     levels = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled", mpi.THREAD_SERIALIZED: "serialized"}
@@ -89,7 +89,7 @@ def _mpi() -> Iterator[Fact]:
 
 
 def _ranks(mpi: Any) -> Iterator[Fact]:
-    from ..process.mpi_library import number_nodes
+    from ..job.mpi_library import number_nodes
 
     comm = mpi.COMM_WORLD
     nodes, _ = number_nodes(comm)
@@ -158,7 +158,7 @@ def _cupy(gpu: bool) -> Iterator[Fact]:
 
 
 def _nccl() -> str:
-    from ..process.mpi_library import path_of_library
+    from ..job.mpi_library import path_of_library
 
     try:
         nccl = importlib.import_module("cupy.cuda.nccl")

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import here
-from .by_name import by_name
+from .late import GPU_RUNTIME, late
 
 Array: TypeAlias = Any
 """A NumPy array, or anything with the buffer protocol, DLPack or the CUDA array interface."""
@@ -189,7 +189,7 @@ def _gpu_view(array: Any) -> Any:
     Backends of the program's own may work on arrays that CuPy does not know; hpccomm's own say what is missing.
     """
     try:
-        return by_name("hpccomm.cuda.seam:runtime")().as_array(array)
+        return late(GPU_RUNTIME)().as_array(array)
     except Exception:
         return array
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedOperationError, here
-from .by_name import by_name
 from .persistent_work import PersistentWork, Repeated
 from .work import JoinedWork, Work
 
@@ -131,7 +130,9 @@ class Backend:
         name: str, func: Any, extended_api: bool = False, devices: str | Sequence[str] | None = None
     ) -> None:
         """Do what :func:`hpccomm.register_backend` does, with c10d's order of arguments."""
-        by_name("hpccomm.core.registry:register_backend")(name, func, devices=devices, extended_api=extended_api)
+        from .registry import register_backend  # which knows what a backend is
+
+        register_backend(name, func, devices=devices, extended_api=extended_api)
 
     @property
     def implementation(self) -> str:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from ..errors import DistBackendError, DistError, UnsupportedOperationError, here
 from . import registry
 from .backend import Backend
-from .by_name import by_name
+from .late import OBJECT_TRANSPORT, late
 from .members import Members
 from .options import BackendOptions, fields_of
-from .registry import OBJECT_TRANSPORT, OBJECTS, has_store
+from .registry import OBJECTS, has_store
 
 if TYPE_CHECKING:
     from .group import ProcessGroup
@@ -69,7 +69,7 @@ class NotOverridden(Backend):
 def make_backend(group: ProcessGroup, device: str) -> Backend:
     """Make the backend that serves a device in a group."""
     if device == OBJECTS:
-        return cast("Backend", by_name(OBJECT_TRANSPORT)(options_for(group, device)))
+        return cast("Backend", late(OBJECT_TRANSPORT)(options_for(group, device)))
     name = group.config.device_map.get(device)
     if name is None:
         raise DistError(

@@ -18,7 +18,7 @@ from . import checks
 from .arrays import Array
 from .options import Membership
 from .reduce_op import ReduceOp, ReduceOpLike
-from .work import as_seconds
+from .timeouts import as_seconds
 
 # (name, device, what result() gives back, the arguments of the backend's method without async_op)
 Call: TypeAlias = "tuple[str, str, Any, tuple[Any, ...]]"

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import DistTimeoutError, here
-from ..process import failures
+from ..job import failures
 from ..process.stderr import tell
-from .work import who_is_late
+from .observers import who_is_late
+from .timeouts import pauses
 
 if TYPE_CHECKING:
     from .group import ProcessGroup
@@ -97,9 +98,8 @@ def leave(group: ProcessGroup) -> None:
 
 def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float], None]) -> None:
     """Wait in the group's last barrier, and tell `meanwhile` how long; another try goes on where one has ended."""
-    began, pause = time.monotonic(), 0.0
+    began, looks = time.monotonic(), pauses()
     request = group._leaving = group._leaving or group.comm.Ibarrier()
     while not request.Test():
         meanwhile(time.monotonic() - began)
-        time.sleep(pause)
-        pause = min(pause + 1e-6, 1e-3)
+        time.sleep(next(looks))

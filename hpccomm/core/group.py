@@ -10,13 +10,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ..errors import DistError, DistStoreError, here
-from ..process import failures, mpi_library
+from ..job import failures, mpi_library
 from ..process.excepthook import end_with
 from ..process.shared_files import MAPPED_LATER, take_names_away
-from . import registry
+from . import observers, registry
 from .backend import Backend, FastPath, in_words_of_the_call
 from .backends import Destroyed, LazyBackends, NotOverridden, created, options_for
-from .by_name import by_name
 from .calls import Call
 from .ending import abandon, finish, leave, meet
 from .hooks import Hook, Operation, RemovableHandle, Timing
@@ -25,8 +24,9 @@ from .operations import Operations
 from .options import Membership, fields_of, time_limit
 from .persistent_work import PersistentWork
 from .registry import BackendConfig, is_custom
+from .timeouts import as_seconds
 from .watched import watched
-from .work import CompletedWork, Work, WorkStatus, as_seconds, log_exception, with_title
+from .work import CompletedWork, Work, WorkStatus, log_exception, with_title
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,9 +39,6 @@ CALLED = {  # what a program has called, where that has another name than the op
     ("all_reduce_sparse", False): "all_reduce",
     ("all_reduce_sparse", True): "all_reduce",
 }
-ATTACH = "hpccomm.debug.attach:attach"  # gives a new group what the settings ask for
-DETACH = "hpccomm.debug.attach:detach"  # sees it go
-AGREE_ON_STORE = "hpccomm.store.place:agreed"
 
 
 class ProcessGroup(Operations):
@@ -166,7 +163,7 @@ class ProcessGroup(Operations):
             config = BackendConfig(config)
         limit = time_limit(timeout)
         fields = mpi_library.membership(comm)
-        place = by_name(AGREE_ON_STORE)(fields["comm"], fields["nodes"])
+        place = observers.place_of_store(fields["comm"], fields["nodes"])
         limits = limit(fields["settings"])
         return make_group(Membership(**fields, **limits, config=config, name=name or "group", place=place))
 
@@ -463,7 +460,7 @@ class ProcessGroup(Operations):
         finish(self, deadline)
         if self.comm is not None:
             meet(self, deadline)
-        by_name(DETACH)(self)
+        observers.group_gone(self)
         for backend in self._backends.values():
             backend.close()
         self._backends = Destroyed(self)
@@ -567,7 +564,7 @@ def make_group(membership: Membership) -> ProcessGroup:
             group = cast("ProcessGroup", made)
             ProcessGroup.__init__(group, **fields)
             group._backends.update(dict.fromkeys(group.config.device_map, NotOverridden(group, name)))
-    by_name(ATTACH)(group)
+    observers.new_group(group)
     for device, name in group.config.device_map.items():
         if registry.REGISTRY[name].connects:
             group._backends[device]  # which makes it

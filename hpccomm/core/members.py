@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import here
-from ..process import mpi_library
+from ..job import mpi_library
 from . import calls, checks
 from .options import Membership
 

@@ -11,7 +11,7 @@ from ..errors import here
 from ..process.settings import ON_TIMEOUT, Settings
 from ..process.tuning import Tuning
 from .registry import BackendConfig
-from .work import as_seconds
+from .timeouts import as_seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI

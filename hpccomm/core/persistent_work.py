@@ -9,8 +9,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import DistError, DistTimeoutError, here
-from ..process import failures
-from .work import CompletedWork, Work, as_seconds, who_is_late, with_title
+from ..job import failures
+from .observers import who_is_late
+from .timeouts import as_seconds
+from .work import CompletedWork, Work, with_title
 
 if TYPE_CHECKING:
     from .calls import Call

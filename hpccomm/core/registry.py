@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import here
 from .arrays import BUILT_IN_DEVICES, known_devices
-from .by_name import by_name
 from .c10d_names import c10d_names
+from .late import GLOO, GLOO_NEEDS, MPI, MPI_IN_RANK_ORDER, NCCL, NCCL_NEEDS, late
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -34,27 +34,22 @@ class Registered:
     def load(self) -> Creator:
         """Return the creator, imported; ImportError says what is missing."""
         if self.needs is not None:
-            by_name(self.needs)()
+            late(self.needs)()
         if isinstance(self.creator, str):
-            self.creator = by_name(self.creator)
+            self.creator = late(self.creator)
         return self.creator  # type: ignore[return-value]
 
 
 REGISTRY: dict[str, Registered] = {
-    "mpi": Registered("hpccomm.mpi.create:create", ("cpu",), extended_api=True, uses_store=False),
-    "nccl": Registered(
-        "hpccomm.nccl.backend:create", ("cuda",), extended_api=True, needs="hpccomm.cuda.seam:nccl", uses_store=False
-    ),
-    "gloo": Registered(
-        "hpccomm.gloo.backend:create", ("cpu",), extended_api=True, needs="hpccomm.gloo:needs", connects=True
-    ),
-    "ordered": Registered("hpccomm.mpi.create:create_ordered", ("cpu",), extended_api=True, uses_store=False),
+    "mpi": Registered(MPI, ("cpu",), extended_api=True, uses_store=False),
+    "nccl": Registered(NCCL, ("cuda",), extended_api=True, needs=NCCL_NEEDS, uses_store=False),
+    "gloo": Registered(GLOO, ("cpu",), extended_api=True, needs=GLOO_NEEDS, connects=True),
+    "ordered": Registered(MPI_IN_RANK_ORDER, ("cpu",), extended_api=True, uses_store=False),
 }
 BUILT_IN = frozenset(REGISTRY)
 
 # Python objects travel over the group's MPI communicator, whatever the device map says.
 OBJECTS = "objects"
-OBJECT_TRANSPORT = "hpccomm.mpi.objects:create"
 
 
 def register_backend(

@@ -11,8 +11,8 @@ import numpy as np
 from ..errors import here
 from .arrays import locate
 from .backend import Backend
-from .by_name import by_name
 from .calls import Call
+from .late import SPARSE_SUMS_ON_GPUS, late
 from .options import Membership
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 from .work import Work
@@ -40,7 +40,7 @@ def all_reduce(
         raise TypeError(f"all_reduce: SUM is not defined for a sparse matrix of dtype {matrix.dtype}{here()}")
     device, _ = locate("all_reduce", "array.data", matrix.data)
     call = "all_reduce_sparse", device, matrix, (matrix, ReduceOp.SUM)
-    sums = by_name("hpccomm.cuda.sparse:all_reduce") if device == "cuda" else _all_reduce
+    sums = late(SPARSE_SUMS_ON_GPUS) if device == "cuda" else _all_reduce
     return call, partial(sums, group, backends, matrix, async_op)
 
 

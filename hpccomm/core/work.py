@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from datetime import timedelta
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
-from ..process import failures
-from .by_name import by_name
+from ..job import failures
+from .observers import who_is_late
+from .timeouts import as_seconds, pauses
 
 if TYPE_CHECKING:
     from .future import Future
@@ -38,7 +38,6 @@ class WorkStatus(enum.Enum):
     ABORTED = "aborted"
 
 
-EXPLAIN = "hpccomm.debug.watchdog:explain"  # says which rank is late
 IN_FLIGHT = WorkStatus.IN_FLIGHT  # a look-up in an Enum is slow
 COMPLETED = WorkStatus.COMPLETED
 
@@ -164,7 +163,7 @@ class Work:
         return True
 
     def _wait_until(self, deadline: float, timeout: timedelta | float) -> None:
-        pause = 0.0
+        looks = pauses()
         while not self.is_completed():
             if time.monotonic() >= deadline:
                 raise DistTimeoutError(
@@ -172,8 +171,7 @@ class Work:
                     f"flight. Has every rank of the group made the matching call?{here()}"
                     + (who_is_late() if timeout == self._patience else "")
                 )
-            time.sleep(pause)
-            pause = min(pause + 1e-6, 1e-3)
+            time.sleep(next(looks))
 
     def is_completed(self) -> bool:
         """Say whether the operation has ended, well or not, without blocking."""
@@ -416,21 +414,6 @@ def with_title(error: Exception, title: str) -> Exception:
     if isinstance(error, DistBackendError) and colon and operation.isidentifier():
         error.args = (f"{operation} {title}: {text}",)
     return error
-
-
-def who_is_late() -> str:
-    """Return the watchdog's verdict, as the further lines of a message; "" where it finds none. It takes seconds."""
-    verdict = by_name(EXPLAIN)()
-    return f"\n{verdict}" if verdict else ""
-
-
-def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:
-    """Return a timeout in seconds, whichever way it was given; TypeError if it is no time."""
-    if isinstance(timeout, timedelta):
-        return timeout.total_seconds()
-    if not isinstance(timeout, Real) or isinstance(timeout, bool):
-        raise TypeError(f"{what} is {timeout!r}; expected a timedelta or a number of seconds{here()}")
-    return float(timeout)
 
 
 def both(first: Callable[[], None] | None, second: Callable[[], None] | None) -> Callable[[], None] | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..core.hooks import Hook, RemovableHandle
 from ..core.members import some
-from ..process.failures import ranks_in_the_job
+from ..job.failures import ranks_in_the_job
 from ..process.stderr import tell
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from ..core.group import ProcessGroup
 from ..core.operation_list import MESSAGES, OPERATIONS
 from ..core.operations import Operations
 from ..core.persistent_work import PersistentWork
+from ..core.timeouts import as_seconds
 from ..core.watched import WATCHED
-from ..core.work import Work, as_seconds
+from ..core.work import Work
 from .records import Record, describe
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

@@ -24,7 +24,8 @@ from typing import Any, NoReturn
 
 from ..core.ending import SHORTEST_MEETING
 from ..core.options import DEFAULT_TIMEOUT
-from ..core.work import WorkStatus, as_seconds
+from ..core.timeouts import as_seconds
+from ..core.work import WorkStatus
 from ..process import settings
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import let_launcher_read, tell

@@ -21,8 +21,8 @@ from mpi4py import MPI
 from ..core.backend import Backend
 from ..core.progress import look_now
 from ..core.work import Work
-from ..process import failures, tags
-from ..process.mpi_library import private, release
+from ..job import failures, tags
+from ..job.mpi_library import private, release
 from .works import as_backend_error
 
 LONGEST_GOODBYE = 5.0  # seconds, at the end of a program that has not waited for its operations

@@ -21,7 +21,7 @@ from ..core.backend import FastPath
 from ..core.operation_list import MESSAGES
 from ..core.work import Work
 from ..errors import DistBackendError
-from ..process.tags import LARGEST
+from ..job.tags import LARGEST
 from .datatypes import DIRECT, TYPED
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 

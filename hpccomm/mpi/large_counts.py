@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work, both
-from ..process import tags
+from ..job import tags
 from . import datatypes, reductions
 from .backend import MPIBackend
 from .datatypes import message

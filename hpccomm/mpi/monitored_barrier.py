@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import DistTimeoutError, here
-from ..process import tags
+from ..job import tags
 
 PAUSE = 1e-4  # seconds between two looks
 

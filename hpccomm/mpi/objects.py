@@ -17,7 +17,7 @@ from mpi4py.util import pkl5
 from ..core.backend import Backend
 from ..core.options import BackendOptions
 from ..errors import DistError, here
-from ..process.mpi_library import private
+from ..job.mpi_library import private
 from .works import as_backend_error
 
 

@@ -19,7 +19,6 @@ from mpi4py import MPI
 from numpy import ndarray
 
 from ..core.options import BackendOptions
-from ..core.over_mpi import BackendOverMPI
 from ..core.reduce_op import ReduceOp
 from ..core.work import JoinedWork, Work
 from .backend import THREAD_MULTIPLE, of_the_thread
@@ -27,6 +26,7 @@ from .communication_thread import CommunicationThread
 from .datatypes import DIRECT, TYPED, arithmetic_type, message, parts
 from .fast_path import MPIFastPath
 from .layout import by_dtype, packed, unaliased, unpack_into
+from .over_mpi import BackendOverMPI
 from .segments import columns, segments
 from .shared_memory import UFUNCS
 from .works import done

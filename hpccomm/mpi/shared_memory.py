@@ -27,7 +27,7 @@ from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
 from ..errors import here
-from ..process.mpi_library import private, release
+from ..job.mpi_library import private, release
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC, accumulation_dtype
 from .layout import is_plain

@@ -28,7 +28,7 @@ from mpi4py import MPI
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
 from ..core.work import both
-from ..process.mpi_library import private, release
+from ..job.mpi_library import private, release
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC
 from .shared_memory import UFUNCS, Window, free_bytes, why_no_room

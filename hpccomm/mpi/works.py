@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from ..core.work import Work, both
 from ..errors import DistBackendError, DistError, RankFailedError, here
-from ..process import failures
+from ..job import failures
 from .layout import Finish
 
 

@@ -13,7 +13,8 @@ from ..core.backend import Backend
 from ..core.options import BackendOptions
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
-from ..core.work import Work, as_seconds
+from ..core.timeouts import as_seconds
+from ..core.work import Work
 from ..cuda import seam
 from ..cuda.packing import gpu_of
 from ..cuda.patience import Patience

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..core.work import as_seconds
+from ..core.timeouts import as_seconds
 from ..errors import DistStoreError, DistTimeoutError, here
 from .table import HIDDEN, LARGEST_KEY, LARGEST_VALUE, Answer, Op, Request
 

@@ -14,7 +14,8 @@ import torch.distributed
 
 from .. import world
 from ..core.group import ProcessGroup
-from ..process import alone, mpi_library
+from ..job import mpi_library
+from ..process import alone
 from ..store.master import address_for
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from mpi4py import MPI
 
 from hpccomm.cli import info
 from hpccomm.cli import main as cli
-from hpccomm.process import cuda_aware
-from hpccomm.process.mpi_library import path_of_library
+from hpccomm.job import cuda_aware
+from hpccomm.job.mpi_library import path_of_library
 
 from ..launch import clean_environment, launch
 

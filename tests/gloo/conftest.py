@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 import hpccomm as hc
-from hpccomm.core.by_name import by_name
+from hpccomm.core.late import late
 
 
 def why_not() -> str | None:
     try:
-        by_name("hpccomm.gloo:needs")()
+        late("hpccomm.gloo:needs")()
     except ImportError as error:
         return str(error)
     return None

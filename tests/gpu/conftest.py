@@ -12,7 +12,7 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.cuda import seam
-from hpccomm.process.cuda_aware import cuda_awareness
+from hpccomm.job.cuda_aware import cuda_awareness
 
 if os.environ.get("GPU_TESTS_ON") == "bindings":
     from .bindings import provider  # noqa: F401  # before CuPy looks for libnccl

@@ -9,10 +9,11 @@ import numpy as np
 
 from ...core.ending import SHORTEST_MEETING
 from ...core.hooks import Operation
+from ...core.observers import who_is_late
 from ...core.operation_list import MESSAGES, OPERATIONS
-from ...core.work import as_seconds, who_is_late
+from ...core.timeouts import as_seconds
 from ...errors import DistError, DistTimeoutError
-from ...process import failures, mpi_library
+from ...job import failures, mpi_library
 from ..words import alike, ranks_in_words
 from .exchange import DIFFERS, TIMED_OUT, Exchange, Statement
 from .messages import MessageCheck

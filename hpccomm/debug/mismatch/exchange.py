@@ -6,12 +6,12 @@ import json
 import struct
 import time
 from collections.abc import Callable, Iterator
-from itertools import repeat
 from typing import Any
 
 from mpi4py import MPI
 
-from ...process import tags
+from ...core.timeouts import pauses
+from ...job import tags
 
 HEAD = struct.Struct("qq")  # the number of the exchange, and what the message is
 STATEMENT, GIVES_UP = 0, 1  # to rank 0
@@ -20,13 +20,6 @@ TAG = tags.MONITORED_BARRIER  # on a communicator of its own; those of programs 
 
 Statement = dict[str, Any]
 Verdict = tuple[int, str]
-
-
-def growing() -> Iterator[float]:
-    """Yield how long to pause between looks: first for others on the same core only, then up to a millisecond."""
-    yield from repeat(0.0, 50)
-    yield from (k * 1e-6 for k in range(1000))
-    yield from repeat(1e-3)
 
 
 class Exchange:
@@ -115,12 +108,12 @@ class Exchange:
 
     def _messages(self, source: int) -> Iterator[tuple[int, int, int, str] | None]:
         """Yield messages (sender, number, kind, text); None where there is none now."""
-        status, pauses = MPI.Status(), growing()
+        status, looks = MPI.Status(), pauses()
         while True:
             message = self._comm.Improbe(source, TAG, status)
             if message is None:
                 yield None
-                time.sleep(next(pauses))
+                time.sleep(next(looks))
                 continue
             data = bytearray(status.Get_count(MPI.BYTE))
             message.Recv([data, MPI.BYTE])

@@ -11,11 +11,11 @@ from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from ...core.hooks import Operation
+from ...core.observers import who_is_late
 from ...core.operation_list import START
 from ...core.registry import OBJECTS
-from ...core.work import as_seconds, who_is_late
+from ...core.timeouts import as_seconds, pauses
 from ...errors import DistBackendError, DistTimeoutError
-from .exchange import growing
 from .wording import array_in_words, caller
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class MessageCheck:
             self._sends.append((request, data))
 
     def _wait(self, expected: Expected, timeout: float) -> None:
-        deadline, pauses = time.monotonic() + timeout, growing()
+        deadline, looks = time.monotonic() + timeout, pauses()
         while not expected.has_come():
             if time.monotonic() > deadline:
                 self._take_back(expected)
@@ -168,10 +168,10 @@ class MessageCheck:
                     f"{self._group.ranks[self._group.rank]} receives {expected.words} at {expected.where}"
                     f"{self._other_message(expected.source)}{who_is_late()}"
                 )
-            time.sleep(next(pauses))
+            time.sleep(next(looks))
 
     def _whose_message_comes(self, operation: Operation, tag: int) -> int:
-        status, timeout, pauses = MPI.Status(), as_seconds(self._group.timeout), growing()
+        status, timeout, looks = MPI.Status(), as_seconds(self._group.timeout), pauses()
         deadline = time.monotonic() + timeout
         while not self._group.comm.Iprobe(MPI.ANY_SOURCE, tag, status):
             if time.monotonic() > deadline:
@@ -179,7 +179,7 @@ class MessageCheck:
                     f"{operation.name} #{operation.sequence_number} of {self._group.name!r}: no message from any rank "
                     f"with tag {tag} within {timeout:g} s at {caller()}{self._other_message(MPI.ANY_SOURCE)}"
                 )
-            time.sleep(next(pauses))
+            time.sleep(next(looks))
         return status.Get_source()
 
     def _take_back(self, expected: Expected) -> None:

@@ -29,7 +29,7 @@ def offset(comm: Any, now: Callable[[], float]) -> tuple[float, float]:
     Every rank of `comm` calls it; rank 0 answers one rank after the other. The reading of rank 0 is taken to be made in
     the middle of the round, so the error is at most half of what the quickest round took.
     """
-    from ...process.tags import PAIRWISE as TAG  # at the end there may be messages of the program's that nobody took
+    from ...job.tags import PAIRWISE as TAG  # at the end there may be messages of the program's that nobody took
 
     reading = bytearray(8)
     if comm.Get_rank() == 0:

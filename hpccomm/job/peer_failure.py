@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from .stderr import tell
+from ..process.stderr import tell
 
 ENOUGH = 1 << 16  # bytes: more than one signal's worth
 

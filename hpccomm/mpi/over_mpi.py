@@ -6,15 +6,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from ..core.backend import Backend, FastPath
+from ..core.operation_list import OPERATIONS
+from ..core.options import BackendOptions
+from ..core.persistent_work import PersistentWork
 from ..errors import here
-from .backend import Backend, FastPath
-from .by_name import by_name
-from .operation_list import OPERATIONS
-from .options import BackendOptions
-from .persistent_work import PersistentWork
 
-MPI = "hpccomm.mpi.create:create"
-PREPARED = "hpccomm.mpi.prepared:prepared"
 SHORT_FORMS = {"iall_reduce": "all_reduce", "isend": "send", "irecv": "recv"}  # of the fast path
 OTHERS = ("peer_view", "connect", "batch", "leave", "abort", "close", "translate_error")  # that are left to MPI too
 
@@ -66,17 +63,20 @@ class BackendOverMPI(Backend):
     """
 
     def __init__(self, options: BackendOptions, backend_options: Any = None) -> None:
+        from .create import create  # which asks MPI
+        from .prepared import prepared
+
         super().__init__(options.rank, options.size)
         if options.device != "cpu":
             raise TypeError(
                 f"{type(self).__name__} is a BackendOverMPI, which serves host arrays, not {options.device} arrays; "
                 f"register it with devices='cpu'{here()}"
             )
-        self.mpi: Any = by_name(MPI)(options, None)
+        self.mpi: Any = create(options, None)
         self.fast_path = self.mpi.fast_path
         for name, spec in OPERATIONS.items():
             if spec.reduces and self._has(name):
-                setattr(self, name, by_name(PREPARED)(name, getattr(self, name), self.rank, self.size))
+                setattr(self, name, prepared(name, getattr(self, name), self.rank, self.size))
         for name in vars(FastPath):
             plain = SHORT_FORMS.get(name, name)
             if plain in OPERATIONS and self._has(plain):

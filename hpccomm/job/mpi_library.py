@@ -8,8 +8,9 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError
-from . import failures, forked
-from .shared_files import MAPPED_AT_INIT, take_names_away
+from ..process import forked
+from ..process.shared_files import MAPPED_AT_INIT, take_names_away
+from . import failures
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,8 +44,8 @@ def membership(comm: Any) -> dict[str, Any]:
 
     `comm` is duplicated. TypeError if it is no intracommunicator, and what `agreed` raises.
     """
+    from ..process.settings import agreed
     from .cuda_aware import asked_of_the_library
-    from .settings import agreed
     from .tags import LARGEST
 
     mpi = load()

@@ -1,0 +1,26 @@
+"""What the core imports only when it is needed: transports and CUDA, each as text, and all of it in this one table."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+MPI = "hpccomm.mpi.create:create"
+MPI_IN_RANK_ORDER = "hpccomm.mpi.create:create_ordered"
+OBJECT_TRANSPORT = "hpccomm.mpi.objects:create"
+NCCL = "hpccomm.nccl.backend:create"
+NCCL_NEEDS = "hpccomm.cuda.seam:nccl"
+GLOO = "hpccomm.gloo.backend:create"
+GLOO_NEEDS = "hpccomm.gloo:needs"
+GPU_RUNTIME = "hpccomm.cuda.seam:runtime"
+SPARSE_SUMS_ON_GPUS = "hpccomm.cuda.sparse:all_reduce"
+
+
+def late(name: str) -> Any:
+    """Return what ``"module:attribute"`` names, imported now.
+
+    >>> late("math:floor")(2.5)
+    2
+    """
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,50 @@
+"""Who is told of the groups of this process, and who is asked: debug and store register here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .group import ProcessGroup
+
+_made: list[Callable[[ProcessGroup], None]] = []
+_gone: list[Callable[[ProcessGroup], None]] = []
+_sources: dict[str, Callable[..., Any]] = {}
+
+
+def on_new_group(made: Callable[[ProcessGroup], None], gone: Callable[[ProcessGroup], None]) -> None:
+    """Call ``made(group)`` on every rank of each new group, and ``gone(group)`` at its end, when its ranks have met."""
+    _made.append(made)
+    _gone.append(gone)
+
+
+def new_group(group: ProcessGroup) -> None:
+    """Tell of a new group; every rank of it does."""
+    for made in _made:
+        made(group)
+
+
+def group_gone(group: ProcessGroup) -> None:
+    """Tell that the ranks of a group have met to destroy it; its communicator is still there."""
+    for gone in _gone:
+        gone(group)
+
+
+def answer_with(who_is_late: Callable[[], str], place: Callable[..., Any]) -> None:
+    """Let `who_is_late` give the verdict on a wait that has timed out, and `place` say where a group's store is."""
+    _sources.update(who_is_late=who_is_late, place=place)
+
+
+def who_is_late() -> str:
+    """Return the verdict on which rank is late, as the further lines of a message; "" where there is none.
+
+    It takes seconds.
+    """
+    verdict = _sources["who_is_late"]() if _sources else ""
+    return f"\n{verdict}" if verdict else ""
+
+
+def place_of_store(comm: Any, nodes: tuple[int, ...]) -> Any:
+    """Return where the store of a group on `comm` is; every rank of `comm` asks."""
+    return _sources["place"](comm, nodes) if _sources else None
