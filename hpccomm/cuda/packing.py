@@ -6,12 +6,12 @@ works, and unpacked after it, both on a stream.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..core.overlap import extent, overlapping
 from ..errors import here
 from . import seam
 from .seam import Runtime
@@ -59,9 +59,8 @@ class Packing:
 
     def apart(self, arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Return contiguous arrays with the values of `arrays`, in memory that does not overlap `outputs`."""
-        written = sorted(_extent(output) for output in outputs if output.size)
-        starts = [start for start, _ in written]
-        return [self._packed(array) if _touches(array, starts, written) else self.reading(array) for array in arrays]
+        shared = overlapping(*([extent(each, each.data.ptr) for each in given] for given in (arrays, outputs)))
+        return [self._packed(array) if is_shared else self.reading(array) for array, is_shared in zip(arrays, shared)]
 
     def multiplied(self, array: Any, factor: Any, target: Any = None) -> Any:
         """Return ``factor * array``, contiguous, in `target` or a new array; without a factor, as `reading`."""
@@ -121,21 +120,3 @@ def on_the_host(array: Any) -> Any:
         runtime.to_host(host, contiguous, stream)
         runtime.synchronize_stream(stream)
     return host
-
-
-def _touches(array: Any, starts: list[int], extents: list[tuple[int, int]]) -> bool:
-    """Say whether an array shares memory with one of these extents, which are sorted by their starts."""
-    if not starts or not array.size:
-        return False
-    start, end = _extent(array)
-    i = bisect_right(starts, start)
-    return (i > 0 and extents[i - 1][1] > start) or (i < len(starts) and starts[i] < end)
-
-
-def _extent(array: Any) -> tuple[int, int]:
-    """Return the lowest address of an array, and the one after its highest."""
-    start = end = array.data.ptr
-    for length, stride in zip(array.shape, array.strides, strict=True):
-        reach = (length - 1) * stride
-        start, end = (start + reach, end) if reach < 0 else (start, end + reach)
-    return start, end + array.itemsize

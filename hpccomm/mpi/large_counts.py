@@ -20,7 +20,7 @@ from ..job import tags
 from . import datatypes, reductions
 from .backend import MPIBackend
 from .datatypes import message
-from .layout import Finish, recv_buffer, send_buffer, unaliased
+from .layout import Finish, all_unaliased, recv_buffer, send_buffer, unaliased
 from .works import MPIWorks, all_done
 
 
@@ -31,13 +31,13 @@ class LargeCountMPIBackend(MPIBackend):
         if _fits(output):
             return super().all_gather_single(output, array, async_op)
         buffer, finish = recv_buffer(output)
-        sent = unaliased(array, output)
+        sent = unaliased(array, output)  # once for all ranks
         return self._pairwise([sent] * self.size, buffer.reshape(self.size, -1), finish, async_op)
 
     def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
         if _fits(*outputs):
             return super().all_gather(outputs, array, async_op)
-        return self._pairwise([array] * self.size, outputs, None, async_op)
+        return self._pairwise(all_unaliased([array], outputs) * self.size, outputs, None, async_op)
 
     def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
         sends = [array if rank == root else None for rank in range(self.size)]
@@ -77,7 +77,7 @@ class LargeCountMPIBackend(MPIBackend):
         equal = [array.size // self.size] * self.size
         output_counts, input_counts = output_counts or equal, input_counts or equal
         buffer, finish = recv_buffer(output)
-        sends = np.split(unaliased(array, output).reshape(-1), np.cumsum(input_counts)[:-1])
+        sends = np.split(send_buffer(array).reshape(-1), np.cumsum(input_counts)[:-1])
         receives = np.split(buffer.reshape(-1), np.cumsum(output_counts)[:-1])
         return self._pairwise(sends, receives, finish, async_op)
 
@@ -85,22 +85,21 @@ class LargeCountMPIBackend(MPIBackend):
         return self._pairwise(inputs, outputs, None, async_op)
 
     def _pairwise(self, sends: Sequence[Any], receives: Sequence[Any], finish: Finish, async_op: bool) -> Work | None:
-        """Send ``sends[r]`` to each rank r and receive ``receives[r]`` from it, where they are not None."""
-        requests = []
-        alive = []
+        """Send ``sends[r]`` to each rank r and receive ``receives[r]`` from it, where they are not None.
+
+        What is sent lies outside of what is received, where data of a peer that is early may be before they are sent.
+        """
+        buffers: dict[int, Any] = {}
         for rank, output in enumerate(receives):
             if output is not None:
-                buffer, unpack = recv_buffer(output)
+                buffers[rank], unpack = recv_buffer(output)
                 finish = both(unpack, finish)
-                requests.append(self._comm.Irecv(message(buffer), rank, tags.PAIRWISE))
-                alive.append(buffer)
-        for rank, array in enumerate(sends):
-            if array is not None:
-                sent = send_buffer(array)
-                requests.append(self._comm.Isend(message(sent), rank, tags.PAIRWISE))
-                alive.append(sent)
+        peers = [rank for rank, array in enumerate(sends) if array is not None]
+        sent = all_unaliased([sends[rank] for rank in peers], [*buffers.values()])
+        requests = [self._comm.Irecv(message(buffer), rank, tags.PAIRWISE) for rank, buffer in buffers.items()]
+        requests += [self._comm.Isend(message(array), rank, tags.PAIRWISE) for rank, array in zip(peers, sent)]
         if async_op:
-            return MPIWorks(requests, finish, alive)
+            return MPIWorks(requests, finish, (buffers, sent))
         MPI.Request.Waitall(requests)
         if finish is not None:
             finish()

@@ -30,7 +30,7 @@ from ..errors import here
 from ..job.mpi_library import private, release
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC, accumulation_dtype
-from .layout import is_plain
+from .layout import address_of, is_plain
 from .works import as_backend_error
 
 SHM_DIRECTORY = "/dev/shm"  # where MPICH and Open MPI keep the windows
@@ -349,11 +349,6 @@ def _reduced(chunks: list[Any], op: ReduceOp, into: Any) -> Any:
     if op is ReduceOp.AVG:
         np.divide(total, len(chunks), out=total)
     return total
-
-
-def address_of(array: Any) -> int:
-    """Return where the memory of `array` begins."""
-    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 
 def why_no_room(nbytes: int) -> str:

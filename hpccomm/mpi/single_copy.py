@@ -22,7 +22,8 @@ from mpi4py import MPI
 from ..core.reduce_op import ReduceOp
 from ..errors import DistBackendError, here
 from ..process.tuning import Tuning
-from .shared_memory import OPS, UFUNCS, address_of, parts, share
+from .layout import address_of
+from .shared_memory import OPS, UFUNCS, parts, share
 
 CHUNK_BYTES = 256 << 10  # three chunks stay in the cache of a core; with less, the system calls begin to show
 TOKEN_BYTES = 16

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import hpccomm as hc
 from tests.arrays import LAYOUTS, REDUCTIONS, reduced, reductions_of, values
+from tests.matrix.cases import OVERLAPS, in_one_memory
 
 DTYPES = [np.dtype(code) for code in "?bBhHiIqQefdFD"]
 SIZES = [0, 1, 2, 5, 100, 1000, 5000, 40_000]
@@ -92,6 +93,9 @@ class Program:
     def call(self, name: str, group: hc.ProcessGroup) -> Call:
         """Return a call of an operation."""
         made: Call = getattr(self, name)(group)
+        if self.draw.chance(0.3):
+            how, rank = self.draw.one(OVERLAPS), group.rank
+            made.arguments, made.outcomes = in_one_memory(made.arguments, made.outcomes, how, rank)
         return made
 
     def _reduction(self, dtypes: Any = DTYPES) -> tuple[Any, str]:

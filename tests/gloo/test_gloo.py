@@ -25,8 +25,8 @@ from ..arrays import (
     strided,
     values,
 )
-from ..matrix.cases import GOOD, function
-from ..matrix.test_matrix import Opposite, goes_to_itself, has_form, perform
+from ..matrix.cases import GOOD, WITH_OUTPUTS, function
+from ..matrix.test_matrix import Opposite, every_overlap, goes_to_itself, has_form, perform, share_memory
 from ..test_collectives import Groups, call, contributions
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -168,6 +168,13 @@ def test_every_form_of_every_operation(groups: Groups, name: str, form: str) -> 
         opposite = Opposite(name, group)
         perform(name, form, group)
         opposite.finish()
+
+
+@every_overlap
+@pytest.mark.parametrize("name", WITH_OUTPUTS)
+def test_inputs_may_share_memory_with_outputs(groups: Groups, name: str, how: str) -> None:
+    for group in groups:
+        share_memory(name, "async", how, group)
 
 
 @pytest.mark.parametrize("name", ["scan", "exscan"])

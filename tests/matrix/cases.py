@@ -246,6 +246,57 @@ def recv_object_list(group: hc.ProcessGroup) -> Good:
     return Good((slots,), {"group_src": source}, [(slots, [source])], returns=group.ranks[source])
 
 
+# -- inputs and outputs in the same memory -----------------------------------------------------------
+
+WITH_OUTPUTS = [name for name in GOOD if any(each.startswith("output") for each in OPERATIONS[name].arguments)]
+OVERLAPS = ["in place", "reversed", "shifted", "strided"]
+
+
+def in_one_memory(
+    arguments: list[Any], outcomes: list[Outcome], how: str, rank: int
+) -> tuple[list[Any], list[Outcome]]:
+    """The arguments of a call with its inputs and its outputs in one memory, and its outcomes there.
+
+    "in place" is where this rank's part would be.
+    """
+    outputs = _arrays_in([actual for actual, _ in outcomes])
+    inputs = [each for each in _arrays_in(arguments) if not any(each is output for output in outputs)]
+    if not inputs:  # what comes out is what went in
+        return arguments, outcomes
+    n_in, n_out = sum(map(_room, inputs)), sum(map(_room, outputs))
+    memory = np.zeros(16 + 2 * (n_in + n_out) * (rank + 2), np.uint8)
+    places = _laid_out(outputs, memory, rank * n_out if n_in > n_out else 0, 1 + (how == "strided"))
+    given = inputs[::-1] if how == "reversed" else inputs
+    places |= _laid_out(given, memory, 16 * (how == "shifted") + (rank * n_in if n_in < n_out else 0))
+    for each in inputs:
+        places[id(each)][...] = each
+    return _moved(arguments, places), [(_moved(actual, places), expected) for actual, expected in outcomes]
+
+
+def _arrays_in(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return [array for each in value for array in _arrays_in(each)]
+    return [value] if isinstance(value, np.ndarray) else []
+
+
+def _room(array: Any) -> int:
+    return int(-array.nbytes // 16 * -16)
+
+
+def _laid_out(arrays: list[Any], memory: Any, start: int, stride: int = 1) -> dict[int, Any]:
+    """Views like `arrays`, by their ids, one after the other in `memory`; stride 2: with gaps in them."""
+    places = {}
+    for array in arrays:
+        strides = [stride * each for each in np.empty_like(array, order="C").strides]
+        places[id(array)] = np.ndarray(array.shape, array.dtype, memory, start, strides)
+        start += stride * _room(array)
+    return places
+
+
+def _moved(value: Any, places: dict[int, Any]) -> Any:
+    return [_moved(each, places) for each in value] if isinstance(value, list) else places.get(id(value), value)
+
+
 FUNCTIONS: dict[str, Any] = {name: getattr(hc, name, None) for name in OPERATIONS} | {
     "all_reduce_sparse": hc.all_reduce
 }

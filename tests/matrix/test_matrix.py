@@ -6,6 +6,7 @@ operation works. Each is one operation at the door: one sequence number, one beg
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -20,7 +21,18 @@ from hpccomm.core import registry
 from hpccomm.core.operation_list import OPERATIONS
 from hpccomm.mpi.create import create
 
-from .cases import GOOD, MESSAGES, READ_ONLY, bad_calls, everybody, function
+from .cases import (
+    GOOD,
+    MESSAGES,
+    OVERLAPS,
+    READ_ONLY,
+    WITH_OUTPUTS,
+    Good,
+    bad_calls,
+    everybody,
+    function,
+    in_one_memory,
+)
 
 NAMES = [name for name in OPERATIONS if name in GOOD]
 SIZE = MPI.COMM_WORLD.Get_size()
@@ -72,9 +84,9 @@ def group(request: pytest.FixtureRequest, process_group: hc.ProcessGroup) -> Ite
         hc.destroy_process_group(made)
 
 
-def perform(name: str, form: str, group: hc.ProcessGroup) -> None:
+def perform(name: str, form: str, group: hc.ProcessGroup, fine: Good | None = None) -> None:
     """Make the good call and look at what comes out."""
-    fine = GOOD[name](group)
+    fine = fine or GOOD[name](group)
     options = dict(fine.options, group=group)
     if form == "ordinary":
         assert function(name, form)(*fine.arguments, **options) == fine.returns
@@ -183,6 +195,39 @@ def test_a_good_call_is_right_and_one_operation(name: str, form: str, group: Any
         assert operation.error is None
         assert operation.async_op == (form in ("async", "batched"))
         assert set(operation.arguments) == set(OPERATIONS[seen.removesuffix("_start")].arguments)
+
+
+every_overlap = pytest.mark.parametrize("how", OVERLAPS)
+
+
+@every_overlap
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        each
+        for each in EVERY
+        if each[0] in WITH_OUTPUTS and (each[1] != "coalescing" or OPERATIONS[each[0]].is_collected)
+    ],
+)
+def test_inputs_may_share_memory_with_outputs(name: str, form: str, how: str, group: Any) -> None:
+    if group is None:
+        return
+    share_memory(name, form, how, group)
+
+
+def share_memory(name: str, form: str, how: str, group: hc.ProcessGroup) -> None:
+    """Make the good call with its arrays in one memory, on the fast path and past a hook; rank 0 is late each time."""
+    for hooked in (False, True):
+        fine = GOOD[name](group)
+        arguments, fine.outcomes = in_one_memory(list(fine.arguments), fine.outcomes, how, group.rank)
+        fine.arguments = tuple(arguments)
+        hc.barrier(group)
+        if group.rank == 0:
+            for _ in range(200):  # until what the others send has come, if it comes alone
+                group.comm.Iprobe()
+                os.sched_yield()
+        with group.register_hook(Note()) if hooked else nullcontext():
+            perform(name, form, group, fine)
 
 
 @every_form

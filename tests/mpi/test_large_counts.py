@@ -15,6 +15,8 @@ from hpccomm.mpi import datatypes, large_counts
 from hpccomm.process.tuning import Tuning
 
 from ..arrays import LAYOUTS, REDUCTIONS, assert_same, reduced, values
+from ..matrix.cases import WITH_OUTPUTS
+from ..matrix.test_matrix import every_overlap, share_memory
 
 DTYPES = [np.dtype("f8"), np.dtype("f2"), np.dtype("M8[s]")]
 both = pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
@@ -38,6 +40,13 @@ def finish(work: hc.Work | None, async_op: bool) -> None:
     assert (work is not None) == async_op
     if work is not None:
         work.wait()
+
+
+@every_overlap
+@pytest.mark.parametrize("form", ["ordinary", "async"])
+@pytest.mark.parametrize("name", [name for name in WITH_OUTPUTS if "coalesced" not in name])
+def test_inputs_may_share_memory_with_outputs(group: hc.ProcessGroup, name: str, form: str, how: str) -> None:
+    share_memory(name, form, how, group)
 
 
 @both
