@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
 
 # What one mpiexec tells its ranks would make another one, or a program started by it, believe that it is a rank.
@@ -42,6 +45,15 @@ def launch(
         timeout=timeout + 30,  # run-mpi ends the program earlier, and all of its ranks with it
         check=False,
     )
+
+
+def until(condition: Callable[[], T], what: str, seconds: float = 60) -> T:
+    """Return what `condition` returns as soon as that is true; `what` names it where it never is."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"no {what} within {seconds:g} s"
+        time.sleep(0.05)
+    return found
 
 
 def mpiexec_folder() -> Path:

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from hpccomm.debug import stacks
 from hpccomm.debug.report import Reporter, latest, process_state, read
 from hpccomm.debug.watchdog import Watchdog
 
-from ..launch import ROOT, clean_environment, mpiexec_folder
+from ..launch import ROOT, clean_environment, mpiexec_folder, until
 
 pytestmark = pytest.mark.serial
 
@@ -50,19 +49,9 @@ def start(program: str, folder: Path, ranks: int = 2, **env: str) -> subprocess.
     return subprocess.Popen(command, cwd=folder, env=environment, text=True, **streams)
 
 
-def until(condition: Any, what: str) -> Any:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"no {what} within 60 s")
-
-
 def verdict_of(folder: Path) -> str:
     file = folder / "reports" / "verdict.txt"
-    return until(lambda: file.exists() and file.read_text(), "verdict")  # type: ignore[no-any-return]
+    return until(lambda: file.exists() and file.read_text(), "verdict") or ""
 
 
 def finish(job: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
@@ -129,11 +118,14 @@ def test_a_work_counts_while_the_program_asks_for_it(tmp_path: Path) -> None:
 
 def test_a_work_beside_which_the_program_computes_does_not_count(tmp_path: Path) -> None:
     program = """
-        import time, numpy as np, hpccomm as hc
+        import pathlib, sys, time, numpy as np, hpccomm as hc
         world = hc.init_process_group(timeout=1)
         x = np.ones(3)
         receive = hc.irecv(x, src=1 - world.rank)
         time.sleep(4)
+        (pathlib.Path(sys.argv[1]) / f"computed-{world.rank}").touch()
+        while len(list(pathlib.Path(sys.argv[1]).glob("computed-*"))) < 2:
+            time.sleep(0.01)  # nobody waits in MPI for one that has begun later
         hc.send(np.full(3, 7.0), dst=1 - world.rank)
         receive.wait()
         assert (x == 7).all()
@@ -145,16 +137,24 @@ def test_a_work_beside_which_the_program_computes_does_not_count(tmp_path: Path)
     assert not (tmp_path / "reports").exists()  # nothing to say
 
 
-def test_ctrl_c_inside_mpi_shows_where_each_rank_is(tmp_path: Path) -> None:
-    program = """
-        import os, signal, threading, time, numpy as np, hpccomm as hc
+@pytest.mark.parametrize("rank", [0, 1])  # one at a time: the launcher ends the other as soon as one has ended
+def test_ctrl_c_inside_mpi_shows_where_the_rank_is(tmp_path: Path, rank: int) -> None:
+    program = f"""
+        import os, signal, sys, threading, time, numpy as np, hpccomm as hc
         from hpccomm.debug import stacks
         main = threading.get_ident()
+        def instruction():
+            frame = sys._current_frames()[main]
+            return stacks.of_thread(main) and (frame.f_code, frame.f_lasti)
         def press():
-            while stacks.of_thread(main) is None:
+            computed = lambda: time.clock_gettime(time.pthread_getcpuclockid(main))
+            at, since = instruction(), computed()
+            while at is None or computed() < since + 0.1:  # 0.1 s of computing in one instruction: in MPI
                 time.sleep(0.01)
-            time.sleep(0.3)  # from the first line of the operation into MPI
-            os.kill(os.getpid(), signal.SIGINT)
+                if instruction() != at:
+                    at, since = instruction(), computed()
+            if world.rank == {rank}:
+                os.kill(os.getpid(), signal.SIGINT)
         def exchange(x):
             hc.recv(x, src=1 - world.rank)
         world = hc.init_process_group()
@@ -164,10 +164,9 @@ def test_ctrl_c_inside_mpi_shows_where_each_rank_is(tmp_path: Path) -> None:
     job = start(program, tmp_path)
     _, stderr = job.communicate(timeout=100)
     assert job.returncode not in (0, 124)
-    for rank in (0, 1):
-        assert f"[rank {rank}] Ctrl-C, inside MPI (most recent call last):" in stderr
-        assert f"[rank {rank}]     hc.recv(x, src=1 - world.rank)" in stderr
-        assert f"hpccomm: rank {rank} is in recv #1 of 'world' (24 B float64); Ctrl-C ends the job" in stderr
+    assert f"[rank {rank}] Ctrl-C, inside MPI (most recent call last):" in stderr
+    assert f"[rank {rank}]     hc.recv(x, src=1 - world.rank)" in stderr
+    assert f"hpccomm: rank {rank} is in recv #1 of 'world' (24 B float64); Ctrl-C ends the job" in stderr
 
 
 def test_ctrl_c_outside_of_mpi_is_a_keyboard_interrupt(tmp_path: Path) -> None:
@@ -207,16 +206,16 @@ def test_a_question_does_not_kill_a_rank_that_is_ending(tmp_path: Path) -> None:
 def test_the_time_limit_of_a_call_is_longer_than_that_of_its_group(tmp_path: Path) -> None:
     program = """
         import time, numpy as np, hpccomm as hc
-        world = hc.init_process_group(timeout=1)
+        world = hc.init_process_group(timeout=2)
         work = hc.irecv(np.ones(3), src=1 - world.rank)
         try:
-            work.wait(timeout=4)
+            work.wait(timeout=5)
         except hc.DistTimeoutError:
             work.abort()
-        hc.monitored_barrier(timeout=30)
+        hc.monitored_barrier(timeout=60)
         if world.rank == 1:
-            time.sleep(3)
-        hc.monitored_barrier(timeout=30)
+            time.sleep(4)
+        hc.monitored_barrier(timeout=60)
         world.destroy()
         """
     job = start(program, tmp_path)
@@ -233,15 +232,20 @@ def test_debug_pid_asks_and_the_job_goes_on(tmp_path: Path) -> None:
     job = start(LATE.format(timeout=300, on_timeout="abort", rest=rest), tmp_path, 3)
     file = tmp_path / "pid"
     pid = until(lambda: file.exists() and file.read_text(), "process")
-    time.sleep(1)  # until the others are in the operation; where they are not yet, it says so
-    command = [sys.executable, "-m", "hpccomm", "debug", "--pid", pid, "--stacks"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment())
+    options: Any = {"capture_output": True, "text": True, "timeout": 60, "check": False}
+    culprit = (
+        "rank 1 never reached all_reduce #1 of 'world' (24 B float64): it is in the program at program.py:8 in be_late"
+    )
+
+    def shown_when_the_others_are_in_the_operation() -> subprocess.CompletedProcess[str] | None:
+        command = [sys.executable, "-m", "hpccomm", "debug", "--pid", str(pid), "--stacks"]
+        shown = subprocess.run(command, env=clean_environment(), **options)
+        return shown if culprit in shown.stdout else None
+
+    shown = until(shown_when_the_others_are_in_the_operation, culprit)
+    assert shown is not None
     assert shown.returncode == 1, shown.stderr
     assert "3 of 3 ranks" in shown.stdout
-    assert (
-        "rank 1 never reached all_reduce #1 of 'world' (24 B float64): it is in the program at program.py:8 in be_late"
-        in shown.stdout
-    )
     assert "program.py:14 in <module>" in shown.stdout  # of --stacks
     (tmp_path / "reports").rename(tmp_path / "before")
     tools = tmp_path / "tools"  # Slurm's
