@@ -6,12 +6,17 @@ import builtins
 import inspect
 import os
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from sphinx import addnodes
 
 import hpccomm
+
+sys.path.insert(0, str(Path(__file__).parent))
+from api_pages import written_out
 
 project = "hpccomm"
 author = "the hpccomm authors"
@@ -119,6 +124,13 @@ def same_rest(one: nodes.Element, other: nodes.Element) -> bool:
     return texts[0] == texts[1] and len(texts[0]) > 4
 
 
+def write_out(app: Any, page: str, source: list[str]) -> None:
+    """Describe the functions in the tables of the API pages."""
+    if page.startswith("api/"):
+        source[0] = written_out(source[0])
+
+
 def setup(app: Any) -> None:
+    app.connect("source-read", write_out)
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("doctree-read", mend_fields)

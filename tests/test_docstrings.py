@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +78,20 @@ def test_a_function_without_a_result_is_noticed() -> None:
 
 # -- the pages of the API ----------------------------------------------------------------------------
 
-PAGES = Path(__file__).parents[1] / "docs" / "api"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted((DOCS / "api").glob("*.md"))
+API_PAGES = runpy.run_path(str(DOCS / "api_pages.py"))
 
 
 def documented() -> list[str]:
     """The names that the pages describe, each as often as they do."""
     names = []
-    for page in sorted(PAGES.glob("*.md")):
+    for page in PAGES:
         prefix = ""
-        for line in page.read_text(encoding="utf-8").splitlines():
+        for line in API_PAGES["written_out"](page.read_text(encoding="utf-8")).splitlines():
             if match := re.match(r"\.\. currentmodule:: hpccomm\.?(\w*)", line):
                 prefix = match[1] + "." if match[1] else ""
-            elif match := re.match(r"\.\. (?:auto(?:function|class|exception)|py:(?:function|class)):: (\w+)", line):
+            elif match := API_PAGES["DESCRIBED"].match(line):
                 names.append(prefix + match[1])
     return names
 
@@ -98,12 +101,7 @@ def test_each_public_name_is_on_one_page_of_the_api() -> None:
 
 
 def test_each_public_name_is_in_the_table_at_the_top_of_its_page() -> None:
-    in_tables = [
-        name
-        for page in PAGES.glob("*.md")
-        for table in re.findall(r"\.\. autosummary::\n   :nosignatures:\n\n((?:   \w+\n)+)", page.read_text("utf-8"))
-        for name in table.split()
-    ]
+    in_tables = [name for page in PAGES for name in API_PAGES["names_in_tables"](page.read_text(encoding="utf-8"))]
     bare = [name.rpartition(".")[2] for name, _ in PUBLIC]
     assert sorted([*in_tables, "group"]) == sorted(bare)  # that is GroupMember
 
@@ -117,3 +115,11 @@ def test_each_environment_variable_is_in_the_table() -> None:
     }
     page = (root / "docs" / "guide" / "launching.md").read_text(encoding="utf-8")
     assert used == set(re.findall(r"^\| `(HPCCOMM_[A-Z_]+)", page, re.M))
+
+
+def test_each_thread_is_in_the_table() -> None:
+    files = [file.read_text(encoding="utf-8") for file in (DOCS.parent / "hpccomm").rglob("*.py")]
+    started = {name for text in files for name in re.findall(r'(?:name|NAME) ?= ?"(hpccomm-[a-z-]+)"', text)}
+    page = (DOCS / "threads.md").read_text(encoding="utf-8")
+    assert started == set(re.findall(r"^\| `(hpccomm-[a-z-]+)`", page, re.M))
+    assert sum(len(re.findall(r"threading\.Thread\(", text)) for text in files) == len(started) + 1  # two of progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,51 @@ def test_the_page_of_operations_is_what_the_list_says() -> None:
 def test_every_operation_is_a_function_with_the_forms_of_the_list(name: str) -> None:
     assert callable(getattr(hc, name))
     assert hasattr(hc, f"{name}_init") == OPERATIONS[name].is_persistent
+
+
+# -- the places that have to know an operation: docs/adding-an-operation.md ------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+MADE_OF_OTHERS = {"all_reduce_sparse", "coalescing"}
+OF_OBJECTS = {name for name in OPERATIONS if "object" in name}
+OF_ARRAYS = OPERATIONS.keys() - MADE_OF_OTHERS - OF_OBJECTS
+SHARED = {"empty_shared", "fence"}
+MEASURED = OF_ARRAYS - SHARED - {"send", "recv", "monitored_barrier"}  # messages are measured in patterns of their own
+PLACES = {
+    "hpccomm/core/operations.py": OF_ARRAYS | OF_OBJECTS,
+    "hpccomm/core/backend.py": OF_ARRAYS,
+    "hpccomm/mpi/backend.py": OF_ARRAYS,
+    "hpccomm/mpi/objects.py": OF_OBJECTS,
+    "hpccomm/mpi/ordered.py": {name for name in OF_ARRAYS if OPERATIONS[name].reduces and "coalesced" not in name},
+    "hpccomm/cuda/staged_backend.py": OF_ARRAYS - SHARED,
+    "hpccomm/nccl/backend.py": OF_ARRAYS - SHARED - {"scan", "exscan", "monitored_barrier"},
+    "hpccomm/gloo/backend.py": OF_ARRAYS - SHARED - {"scan", "exscan"},
+    "hpccomm/bench/operations.py": MEASURED,
+    "hpccomm/bench/contenders/mpi4py_calls.py": MEASURED,
+    "tests/matrix/cases.py": OPERATIONS.keys() - SHARED - {"coalescing"},
+}
+
+
+def defined_in(file: str) -> set[str]:
+    """The names of the functions and methods that a file defines, and of what it assigns to (``all_gather = ...``)."""
+    nodes = list(ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))))
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    return functions | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+@pytest.mark.parametrize("file", PLACES)
+def test_no_place_has_forgotten_an_operation(file: str) -> None:
+    missing = PLACES[file] - defined_in(file)
+    assert not missing, f"{file} has no {', '.join(sorted(missing))}: see docs/adding-an-operation.md"
+
+
+def test_the_guide_speaks_of_every_operation() -> None:
+    pages = [page for page in PAGE.parent.glob("*.md") if page != PAGE]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    silent = [name for name in OPERATIONS if f"`{name}" not in text and f"hc.{name}" not in text]
+    assert not silent, f"no page of docs/guide has {', '.join(silent)}"
+
+
+def test_the_list_of_places_is_on_the_page_for_those_who_add_one() -> None:
+    page = (ROOT / "docs" / "adding-an-operation.md").read_text(encoding="utf-8")
+    assert not [file for file in PLACES if f"`{file}`" not in page]
