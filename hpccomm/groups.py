@@ -14,7 +14,6 @@ from .core.members import some
 from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
 from .core.registry import BackendConfig
-from .core.watched import watched
 from .errors import DistError, here
 from .job import failures, mpi_library
 from .world import connect, current_world, member
@@ -26,7 +25,6 @@ _made = 0  # groups made so far: numbers them in messages
 
 
 @c10d_names("device_id", only_none=("pg_options",))
-@watched
 def new_group(
     ranks: Sequence[int] | None = None,
     timeout: timedelta | float | None = None,
@@ -264,7 +262,6 @@ def new_subgroups_by_enumeration(
 
 
 @c10d_names(only_none=("pg_options",), parent_pg="parent")
-@watched
 def split_group(
     parent: ProcessGroup | None = None,
     color: int | Sequence[Sequence[int]] | None = None,

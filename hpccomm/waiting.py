@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from .core.calls import time_to_wait
+from .core.observers import who_is_late
+from .core.timeouts import as_seconds
 from .core.work import Work
 from .errors import DistTimeoutError, here
 
@@ -70,7 +72,7 @@ def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = N
     works : list of Work
         Of any groups and operations. None is skipped: put it in the place of one that was done.
     timeout : timedelta or float (seconds), optional
-        Default: wait for ever.
+        Default: wait for ever; with groups whose ``on_timeout`` is ``"raise"``, for the shortest of their timeouts.
 
     Returns
     -------
@@ -101,8 +103,12 @@ def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = N
     >>> works[1] = hc.isend(np.array([8.0]), dst=me, tag=1)
     >>> hc.wait_all([*works, sent])
     """
-    deadline = None if timeout is None else time.monotonic() + time_to_wait("wait_any", timeout)
     pending = [(i, work) for i, work in enumerate(works) if work is not None]
+    groups = [work.group for _, work in pending if work.group is not None and work.group.on_timeout == "raise"]
+    seconds = min((as_seconds(group.timeout) for group in groups), default=None)
+    if timeout is not None:
+        seconds = time_to_wait("wait_any", timeout)
+    deadline = None if seconds is None else time.monotonic() + seconds
     pause = 0.0
     while pending:
         for i, work in pending:
@@ -110,7 +116,8 @@ def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = N
                 work.wait()
                 return i
         if deadline is not None and time.monotonic() >= deadline:
-            raise DistTimeoutError(f"wait_any: none of {len(pending)} operations is done in time{here()}")
+            late = who_is_late() if timeout is None else ""
+            raise DistTimeoutError(f"wait_any: none of {len(pending)} operations is done in time{here()}{late}")
         time.sleep(pause)
         pause = min(pause + 1e-6, 1e-3)
     return -1

@@ -16,7 +16,6 @@ from .core.group import ProcessGroup, make_group
 from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
 from .core.registry import BackendConfig, is_backend_available
-from .core.watched import watched
 from .debug import attach
 from .errors import DistBackendError, DistError, here
 from .job import mpi_library
@@ -42,7 +41,7 @@ def _who_is_late() -> str:
     return explain()
 
 
-observers.on_new_group(attach.attach, attach.detach)
+observers.on_new_group(attach.watch, attach.attach, attach.detach)
 observers.answer_with(_who_is_late, agreed)
 
 
@@ -136,7 +135,6 @@ def is_initialized() -> bool:
 
 
 @c10d_names(only_none=("pg_options",))
-@watched
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
@@ -231,7 +229,6 @@ def init_process_group(
             f"init_process_group: there is a world group already; call destroy_process_group() first{here()}"
         )
     from .debug.trace.files import last_words
-    from .debug.watchdog import watch
 
     config = BackendConfig(backend)
     limit = time_limit(timeout, on_timeout)
@@ -246,7 +243,7 @@ def init_process_group(
     _agree_with_mpi(comm, rank, world_size)
     if method is not None:
         _agree_with_mpi(comm, method.rank, method.world_size, f" (by {init_method!r})")
-    watch(mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size())  # some rank may never come
+    observers.group_coming()
     fields = mpi_library.membership(comm)
     fields["comm"].Set_name("hpccomm world")
     place = Place(WorldStore(store)) if store is not None else agreed(fields["comm"], fields["nodes"], method)

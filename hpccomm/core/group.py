@@ -25,7 +25,6 @@ from .options import Membership, fields_of, time_limit
 from .persistent_work import PersistentWork
 from .registry import BackendConfig, is_custom
 from .timeouts import as_seconds
-from .watched import watched
 from .work import CompletedWork, Work, WorkStatus, log_exception, with_title
 
 if TYPE_CHECKING:
@@ -162,6 +161,8 @@ class ProcessGroup(Operations):
         if not isinstance(config, BackendConfig):
             config = BackendConfig(config)
         limit = time_limit(timeout)
+        mpi_library.load()
+        observers.group_coming()
         fields = mpi_library.membership(comm)
         place = observers.place_of_store(fields["comm"], fields["nodes"])
         limits = limit(fields["settings"])
@@ -434,7 +435,6 @@ class ProcessGroup(Operations):
 
     # -- life ------------------------------------------------------------------------------------
 
-    @watched
     def destroy(self) -> None:
         """Finish what is in flight, free the backends and the communicator. Every rank of the group calls it.
 
@@ -506,7 +506,6 @@ class ProcessGroup(Operations):
         """What a destroyed group says to every operation."""
         return getattr(self._backends, "refusal", "")
 
-    @watched
     def leave(self) -> None:
         """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
         leave(self)

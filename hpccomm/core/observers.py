@@ -8,15 +8,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .group import ProcessGroup
 
+_coming: list[Callable[[], None]] = []
 _made: list[Callable[[ProcessGroup], None]] = []
 _gone: list[Callable[[ProcessGroup], None]] = []
 _sources: dict[str, Callable[..., Any]] = {}
 
 
-def on_new_group(made: Callable[[ProcessGroup], None], gone: Callable[[ProcessGroup], None]) -> None:
-    """Call ``made(group)`` on every rank of each new group, and ``gone(group)`` at its end, when its ranks have met."""
+def on_new_group(
+    coming: Callable[[], None], made: Callable[[ProcessGroup], None], gone: Callable[[ProcessGroup], None]
+) -> None:
+    """Call ``made(group)`` on every rank of each new group, and ``gone(group)`` at its end, when its ranks have met.
+
+    ``coming()`` is called before the ranks of a communicator meet to make one: some may never come.
+    """
+    _coming.append(coming)
     _made.append(made)
     _gone.append(gone)
+
+
+def group_coming() -> None:
+    """Tell that this rank is about to meet others on a communicator, to make a group of them."""
+    for coming in _coming:
+        coming()
 
 
 def new_group(group: ProcessGroup) -> None:

@@ -56,6 +56,7 @@ class PersistentWork:
     call: Call  # what the door is told of each start
     _operation: Operation | None = None  # what hooks know it by
     _patience: float | None = None  # seconds that `wait` waits where it is not told
+    was_asked = False  # since the watchdog has looked, which sets it back
     _active = False
     _freed = False
 
@@ -167,6 +168,7 @@ class PersistentWork:
 
     def is_completed(self) -> bool:
         """Say whether the operation is done (or not started), without blocking."""
+        self.was_asked = True
         return not self._active or self._ends(self.poll)
 
     def free(self) -> None:

@@ -82,6 +82,7 @@ class Work:
     is_let_go_at_once = False  # or only when many are in flight
     keeps_its_place = True  # a collective; a message may be overtaken
     keeps_time = False  # whether the transport ends it itself when a group with on_timeout="raise" has waited too long
+    was_asked = False  # since the watchdog has looked, which sets it back
     error_was_seen = False  # by the program; the group tells of others when it is destroyed
     _result: Any = None
     _status = IN_FLIGHT
@@ -175,6 +176,7 @@ class Work:
 
     def is_completed(self) -> bool:
         """Say whether the operation has ended, well or not, without blocking."""
+        self.was_asked = True
         if self._status is IN_FLIGHT and self._lock.acquire(blocking=False):
             try:
                 if self._status is IN_FLIGHT:

@@ -39,13 +39,13 @@ def attach(group: ProcessGroup) -> None:
     group._debug_key = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()  # type: ignore[attr-defined]
     GROUPS.add(group)
     if group.processes:
-        _watch(group)
+        watch(group)
     if group.settings.debug != "OFF" and group.rank == 0:
         _say(group)
     if group.settings.debug == "DETAIL" and group.comm is not None:
-        from .mismatch.check import watch
+        from .mismatch import check
 
-        watch(group)
+        check.watch(group)
     for register in _on_new_groups:
         register(group)
     if group.settings.trace != "0":
@@ -94,13 +94,15 @@ def process_ranks(group: ProcessGroup) -> tuple[int, ...]:
     return translated if MPI.UNDEFINED not in translated else group.ranks
 
 
-def _watch(group: ProcessGroup) -> None:
+def watch(group: ProcessGroup | None = None) -> None:
+    """Start the watchdog, if it has not been; tell it of a group's processes and settings."""
     from mpi4py import MPI
 
     from . import watchdog
 
-    watchdog.watch(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), group.settings.debug_dir)
-    watchdog.tell_of(group.settings, group.processes)
+    watchdog.watch(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), group.settings.debug_dir if group else "")
+    if group is not None:
+        watchdog.tell_of(group.settings, group.processes)
 
 
 def _say(group: ProcessGroup) -> None:

@@ -73,7 +73,10 @@ class Reporter:
             for work in works_in_flight(group):
                 record = stacks.of_work(work)
                 if (record.group, record.number, record.name) not in seen:
-                    known = {"seconds": seconds.get((id(work), record.number), 0.0), "waits": False}
+                    key = (id(work), record.number)
+                    if key in seconds:  # the program asks for it, or has a Future
+                        record = stacks.asked_for(work).record
+                    known = {"seconds": seconds.get(key, 0.0), "waits": key in seconds}
                     operations.append({**record.as_dict(), **known})
         return {
             "version": VERSION,

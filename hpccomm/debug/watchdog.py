@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,6 +53,7 @@ class _Sighting:
     doing: Doing
     first: float
     last: float
+    begun: int  # operations that the process had begun then
     has_warned: bool = False
     has_timed_out: bool = False
 
@@ -175,8 +175,11 @@ class Watchdog:
 
     def look(self, now: float) -> None:
         """Look at what is in flight, and do what is due."""
+        begun = sum(group.sequence_number + group.message_number for group in groups())
         for doing in self._in_flight():
-            sighting = self._seen.setdefault(doing.key, _Sighting(doing, now, now))
+            sighting = self._seen.get(doing.key)
+            if sighting is None or (doing.is_polled and begun != sighting.begun):  # it does not wait: it goes on
+                self._seen[doing.key] = sighting = _Sighting(doing, now, now, begun)
             sighting.doing, sighting.last = doing, now
         for key, sighting in list(self._seen.items()):
             if sighting.last != now and not _is_polled(sighting, now):
@@ -185,13 +188,13 @@ class Watchdog:
             self._judge(sighting, now)
 
     def _in_flight(self) -> list[Doing]:
-        found = list(stacks.operations(without=threading.get_ident()))
+        found = {doing.key: doing for doing in stacks.operations(without=threading.get_ident())}
         for group in groups():
             for work in works_in_flight(group):
-                if getattr(work, "_future", None) is not None or _gpu_is_busy(work):
-                    record = stacks.of_work(work)
-                    found.append(Doing((id(work), record.number), record, group, weakref.ref(work), None, False))
-        return found
+                if _was_asked(work) or getattr(work, "_future", None) is not None or _gpu_is_busy(work):
+                    doing = stacks.asked_for(work)
+                    found.setdefault(doing.key, doing)
+        return list(found.values())
 
     def _judge(self, sighting: _Sighting, now: float) -> None:
         doing, elapsed = sighting.doing, now - sighting.first
@@ -348,6 +351,12 @@ def _is_polled(sighting: _Sighting, now: float) -> bool:
     if work is None or now - sighting.last > POLLED_WITHIN:
         return False
     return getattr(work, "_status", None) is WorkStatus.IN_FLIGHT or getattr(work, "_active", False)
+
+
+def _was_asked(work: Any) -> bool:
+    """Whether the program has asked for a Work since the last look."""
+    asked, work.was_asked = work.was_asked, False
+    return bool(asked)
 
 
 def _gpu_is_busy(work: Any) -> bool:
