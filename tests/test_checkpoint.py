@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
+import stat
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +232,10 @@ def test_a_step_can_be_saved_again(folder: Path) -> None:
 def test_going_back_has_to_be_said(folder: Path) -> None:
     for step in (10, 20, 30):
         checkpoint.save(folder, {"x": np.array([step])}, step, keep=None)
-    with pytest.raises(ValueError, match=r"step is 15, but .* has step 30 already; use another folder, or overwrite"):
+    with pytest.raises(
+        ValueError,
+        match=r"step is 15, but .* has step 30 already, saved by process \d+ on .*; use another folder, or overwrite",
+    ):
         checkpoint.save(folder, {"x": np.array([15])}, 15)
     assert checkpoint.steps(folder) == [10, 20, 30]
     checkpoint.save(folder, {"x": np.array([15])}, 15, overwrite=True)
@@ -243,8 +250,11 @@ def test_files_of_others_and_litter(folder: Path) -> None:
         for name in ("step-0000000001-0123abcd", "step-1-notours", "mine"):
             (folder / name).mkdir()
             (folder / name / "rank-0.npy.tmp").write_text("half")
-        for name in ("step-0000000003.json.tmp", "notes.txt", "other.tmp"):
+        for name in ("step-0000000003.json.0123abcd.tmp", *others):
             (folder / name).write_text("half")
+
+    # not the names of steps as they are written here: with few digits, with too many, with Arabic ones
+    others = "notes.txt", "other.tmp", "step-7.json", "step-00000000012.json", "step-000000000\u0663.json"
 
     on_first(leave)
     with pytest.raises(checkpoint.NoCheckpointError):
@@ -252,8 +262,8 @@ def test_files_of_others_and_litter(folder: Path) -> None:
     checkpoint.save(folder, {"x": np.ones(1)}, 2)
     hc.barrier()
     data = data_folder(folder, 2).name
-    expected = {"step-0000000002.json", data, "step-1-notours", "mine", "notes.txt", "other.tmp"}
-    assert set(os.listdir(folder)) == expected
+    assert set(os.listdir(folder)) == {"step-0000000002.json", data, "step-1-notours", "mine", *others}
+    assert checkpoint.steps(folder) == [2]
 
 
 # -- what is refused, on every rank alike ------------------------------------------------------------
@@ -321,6 +331,24 @@ def test_ranks_that_differ_are_told_on_every_rank(folder: Path, on_last: dict[st
 
 
 @several
+def test_bytes_that_belong_to_no_value_may_differ(folder: Path) -> None:
+    struct = np.dtype([("kind", "i1"), ("value", "f8")], align=True)
+    given: dict[str, Any] = {"struct": np.ones(2, struct)}
+    gaps = {"struct": slice(1, 8)}
+    if np.finfo(np.longdouble).nmant == 63:  # the 10 bytes of the x87, in 12 or 16
+        given |= {"long": np.ones((3, 2), np.longdouble), "complex": np.ones(2, np.clongdouble)}
+        gaps |= {name: slice(10, np.dtype(np.longdouble).itemsize) for name in ("long", "complex")}
+    for name, gap in gaps.items():
+        period = struct.itemsize if name == "struct" else np.dtype(np.longdouble).itemsize
+        before = given[name].copy()
+        given[name].reshape(-1).view(np.uint8).reshape(-1, period)[:, gap] = hc.get_rank()
+        assert (given[name] == before).all()
+    checkpoint.save(folder, {"x": np.ones(1)}, 1, replicated=given)
+    found = checkpoint.load(folder).replicated
+    for name, array in given.items():
+        assert (found[name] == array).all()
+
+
 def test_replicated_arrays_that_differ_are_refused_and_nothing_is_left(folder: Path) -> None:
     checkpoint.save(folder, {"x": np.ones(2)}, 1)
     hc.barrier()
@@ -479,6 +507,102 @@ def test_damage_is_an_error_on_every_rank_that_says_what_to_do(folder: Path, dam
     assert len(list(folder.iterdir())) == 4
 
 
+@pytest.mark.parametrize("damage", [damage_last_byte, damage_the_manifest], ids=lambda damage: damage.__name__)
+def test_a_step_that_a_load_has_skipped_does_not_count(folder: Path, damage: Any) -> None:
+    x = two_steps(folder)
+    damage(folder)
+    with pytest.raises(ValueError, match="has step 2 already"):
+        checkpoint.save(folder, {"x": x}, 1)
+    with pytest.warns(RuntimeWarning, match="loaded step 1 instead") if hc.get_rank() == 0 else nullcontext():
+        checkpoint.load(folder, fall_back=True)
+    checkpoint.save(folder, {"x": x * 5}, 1)  # where the program is again
+    hc.barrier()
+    assert checkpoint.steps(folder) == [1]
+    assert len(os.listdir(folder)) == 2
+    assert_same(checkpoint.load(folder).arrays["x"], x * 5)
+
+
+def test_a_step_that_a_load_has_skipped_is_none_of_those_to_keep(folder: Path) -> None:
+    two_steps(folder)
+    damage_last_byte(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.load(folder, fall_back=True)
+    checkpoint.save(folder, {"x": np.ones(3)}, 3, keep=2)
+    hc.barrier()
+    assert checkpoint.steps(folder) == [1, 3]
+
+
+def test_a_step_that_was_skipped_counts_when_it_has_been_saved_again(folder: Path) -> None:
+    two_steps(folder)
+    damage_last_byte(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.load(folder, fall_back=True)
+    checkpoint.save(folder, {"x": np.ones(3)}, 2)
+    with pytest.raises(ValueError, match="has step 2 already"):
+        checkpoint.save(folder, {"x": np.ones(3)}, 1)
+
+
+@pytest.mark.parametrize("failures", [3, 99])
+def test_a_file_server_that_is_away_for_a_moment(folder: Path, failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, wrapped, tried = two_steps(folder), files._open, []
+
+    def fail(path: Path) -> Any:
+        if "step-0000000002" in str(path) and len(tried) < failures:
+            tried.append(path)
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return wrapped(path)
+
+    monkeypatch.setattr(files, "PAUSES", (0, 0, 0))
+    if hc.get_rank() == hc.get_world_size() - 1:
+        monkeypatch.setattr(files, "_open", fail)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = checkpoint.load(folder, fall_back=True)
+    assert_same(found.arrays["x"], x * found.step)
+    assert found.step == (2 if failures == 3 else 1)
+    said = [each for each in caught if "loaded step 1 instead" in str(each.message)]
+    assert len(said) == (found.step == 1 and hc.get_rank() == 0)
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "another file": lambda body: body["arrays"]["x"]["shards"][0].update(file="../../secret"),
+    "another folder": lambda body: body.update(folder="/etc"),
+    "a folder of another step": lambda body: body.update(folder="step-0000000002-00000000"),
+    "objects": lambda body: body["arrays"]["x"].update(dtype="|O"),
+    "objects in a field": lambda body: body["arrays"]["x"].update(dtype="[('a', '|O')]"),
+    "no dtype": lambda body: body["arrays"]["x"].update(dtype="finfo"),
+    "no list": lambda body: body["arrays"]["x"].update(dtype="[" * 10_000),
+    "too many rows": lambda body: (
+        body["arrays"]["x"].update(shape=[10**15]),
+        body["arrays"]["x"]["shards"][0].update(length=10**15),
+    ),
+    "fewer than none": lambda body: body["arrays"]["x"]["shards"][0].update(length=-5),
+    "no such axis": lambda body: body["arrays"]["x"].update(axis=1),
+    "no shards": lambda body: body["arrays"]["x"].pop("shards"),
+    "no bytes in a block": lambda body: body.update(block=0),
+    "half a rank": lambda body: body.update(ranks=0.5),
+    "a list": lambda body: body.update(arrays=[]),
+    "another step": lambda body: body.update(step=2),
+}
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("forge", FORGED)
+def test_a_manifest_that_makes_no_sense_is_damage(folder: Path, forge: str) -> None:
+    checkpoint.save(folder, {"x": np.ones(3)}, 1)
+
+    def act() -> None:
+        body = files.read_manifest(folder, 1)
+        FORGED[forge](body)
+        files.manifest_path(folder, 1).write_bytes(files.sealed(body))
+
+    on_first(act)
+    with pytest.raises(checkpoint.CheckpointError, match=r"the manifest .*step-0000000001\.json is damaged: "):
+        checkpoint.load(folder)
+
+
 @pytest.mark.serial
 def test_every_byte_of_the_arrays_counts(folder: Path) -> None:
     x = np.arange(5.0)
@@ -544,7 +668,7 @@ def test_the_manifest_is_json(folder: Path) -> None:
 # -- errors of the file system, on one rank ----------------------------------------------------------
 
 
-def full_disk(*_: Any) -> None:
+def full_disk(*_: Any, **__: Any) -> None:
     raise OSError(28, "No space left on device", "/the/file")
 
 
@@ -584,10 +708,10 @@ def test_an_error_in_the_manifest_changes_nothing(
     before = contents(folder)
     wrapped = files.write_durably
 
-    def break_manifest(path: Path, write: Any) -> int:
+    def break_manifest(path: Path, *more: Any) -> int:
         if path.suffix == ".json":
             monkeypatch.setattr(files.os, failing, full_disk)
-        return wrapped(path, write)
+        return wrapped(path, *more)
 
     monkeypatch.setattr(files, "write_durably", break_manifest)
     with pytest.raises(checkpoint.CheckpointError, match="No space left on device"):
@@ -598,6 +722,80 @@ def test_an_error_in_the_manifest_changes_nothing(
         assert_same(checkpoint.load(folder).arrays["x"], np.ones(3))
     else:
         assert contents(folder) == before
+
+
+@pytest.mark.parametrize("step", [2, 3], ids=["again", "next"])
+@pytest.mark.parametrize("failing", ["the rename", "the folder"])
+def test_arrays_that_may_be_published_stay(
+    folder: Path, step: int, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any) -> Any:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    def replace(old: Any, new: Any) -> None:
+        os.rename(old, new)
+        if str(new).endswith(".json"):
+            monkeypatch.setattr(files, "read_manifest", away)
+            monkeypatch.setattr(files, "fsync_folder", away)
+            if failing == "the rename":  # the server has done it, and its answer is lost
+                away()
+
+    two_steps(folder)
+    monkeypatch.setattr(files.os, "replace", replace)
+    with pytest.raises(checkpoint.CheckpointError, match="Stale file handle"):
+        checkpoint.save(folder, {"x": np.full(3, 7.0)}, step, keep=1)
+    monkeypatch.undo()
+    hc.barrier()
+    assert_same(checkpoint.load(folder).arrays["x"], np.full(3, 7.0))
+    hc.barrier()
+    checkpoint.save(folder, {"x": np.ones(3)}, 4, keep=1)
+    hc.barrier()
+    assert len(os.listdir(folder)) == 2
+
+
+def test_a_file_is_never_written_through_a_link(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = folder.with_name("victim")
+
+    def lay_a_trap() -> None:
+        folder.mkdir(parents=True)
+        victim.write_text("mine")
+        for name in ("step-0000000001.json.00000000.tmp", ".saving"):
+            (folder / name).symlink_to(victim)
+
+    on_first(lay_a_trap)
+    monkeypatch.setattr(files.os, "urandom", bytes)  # a stranger can't know the name, but may be lucky
+    with pytest.raises(checkpoint.CheckpointError, match="File exists"):
+        checkpoint.save(folder, {"x": np.ones(3)}, 1)
+    monkeypatch.undo()
+    checkpoint.save(folder, {"x": np.ones(3)}, 1)
+    assert victim.read_text() == "mine"
+    assert_same(checkpoint.load(folder).arrays["x"], np.ones(3))
+
+
+def test_folders_that_need_or_allow_no_fsync(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync, open_it = os.fsync, os.open
+
+    def of_files_alone(number: int) -> None:
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(number)
+
+    def may_not_list(path: Any, flags: int, *more: Any) -> int:
+        if Path(path) == folder.parent and flags & os.O_DIRECTORY:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open_it(path, flags, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", of_files_alone)
+        checkpoint.save(folder, {"x": np.ones(3)}, 1)
+    on_first(lambda: shutil.rmtree(folder))
+    monkeypatch.setattr(files.os, "open", may_not_list)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        checkpoint.save(folder, {"x": np.ones(3)}, 1)
+        checkpoint.save(folder, {"x": np.ones(3)}, 2)
+    said = [str(each.message) for each in caught if "can't be brought to the disk" in str(each.message)]
+    assert len(said) == (1 if hc.get_rank() == 0 else 0)
 
 
 @several
@@ -630,6 +828,31 @@ def test_what_cannot_be_removed_is_a_warning(folder: Path, monkeypatch: pytest.M
     checkpoint.save(folder, {"x": np.ones(3)}, 4)
     hc.barrier()
     assert len(os.listdir(folder)) == 4
+
+
+def test_one_thing_that_cannot_be_removed_keeps_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_steps(folder)
+    stuck, rmtree = data_folder(folder, 1), saving.shutil.rmtree
+
+    def fail(path: Any, *more: Any, **options: Any) -> None:
+        if path == stuck and not options:
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        if path != stuck:
+            rmtree(path, *more, **options)
+
+    monkeypatch.setattr(saving.shutil, "rmtree", fail)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3, 8):
+            checkpoint.save(folder, {"x": np.ones(3)}, step)
+    said = [
+        str(each.message)
+        for each in caught
+        if f"can't be removed: [Errno 16] Device or resource busy: '{stuck}'" in str(each.message)
+    ]
+    assert len(said) == (5 if hc.get_rank() == 0 else 0)
+    hc.barrier()
+    assert len(os.listdir(folder)) == 5
 
 
 # -- a reader while another job writes ---------------------------------------------------------------
@@ -687,4 +910,4 @@ def test_hooks_see_what_is_collective(folder: Path) -> None:
     with group.register_hook(names):
         checkpoint.save(folder, {"x": np.ones(1)}, 1, group=group)
         checkpoint.load(folder, group=group)
-    assert names.seen == ["all_gather_object"] * 8
+    assert names.seen == ["all_gather_object"] * 9

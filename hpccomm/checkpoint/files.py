@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import ast
+import errno
+import functools
 import json
 import os
 import re
 import sys
+import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..core.arrays import module_of
+from ..errors import here
 from .together import CheckpointError, NoCheckpointError
+
+T = TypeVar("T")
 
 FORMAT = "hpccomm checkpoint 1"
 BLOCK = 4 << 20  # bytes that have a checksum of their own: a part of an array can be read and verified alone
-MANIFEST = re.compile(r"step-(\d+)\.json")
-DATA = re.compile(r"step-(\d+)-[0-9a-f]{8}")
-TEMPORARY = ".tmp"
+_STEP = r"step-(\d{10}|[1-9]\d{10,})"  # as `name_of` has it; what others call step-7 is theirs
+MANIFEST = re.compile(rf"{_STEP}\.json", re.ASCII)
+DATA = re.compile(rf"{_STEP}-[0-9a-f]{{8}}", re.ASCII)
+UNFINISHED = re.compile(rf"{_STEP}\.json\.[0-9a-f]{{8}}\.tmp", re.ASCII)
+OF_A_RANK = re.compile(r"rank-\d+\.npy", re.ASCII)
+PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # what a file server says that is away for a moment
+PAUSES = (0.1, 1.0, 3.0)  # seconds, after each of which it is asked again
 
 
 # -- names and manifests -----------------------------------------------------------------------------
 
 
 def name_of(step: int) -> str:
-    """Return what the names of a step's files begin with: in order of the steps in a listing."""
+    """Return the beginning of the names of a step's files: in order of the steps in a listing."""
     return f"step-{step:010}"
 
 
 def manifest_path(folder: Path, step: int) -> Path:
-    """Return where the manifest of a step is."""
+    """Return the path of a step's manifest."""
     return folder / f"{name_of(step)}.json"
 
 
@@ -54,18 +65,57 @@ def sealed(body: dict[str, Any]) -> bytes:
 
 
 def read_manifest(folder: Path, step: int) -> dict[str, Any]:
-    """Return what a manifest says, or raise."""
+    """Return the verified content of a manifest; CheckpointError where it is damaged, or nothing that `save` writes."""
     path = manifest_path(folder, step)
     try:
-        first, _, rest = path.read_bytes().partition(b"\n")
+        first, _, rest = patiently(path.read_bytes).partition(b"\n")
     except FileNotFoundError:
         raise NoCheckpointError(f"there is no checkpoint of step {step} in {folder}") from None
     if first != b'{"crc32": "%08x",' % zlib.crc32(rest.removesuffix(b"\n")):
         raise CheckpointError(f"the manifest {path} is damaged: its checksum is wrong")
-    body: dict[str, Any] = json.loads(b"{" + rest)
-    if body["format"] != FORMAT:
-        raise CheckpointError(f"{path} has the format {body['format']!r}; this version reads {FORMAT!r}")
+    try:
+        body: dict[str, Any] = json.loads(b"{" + rest)
+        if body["format"] != FORMAT:
+            raise CheckpointError(f"{path} has the format {body['format']!r}; this version reads {FORMAT!r}")
+        _check(body, step)
+    except CheckpointError:
+        raise
+    except Exception as error:  # a right checksum of nonsense: somebody else has written it
+        raise CheckpointError(f"the manifest {path} is damaged: {type(error).__name__}: {error}") from None
     return body
+
+
+def _check(body: dict[str, Any], step: int) -> None:
+    """Raise where a manifest does not fit together, or names files that are not its own."""
+
+    def require(is_so: object, what: object) -> None:
+        if not is_so:
+            raise ValueError(f"unexpected {what!r}")
+
+    def number(value: Any, least: int = 0) -> int:
+        require(type(value) is int and value >= least, value)
+        return int(value)
+
+    require(body["step"] == step, body["step"])
+    require((found := DATA.fullmatch(body["folder"])) and int(found[1]) == step, body["folder"])
+    require(isinstance(body["metadata"], dict), body["metadata"])
+    number(body["ranks"], 1)
+    block = number(body["block"], 1)
+    for kind in ("arrays", "replicated"):
+        for described in body[kind].values():
+            dtype, shape, axis = dtype_from_text(described["dtype"]), described["shape"], described.get("axis", 0)
+            require(not dtype.hasobject, described["dtype"])
+            lengths = [number(shard["length"]) for shard in described["shards"]]
+            require(kind == "arrays" or len(lengths) == 1, described["shards"])
+            whole = shape or [1]  # one of 0 dimensions is a row
+            require(sum(lengths) == whole[number(axis)], shape)
+            row = dtype.itemsize
+            for length in (*whole[:axis], *whole[axis + 1 :]):
+                row *= number(length)
+            for shard in described["shards"]:
+                require(OF_A_RANK.fullmatch(shard["file"]), shard["file"])
+                number(shard["offset"])
+                require(len(shard["crc32"]) == -(-shard["length"] * row // block), shard["crc32"][:9])
 
 
 def data_of(folder: Path, step: int) -> str | None:
@@ -76,19 +126,44 @@ def data_of(folder: Path, step: int) -> str | None:
         return None
 
 
+def patiently(read: Callable[[], T]) -> T:
+    """Return the outcome of `read`, which is called again where the file system has failed for a moment."""
+    for pause in PAUSES:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            time.sleep(pause)
+    return read()
+
+
 # -- writing -----------------------------------------------------------------------------------------
 
 
-def write_durably(path: Path, write: Callable[[Any], object]) -> int:
-    """Let `write` fill a file that has its name only when all of it is on the disk; return its size in bytes."""
-    temporary = f"{path}{TEMPORARY}"
-    with open(temporary, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-        nbytes = file.tell()
-    os.replace(temporary, path)
-    fsync_folder(path.parent)
+def write_durably(path: Path, write: Callable[[Any], object], undo: Callable[[], object] = lambda: None) -> int:
+    """Let `write` fill a file that has its name only when all of it is on the disk; return its size in bytes.
+
+    On an error `undo` is called where it is certain that the file has not got its name.
+    """
+    temporary = f"{path}.{os.urandom(4).hex()}.tmp"
+    may_be_there = False
+    try:
+        with open(temporary, "xb") as file:  # O_EXCL: never through a link that a stranger has put there
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            nbytes = file.tell()
+        may_be_there = True
+        os.replace(temporary, path)
+        fsync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+            may_be_there = False  # it still had its old name
+        if not may_be_there:
+            undo()
+        raise
     return nbytes
 
 
@@ -104,11 +179,29 @@ def make_folder(path: Path) -> None:
 
 def fsync_folder(path: Path) -> None:
     """Bring the names in a folder to the disk."""
-    number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError as error:  # it may be written and entered, but not listed
+        _warn_of(path, str(error))
+        return
     try:
         os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # of file systems that can't, and need not: CIFS, some FUSE
+            raise
     finally:
         os.close(number)
+
+
+@functools.cache
+def _warn_of(path: Path, why: str) -> None:
+    """Warn, once, of a folder whose names can't be brought to the disk."""
+    warnings.warn(
+        f"checkpoint.save: the names in {path} can't be brought to the disk ({why}): if its node fails in the next "
+        f"seconds, the new folder in it may be gone{here()}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 # -- arrays as bytes ---------------------------------------------------------------------------------
@@ -123,9 +216,32 @@ def stored(view: Any, axis: int) -> Any:
         from ..cuda.packing import on_the_host  # which needs CuPy
 
         view = on_the_host(view)
-    array = np.asarray(np.moveaxis(view, axis, 0) if axis else view, order="C")
+    array = without_padding(np.asarray(np.moveaxis(view, axis, 0) if axis else view, order="C"))
     # .npy has no word for bfloat16 and its like: their bytes are stored as integers
     return array.view(f"u{array.dtype.itemsize}") if _is_of_ml_dtypes(array.dtype) else array
+
+
+def without_padding(array: Any) -> Any:
+    """Return an array with zeros in the bytes that are no part of a value, which NumPy leaves as they come."""
+    dtype = array.dtype
+    if not _has_padding(dtype):
+        return array
+    clean = np.zeros(array.shape, dtype)
+    for name in dtype.names or ():
+        clean[name] = without_padding(array[name])
+    if dtype.names is None:
+        used = slice(10) if dtype.isnative else slice(-10, None)  # of 12 or 16; a complex number is two of them
+        rows = (-1, np.dtype(np.longdouble).itemsize)
+        as_bytes(clean).reshape(rows)[:, used] = as_bytes(np.ascontiguousarray(array)).reshape(rows)[:, used]
+    return clean
+
+
+def _has_padding(dtype: Any) -> bool:
+    if dtype.names is None:
+        base = dtype.base
+        return _has_padding(base) if base.names else base.char in "gG" and bool(np.finfo(base).nmant == 63)  # x87
+    fields = [dtype.fields[name][0] for name in dtype.names]
+    return sum(field.itemsize for field in fields) != dtype.itemsize or any(map(_has_padding, fields))
 
 
 def dtype_as_text(dtype: np.dtype[Any]) -> str:

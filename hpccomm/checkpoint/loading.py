@@ -15,6 +15,7 @@ from ..core import checks
 from ..core.group import ProcessGroup
 from ..errors import here
 from . import files
+from .skipped import SkippedSteps
 from .together import CheckpointError, NoCheckpointError, of_first, together
 
 OPERATION = "checkpoint.load"
@@ -83,6 +84,7 @@ class Loading:
                 if is_gone and step is None and vanished < ATTEMPTS:
                     vanished += 1  # the job that writes has removed it meanwhile: there is a later one
                 elif fall_back and before is not None:
+                    SkippedSteps(self.folder).add(chosen)
                     damaged += f"{error}; "
                     below = chosen
                 else:
@@ -168,7 +170,8 @@ class Loading:
         done = 0
         for shard, begin, end in pieces:
             path = self.folder / body["folder"] / shard["file"]
-            files.read_rows(path, shard, body["block"], begin, end, rows[done : done + end - begin])
+            target = rows[done : done + end - begin]
+            files.patiently(partial(files.read_rows, path, shard, body["block"], begin, end, target))
             done += end - begin
         return np.asarray(np.moveaxis(rows, 0, axis), order="C") if shape else rows.reshape(())
 

@@ -19,7 +19,10 @@ from ..core.arrays import Array, locate
 from ..core.group import ProcessGroup
 from ..errors import here
 from . import files
+from .pruning import prune
+from .skipped import SkippedSteps
 from .together import CheckpointError, together
+from .writer import WriterLock, in_words, writer
 
 T = TypeVar("T")
 
@@ -42,23 +45,26 @@ class Saving:
         self.given = {"arrays": arrays, "replicated": replicated}
         self.axis = axis
         self.data = folder
+        self.lock: WriterLock | None = None  # the first rank's
+        self.oldest_spared: float | None = None
 
     def run(self, metadata: Any, keep: Any, overwrite: bool) -> None:
-        """Write the checkpoint: four steps, each of which all ranks end well before any begins the next."""
+        """Write the checkpoint: five steps, each of which all ranks end well before any begins the next."""
         every = self._together(lambda: self._describe(metadata, keep, overwrite))
         _compare(self.group, every)
         first = every[0]
         self.data = self.folder / f"{files.name_of(self.step)}-{first['token']}"
-        written = self._together(lambda: self._write(first), self._undo)
-        self._together(lambda: self._verify(first, written), self._undo)
-        # From here on no rank takes its file back: the manifest may be there, whatever this rank gets to know of it.
-        self._together(lambda: self._publish(first, written))
-        if self.group.rank == 0:
-            try:
-                _prune(self.folder, self.step, self.data.name, keep, overwrite)
-            except OSError as error:
-                message = f"checkpoint.save: step {self.step} is saved, but older files can't be removed: {error}"
-                warnings.warn(message + here(), RuntimeWarning, stacklevel=3)
+        try:
+            self._together(lambda: self._begin(overwrite))
+            written = self._together(lambda: self._write(first), self._undo)
+            self._together(lambda: self._verify(first, written), self._undo)
+            # From here on no rank takes its file back: the manifest may be there, whatever this rank hears of it.
+            self._together(lambda: self._publish(first, written))
+            if self.lock is not None:
+                self._prune(keep, overwrite)
+        finally:
+            if self.lock is not None:
+                self.lock.release()
 
     def _together(self, act: Callable[[], T], undo: Callable[[], None] | None = None) -> list[T]:
         return together(self.group, "checkpoint.save", act, undo)
@@ -84,13 +90,33 @@ class Saving:
             except (TypeError, ValueError) as error:
                 raise TypeError(f"metadata: {error}") from None
             described["token"] = os.urandom(4).hex()
-            there = max(files.steps_in(self.folder), default=-1)
-            if there > self.step and not overwrite:
-                raise ValueError(
-                    f"step is {self.step}, but {self.folder} has step {there} already; use another folder, or "
-                    f"overwrite=True, which removes the later steps when this one is complete"
-                )
+            self._refuse_later_steps(overwrite)
         return described
+
+    def _refuse_later_steps(self, overwrite: bool) -> None:
+        """Raise where the folder has a later step, unless that is to be removed, or was damaged when it was loaded."""
+        by = ""
+        there = max(set(files.steps_in(self.folder)) - SkippedSteps(self.folder).steps(), default=-1)
+        if there > self.step and not overwrite:
+            with suppress(CheckpointError, OSError):
+                by = f", saved by {in_words(files.read_manifest(self.folder, there)['writer'])}"
+            raise ValueError(
+                f"step is {self.step}, but {self.folder} has step {there} already{by}; use another folder, or "
+                f"overwrite=True, which removes the later steps when this one is complete"
+            )
+
+    def _begin(self, overwrite: bool) -> None:
+        """Keep other writers out, on the first rank, and look at what they have left."""
+        if self.group.rank > 0:
+            return
+        files.make_folder(self.folder)
+        self.lock = WriterLock(self.folder)
+        self._refuse_later_steps(overwrite)  # again: it may have been saved since
+        manifests = (files.manifest_path(self.folder, step) for step in files.steps_in(self.folder))
+        # What is younger may be another writer's work, where the lock is no proof that there is none.
+        self.oldest_spared = (
+            None if self.lock.is_proof else max((each.stat().st_mtime for each in manifests), default=0)
+        )
 
     def _describe_array(self, kind: str, name: Any, array: Array) -> dict[str, Any]:
         if not isinstance(name, str):
@@ -151,6 +177,10 @@ class Saving:
                     f"replicated[{name!r}] is not the same on rank {others[0]} as on rank {self.group.ranks[0]}; "
                     f"broadcast it first, or pass it in arrays"
                 )
+        self._see_all(written)
+
+    def _see_all(self, written: list[dict[str, Any]]) -> None:
+        """Check on the first rank that all files are there, as their ranks have written them."""
         for rank, each in enumerate(written):
             if each["file"] is None:
                 continue
@@ -161,7 +191,7 @@ class Saving:
             except FileNotFoundError:
                 raise CheckpointError(
                     f"rank {self.group.ranks[0]} can't see {path}, which rank {self.group.ranks[rank]} has written; "
-                    f"the folder has to be on a file system that all ranks share"
+                    f"the folder has to be on a file system that all ranks share, and no other job may write to it"
                 ) from None
             if nbytes != each["nbytes"]:
                 raise CheckpointError(
@@ -170,9 +200,8 @@ class Saving:
 
     def _undo(self) -> None:
         """Take back this rank's file of a checkpoint that every rank knows to have failed."""
-        for name in (f"rank-{self.group.rank}.npy", f"rank-{self.group.rank}.npy{files.TEMPORARY}"):
-            with suppress(OSError):
-                os.unlink(self.data / name)
+        with suppress(OSError):
+            os.unlink(self.data / f"rank-{self.group.rank}.npy")
         with suppress(OSError):
             os.rmdir(self.data)  # by the rank that is last
 
@@ -184,6 +213,7 @@ class Saving:
             "format": files.FORMAT,
             "step": self.step,
             "ranks": self.group.size,
+            "writer": writer(),
             "folder": self.data.name,
             "block": files.BLOCK,
             "metadata": first["metadata"],
@@ -198,15 +228,33 @@ class Saving:
         for name, described in first["replicated"].items():
             body["replicated"][name] = {**described, "shards": [written[0]["shards"]["replicated"][name]]}
         path = files.manifest_path(self.folder, self.step)
-        try:
-            files.write_durably(path, lambda out: out.write(files.sealed(body)))
-        except Exception:
-            # after the rename it is there, though the disk may not have it: then its arrays stay
-            if files.data_of(self.folder, self.step) != self.data.name:
-                shutil.rmtree(self.data, ignore_errors=True)
-                with suppress(OSError):
-                    os.unlink(f"{path}{files.TEMPORARY}")
-            raise
+
+        def undo() -> None:
+            shutil.rmtree(self.data, ignore_errors=True)
+
+        files.write_durably(path, lambda out: out.write(files.sealed(body)), undo)
+        if self.oldest_spared is not None:  # another writer, who did not see this one, may have removed the arrays
+            try:
+                self._see_all(written)
+            except CheckpointError:
+                if files.data_of(self.folder, self.step) == self.data.name:
+                    os.unlink(path)
+                raise
+
+    def _prune(self, keep: int | None, overwrite: bool) -> None:
+        """Remove what is no longer kept, on the first rank; warn of what can't be removed."""
+        skipped = SkippedSteps(self.folder)
+        there = files.steps_in(self.folder)
+        unwanted = skipped.steps() | ({each for each in there if each > self.step} if overwrite else set())
+        if keep is not None:
+            earlier = [each for each in there if each < self.step and each not in unwanted]
+            unwanted |= set(earlier[: max(0, len(earlier) - (keep - 1))])
+        left = prune(self.folder, unwanted - {self.step}, self.step, self.data.name, self.oldest_spared)
+        if left:
+            more = f", and {len(left) - 1} more" if len(left) > 1 else ""
+            message = f"checkpoint.save: step {self.step} is saved, but older files can't be removed: {left[0]}{more}"
+            warnings.warn(message + here(), RuntimeWarning, stacklevel=4)
+        skipped.forget()
 
 
 def _compare(group: ProcessGroup, every: list[dict[str, Any]]) -> None:
@@ -232,32 +280,3 @@ def _compare(group: ProcessGroup, every: list[dict[str, Any]]) -> None:
                 for shape in shapes:
                     shape[first["axis"] : first["axis"] + 1] = ["any length"]
             same(f"the shape of {kind}[{name!r}]", [f"({', '.join(map(str, shape))})" for shape in shapes])
-
-
-def _prune(folder: Path, step: int, data: str, keep: int | None, overwrite: bool) -> None:
-    """Remove what is no longer kept, manifests first, and then what no manifest names."""
-    there = files.steps_in(folder)
-    later = [each for each in there if each > step] if overwrite else []
-    earlier = [each for each in there if each < step]
-    unwanted = later + (earlier[: max(0, len(earlier) - (keep - 1))] if keep is not None else [])
-    for each in unwanted:
-        os.unlink(files.manifest_path(folder, each))
-    if unwanted:
-        files.fsync_folder(folder)  # the manifests are gone before their arrays are
-    remaining = set(there) - set(unwanted)
-    found: dict[int, list[str]] = {}
-    for name in os.listdir(folder):
-        if match := files.DATA.fullmatch(name):
-            found.setdefault(int(match[1]), []).append(name)
-        elif name.endswith(files.TEMPORARY) and files.MANIFEST.fullmatch(name.removesuffix(files.TEMPORARY)):
-            os.unlink(folder / name)
-    for each, names in found.items():
-        for name in names:
-            if each == step:
-                is_litter = name != data
-            elif each in remaining:
-                is_litter = len(names) > 1 and files.data_of(folder, each) not in (name, None)
-            else:
-                is_litter = True
-            if is_litter:
-                shutil.rmtree(folder / name)

@@ -8,6 +8,7 @@ saves STEP on all ranks, with keep=1; RANK is killed before the first CALL ("rep
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class Calls:
 
     def note(self, name: str, path: object) -> None:
         """One more call is about to be made."""
-        self.made.append((name, str(path)))
+        self.made.append((name, re.sub(r"\.[0-9a-f]{8}\.tmp$", ".tmp", str(path))))
         if self.is_the_end(self.made):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -63,7 +64,7 @@ class Calls:
         return call
 
     def _open(self, path: Any, mode: str, **options: Any) -> Any:
-        if mode != "wb":
+        if mode != "xb":
             return open(path, mode, **options)
         self.note("open", path)
         # unbuffered: what has been written is there when the process is killed

@@ -1,0 +1,105 @@
+"""One writer at a time: a lock in the folder while a save takes place, and in it the name of its holder.
+
+The lock is flock(2) on a file, and not the file itself: a process that is killed holds none. Some file systems keep the
+locks of each node apart (Lustre's ``localflock``), or have none; NFS version 3 keeps that of a dead node until the node
+is back. So a lock that can't be had, or whose file a process on another node has left, proves nothing: then a save
+spares what another one may be writing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .together import CheckpointError
+
+NAME = ".saving"
+JOBS = ("SLURM_JOB_ID", "FLUX_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+
+
+class WriterLock:
+    """The lock of a folder, held until `release`; CheckpointError where another process has it.
+
+    `is_proof` says whether nobody else writes to the folder, for certain.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+        self._file = -1
+        self.is_proof = False
+        mine = writer()
+        with suppress(OSError):  # no locks here, or another user's file
+            self.is_proof = self._take(mine)
+            os.truncate(self._file, 0)
+            os.pwrite(self._file, json.dumps(mine).encode(), 0)
+
+    def _take(self, mine: dict[str, Any]) -> bool:
+        is_broken = False
+        while True:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            other = _read(file)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(file), os.stat(self._path)):  # otherwise its holder has just removed it
+                    self._file = file
+                    return not is_broken and other.get("host", mine["host"]) == mine["host"]
+            except BlockingIOError:
+                if other.get("job") != mine["job"] or not mine["job"] or other["restarts"] >= mine["restarts"]:
+                    raise CheckpointError(
+                        f"{in_words(other)} is saving to {self._path.parent}, since {other.get('since', 'now')}; one "
+                        f"job at a time may write to a folder. If that process is gone for certain, remove {self._path}"
+                    ) from None
+                # what Slurm has started again it has ended before; only the lock of its node, or of a child, is left
+                os.unlink(self._path)
+                is_broken = True
+            except FileNotFoundError:
+                pass
+            except OSError:  # no locks here
+                os.unlink(self._path)
+                raise
+            finally:
+                if file != self._file:
+                    os.close(file)
+
+    def release(self) -> None:
+        """Let others write."""
+        if self._file < 0:
+            return
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._file), os.stat(self._path)):
+                os.unlink(self._path)
+        os.close(self._file)
+        self._file = -1
+
+
+def writer(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return this process's name: its host and number, its job, and how often that was started again before."""
+    job = next((environ[name] for name in JOBS if environ.get(name)), "")
+    restarts = environ.get("SLURM_RESTART_COUNT", "")
+    return {
+        "host": os.uname().nodename,
+        "pid": os.getpid(),
+        "job": job,
+        "restarts": int(restarts) if restarts.isdecimal() else 0,
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def in_words(name: Mapping[str, Any]) -> str:
+    """Return a writer's name in words."""
+    job = f" of job {name['job']}" if name.get("job") else ""
+    return f"process {name['pid']} on {name.get('host')}{job}" if "pid" in name else "another process"
+
+
+def _read(file: int) -> dict[str, Any]:
+    try:
+        found = json.loads(os.pread(file, 4096, 0))
+        return {**found, "restarts": int(found["restarts"])}
+    except (OSError, ValueError, KeyError, TypeError):  # it is being written, or not ours
+        return {}
