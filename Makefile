@@ -24,7 +24,7 @@ demo: $(VENV)/.cli ## train a network on handwritten digits on four ranks
 test: $(VENV)/.test ## run the tests on 1, 2, 3 and 4 ranks
 	tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
 
-test-faults: $(VENV)/.test ## run what may go wrong: one job for each fault (tools/write-reliability: both MPIs, into docs/reliability.md)
+test-faults: $(VENV)/.test ## run what may go wrong: one job for each fault (tools/write-reliability: both MPIs, into docs/reliability.md; -k: some)
 	tools/run-mpi $(BIN) 1 $(BIN)/python -m mpi4py -m pytest --with-mpi tests/faults/test_faults.py $(ARGS)
 
 test-cluster: ## run the tests of a real Slurm, on two hosts made of namespaces, with both MPIs (root on Debian)
