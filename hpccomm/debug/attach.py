@@ -100,7 +100,9 @@ def watch(group: ProcessGroup | None = None) -> None:
 
     from . import watchdog
 
-    watchdog.watch(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), group.settings.debug_dir if group else "")
+    said = None if group is None else group.settings
+    folder, is_wanted = (said.debug_dir, said.watchdog) if said else ("", None)
+    watchdog.watch(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), folder, is_wanted)
     if group is not None:
         watchdog.tell_of(group.settings, group.processes)
 

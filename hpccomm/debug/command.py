@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
+import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import report
-from .verdict import verdict
+from . import mailbox, report, stacks
+from .folder import put, runs
+from .verdict import Verdict, verdict
 
 PATIENCE = 10.0  # seconds for ranks to write their reports
+PREFIX = "hpccomm-debug-"
+REPORTS = "rank*[0-9].json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("folder", nargs="?", help="the folder of the reports (HPCCOMM_DEBUG_DIR, or hpccomm-debug-*)")
     parser.add_argument(
-        "--pid", type=int, help="ask the job of this process, a rank on this machine, for its reports first"
+        "--pid", type=int, help="ask the job of this process of this machine first: a rank, or mpiexec above ranks"
     )
     parser.add_argument("--job", help="ask this Slurm job for its reports first")
     parser.add_argument("--stacks", action="store_true", help="also show what each thread of each rank is in")
@@ -35,82 +38,119 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict; return 1 if it names a rank, 0 if nobody waits, 2 if there are no reports."""
-    folder = Path(arguments.folder) if arguments.folder else None
-    since, token = time.time(), ""
-    if arguments.pid is not None:
-        folder = folder or _folder_of(arguments.pid)
-        os.kill(arguments.pid, signal.SIGUSR2)
-    elif arguments.job is not None:
-        folder = folder or _folder_of_job(arguments.job)
-        since, token = 0.0, _ask(folder)
-    else:
-        since = 0.0
-    folder = folder or _newest(Path.cwd())
-    if folder is None:
-        print("hpccomm debug: no folder given, and there is no hpccomm-debug-* here", file=sys.stderr)
+    try:
+        folder, token = _asked(arguments)
+        _act_for_the_owner_of(folder)
+        found = _wait_for(folder, token)
+    except (_Refused, OSError) as error:
+        print(f"hpccomm debug: {error}", file=sys.stderr)
         return 2
-    reports = _wait_for(folder, since, token)
-    if not reports:
-        why = "no rank has answered" if since or token else "there are no reports of ranks"
+    if not found:
+        why = "no rank has answered" if token else "there are no reports of ranks"
         print(f"hpccomm debug: {why} in {folder}", file=sys.stderr)
         return 2
-    _show(arguments, reports)
-    return 1 if verdict(reports, reports[-1]["size"]).culprits else 0
+    shown = found if arguments.job is not None else found[-1:]
+    if len(found) > len(shown) and not arguments.json:
+        print(f"the last of {len(found)} runs in {folder}; name another one to see it: {found[0][0]}")
+    try:
+        verdicts = [(reports, verdict(reports, reports[-1]["size"])) for _, reports in shown]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        print(f"hpccomm debug: a report in {folder} makes no sense: {error!r}", file=sys.stderr)
+        return 2
+    for reports, said in verdicts:
+        _show(arguments, reports, said)
+    return 1 if any(said.culprits for _, said in verdicts) else 0
 
 
-def _show(arguments: argparse.Namespace, reports: list[dict[str, Any]]) -> None:
-    size = reports[-1]["size"]
-    found = verdict(reports, size)
-    if arguments.json:
-        print(json.dumps({"culprits": found.culprits, "lines": found.lines, "reports": len(reports), "size": size}))
-        return
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(reports[-1]["time"]))
-    print(f"{len(reports)} of {size} ranks, {when} ({', '.join(sorted({each['reason'] for each in reports}))}):")
-    print("\n".join(found.lines))
-    if arguments.stacks:
-        for each in sorted(reports, key=lambda each: int(each["rank"])):
-            print(f"\nrank {each['rank']}, process {each['pid']} on {each['host']}")
-            for name, lines in each["threads"].items():
-                print(f"  {name}")
-                print("\n".join(f"    {line}" for line in lines))
+class _Refused(Exception):
+    """What was asked for can't be had; its text says why."""
 
 
-def _wait_for(folder: Path, since: float, token: str = "") -> list[dict[str, Any]]:
-    """Return the reports that belong together, written after `since` or as answers to `token`; wait for late ones."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        reports = [each for each in report.read(folder) if each["time"] >= since]
-        reports = report.latest(each for each in reports if not token or each.get("answers") == token)
-        if not (since or token) or time.monotonic() > deadline or (reports and len(reports) >= reports[-1]["size"]):
-            return reports
-        gone = {rank for each in reports for rank, state in each["neighbours"].items() if state != "running"}
-        if reports and len(reports) + len(gone) >= reports[-1]["size"]:
-            return reports
-        time.sleep(0.1)
+def _asked(arguments: argparse.Namespace) -> tuple[Path, str]:
+    """Return the folder of the reports, and what those say that answer, if anybody has been asked."""
+    folder = Path(arguments.folder) if arguments.folder else None
+    if arguments.pid is not None:
+        return _ask_process(arguments.pid)
+    if arguments.job is not None:
+        return _ask_in(folder or _folder_of_job(arguments.job))
+    folder = folder or _newest(Path.cwd())
+    if folder is None:
+        raise _Refused(f"no folder given, and there is no {PREFIX}* here")
+    return folder, ""
 
 
-def _folder_of(pid: int) -> Path:
-    """Return where a running process writes its reports."""
-    said = ""
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{pid}/environ").read_bytes()
-        variables = dict(line.split(b"=", 1) for line in text.split(b"\0") if b"=" in line)
-        said = variables.get(b"HPCCOMM_DEBUG_DIR", b"").decode()
-    where = Path(os.readlink(f"/proc/{pid}/cwd"))
-    if said:
-        return where / said
-    deadline = time.monotonic() + PATIENCE
-    os.kill(pid, signal.SIGUSR2)
-    while time.monotonic() < deadline:
-        for file in where.glob(f"{PREFIX}*/rank*.json"):
-            with contextlib.suppress(OSError, ValueError):
-                if file.name.count(".") == 1 and json.loads(file.read_text())["pid"] == pid:
-                    return file.parent
-        time.sleep(0.1)
-    raise SystemExit(f"hpccomm debug: process {pid} has not answered; is it a rank that has called init_process_group?")
+# -- asking ------------------------------------------------------------------------------------------------
 
 
-PREFIX = "hpccomm-debug-"
+def _ask_process(process: int) -> tuple[Path, str]:
+    """Ask a process, or else those below it, which mpiexec and shells have started."""
+    if not Path(f"/proc/{process}").exists():
+        raise _Refused(f"there is no process {process} on this machine")
+    for each in (process, *_below(process)):
+        try:
+            found = mailbox.ask(each, PATIENCE)
+        except TimeoutError:
+            raise _Refused(
+                f"process {each} is a rank, and has not answered within {PATIENCE:g} s: it may be stopped, or hold the "
+                f"GIL in compiled code; `py-spy dump --pid {each}` shows where it is"
+            ) from None
+        except OSError:  # it has ended meanwhile
+            continue
+        if found is not None:
+            return found
+    raise _Refused(
+        f"process {process} is no rank that can be asked, and none is below it: has it called init_process_group? "
+        "(with one rank, or HPCCOMM_WATCHDOG=0, nothing answers)"
+    )
+
+
+def _below(process: int) -> Iterator[int]:
+    """Return the processes that a process has started, and those have, and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(entry.read_text(errors="replace").rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):  # it has ended
+            continue
+        children.setdefault(parent, []).append(int(entry.parent.name))
+    pending = sorted(children.get(process, []))
+    for each in pending:
+        yield each
+        pending += sorted(children.get(each, []))
+
+
+def _ask_in(folder: Path) -> tuple[Path, str]:
+    """Ask the ranks that look into the folder.
+
+    Not by `scancel --signal`: it misses ranks that mpirun has started in the batch script, and ends Open MPI's daemons
+    on the other nodes, and with them the job.
+    """
+    _act_for_the_owner_of(folder if folder.is_dir() else folder.parent)
+    token = f"-1 {secrets.token_hex(8)}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        put(folder, report.ASK, token)
+    except OSError as error:
+        raise _Refused(f"nobody can be asked in {folder}: {error}") from error
+    return folder, token
+
+
+def _act_for_the_owner_of(folder: Path) -> None:
+    """Be the user whose job it is from now on, for root: what that user may not write, links of theirs can't reach."""
+    if os.geteuid() == 0 and (found := folder.stat()).st_uid != 0:
+        os.setgroups([])
+        os.setegid(found.st_gid)
+        os.seteuid(found.st_uid)
+
+
+def _folder_of_job(job: str) -> Path:
+    command = ["scontrol", "show", "job", job]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    # Each on a line of its own; what the user may have put into the job's name and comment stands within lines.
+    places = [line.strip().removeprefix("WorkDir=") for line in shown.splitlines() if line.startswith("   WorkDir=")]
+    if len(places) != 1:
+        raise _Refused(f"scontrol knows no job {job}; give the folder of its reports")
+    return Path(places[0]) / f"{PREFIX}{job.split('.')[0]}"
 
 
 def _newest(where: Path) -> Path | None:
@@ -118,22 +158,56 @@ def _newest(where: Path) -> Path | None:
     return max(folders, key=lambda each: each.stat().st_mtime, default=None)
 
 
-def _ask(folder: Path) -> str:
-    """Ask the ranks that look into the folder; return what their answers say that they answer.
-
-    Not by `scancel --signal`: it misses ranks that mpirun has started in the batch script, and ends Open MPI's daemons
-    on the other nodes, and with them the job.
-    """
-    asking = report.Reporter(-1, 0, folder)
-    token = asking.ask()
-    if asking.folder != folder:
-        raise SystemExit(f"hpccomm debug --job: {folder} can't be written to")
-    return token
+# -- showing -----------------------------------------------------------------------------------------------
 
 
-def _folder_of_job(job: str) -> Path:
-    shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=False).stdout
-    for word in shown.split():
-        if word.startswith("WorkDir="):
-            return Path(word.removeprefix("WorkDir=")) / f"{PREFIX}{job.split('.')[0]}"
-    raise SystemExit(f"hpccomm debug --job: scontrol knows no job {job}; give the folder of its reports")
+def _wait_for(folder: Path, token: str) -> list[tuple[Path, list[dict[str, Any]]]]:
+    """Return the reports of each run that belong together, or answer `token`; wait for those that are late."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        found = []
+        for each in runs(folder, REPORTS):
+            reports = [said for said in report.read(each) if not token or said.get("answers") == token]
+            if reports := report.latest(reports):
+                found.append((each, reports))
+        if not token or time.monotonic() > deadline or (found and all(_is_complete(said) for _, said in found)):
+            return found
+        time.sleep(0.1)
+
+
+def _is_complete(reports: list[dict[str, Any]]) -> bool:
+    gone = {rank for each in reports for rank, state in each["neighbours"].items() if state != "running"}
+    return len(reports) + len(gone) >= int(reports[-1]["size"])
+
+
+def _show(arguments: argparse.Namespace, reports: list[dict[str, Any]], found: Verdict) -> None:
+    size = reports[-1]["size"]
+    if arguments.json:
+        print(json.dumps({"culprits": found.culprits, "lines": found.lines, "reports": len(reports), "size": size}))
+        return
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(reports[-1]["time"]))
+    _say(f"{len(reports)} of {size} ranks, {when} ({', '.join(sorted({each['reason'] for each in reports}))}):")
+    _say("\n".join(found.lines))
+    if arguments.stacks:
+        for each in sorted(reports, key=lambda each: int(each["rank"])):
+            _say(f"\nrank {each['rank']}, process {each['pid']} on {each['host']}")
+            for name, lines in sorted(each["threads"].items(), key=lambda thread: thread[0] != "MainThread"):
+                _say("\n".join([f"  {name}", *(f"    {line}" for line in _folded(lines))]))
+
+
+def _folded(lines: list[str]) -> Iterator[str]:
+    """Return the lines of a stack, those of installed libraries and of hpccomm in one each."""
+    hidden = 0
+    for line in [*lines, ""]:
+        is_of_a_library = line.startswith((stacks.PACKAGE, "<", *stacks.LIBRARIES))
+        hidden += is_of_a_library
+        if hidden and not is_of_a_library:
+            yield f"({hidden} line{'s' * (hidden > 1)} of libraries)"
+            hidden = 0
+        if line and not is_of_a_library:
+            yield line
+
+
+def _say(text: str) -> None:
+    """Print what came from files: a terminal is not to obey what is in it."""
+    print("".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text))

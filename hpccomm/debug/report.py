@@ -1,7 +1,7 @@
 """The report: what each rank of the job is doing, one small file for each in one folder; and how ranks ask for it.
 
-A rank that wants the reports of all writes a file "ask" into the folder and sends SIGUSR2 to the processes of its node.
-On other nodes one rank looks for that file. Nothing here calls MPI: it has to work where MPI hangs.
+A rank that wants the reports of all writes a file "ask" into the folder and wakes the processes of its node. On other
+nodes one rank looks for that file. Nothing here calls MPI: it has to work where MPI hangs.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,15 +21,16 @@ from ..core.work import WorkStatus
 from ..errors import DistError
 from . import stacks
 from .attach import groups
+from .folder import Folder, read_text
+from .mailbox import Mailbox
 from .records import key_of
 
 VERSION = 1
 ASK = "ask"
 END = "end at "  # what is asked then is to end
-VERDICT = "verdict.txt"
-YOUNG = 3.0  # seconds in which a question that has been asked stands for the next one
-STALE = 10.0  # seconds after which a verdict is one of an earlier hang
-LOST = 60.0  # seconds after which a rank that was to give one is not waited for
+LARGEST_JOB = 1 << 22  # ranks
+LATEST_END = 2.0  # seconds after which a request to end is of no use to anybody
+LOST = 60.0  # seconds after which a rank that was to give a verdict is not waited for
 
 
 class Reporter:
@@ -41,8 +40,8 @@ class Reporter:
     ----------
     rank, size : int
         In MPI.COMM_WORLD.
-    folder : Path
-        Where the files are; it is made when the first is written.
+    folder : Folder
+        That of this run; it is made when the first file is written.
     processes : dict of int to int
         The processes of the ranks of this node.
     """
@@ -50,10 +49,15 @@ class Reporter:
     def __init__(self, rank: int, size: int, folder: str | Path, processes: Mapping[int, int] | None = None) -> None:
         self.rank = rank
         self.size = size
-        self.folder = Path(folder)
         self.processes = dict(processes or {})
-        self.is_listening = False  # whether SIGUSR2 is ours
-        self._answered = ""
+        self.mailbox: Mailbox | None = None  # by which the others of this node reach this rank
+        self._claimed = 0
+        self.move_to(folder)
+
+    def move_to(self, folder: str | Path) -> None:
+        """Look into another folder from now on; what has been asked there before is for others."""
+        self.folder = Folder(folder)
+        self._answered = {text for _, text in self._questions()}
 
     # -- this rank -------------------------------------------------------------------------------------------
 
@@ -98,20 +102,16 @@ class Reporter:
         """Write this rank's report and return its file."""
         said = self.state(reason, seconds)
         said["answers"] = answers
-        return self._put(f"rank{self.rank}.json", json.dumps(said, indent=1))
+        return self.folder.put(f"rank{self.rank}.json", json.dumps(said, indent=1))
 
     def answer(self, seconds: Mapping[Any, float]) -> None:
-        """Write this rank's report, and pass the question on if it came from outside of the job."""
+        """Write this rank's report, and let the others of this node look if the question came from elsewhere."""
         token = self.question()
-        if not token or (token == self._answered and not self._is_young()):
-            token = self.ask()
-        if token.startswith(END):
-            return
-        if token != self._answered:
-            self._answered = token
+        if token and not token.startswith(END):
+            self._answered.add(token)
             self.write("asked", seconds, token)
-            if int(token.split()[0]) not in self.processes:  # no signal comes from another node
-                self._signal()
+            if token.split()[0] not in map(str, self.processes):
+                self._wake()
 
     # -- the others ------------------------------------------------------------------------------------------
 
@@ -120,44 +120,57 @@ class Reporter:
         return self._ask(f"{self.rank} {secrets.token_hex(8)}")
 
     def end_in(self, seconds: float) -> float:
-        """Tell the other ranks to end, all at the time that is returned (seconds since the epoch)."""
+        """Tell the other ranks of this run to end, all at the time that is returned (seconds since the epoch)."""
         when = time.time() + seconds
         with contextlib.suppress(OSError):
-            self._answered = self._ask(f"{END}{when}")
+            self._answered.add(self._ask(f"{END}{when}"))
         return when
 
     def time_of_end(self) -> float | None:
-        """Return when this rank has been told to end."""
+        """Return when this rank has been told to end, if that is now."""
         said = self.question()
-        return float(said.removeprefix(END)) if said.startswith(END) else None
+        if not said.startswith(END):
+            return None
+        try:
+            when = float(said.removeprefix(END))
+        except ValueError:
+            when = 0.0
+        if abs(when - time.time()) <= LATEST_END:
+            return when
+        self._answered.add(said)
+        return None
 
     def _ask(self, token: str) -> str:
-        self._put(ASK, token)
-        self._signal()
+        self.folder.put(ASK, token)
+        self._wake()
         return token
 
-    def _signal(self) -> None:
+    def _wake(self) -> None:
         """Let the processes of this node look for the question."""
         for rank, pid in self.processes.items():
-            if rank != self.rank and self.is_listening:
-                with contextlib.suppress(OSError):  # it is gone
-                    os.kill(pid, signal.SIGUSR2)
+            if rank != self.rank and self.mailbox is not None:
+                self.mailbox.wake(pid)
+
+    def _questions(self) -> list[tuple[Path, str]]:
+        """Return what has been asked: in this run's folder, and beside it by `hpccomm debug`, which can't end it."""
+        found = [(place, read_text(place / ASK, is_an_order=True)) for place in self.folder.places]
+        beside = self.folder.places[0].parent
+        text = read_text(beside / ASK, is_an_order=True)
+        return [*found, (beside, "" if text.startswith(END) else text)]
 
     def question(self) -> str:
-        """Return what was asked last; "" if nothing was."""
-        with contextlib.suppress(OSError):
-            return (self.folder / ASK).read_text()
-        return ""
+        """Return what has been asked and not answered; "" if nothing has."""
+        return next((text for _, text in self._questions() if text and text not in self._answered), "")
 
     def is_asked(self) -> bool:
         """Whether there is a question that this rank has not answered."""
-        return self.question() not in ("", self._answered)
+        return self.question() != ""
 
     def collect(self, token: str, patience: float) -> list[dict[str, Any]]:
         """Return the reports that answer a question, after all ranks have, or `patience` seconds."""
         deadline = time.monotonic() + patience
         while True:
-            reports = [each for each in read(self.folder) if each.get("answers") == token]
+            reports = [each for each in map(_report, self.folder.files("rank*.json")) if each.get("answers") == token]
             gone = sum(state in ("dead", "stopped") for state in self._neighbours().values())
             if len(reports) + gone >= self.size or time.monotonic() > deadline:
                 return reports
@@ -167,61 +180,39 @@ class Reporter:
         """Whether all ranks are on this node."""
         return len(self.processes) >= self.size
 
-    def claim(self) -> bool:
-        """Whether it falls to this rank to give the verdict: the first that wants to does."""
-        self._make_folder()
-        file = self.folder / VERDICT
-        with contextlib.suppress(OSError):
-            if time.time() - file.stat().st_mtime > (STALE if self.has_concluded() else LOST):  # of an earlier hang
-                file.unlink()
-        try:
-            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-        except FileExistsError:
-            return False
-        return True
+    def claim(self, seconds: float = 0.0) -> bool:
+        """Whether it falls to this rank to give the verdict on what it has been in for so many seconds.
+
+        The first that wants to does. A verdict from before that time is on something else.
+        """
+        made = [_number(file) for file in self.folder.files(".claim-*")]
+        self._claimed = max(made, default=0)
+        if self._claimed:
+            began = self.folder.now() - seconds
+            last = max(file.lstat().st_mtime for file in self.folder.files(f".claim-{self._claimed}"))
+            if last >= began and (self.has_concluded() or last > began + seconds - LOST):
+                return False
+        self._claimed += 1
+        return self.folder.create(f".claim-{self._claimed}")
 
     def conclusion(self) -> str:
-        """Return the verdict in the folder, "" without one."""
-        with contextlib.suppress(OSError):
-            return (self.folder / VERDICT).read_text(encoding="utf-8").strip()
-        return ""
+        """Return the verdict for which `claim` has been called, "" before it has been given."""
+        return self.folder.text(self._verdict).strip()
 
     def has_concluded(self) -> bool:
         """Whether the rank that has claimed the verdict has given it."""
-        with contextlib.suppress(OSError):
-            return (self.folder / VERDICT).stat().st_size > 0
-        return False
+        return self.conclusion() != ""
 
     def conclude(self, text: str) -> None:
         """Write the verdict into the folder."""
-        self._put(VERDICT, text + "\n")
+        self.folder.put(self._verdict, text + "\n")
 
-    def _is_young(self) -> bool:
-        with contextlib.suppress(OSError):
-            return time.time() - (self.folder / ASK).stat().st_mtime < YOUNG
-        return False
+    @property
+    def _verdict(self) -> str:
+        return "verdict.txt" if self._claimed < 2 else f"verdict-{self._claimed}.txt"
 
     def _neighbours(self) -> dict[str, str]:
         return {str(rank): process_state(pid) for rank, pid in self.processes.items() if rank != self.rank}
-
-    def _put(self, name: str, text: str) -> Path:
-        """Write a file that nobody sees half written."""
-        self._make_folder()
-        part = self.folder / f".{name}.{self.rank}"
-        part.write_text(text, encoding="utf-8")
-        return part.replace(self.folder / name)
-
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(self.folder, os.W_OK):
-                raise PermissionError(f"{self.folder} can't be written to")
-        except OSError:
-            own = Path(tempfile.gettempdir()) / f"{self.folder.name}-{os.getuid()}"
-            own.mkdir(mode=0o700, exist_ok=True)
-            if own.stat().st_uid != os.getuid():  # what is asked in it is obeyed
-                raise
-            self.folder = own
 
 
 def dump(reason: str = "asked by the program") -> Path:
@@ -265,13 +256,25 @@ def dump(reason: str = "asked by the program") -> Path:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """Return the reports in a folder."""
-    reports = []
-    for file in sorted(folder.glob("rank*.json")):
-        if file.name.count(".") == 1:
-            with contextlib.suppress(OSError, ValueError):  # it is being replaced
-                reports.append(json.loads(file.read_text(encoding="utf-8")))
-    return [each for each in reports if each.get("version") == VERSION]
+    """Return the reports in the folder of a run."""
+    return list(filter(None, map(_report, sorted(folder.glob("rank*.json")))))
+
+
+def _report(file: Path) -> dict[str, Any]:
+    """Return what a rank says in its file, if it is a report."""
+    if file.name.count(".") > 1:  # a recording
+        return {}
+    try:
+        said = json.loads(read_text(file) or "0")
+        size = said["size"] if said["version"] == VERSION else 0
+        return said if 0 <= said["rank"] < size <= LARGEST_JOB and said["time"] >= 0 else {}
+    except (ValueError, KeyError, TypeError, RecursionError):  # it is forged, or of another version
+        return {}
+
+
+def _number(file: Path) -> int:
+    number = file.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def latest(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

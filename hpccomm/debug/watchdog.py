@@ -30,6 +30,7 @@ from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import let_launcher_read, tell
 from . import stacks
 from .attach import groups
+from .mailbox import Mailbox
 from .report import Reporter, works_in_flight
 from .stacks import Doing
 from .trace.files import save
@@ -65,6 +66,8 @@ class Watchdog:
         self.reporter = reporter
         self._seen: dict[Any, _Sighting] = {}
         self._said: set[str] = set()
+        self._has_stopped = False
+        self._is_listening = False  # to SIGUSR2
         self._pipe, self._wake = os.pipe()
         os.set_blocking(self._pipe, False)
         os.set_blocking(self._wake, False)  # it is written to by a signal handler
@@ -93,16 +96,22 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin to look, and to listen to signals that nobody else listens to."""
+        self.reporter.mailbox = Mailbox()
         # Python's own handlers run in the main thread, which MPI may hold: that of faulthandler writes at once.
         if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
             faulthandler.register(signal.SIGUSR2, file=self._wake, all_threads=False)
-            self.reporter.is_listening = True
+            self._is_listening = True
             atexit.register(self._stop_listening)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # which is still called
             faulthandler.register(signal.SIGINT, file=self._interrupt, all_threads=False, chain=True)
             self._is_listening_for_ctrl_c = True
         os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_through, after_in_child=self._let_go)
         self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread: rank 0 wants none."""
+        self._has_stopped = True
+        os.write(self._wake, b"stop")
 
     def _stop_listening(self) -> None:
         """Ignore questions from now on: without a handler, one that comes while Python ends would kill the process."""
@@ -112,7 +121,9 @@ class Watchdog:
 
     def _let_go(self) -> None:
         """Give the signals back, in a forked process: what their handlers write would be taken for the rank's."""
-        if self.reporter.is_listening:
+        if self.reporter.mailbox is not None:
+            self.reporter.mailbox.close()
+        if self._is_listening:
             faulthandler.unregister(signal.SIGUSR2)
         if self._is_listening_for_the_end:
             faulthandler.unregister(signal.SIGTERM)
@@ -127,19 +138,29 @@ class Watchdog:
             self._is_listening_for_the_end = True
 
     def _run(self) -> None:
-        while True:
-            ready = select.select([self._pipe, self._terminated, self._interrupted], [], [], self._period())[0]
+        mailbox = self.reporter.mailbox
+        poll = select.poll()  # select.select takes no file beyond 1023
+        for file in (self._pipe, self._terminated, self._interrupted, -1 if mailbox is None else mailbox.fileno()):
+            if file >= 0:
+                poll.register(file, select.POLLIN)
+        while not self._has_stopped:
             try:
-                if self._interrupted in ready:
+                events = dict(poll.poll(1000 * self._period()))
+                for file in [file for file, event in events.items() if event & select.POLLNVAL]:
+                    poll.unregister(file)  # the program has closed it
+                if self._interrupted in events:
                     self._end_on_ctrl_c()
-                if self._terminated in ready:
+                if self._terminated in events:
                     self._say_goodbye()
                 self.look(time.monotonic())
-                if self._pipe in ready:
+                askers = [] if mailbox is None else mailbox.askers()
+                if self._pipe in events:
                     with contextlib.suppress(OSError):
                         os.read(self._pipe, 1 << 16)
-                    self._answer()
-                elif self._looks_for_questions() and self.reporter.is_asked():
+                    askers.append(b"")  # SIGUSR2
+                if askers:
+                    self._ask_for(askers)
+                elif (len(events) or self._looks_for_questions()) and self.reporter.is_asked():
                     self._answer()
             except Exception as error:  # the watchdog must not end before the program
                 self._say_once(f"the watchdog of rank {self.reporter.rank} failed: {type(error).__name__}: {error}")
@@ -150,11 +171,20 @@ class Watchdog:
             self._said.add(text)
             tell(f"hpccomm: {text}")
 
+    def _ask_for(self, askers: list[bytes]) -> None:
+        """Ask all ranks because somebody outside of the job wants to know, who is told where to look."""
+        if self.reporter.time_of_end() is None:
+            token = self.reporter.ask()
+            for asker in askers:
+                if asker and self.reporter.mailbox is not None:
+                    self.reporter.mailbox.answer(asker, self.reporter.folder.places[0], token)
+        self._answer()
+
     def _answer(self) -> None:
         self.reporter.answer(self._seconds())
         when = self.reporter.time_of_end()
         if when is not None:
-            save(self.reporter.folder)
+            save(self.reporter.folder.places[0])
             _end_at(when)
 
     def _period(self) -> float:
@@ -164,12 +194,16 @@ class Watchdog:
     def _looks_for_questions(self) -> bool:
         """Whether it is time, and up to this rank, to look for a question from elsewhere: no signal brings it."""
         on_this_node = self.reporter.processes
-        if self.reporter.is_listening and on_this_node and self.reporter.rank != min(on_this_node):
+        if self._is_woken() and on_this_node and self.reporter.rank != min(on_this_node):
             return False
         if time.monotonic() - self._looked_for_questions < FOLDER_PERIOD:
             return False
         self._looked_for_questions = time.monotonic()
         return True
+
+    def _is_woken(self) -> bool:
+        mailbox = self.reporter.mailbox
+        return mailbox is not None and mailbox.fileno() >= 0
 
     # -- looking -----------------------------------------------------------------------------------------
 
@@ -230,16 +264,20 @@ class Watchdog:
         ends = action == "abort" or (action == "raise" and doing.work is None and not doing.can_raise)
         what = f"{doing.record} at {doing.record.where} has not ended within {duration(elapsed)} (rank {reporter.rank})"
         try:
-            if reporter.claim():
-                folder = reporter.folder
+            if reporter.claim(elapsed):
+                lines = self.inquire().lines
+                folder = reporter.folder.places[0]
                 where = f"the reports of the ranks are in {folder}; `hpccomm debug {folder}` shows this again"
-                self._tell_all([what, *self.inquire().lines, where], action, ends)
+                self._tell_all([what, *lines, where], action, ends)
             else:  # another rank gives the verdict, and ends the job
                 self._wait_for_the_verdict(2 * PATIENCE + FOLDER_PERIOD, until_it_is_there=not ends)
         except OSError as error:
             self._tell_all([what, f"reports can't be written: {error}"], action, ends)
-        if ends:
-            self._end()
+        except Exception as error:
+            self._tell_all([what, f"there is no verdict: {type(error).__name__}: {error}"], action, ends)
+        finally:
+            if ends:
+                self._end()
 
     def _tell_all(self, lines: list[str], action: str, ends: bool) -> None:
         if ends:
@@ -257,7 +295,8 @@ class Watchdog:
     def _reports(self, reason: str) -> list[dict[str, Any]]:
         """Ask all ranks for their reports, write this one's, and return those that come in time."""
         reporter = self.reporter
-        reporter._answered = token = reporter.ask()
+        token = reporter.ask()
+        reporter._answered.add(token)
         reporter.write(reason, self._seconds(), token)
         return reporter.collect(token, PATIENCE if reporter.is_alone() else PATIENCE + FOLDER_PERIOD)
 
@@ -276,11 +315,16 @@ class Watchdog:
 
     def explain(self) -> str:
         """Return the verdict: one's own, or that of the rank that has begun to find one."""
-        if self.reporter.claim():
+        if self.reporter.claim(self._seconds_of(threading.get_ident())):
             found = self.inquire()
             return "\n".join(found.lines) if found.culprits else ""
         self._wait_for_the_verdict(PATIENCE + FOLDER_PERIOD + 2, until_it_is_there=True)
         return self.reporter.conclusion()
+
+    def _seconds_of(self, thread: int) -> float:
+        """Return for how long a thread has been in what it is in, at least."""
+        doing = stacks.of_thread(thread)
+        return self._seconds().get(None if doing is None else doing.key, 0.0) + LONGEST_PERIOD
 
     def _end(self) -> None:
         """End the job: the launcher ends the other ranks when one has ended like this. MPI_Abort might hang.
@@ -288,10 +332,13 @@ class Watchdog:
         Those that can end by themselves do so at the same time: the launcher then returns their status, and not that of
         processes that it has killed.
         """
-        let_launcher_read()
-        when = self.reporter.end_in(0.5)
-        save(self.reporter.folder)
-        _end_at(when)
+        when = time.time()
+        try:
+            let_launcher_read()
+            when = self.reporter.end_in(0.5)
+            save(self.reporter.folder.places[0])
+        finally:
+            _end_at(when)
 
     def _end_on_ctrl_c(self) -> None:
         """End the job, and say where this rank is, if Python does not come to KeyboardInterrupt: MPI has the thread."""
@@ -313,14 +360,17 @@ class Watchdog:
 
     def _say_goodbye(self) -> None:
         """On SIGTERM: say what this rank was in, and end as without us."""
-        self.look(time.monotonic())
-        if self._seen:
-            with contextlib.suppress(OSError):
+        try:
+            self.look(time.monotonic())
+            if self._seen:
                 self.reporter.write("SIGTERM", self._seconds(), self.reporter.question())
-        save(self.reporter.folder)
-        take_names_away(MAPPED_LATER)
-        faulthandler.unregister(signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
+            save(self.reporter.folder.places[0])
+        except Exception as error:
+            tell(f"hpccomm: rank {self.reporter.rank} leaves no report: {type(error).__name__}: {error}")
+        finally:
+            take_names_away(MAPPED_LATER)
+            faulthandler.unregister(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _end_at(when: float) -> NoReturn:
@@ -374,21 +424,29 @@ def _gpu_is_busy(work: Any) -> bool:
 _watchdog: Watchdog | None = None
 
 
-def watch(rank: int, size: int, folder: str | Path = "") -> None:
-    """Start the watchdog of this process, which is this rank of MPI.COMM_WORLD; a second call does nothing."""
+def watch(rank: int, size: int, folder: str | Path = "", is_wanted: bool | None = None) -> None:
+    """Start the watchdog of this process, which is this rank of MPI.COMM_WORLD; a second call does nothing.
+
+    `is_wanted` is what the settings say, and before they are agreed on, this process's ``HPCCOMM_WATCHDOG``.
+    """
     global _watchdog
-    if size < 2 or os.environ.get("HPCCOMM_WATCHDOG", "1") == "0":
+    if is_wanted is None:
+        is_wanted = os.environ.get("HPCCOMM_WATCHDOG", "1").strip() != "0"
+    has_one = _watchdog is not None and _watchdog._pid == os.getpid()
+    if has_one and not is_wanted and _watchdog is not None:
+        _watchdog.stop()
+        _watchdog = None
+    if size < 2 or not is_wanted or has_one:
         return
-    if _watchdog is not None and _watchdog._pid == os.getpid():
-        return
-    _watchdog = Watchdog(Reporter(rank, size, folder or settings.debug_dir()))
+    _watchdog = Watchdog(Reporter(rank, size, folder or settings.folder_at_start()))
     _watchdog.start()
 
 
 def tell_of(said: settings.Settings, processes: dict[int, int]) -> None:
     """Tell the watchdog where reports go, and which processes are on this node."""
     if _watchdog is not None:
-        _watchdog.reporter.folder = Path(said.debug_dir)
+        if Path(said.debug_dir) not in _watchdog.reporter.folder.places:
+            _watchdog.reporter.move_to(said.debug_dir)
         _watchdog.reporter.processes.update(processes)
         if said.keeps_reports or said.trace != "0":
             _watchdog.listen_for_the_end()

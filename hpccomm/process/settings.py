@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,8 +48,10 @@ class Settings:
     trace_size : int
         ``HPCCOMM_TRACE_SIZE``: how many of the last operations of each rank are kept. Default: 2000.
     debug_dir : str
-        ``HPCCOMM_DEBUG_DIR``: where reports and records are written. Default: ``hpccomm-debug-`` and the job's name or
-        the time at which it began, in rank 0's working directory.
+        Where reports and records are written: a folder ``run-...`` of this run alone, in ``HPCCOMM_DEBUG_DIR``.
+        Default: in ``hpccomm-debug-`` and the job's name or the time at which it began, in rank 0's working directory.
+    watchdog : bool
+        ``HPCCOMM_WATCHDOG=0``: no thread looks for operations that hang.
     keeps_reports : bool
         Whether ``HPCCOMM_DEBUG_DIR`` is set: a rank that is ended by an exception or SIGTERM then writes its report.
     """
@@ -61,7 +65,8 @@ class Settings:
     on_timeout: str = "abort"
     trace: str = "0"
     trace_size: int = 2000
-    debug_dir: str = field(default_factory=lambda: debug_dir({}))
+    debug_dir: str = field(default_factory=lambda: folder_at_start({}))
+    watchdog: bool = True
     keeps_reports: bool = False
 
 
@@ -77,7 +82,8 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
         on_timeout=_one_of(environ, "HPCCOMM_ON_TIMEOUT", ON_TIMEOUT),
         trace=_one_of(environ, "HPCCOMM_TRACE", ("0", "1", "stack")),
         trace_size=_size(environ, "HPCCOMM_TRACE_SIZE", Settings.trace_size),
-        debug_dir=debug_dir(environ),
+        debug_dir=folder_at_start(environ),
+        watchdog=_one_of(environ, "HPCCOMM_WATCHDOG", ("1", "0")) == "1",
         keeps_reports=bool(environ.get("HPCCOMM_DEBUG_DIR", "").strip()),
     )
 
@@ -88,16 +94,19 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
     They are those of rank 0, or rank 0's error, raised on every rank. Where ``HPCCOMM_CUDA_AWARE`` is not set there,
     `is_cuda_aware` is asked on every rank.
     """
+    global _run
     found: Settings | Exception | None = None
     if comm.Get_rank() == 0:
         try:
-            found = read(environ)
+            folder = os.path.join(debug_dir(environ), _run or f"run-{secrets.token_hex(4)}")
+            found = replace(read(environ), debug_dir=folder)
         except Exception as error:  # whatever it is, the others are waiting
             found = error
     agreed_on, asks = comm.bcast((found, not environ.get("HPCCOMM_CUDA_AWARE", "").strip()))
     if isinstance(agreed_on, Exception):
         raise agreed_on
     settings: Settings = agreed_on
+    _run = os.path.basename(settings.debug_dir)
     if asks:
         settings = replace(settings, cuda_aware=all(comm.allgather(is_cuda_aware())))
     return settings
@@ -130,18 +139,49 @@ def _size(environ: Mapping[str, str], name: str, default: int) -> int:
     return int(said)
 
 
+_run = ""  # the name of this run's folder: rank 0 has drawn it
+
+
 def debug_dir(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the folder for reports: ``HPCCOMM_DEBUG_DIR``, or one named after the job."""
+    """Return the folder for reports of all runs: ``HPCCOMM_DEBUG_DIR``, or one named after the job."""
     said = environ.get("HPCCOMM_DEBUG_DIR", "").strip()
     job = environ.get("SLURM_JOB_ID") or environ.get("FLUX_JOB_ID") or environ.get("PBS_JOBID")
-    return os.path.abspath(said or f"hpccomm-debug-{job or _launcher()}")
+    return os.path.join(_here(), os.path.normpath(said or f"hpccomm-debug-{job or _launcher()}"))
+
+
+def folder_at_start(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the folder for reports of this run, as far as a rank knows it that has not met the others yet."""
+    step, restart = environ.get("SLURM_STEP_ID"), environ.get("SLURM_RESTART_COUNT", "0")
+    return os.path.join(debug_dir(environ), _run or f"run-{f'{step}-{restart}' if step else _launcher()}")
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it has been removed
+        return tempfile.gettempdir()
+
+
+LAUNCHERS = ("hydra", "mpiexec", "mpirun", "prte", "orted", "pmi_proxy", "slurmstepd", "flux-shell", "pbs_mom")
 
 
 def _launcher() -> str:
     """Name the launcher's process, which the ranks of a node have in common: by its number and when it began."""
     pid, began = os.getppid(), time.time()
     with contextlib.suppress(OSError, ValueError, IndexError):  # only Linux has it
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        name, fields = _process(pid)
+        above, the_other = name, fields
+        while not above.startswith(LAUNCHERS) and int(the_other[1]) > 1:  # a shell, numactl, a container may be between
+            number = int(the_other[1])
+            above, the_other = _process(number)
+            if above.startswith(LAUNCHERS):
+                pid, fields = number, the_other
         ticks, boot = int(fields[19]), time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         began = boot + ticks / os.sysconf("SC_CLK_TCK")
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(round(began)))}-{pid}"
+
+
+def _process(pid: int) -> tuple[str, list[str]]:
+    """Return a process's name, and what /proc says of it from its state on."""
+    before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+    return before.partition("(")[2], after.split()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -50,8 +48,8 @@ def start(program: str, folder: Path, ranks: int = 2, **env: str) -> subprocess.
 
 
 def verdict_of(folder: Path) -> str:
-    file = folder / "reports" / "verdict.txt"
-    return until(lambda: file.exists() and file.read_text(), "verdict") or ""
+    files = folder.glob
+    return until(lambda: "".join(each.read_text() for each in files("reports/run-*/verdict.txt")), "verdict") or ""
 
 
 def finish(job: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
@@ -232,42 +230,44 @@ def test_debug_pid_asks_and_the_job_goes_on(tmp_path: Path) -> None:
     job = start(LATE.format(timeout=300, on_timeout="abort", rest=rest), tmp_path, 3)
     file = tmp_path / "pid"
     pid = until(lambda: file.exists() and file.read_text(), "process")
-    options: Any = {"capture_output": True, "text": True, "timeout": 60, "check": False}
     culprit = (
         "rank 1 never reached all_reduce #1 of 'world' (24 B float64): it is in the program at program.py:8 in be_late"
     )
-
-    def shown_when_the_others_are_in_the_operation() -> subprocess.CompletedProcess[str] | None:
-        command = [sys.executable, "-m", "hpccomm", "debug", "--pid", str(pid), "--stacks"]
-        shown = subprocess.run(command, env=clean_environment(), **options)
-        return shown if culprit in shown.stdout else None
-
-    shown = until(shown_when_the_others_are_in_the_operation, culprit)
-    assert shown is not None
-    assert shown.returncode == 1, shown.stderr
+    shown = until(lambda: culprit in (said := debug("--pid", str(pid), "--stacks")).stdout and said, culprit)
+    assert shown
     assert "3 of 3 ranks" in shown.stdout
     assert "program.py:14 in <module>" in shown.stdout  # of --stacks
-    (tmp_path / "reports").rename(tmp_path / "before")
+    again = debug("--pid", str(job.pid))  # at once, and not a rank, but what has started it
+    assert (again.returncode, "3 of 3 ranks" in again.stdout) == (1, True), again.stderr
     tools = tmp_path / "tools"  # Slurm's
     tools.mkdir()
-    (tools / "scontrol").write_text(f"#!/bin/sh\necho JobId=77 WorkDir={tmp_path}\n")
+    said = f"JobId=77 JobName=x WorkDir=/evil\n   UserId=me(5)\n   WorkDir={tmp_path}\n"
+    (tools / "scontrol").write_text(f"#!/bin/sh\nprintf '{said}'\n")
     (tools / "scontrol").chmod(0o755)
-    (tmp_path / "reports").mkdir()
     (tmp_path / "hpccomm-debug-77").symlink_to(tmp_path / "reports")
-    environment = {**clean_environment(), "PATH": f"{tools}:{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "hpccomm", "debug", "--job", "77"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    shown = debug("--job", "77", PATH=f"{tools}:{os.environ['PATH']}")
     assert (shown.returncode, "3 of 3 ranks" in shown.stdout) == (1, True), shown.stderr
     finish(job, tmp_path)
-    again = subprocess.run(
-        [sys.executable, "-m", "hpccomm", "debug", tmp_path / "reports", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=clean_environment(),
-    )
+    again = debug(str(tmp_path / "reports"), "--json")
     assert (again.returncode, json.loads(again.stdout)["culprits"]) == (1, [1])
+
+
+def debug(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hpccomm", "debug", *arguments]
+    environment = {**clean_environment(), **env}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
+@pytest.mark.once
+def test_who_is_no_rank_is_asked_and_lives(tmp_path: Path) -> None:
+    sleeps = subprocess.Popen(["sleep", "60"])
+    shown = debug("--pid", str(sleeps.pid))
+    assert (shown.returncode, sleeps.poll()) == (2, None)
+    assert f"process {sleeps.pid} is no rank that can be asked, and none is below it" in shown.stderr
+    sleeps.kill()
+    sleeps.wait()
+    shown = debug("--pid", str(sleeps.pid))
+    assert shown.stderr == f"hpccomm debug: there is no process {sleeps.pid} on this machine\n"
 
 
 def test_debug_without_reports(tmp_path: Path) -> None:
@@ -306,7 +306,8 @@ def test_an_exception_leaves_a_report_where_reports_are_kept(tmp_path: Path) -> 
         """
     job = start(program, tmp_path)
     job.communicate(timeout=100)
-    (report,) = [each for each in read(tmp_path / "reports") if each["rank"] == 1]
+    (folder,) = (tmp_path / "reports").iterdir()
+    (report,) = [each for each in read(folder) if each["rank"] == 1]
     assert report["reason"] == "KeyError: 'lost'"
 
 
@@ -412,26 +413,20 @@ def test_the_state_of_a_process() -> None:
     assert process_state(child.pid) == "dead"
 
 
-def test_a_folder_that_can_t_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    reporter = Reporter(0, 1, tmp_path / "file" / "reports")
-    file = reporter.write("a test")
-    assert file.parent == tmp_path / f"reports-{os.getuid()}"
-    assert file.parent.stat().st_mode & 0o777 == 0o700  # other users may not ask anything
-    assert json.loads(file.read_text())["reason"] == "a test"
-    monkeypatch.setattr(os, "getuid", lambda: file.stat().st_uid + 1)
-    (tmp_path / f"reports-{os.getuid()}").mkdir()  # somebody else's
-    with pytest.raises(NotADirectoryError):
-        Reporter(0, 1, tmp_path / "file" / "reports").write("a test")
-
-
-def test_a_question_from_another_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_from_another_node(tmp_path: Path) -> None:
     here, there = {0: os.getpid()}, {1: os.getpid(), 2: os.getpid()}
+    woken: list[int] = []
+
+    class Woken:
+        def wake(self, process: int) -> None:
+            woken.append(process)
+
+        def fileno(self) -> int:
+            return 1
+
+    mailbox: Any = Woken()
     asks, answers = Reporter(0, 3, tmp_path, here), Watchdog(Reporter(1, 3, tmp_path, there))
-    answers.reporter.is_listening = True
-    signals: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append(number))
+    answers.reporter.mailbox = mailbox
     assert not answers._looks_for_questions()  # not yet again
     answers._looked_for_questions -= 100
     assert answers._looks_for_questions()
@@ -441,10 +436,10 @@ def test_a_question_from_another_node(tmp_path: Path, monkeypatch: pytest.Monkey
     answers._answer()
     (report,) = asks.collect(token, 0)
     assert (report["rank"], report["reason"]) == (1, "asked")
-    assert signals == [signal.SIGUSR2]  # rank 2 is told: it does not look into the folder itself
+    assert woken == [os.getpid()]  # rank 2 is told: it does not look into the folder itself
     assert not answers.reporter.is_asked()
     second = Watchdog(Reporter(2, 3, tmp_path, there))
-    second.reporter.is_listening = True
+    second.reporter.mailbox = mailbox
     second._looked_for_questions -= 100
     assert not second._looks_for_questions()
 
@@ -514,7 +509,7 @@ def test_a_warning_after_a_tenth_of_the_time_and_once(
 def test_the_job_ends_also_where_nothing_can_be_written(
     process_group: hc.ProcessGroup, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full() -> bool:
+    def full(seconds: float) -> bool:
         raise OSError(28, "No space left on device")
 
     record = stacks.describe(process_group, "all_reduce", 7, {"array": np.ones(4)}, where="train.py:91")

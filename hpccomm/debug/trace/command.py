@@ -7,7 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from .files import read
+from ..folder import runs
+from .files import SUFFIX, read
 from .history import history
 from .summary import summary
 from .timeline import chrome, html
@@ -40,6 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 2
     found = history(traces)
+    all_runs = runs(Path(arguments.folder), f"rank*{SUFFIX}")
+    if len(all_runs) > 1:
+        print(f"the last of {len(all_runs)} runs in {arguments.folder}: {all_runs[-1]}; name another one to see it")
     count = sum(len(trace.records) for trace in traces)
     print(f"{count} operations of {len(traces)} of {traces[0].size} ranks")
     print("\n".join(found.lines or ["all ranks have made the same calls"]))

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...process.settings import Settings, debug_dir
+from ...process.settings import Settings, folder_at_start
 from ...process.stderr import tell
+from ..folder import put, runs
 from ..records import Record, key_of
 from . import recorder as recorders
 from .clock import Clocks
@@ -150,10 +151,8 @@ def write_trace(folder: str | Path, is_final: bool = True) -> Path:
         "records": [[getattr(record, name) for name in COLUMNS] for record in map(clocks.corrected, records)],
     }
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".rank{rank}{SUFFIX}"
-    part.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
-    return part.replace(folder / f"rank{rank}{SUFFIX}")  # nobody sees it half written
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return put(folder, f"rank{rank}{SUFFIX}", json.dumps(document, separators=(",", ":")))
 
 
 def save(folder: str | Path) -> Path | None:
@@ -201,14 +200,19 @@ def dump_trace(folder: str | Path | None = None) -> Path:
     rank0.trace.json
     """
     if folder is None:
-        folder = debug_dir() if _tracing is None else _tracing.folder
+        folder = folder_at_start() if _tracing is None else _tracing.folder
     return write_trace(folder, is_final=False)
 
 
+def last_run(folder: str | Path) -> Path:
+    """Return the folder of the last run that has left recordings in a folder."""
+    return next(reversed(runs(Path(folder), f"rank*{SUFFIX}")), Path(folder))
+
+
 def read(folder: str | Path) -> list[Trace]:
-    """Return the recordings in a folder, by rank; ValueError if one of them can't be understood."""
+    """Return the recordings in a folder, of the last run there, by rank; ValueError if one can't be understood."""
     traces = []
-    for file in Path(folder).glob(f"rank*{SUFFIX}"):
+    for file in last_run(folder).glob(f"rank*{SUFFIX}"):
         try:
             said = json.loads(file.read_text(encoding="utf-8"))
             if said["version"] != VERSION:
@@ -223,6 +227,9 @@ def read(folder: str | Path) -> list[Trace]:
         except (ValueError, KeyError, TypeError) as error_of_file:
             raise ValueError(f"{file} is no recording: {error_of_file}") from error_of_file
         traces.append(Trace(**fields, groups=groups, records=records, clock_error=error))
+    if len({trace.size for trace in traces}) > 1:
+        sizes = " and ".join(str(size) for size in sorted({trace.size for trace in traces}))
+        raise ValueError(f"{folder} has recordings of jobs of {sizes} ranks: give each run a folder of its own")
     return sorted(traces, key=lambda trace: trace.rank)
 
 

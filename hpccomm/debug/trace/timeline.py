@@ -95,7 +95,7 @@ def _title(record: Record) -> str:
 
 def html(traces: Sequence[Trace], found: History) -> str:
     """Return a page that shows the recordings, and needs nothing else: a lane for each rank."""
-    text = json.dumps(page_data(traces, found), separators=(",", ":")).replace("</", "<\\/")
+    text = json.dumps(page_data(traces, found), separators=(",", ":")).replace("<", "\\u003c")
     return PAGE.read_text(encoding="utf-8").replace(PLACE, text)
 
 

@@ -1,0 +1,113 @@
+"""The mailbox of a watchdog: a socket by which the ranks of its node, and ``hpccomm debug --pid``, reach it.
+
+A signal would be the program's own at times, and would end a process that does not expect it. Only Linux has such
+sockets; elsewhere, and between containers with networks of their own, each rank looks into the folder by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from pathlib import Path
+
+LOOK, ASK = b"look", b"ask"
+CREDENTIALS = struct.Struct("3i")  # process, user, group: the kernel vouches for them
+LONGEST = 1 << 13  # bytes of a letter
+
+
+class Mailbox:
+    """That of this process."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        with contextlib.suppress(OSError, AttributeError):
+            self._socket = _bound(_address(os.getpid()))
+            self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return its file; -1 where there is none."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def close(self) -> None:
+        """Let nobody reach it any more."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def askers(self) -> list[bytes]:
+        """Take what has come; return where `answer` reaches those that have asked for reports."""
+        found = []
+        with contextlib.suppress(OSError):  # there is nothing more
+            while self._socket is not None:
+                letter, _, user, sender = _received(self._socket)
+                if letter == ASK and user in (os.geteuid(), 0):
+                    found.append(sender)
+        return found
+
+    def answer(self, asker: bytes, folder: Path, token: str) -> None:
+        """Say where reports go, and what those say that answer the question."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendto(json.dumps([os.fspath(folder), token]).encode(), socket.MSG_DONTWAIT, asker)
+
+    def wake(self, process: int) -> None:
+        """Let another process of this node look into the folder."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it has none, or is gone
+                self._socket.sendto(LOOK, socket.MSG_DONTWAIT, _address(process))
+
+
+def ask(process: int, patience: float) -> tuple[Path, str] | None:
+    """Ask a process of this node to have all ranks of its job report; None if it is no rank that could.
+
+    Returns
+    -------
+    (Path, str)
+        The folder of the reports, and what those say that answer this question.
+
+    Raises
+    ------
+    TimeoutError
+        It has not answered.
+    """
+    user = os.stat(f"/proc/{process}").st_uid
+    with _bound("") as own:
+        own.settimeout(patience)
+        try:
+            own.connect(_address(process))
+            own.send(ASK)
+        except ConnectionRefusedError:
+            return None
+        letter, who, whose, _ = _received(own)
+    if (who, whose) != (process, user):
+        return None
+    folder, token = json.loads(letter)
+    return Path(folder), str(token)
+
+
+def _bound(address: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        made.bind(address)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _received(own: socket.socket) -> tuple[bytes, int, int, bytes]:
+    """Return a letter, the process and the user that have sent it, and its sender's address."""
+    letter, ancillary, _, sender = own.recvmsg(LONGEST, socket.CMSG_SPACE(CREDENTIALS.size))
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            process, user, _ = CREDENTIALS.unpack(data[: CREDENTIALS.size])
+            return letter, process, user, sender
+    return letter, 0, -1, sender
+
+
+def _address(process: int) -> str:
+    return f"\0hpccomm-{process}"
