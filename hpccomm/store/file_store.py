@@ -2,47 +2,52 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import struct
 import threading
 import time
 import weakref
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from ..errors import DistStoreError, here
+from ..errors import DistStoreError, DistTimeoutError, here
 from . import wire
 from .store import DEFAULT_TIMEOUT, Store, Timeout, too_late
 from .table import HIDDEN, READS, Answer, Op, Request, Table
 
-MAGIC = b"hpccomm store 1\n"
-RECORD = struct.Struct("<II")  # bytes that follow, their CRC-32
+MAGIC = b"hpccomm store 2\n"
+RECORD = struct.Struct("<III")  # bytes that follow, the CRC-32 of this number, the CRC-32 of those bytes
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at the file
+SHORTEST_TRY = 1.0  # seconds that the lock is tried for at least, also by what does not wait
 CLOSED = HIDDEN + "closed"
 
 
 class FileStore(Store):
     """A store in a file: a log of what was changed, which each process reads and adds to under a lock.
 
-    For processes that share a file system and nothing else. A process that is killed while it writes leaves half a
-    record, which its checksum gives away and the next one overwrites; what was complete stays.
+    For processes of one user that share a file system and nothing else. Half a record, which a killed writer has left,
+    is overwritten by the next one; every complete record stays.
 
     Parameters
     ----------
     path : str or os.PathLike
-        The file; it is made if it is not there. A file left by an earlier run has that run's keys: give each run a path
-        of its own.
+        The file; a missing one is made, for its owner only (mode 600). It has the keys of an earlier run that has left
+        it: give each run a path of its own.
     world_size : int, optional
         How many processes use it: the last one to close it deletes the file. Default: nobody does.
     timeout : timedelta or float (seconds), optional
-        How long operations wait. Default: 5 minutes.
+        How long operations wait, for a key and for the file's lock. Default: 5 minutes.
 
     Raises
     ------
     DistStoreError
-        The file can't be opened, or is no store.
+        The file can't be opened; is no store; belongs to, or is open to, another user; or is damaged.
+    DistTimeoutError
+        Another process holds the file's lock.
 
     Notes
     -----
@@ -60,30 +65,36 @@ class FileStore(Store):
 
     def __init__(self, path: str | os.PathLike[str], world_size: int = -1, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
         super().__init__(timeout)
-        self.path = os.fspath(path)
+        self.path = os.path.abspath(path)
         self.world_size = world_size
         self._table = Table()
         self._read = 0  # bytes of the file that the table knows
         self._thread_lock = threading.Lock()
-        self._open()
-        with self._locked(fcntl.LOCK_EX):
-            self._catch_up()
+        deadline = time.monotonic() + self._timeout
+        while True:
+            self._found = self._open(os.O_CREAT)
+            with suppress(_GoneError), self._locked(fcntl.LOCK_EX, deadline):
+                self._catch_up()
+                return
+            self._close_file()  # its last user has deleted it meanwhile
+
+    @classmethod
+    def replacing(cls, path: str) -> FileStore:
+        """Return a store without keys, in the place of an earlier run's; closing it deletes the file."""
+        with suppress(_GoneError), cls(path) as old, old._locked(fcntl.LOCK_EX, time.monotonic() + old._timeout):
+            os.unlink(old.path)
+        return cls(path, world_size=1)
 
     def request(self, request: Request, timeout: float) -> Answer:
-        """Do `request` in the file."""
+        """Return the answer to `request`, from the file."""
         deadline, pause = time.monotonic() + timeout, SHORTEST_PAUSE
         lock = fcntl.LOCK_SH if request.op in READS else fcntl.LOCK_EX
         while True:
-            with self._locked(lock):
-                if self.is_closed:
-                    raise DistStoreError(f"the store {self!r} has been closed{here()}")
-                self._catch_up()
-                answer = self._table.apply(request)
-                if answer is not None:
-                    if lock == fcntl.LOCK_EX:
-                        self._write(request)
-                    return answer
-                missing = self._table.missing(request)
+            with self._locked(lock, deadline):
+                answer = self._applied(request)
+                missing = None if answer is not None else self._table.missing(request)
+            if answer is not None:
+                return answer
             left = deadline - time.monotonic()
             if left <= 0:
                 raise too_late(request, timeout, missing or request.keys[0])
@@ -98,82 +109,157 @@ class FileStore(Store):
         """Close the file; the last of `world_size` processes deletes it."""
         if self.is_closed:
             return
-        if self.world_size > 0:
-            closed = self.request(Request(Op.ADD, (CLOSED,), number=1), self._timeout).number
-            if closed == self.world_size:
-                os.unlink(self.path)
-        with self._thread_lock:
-            super().close()
-            self._close_file()
+        try:
+            if self.world_size > 0:
+                with suppress(_GoneError), self._locked(fcntl.LOCK_EX, time.monotonic() + self._timeout):
+                    closed = self._applied(Request(Op.ADD, (CLOSED,), number=1))
+                    if closed is not None and closed.number == self.world_size:
+                        os.unlink(self.path)
+        finally:
+            with self._thread_lock:
+                super().close()
+                self._close_file()
 
     def __repr__(self) -> str:
         return f"FileStore({self.path!r})"
 
-    def _open(self) -> None:
+    def _error(self, text: str) -> DistStoreError:
+        return DistStoreError(f"FileStore: {self.path!r} {text}{here()}")
+
+    def _open(self, create: int) -> os.stat_result:
+        """Open the file, if it is this user's and nobody else's: others could read the values, and forge them."""
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | create, 0o600)
         except OSError as error:
-            raise DistStoreError(
-                f"FileStore: {self.path!r} can't be opened: {error.strerror}; give a file in a folder that exists, "
-                f"and that all ranks share{here()}"
+            why = "It is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise self._error(
+                f"can't be opened: {why}; give a file in a folder that exists, and that all ranks share"
             ) from error
         self._close_file = weakref.finalize(self, os.close, self._file)
+        found = os.fstat(self._file)
+        mode = stat.S_IMODE(found.st_mode)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or mode & 0o077:
+            self._close_file()
+            raise self._error(
+                f"is not a file for this user (uid {os.geteuid()}) only: it has uid {found.st_uid} and mode {mode:o}; "
+                f"give another path, or `chmod 600` a file of your own"
+            )
         self._process = os.getpid()
+        return found
 
     @contextmanager
-    def _locked(self, kind: int) -> Iterator[None]:
-        with self._thread_lock:
+    def _locked(self, kind: int, deadline: float) -> Iterator[None]:
+        """Hold the lock of the file, which is still the one at `path`."""
+        deadline = max(deadline, time.monotonic() + SHORTEST_TRY)
+        if not self._thread_lock.acquire(timeout=min(deadline - time.monotonic(), threading.TIMEOUT_MAX)):
+            raise self._late("thread of this process")
+        try:
             if self._is_closed:
-                yield  # the request refuses
-                return
+                raise DistStoreError(f"the store {self!r} has been closed{here()}")
             if self._process != os.getpid():  # a fork: its parent has the lock of this open file
                 self._close_file()
-                self._open()
-            fcntl.flock(self._file, kind)
+                self._open(0)
+            self._flock(kind, deadline)
             try:
+                if not self._is_there():
+                    raise _GoneError(str(self._error("has been deleted or replaced since this store was opened")))
                 yield
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
+        finally:
+            self._thread_lock.release()
+
+    def _flock(self, kind: int, deadline: float) -> None:
+        while True:
+            try:
+                return fcntl.flock(self._file, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise self._late("process") from None
+            except OSError as error:
+                raise self._error(f"can't be locked: {error.strerror}; give a file on another file system") from error
+            time.sleep(SHORTEST_PAUSE)
+
+    def _late(self, who: str) -> DistTimeoutError:
+        return DistTimeoutError(
+            f"FileStore: another {who} has held the lock of {self.path!r} all the time; is it stopped? "
+            f"`fuser -v {self.path}` names who has the file open{here()}"
+        )
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(self._found, os.lstat(self.path))
+        except OSError:
+            return False
+
+    def _applied(self, request: Request) -> Answer | None:
+        """Return the answer to `request`, which is in the file then, or None if it has to wait."""
+        self._catch_up()
+        answer = self._table.apply(request)
+        if answer is not None and request.op not in READS:
+            self._write(request)
+        return answer
 
     def _catch_up(self) -> None:
         """Apply the records that others have added."""
         size = os.fstat(self._file).st_size
         if self._read == 0:
-            if size >= len(MAGIC) and os.pread(self._file, len(MAGIC), 0) != MAGIC:
-                raise DistStoreError(f"FileStore: {self.path!r} is a file, but not a store; give another path{here()}")
-            if size < len(MAGIC):
-                os.pwrite(self._file, MAGIC, 0)
+            if size == 0:
+                _write(self._file, MAGIC, 0)
+                size = len(MAGIC)
+            elif os.pread(self._file, len(MAGIC), 0) != MAGIC:
+                raise self._error("is a file, but not a store; give another path")
             self._read = len(MAGIC)
-        if size <= self._read:
-            return
+        if size < self._read:
+            raise self._damaged()
         data = _read(self._file, size - self._read, self._read)
         begin = 0
-        while begin + RECORD.size <= len(data):
-            length, checksum = RECORD.unpack_from(data, begin)
-            end = begin + RECORD.size + length
-            record = data[begin + RECORD.size : end]
-            if end > len(data) or zlib.crc32(record) != checksum:
-                break  # its writer was killed: the next record goes here
-            self._table.apply(_request(record))
-            begin = end
-        self._read += begin
+        while (record := self._record(data, begin)) is not None:
+            try:
+                self._table.apply(wire.request(wire.header(record[: wire.HEADER.size]), record[wire.HEADER.size :]))
+            except wire.MalformedError as error:
+                raise self._damaged() from error
+            begin += RECORD.size + len(record)
+            self._read += RECORD.size + len(record)
+
+    def _record(self, data: bytes, begin: int) -> bytes | None:
+        """Return the record that begins there; None at the end of the log, where the next one goes.
+
+        The end is a record that is cut off by the end of the file (its writer was killed), or zeros (its node has
+        crashed: the file had grown, and the data was never written).
+        """
+        body = begin + RECORD.size
+        if len(data) < body or (not any(data[begin:body]) and data.count(0, begin) == len(data) - begin):
+            return None
+        length, checksum_of_length, checksum = RECORD.unpack_from(data, begin)
+        if zlib.crc32(data[begin : begin + 4]) != checksum_of_length:
+            raise self._damaged()
+        record = data[body : body + length]
+        if len(record) < length:
+            return None
+        if zlib.crc32(record) != checksum:
+            raise self._damaged()
+        return record
+
+    def _damaged(self) -> DistStoreError:
+        return self._error(f"is damaged at byte {self._read}, and what follows is lost; give another path")
 
     def _write(self, request: Request) -> None:
         """Add a record of what has been done; it counts when it is complete."""
         data = wire.packed(request.op, request.keys, request.values, request.number)
-        record = RECORD.pack(len(data), zlib.crc32(data)) + data
+        length = len(data).to_bytes(4, "little")
+        record = RECORD.pack(len(data), zlib.crc32(length), zlib.crc32(data)) + data
         try:
             os.ftruncate(self._file, self._read)  # what a killed writer has left
             _write(self._file, record, self._read)
         except OSError as error:
             self._table, self._read = Table(), 0  # without this request
-            raise DistStoreError(f"FileStore: {self.path!r} can't be written: {error.strerror}{here()}") from error
+            raise self._error(f"can't be written: {error.strerror}") from error
         self._read += len(record)
 
 
-def _request(record: bytes) -> Request:
-    header = wire.header(record[: wire.HEADER.size])
-    return wire.request(header, record[wire.HEADER.size :])
+class _GoneError(DistStoreError):
+    """The file has been deleted, or another one stands at its path."""
 
 
 def _read(file: int, length: int, offset: int) -> bytes:

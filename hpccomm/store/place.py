@@ -78,6 +78,8 @@ class WorldStore:
         What serves it, on rank 0.
     problem : str
         Why there is none.
+    opened : Store, optional
+        What rank 0 has opened already.
     """
 
     def __init__(
@@ -86,9 +88,10 @@ class WorldStore:
         where: tuple[str, int, bytes] | str | None = None,
         master: Master | None = None,
         problem: str = "",
+        opened: Store | None = None,
     ) -> None:
         self.is_the_programs = given is not None
-        self._store = given
+        self._store = given or opened
         self._where = where
         self._master = master
         self._problem = problem
@@ -122,32 +125,35 @@ class WorldStore:
 
 
 def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Place:
-    """Let the ranks of a communicator agree on where their store is; each of them calls it.
+    """Return the place of the world's store, which the ranks of `comm` agree on; each of them calls it.
 
-    Raises DistNetworkError on every rank if the address that `method` names can't be used. Where hpccomm chooses, that
-    is told when a store is asked for.
+    Raises DistNetworkError or DistStoreError on every rank if the address or file that `method` names can't be used.
+    Where hpccomm chooses, that is said when a store is asked for.
     """
     where = None if method is None else method.where
-    if isinstance(where, str):
-        return Place(WorldStore(where=where))
     if where is None and comm.Get_size() == 1:
         return Place(WorldStore())
     stranger = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), None)
     peer = None if stranger is None else comm.bcast(os.uname().nodename, root=stranger)
     told: Any = None  # where it is, or why there is none
-    master = None
+    master = store = None
     if comm.Get_rank() == 0:
-        from .master import serve
-
         try:
-            master, told = serve(where, peer)
-        except DistNetworkError as error:
+            if isinstance(where, str):
+                from .file_store import FileStore
+
+                store, told = FileStore.replacing(where), where
+            else:
+                from .master import serve
+
+                master, told = serve(where, peer)
+        except (DistNetworkError, DistStoreError) as error:
             told = error
     told = comm.bcast(told)
     if stranger is not None:
         comm.Barrier()  # MPI may send with its next call only: not after a store.get that waits for those who receive
-    if not isinstance(told, DistNetworkError):
-        return Place(WorldStore(where=told, master=master))
+    if not isinstance(told, (DistNetworkError, DistStoreError)):
+        return Place(WorldStore(where=told, master=master, opened=store))
     if where is None:
         return Place(WorldStore(problem=str(told)))
-    raise DistNetworkError(f"init_process_group: {told}")
+    raise type(told)(f"init_process_group: {told}")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .table import LARGEST_KEY, LARGEST_VALUE, Op, Request
 
-VERSION = 1
+VERSION = 2
 LARGEST_MESSAGE = LARGEST_VALUE + (32 << 20)  # bytes after the header
 MOST_FIELDS = 1 << 20
 LONGEST_WAIT = 1e15
@@ -58,7 +58,9 @@ def packed(
 
 
 def header(data: bytes | bytearray) -> Header:
-    """Read the first bytes of a message; MalformedError if nothing good can follow."""
+    """Return the header in the first bytes of a message; MalformedError if nothing good can follow."""
+    if len(data) < HEADER.size:
+        raise MalformedError(f"{len(data)} bytes")
     result = Header._make(HEADER.unpack(data))
     if result.version != VERSION:
         raise MalformedError(f"version {result.version} of the protocol; this is version {VERSION}")
@@ -70,9 +72,11 @@ def header(data: bytes | bytearray) -> Header:
     return result
 
 
-def fields(header: Header, body: bytes | bytearray) -> list[bytes]:
-    """Take the keys and values of a message apart."""
+def fields(header: Header, body: bytes | bytearray | memoryview) -> list[bytes]:
+    """Return the keys and values of a message."""
     count = header.keys + header.values
+    if len(body) != header.length:
+        raise MalformedError(f"a body of {len(body)} bytes in the place of {header.length}")
     lengths = struct.unpack_from(f"<{count}I", body)
     ends = list(accumulate(lengths, initial=4 * count))
     if ends[-1] != len(body):
@@ -81,7 +85,7 @@ def fields(header: Header, body: bytes | bytearray) -> list[bytes]:
     return [bytes(view[begin:end]) for begin, end in pairwise(ends)]
 
 
-def request(header: Header, body: bytes | bytearray) -> Request:
+def request(header: Header, body: bytes | bytearray | memoryview) -> Request:
     """Return the request that a message asks; MalformedError if it is none."""
     op = _OPS.get(header.code)
     if op is None:

@@ -192,6 +192,28 @@ class TestInit:
         world.store.set(str(RANK), b"")
         world.store.wait([str(rank) for rank in range(SIZE)])
 
+    def test_the_second_run_with_a_file_finds_no_keys_of_the_first(self, no_world: None, tmp_path: Path) -> None:
+        path = Path(WORLD.bcast(str(tmp_path / "store")))
+        for name in ("first", "second"):
+            world = hc.init_process_group(init_method=f"file://{path}")
+            world.store.set(f"{name} run, rank {RANK}", b"")
+            hc.barrier()
+            assert world.store.list_keys() == [f"{name} run, rank {rank}" for rank in range(SIZE)]
+            hc.barrier()
+            if name == "first" and RANK == 0:  # as a killed run would leave it
+                os.link(path, path.with_suffix(".left"))
+            hc.destroy_process_group()
+            WORLD.Barrier()
+            assert not path.exists()
+            WORLD.Barrier()
+            if name == "first" and RANK == 0:
+                path.with_suffix(".left").rename(path)
+            WORLD.Barrier()
+
+    def test_every_rank_says_that_a_file_can_not_be_used(self, no_world: None, tmp_path: Path) -> None:
+        with pytest.raises(hc.DistStoreError, match=r"init_process_group: FileStore: .* can't be opened: No such file"):
+            hc.init_process_group(init_method=f"file://{tmp_path}/no/folder/store")
+
     @pytest.mark.parametrize(
         "url", ["", "env", "tcp://", "tcp://host", "tcp://host:port", "file://", "file://host/path", "mpi://", "x"]
     )

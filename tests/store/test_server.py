@@ -211,7 +211,7 @@ def test_another_version_of_the_protocol_is_named() -> None:
         with introduced(port) as raw:
             frame = bytearray(wire.packed(Op.GET, ["a"]))
             frame[0] += 1
-            assert refusal(raw, bytes(frame)) == "version 2 of the protocol; this is version 1"
+            assert refusal(raw, bytes(frame)) == f"version {frame[0]} of the protocol; this is version {wire.VERSION}"
 
 
 # -- frames that are none ---------------------------------------------------------------------------------------
