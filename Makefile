@@ -1,7 +1,7 @@
 # make demo and make test need python3 and make, nothing else: they put a whole MPI into a virtual environment.
 
 MPI ?= mpich
-RANKS ?= 1 2 3 4
+RANKS ?= 1 2
 PYTHON ?= python3
 ARGS ?=
 CUDA ?= 13
@@ -16,13 +16,25 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
-	@echo "  MPI=mpich|openmpi chooses the MPI, CUDA=12|13 that of test-gpu, RANKS=\"1 2 3 4\" the numbers of ranks, ARGS=... goes to pytest or the demo"
+	@echo "  MPI=mpich|openmpi chooses the MPI, CUDA=12|13 that of test-gpu, RANKS=\"1 2 3\" the numbers of ranks, ARGS=... goes to pytest or the demo"
 
 demo: $(VENV)/.cli ## train a network on handwritten digits on four ranks
 	$(RUN) 4 $(BIN)/python jobs/train_digits.py $(ARGS)
 
-test: $(VENV)/.test ## run the tests on 1, 2, 3 and 4 ranks
-	tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
+test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 6 minutes on two cores (of faults, which are a job each, a few)
+	CASES=16 tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
+
+test-all: ## run all tests: 1 to 4 ranks, both MPIs, the slow ones
+	$(MAKE) --no-print-directory .venv/.test
+	$(MAKE) --no-print-directory MPI=openmpi .venv-openmpi/.test
+	COVERAGE="1 2" BINDINGS=2 FULL="1 2" CASES=8 tools/run-tests .venv/bin "1 2 3 4"
+	FULL=1 CASES=8 tools/run-tests .venv-openmpi/bin "1 2 3 4"
+	$(MAKE) --no-print-directory test-slow
+	$(MAKE) --no-print-directory MPI=openmpi test-slow
+
+test-slow: $(VENV)/.test ## run what takes 12 GiB of memory (skipped where there is less), or minutes
+	tools/run-tests $(BIN) 2 tests/test_large.py --slow
+	tools/run-tests $(BIN) 1 tests/faults/test_faults.py tests/store --slow -m slow
 
 test-faults: $(VENV)/.test ## run what may go wrong: one job for each fault (tools/write-reliability: both MPIs, into docs/reliability.md; -k: some)
 	tools/run-mpi $(BIN) 1 $(BIN)/python -m mpi4py -m pytest --with-mpi tests/faults/test_faults.py $(ARGS)
@@ -39,7 +51,7 @@ test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch, of gloo,
 	tools/test-torch $(TORCH)/bin "$(RANKS)" $(ARGS)
 
 coverage: $(VENV)/.test ## run the tests and report line and branch coverage, all ranks together
-	COVERAGE=1 tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
+	COVERAGE="$(RANKS)" BINDINGS=2 tools/run-tests $(BIN) "$(RANKS)"
 
 lint: $(VENV)/.dev ## ruff, mypy, mypy and pyright on every example, and that imports point downwards
 	$(BIN)/ruff check .
@@ -82,5 +94,5 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),test-common,cuda$(CUDA)]'
 	touch $@
 
-.PHONY: help demo test test-faults test-cluster test-gpu test-torch coverage lint bench docs clean
+.PHONY: help demo test test-all test-slow test-faults test-cluster test-gpu test-torch coverage lint bench docs clean
 .DEFAULT_GOAL := help

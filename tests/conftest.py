@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import importlib
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import hpccomm as hc
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--cases", type=int, default=0, metavar="N", help="run N cases of a test at most")
     parser.addoption("--reliability", metavar="FILE", help="add what tests/faults has seen to this file")
 
 
@@ -20,13 +24,36 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"tests/gpu ran on {importlib.import_module('tests.gpu.gpus').mode()}")
 
 
+def is_serial(item: pytest.Item) -> bool:
+    return item.get_closest_marker("serial") is not None or item.get_closest_marker("once") is not None
+
+
 def runs_elsewhere(item: pytest.Item) -> bool:
     """Whether a test runs with another number of ranks, or with another MPI."""
     once = item.get_closest_marker("once") is not None
-    is_alone = MPI.COMM_WORLD.Get_size() == 1
-    return (once and MPI.get_vendor()[0] != "MPICH") or (
-        not is_alone and (once or item.get_closest_marker("serial") is not None)
-    )
+    return (once and MPI.get_vendor()[0] != "MPICH") or (is_serial(item) and MPI.COMM_WORLD.Get_size() > 1)
+
+
+def starts_jobs(item: pytest.Item) -> bool:
+    names = vars(getattr(item, "module", object)).values()
+    return any(getattr(value, "__module__", "") == "tests.launch" for value in names)
+
+
+def sample(items: Sequence[pytest.Item], cases: int) -> set[pytest.Item]:
+    """Return `cases` of the cases of each test: others on another number of ranks, but the same on all ranks.
+
+    Of tests that are serial: all, except where each case starts a job.
+    """
+    by_test = defaultdict(list)
+    for item in items:
+        wholly = is_serial(item) and not starts_jobs(item)
+        by_test[item.nodeid if wholly else item.nodeid.partition("[")[0]].append(item)
+    size = MPI.COMM_WORLD.Get_size()
+
+    def place(item: pytest.Item) -> int:
+        return zlib.crc32(f"{item.nodeid} on {size}".encode())
+
+    return {item for of_one_test in by_test.values() for item in sorted(of_one_test, key=place)[:cases]}
 
 
 DESELECTED = pytest.StashKey[bool]()
@@ -34,11 +61,16 @@ DESELECTED = pytest.StashKey[bool]()
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    elsewhere = [item for item in items if runs_elsewhere(item)]
+    here = [item for item in items if not runs_elsewhere(item)]
+    cases = config.getoption("--cases")
+    kept = sample(here, cases) if cases else set(here)
+    elsewhere = [item for item in items if item not in kept]
     if elsewhere:
         config.hook.pytest_deselected(items=elsewhere)
-        items[:] = [item for item in items if not runs_elsewhere(item)]
+        items[:] = [item for item in items if item in kept]
         config.stash[DESELECTED] = True
+    if hasattr(config, "workerinput"):  # of pytest-xdist: the files that take longest first
+        items.sort(key=starts_jobs, reverse=True)
     if not config.getoption("--slow"):
         for item in items:
             if "slow" in item.keywords:

@@ -190,7 +190,6 @@ def test_ranks_that_would_run_beside_each_other_are_refused(tmp_path: Path) -> N
 
 
 def test_xdist_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--numprocesses')")
     result = run("def test_it(): pass", tmp_path, 2, "--numprocesses=2")
     assert result.returncode not in (0, 124)
     assert "which are no ranks: leave it out, or --with-mpi" in result.stderr
