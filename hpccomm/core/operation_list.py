@@ -19,6 +19,8 @@ class OperationSpec:
         What it is called in `hpccomm`, in `ProcessGroup` and in `Backend`.
     arguments : tuple of str
         What describes a call of it, in the order in which `Backend`'s method takes it.
+    alike : tuple of str
+        Those arrays among them whose dtypes and sizes are the same on every rank; of others only the dtype is.
     summary : str
         What it does.
     is_asynchronous : bool
@@ -35,6 +37,12 @@ class OperationSpec:
     is_asynchronous: bool = True
     is_collected: bool = False
     is_persistent: bool = False
+    alike: tuple[str, ...] = ()
+
+    @property
+    def has_equal_counts(self) -> bool:
+        """Whether all arrays together have as many elements on every rank."""
+        return bool(self.alike) and all(name in self.alike or name in NO_ARRAYS for name in self.arguments)
 
     @property
     def reduces(self) -> bool:
@@ -47,27 +55,31 @@ class OperationSpec:
         return "dst" in self.arguments or "src" in self.arguments
 
 
+NO_ARRAYS = {"root", "op"}
+
+
 def _spec(name: str, arguments: str, summary: str, forms: str = "async") -> OperationSpec:
-    words = forms.split()
-    return OperationSpec(
-        name, tuple(arguments.split()), summary, "async" in words, "collected" in words, "persistent" in words
-    )
+    words, names = forms.split(), arguments.split()
+    alike = tuple(each.rstrip("*") for each in names if each.endswith("*"))
+    is_asynchronous, is_collected, is_persistent = (form in words for form in ("async", "collected", "persistent"))
+    all_names = tuple(each.rstrip("*") for each in names)
+    return OperationSpec(name, all_names, summary, is_asynchronous, is_collected, is_persistent, alike)
 
 
 OPERATIONS: dict[str, OperationSpec] = {
     spec.name: spec
     for spec in (
-        _spec("broadcast", "array root", "one rank's array to all", "async collected persistent"),
-        _spec("all_reduce", "array op", "the reduction, on every rank", "async collected persistent"),
-        _spec("reduce", "array root op", "the reduction, on one rank"),
-        _spec("scan", "array op", "the reduction over ranks 0 to this one"),
-        _spec("exscan", "array op", "the reduction over the ranks before this one"),
-        _spec("all_gather", "outputs array", "every rank's array, in a list, on every rank"),
-        _spec("all_gather_single", "output array", "the same, in one array", "async collected persistent"),
+        _spec("broadcast", "array* root", "one rank's array to all", "async collected persistent"),
+        _spec("all_reduce", "array* op", "the reduction, on every rank", "async collected persistent"),
+        _spec("reduce", "array* root op", "the reduction, on one rank"),
+        _spec("scan", "array* op", "the reduction over ranks 0 to this one"),
+        _spec("exscan", "array* op", "the reduction over the ranks before this one"),
+        _spec("all_gather", "outputs* array", "every rank's array, in a list, on every rank"),
+        _spec("all_gather_single", "output* array*", "the same, in one array", "async collected persistent"),
         _spec("gather", "array outputs root", "every rank's array, in a list, on one rank"),
         _spec("scatter", "output inputs root", "one array of one rank's list to each rank"),
-        _spec("reduce_scatter", "output inputs op", "the reduction of the r-th arrays, on rank r"),
-        _spec("reduce_scatter_single", "output array op", "the same, of one array", "async collected persistent"),
+        _spec("reduce_scatter", "output inputs* op", "the reduction of the r-th arrays, on rank r"),
+        _spec("reduce_scatter_single", "output* array* op", "the same, of one array", "async collected persistent"),
         _spec("all_to_all", "outputs inputs", "one array from each rank to each rank"),
         _spec(
             "all_to_all_single",
@@ -75,11 +87,11 @@ OPERATIONS: dict[str, OperationSpec] = {
             "the same, with parts of one array",
             "async persistent",
         ),
-        _spec("all_reduce_coalesced", "arrays op", "all_reduce of many arrays at once", "async persistent"),
-        _spec("broadcast_coalesced", "arrays root", "broadcast of many arrays at once"),
-        _spec("all_gather_coalesced", "output_lists arrays", "all_gather of many arrays at once"),
-        _spec("all_gather_single_coalesced", "outputs arrays", "all_gather_single of many arrays at once"),
-        _spec("reduce_scatter_single_coalesced", "outputs arrays op", "reduce_scatter_single of many arrays at once"),
+        _spec("all_reduce_coalesced", "arrays* op", "all_reduce of many arrays at once", "async persistent"),
+        _spec("broadcast_coalesced", "arrays* root", "broadcast of many arrays at once"),
+        _spec("all_gather_coalesced", "output_lists* arrays", "all_gather of many arrays at once"),
+        _spec("all_gather_single_coalesced", "outputs* arrays*", "all_gather_single of many arrays at once"),
+        _spec("reduce_scatter_single_coalesced", "outputs* arrays* op", "reduce_scatter_single of many arrays at once"),
         _spec("all_reduce_sparse", "matrix op", "the sum of sparse matrices: what all_reduce does with one"),
         _spec("send", "array dst tag", "a message to one rank (isend)", "async persistent"),
         _spec("recv", "array src tag", "a message from one rank, or from any (irecv)", "async persistent"),
@@ -94,7 +106,7 @@ OPERATIONS: dict[str, OperationSpec] = {
         _spec("recv_object_list", "src tag", "Python objects from one rank, or from any", ""),
         _spec("empty_shared", "shape dtype", "an array that the ranks of a node share", ""),
         _spec("fence", "array", "what was written to a node-shared array is there for all", ""),
-        _spec("coalescing", "calls", "what a coalescing() block has collected"),
+        _spec("coalescing", "calls*", "what a coalescing() block has collected"),
     )
 }
 
@@ -114,7 +126,8 @@ All operations of a group, in one table. `hpccomm` has a function of each name, 
 * **in `coalescing()`**: a [coalescing block](coalescing.md) collects it. Other operations are refused there.
 * **persistent**: there is a [persistent form](repeated.md), `all_reduce_init` and so on.
 * **arguments in a hook**: the names in `operation.arguments` of a [hook](hooks.md), which are also the arguments of the
-  method of a [backend](backends.md). Ranks (`root`, `dst`, `src`) are ranks of the group.
+  method of a [backend](backends.md). Ranks (`root`, `dst`, `src`) are ranks of the group. What has a * has
+  the same dtype and size on every rank; a dtype and an `op` or `root` are the same in any case.
 
 {table}
 
@@ -135,6 +148,6 @@ def as_markdown() -> str:
     rows: list[tuple[str, ...]] = [head, ("---", "---", ":---:", ":---:", ":---:", "---")]
     for spec in OPERATIONS.values():
         forms = ("yes" if has else "" for has in (spec.is_asynchronous, spec.is_collected, spec.is_persistent))
-        arguments = ", ".join(f"`{argument}`" for argument in spec.arguments)
+        arguments = ", ".join(f"`{each}`{'*' * (each in spec.alike)}" for each in spec.arguments)
         rows.append((f"`{spec.name}`", spec.summary, *forms, arguments))
     return _PAGE.format(table="\n".join(f"| {' | '.join(row)} |" for row in rows), command=COMMAND)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..core.arrays import count_of
 from ..core.hooks import Operation
+from ..core.members import some
 from ..core.operation_list import MESSAGES, OPERATIONS, START
-from .words import size_in_words
+from .words import alike, size_in_words
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
-
-# What has to be the same on every rank; of other operations each rank may have arrays of its own sizes.
-SAME_SIZES = {
-    "broadcast",
-    "all_reduce",
-    "reduce",
-    "scan",
-    "exscan",
-    "all_gather_single",
-    "reduce_scatter_single",
-    "all_reduce_coalesced",
-    "broadcast_coalesced",
-}
 
 
 @dataclass(slots=True)
@@ -62,6 +52,10 @@ class Record:
         ``"in flight"``, ``"completed"`` or ``"failed"``.
     where : str
         The line of the program that called it, ``"train.py:91"``; ``""`` where that is not known.
+    details : str
+        What else the ranks have to agree on: ``"ranks 0, 2"`` of a new group.
+    sizes : list of two lists of int, or None
+        Elements sent to each rank of the group, and expected of each, where these are arguments.
 
     Examples
     --------
@@ -90,6 +84,8 @@ class Record:
     end: float = 0.0
     state: str = "in flight"
     where: str = ""
+    details: str = ""
+    sizes: list[list[int]] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return what goes into a file."""
@@ -105,6 +101,7 @@ class Record:
         details = [f"{self.count} {self.dtype}"] if self.dtype else []
         details += [self.op] if self.op else []
         details += [f"root {self.peer}"] if self.peer is not None else []
+        details += [self.details] if self.details else []
         details += ["asynchronous"] if self.async_op else []
         return f"{self.name} ({', '.join(details)})" if details else self.name
 
@@ -116,10 +113,11 @@ class Record:
 
 
 def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str, Any], **fields: Any) -> Record:
-    """Return the record of an operation with these arguments."""
+    """Return the record of an operation, or of another call, with these arguments."""
     operation = Operation(group, name, number, "", False, dict(arguments))
-    arrays = operation.arrays
-    op, peer = operation.op, operation.peer
+    arrays, peer = operation.arrays, operation.peer
+    op: Any = operation.op
+    ranks = () if arguments.get("use_local_synchronization") else tuple(arguments.get("ranks") or ())
     return Record(
         name,
         number,
@@ -128,11 +126,63 @@ def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str
         dtype=str(arrays[0].dtype) if arrays else "",
         count=sum(map(count_of, arrays)),
         nbytes=operation.nbytes,
-        op="" if op is None else str(getattr(op, "name", op)),
+        op="" if op is None else str(getattr(op, "name", op)).upper(),
         peer=peer if isinstance(peer, int) else None,
         tag=arguments.get("tag"),
+        details=f"ranks {some(ranks)}" if ranks else "",
+        sizes=sizes_by_rank(operation),
         **fields,
     )
+
+
+def sizes_by_rank(operation: Operation) -> list[list[int]] | None:
+    """Return how many elements this rank sends to each rank, and expects of each, where that may differ."""
+    name, arguments, size = operation.name.removesuffix(START), operation.arguments, operation.group.size
+    sends, expects = [0] * size, [0] * size
+    if name == "gather" and "outputs" in arguments:
+        sends[arguments["root"]] = count_of(arguments["array"])
+        expects = _sizes(arguments["outputs"]) or expects
+    elif name == "scatter" and "inputs" in arguments:
+        expects[arguments["root"]] = count_of(arguments["output"])
+        sends = _sizes(arguments["inputs"]) or sends
+    elif name == "all_to_all" and "inputs" in arguments:
+        sends, expects = _sizes(arguments["inputs"]), _sizes(arguments["outputs"])
+    elif name == "all_to_all_single" and arguments.get("input_counts") is not None:
+        sends, expects = list(map(int, arguments["input_counts"])), list(map(int, arguments["output_counts"]))
+    else:
+        return None
+    return [sends, expects]
+
+
+def unequal_sizes(sizes: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return the pairs of ranks of which the first sends not what the second expects, from `sizes_by_rank` of each."""
+    sends, expects = (np.array([each[i] for each in sizes], np.int64) for i in (0, 1))
+    return [(int(sender), int(receiver)) for sender, receiver in np.argwhere(sends != expects.T)]
+
+
+def _sizes(arrays: Any) -> list[int]:
+    return [count_of(array) for array in arrays or ()]
+
+
+def sides(records: Mapping[int, Record]) -> list[list[int]]:
+    """Return the ranks that agree with each other on one collective, the fewest first.
+
+    Compared is what is known of all of them: a Work in flight knows neither its reduction nor its root. Blocking and
+    asynchronous calls match on GPUs, and not in MPI: they differ if nothing else does, and some have not ended.
+    """
+    same_form = len({record.async_op for record in records.values()}) == 1
+    knows = all(record.op or record.peer is not None or not record.async_op for record in records.values())
+
+    def signature(record: Record) -> tuple[object, ...]:
+        spec = OPERATIONS.get(record.name.removesuffix(START))
+        count = record.count if same_form and spec is not None and spec.has_equal_counts else None
+        root = record.peer if knows and spec is not None and "root" in spec.arguments else None
+        return record.name, record.dtype, count, record.op if knows else "", root, record.details
+
+    found = alike((rank, signature(record)) for rank, record in records.items())
+    if len(found) == 1 and any(record.state != "completed" for record in records.values()):
+        found = alike((rank, (record.async_op,)) for rank, record in records.items())
+    return sorted(found.values(), key=len)
 
 
 def key_of(group: ProcessGroup) -> str:

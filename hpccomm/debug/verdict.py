@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.operation_list import OPERATIONS, START
-from .records import SAME_SIZES, Record
+from .records import Record, sides, unequal_sizes
 from .words import alike, by_number, duration, places_in_words, ranks_in_words
 
 
@@ -163,29 +162,48 @@ class _Case:
         return found
 
     def _those_who_differ(self, waiting: list[_Rank]) -> Verdict:
+        """Also ranks that have not waited for long: those of a large operation come late to a small one."""
         for each in waiting:
             for record, _ in each.waits:
-                if record.is_a_message:
-                    continue
-                calls: dict[str, list[tuple[_Rank, Record, float]]] = {}
-                for other in waiting:
-                    own = other.at(record)
-                    if own is not None:
-                        calls.setdefault(_signature(own[0]), []).append((other, *own))
-                if len(calls) > 1:
-                    return self._differing(record, sorted(calls.values(), key=len))
+                if not record.is_a_message:
+                    found = [(other.rank, other.at(record)) for other in self._ranks]
+                    records = {rank: own[0] for rank, own in found if own is not None}
+                    different = sides(records)
+                    if len(different) > 1:
+                        return self._differing(record, records, different)
+                    if len(records) == len(self._groups.get(record.group, ())):
+                        wrong = self._wrong_sizes(record, records)
+                        if wrong.culprits:
+                            return wrong
         return Verdict()
 
-    def _differing(self, record: Record, sides: list[list[tuple[_Rank, Record, float]]]) -> Verdict:
-        few = [side for side in sides if len(side) < len(sides[-1])] or sides
+    def _differing(self, record: Record, records: Mapping[int, Record], different: list[list[int]]) -> Verdict:
+        few = [side for side in different if len(side) < len(different[-1])] or different
         shown = "; ".join(
-            f"{ranks_in_words(each.rank for each, _, _ in side)} {by_number(side, 'calls', 'call')} "
-            f"{side[0][1].in_detail()} "
-            f"at {places_in_words(own.where for _, own, _ in side)}"
-            for side in reversed(sides)
+            f"{ranks_in_words(side)} {by_number(side, 'calls', 'call')} {records[side[0]].in_detail()} "
+            f"at {places_in_words(records[rank].where for rank in side)}"
+            for side in reversed(different)
         )
-        culprits = sorted(each.rank for side in few for each, _, _ in side)
-        return Verdict(culprits, [f"the ranks differ in operation #{record.number} of {record.group_name!r}: {shown}"])
+        names, forms = ({getattr(each, field) for each in records.values()} for field in ("name", "async_op"))
+        why = ": MPI does not match a blocking call with an asynchronous one" if len(names) == 1 < len(forms) else ""
+        line = f"the ranks differ in {_title(record)}: {shown}{why}"
+        return Verdict(sorted(rank for side in few for rank in side), [line])
+
+    def _wrong_sizes(self, record: Record, records: Mapping[int, Record]) -> Verdict:
+        """Compare what each rank sends to each other with what that expects."""
+        members = self._groups[record.group]
+        sizes = [records[rank].sizes for rank in members]
+        wrong = [] if None in sizes else unequal_sizes(sizes)
+        if not wrong:
+            return Verdict()
+        sender, receiver = (members[rank] for rank in wrong[0])
+        sends, expects = sizes[wrong[0][0]][0][wrong[0][1]], sizes[wrong[0][1]][1][wrong[0][0]]  # type: ignore[index]
+        common = [members[rank] for rank in set.intersection(*map(set, wrong))]
+        line = (
+            f"the ranks differ in {_title(record)}: rank {sender} sends {sends} elements to rank {receiver} at "
+            f"{records[sender].where}, which expects {expects} at {records[receiver].where}"
+        )
+        return Verdict(sorted(common or {sender, receiver}), [line])
 
     def _those_who_wait_for_each_other(self, waiting: list[_Rank]) -> Verdict:
         edges = {each.rank: self._waits_for(each) for each in waiting}
@@ -241,9 +259,13 @@ class _Case:
                         for own in begun
                     ):
                         found.culprits.append(other.rank)
+                        what, why = "and does not wait for it", "but MPI makes progress only in its calls"
+                        if not record.async_op:
+                            what = f"asynchronously, and {ranks_in_words([each.rank])} calls it as a blocking operation"
+                            why = "which MPI does not match"
                         found.lines.append(
-                            f"rank {other.rank} has begun {record} and does not wait for it, but MPI makes progress "
-                            f"only in its calls: {self._doing(other.rank)}; {self._who_waits([each], record)}"
+                            f"rank {other.rank} has begun {record} {what}, {why}: "
+                            f"{self._doing(other.rank)}; {self._who_waits([each], record)}"
                         )
             if found.culprits:
                 break
@@ -291,14 +313,8 @@ def _waits(report: Mapping[str, Any] | None) -> list[tuple[Record, float]]:
     return found
 
 
-def _signature(record: Record) -> str:
-    """Return what has to be the same on every rank under one number."""
-    spec = OPERATIONS.get(record.name.removesuffix(START))
-    sizes = f"{record.dtype} {record.count}" if record.name in SAME_SIZES else ""
-    if record.async_op and not record.op:  # a Work does not know its op and its root
-        return f"{record.name} {sizes}"
-    root = record.peer if spec is not None and "root" in spec.arguments else None
-    return f"{record.name} {sizes} {record.op} {root}"
+def _title(record: Record) -> str:
+    return f"operation #{record.number} of {record.group_name!r}"
 
 
 def _is_in(record: Record, seconds: float, verb: str = "is") -> str:

@@ -234,3 +234,81 @@ def test_nobody_waits() -> None:
     found = verdict([report(rank, 3) for rank in range(3)], 3)
     assert (found.culprits, found.lines) == ([], ["no rank waits for another one"])
     assert verdict([], 3).culprits == []
+
+
+# -- what the ranks differ in ------------------------------------------------------------------------
+
+
+def test_one_calls_blocking_and_the_other_asynchronously() -> None:
+    asynchronous = is_in("all_reduce", 12, async_op=True, op="", where="join.py:7")
+    found = verdict([report(0, 2, is_in("all_reduce", 12)), report(1, 2, asynchronous)], 2)
+    assert found.culprits == [0, 1]
+    assert "rank 0 calls all_reduce (1048576 float32, SUM) at train.py:91" in text(found)
+    assert "rank 1 calls all_reduce (1048576 float32, asynchronous) at join.py:7" in text(found)
+    assert text(found).endswith(": MPI does not match a blocking call with an asynchronous one")
+
+
+def test_the_asynchronous_one_lies() -> None:
+    lying = {**is_in("all_reduce", 12, async_op=True, op=""), "waits": False}
+    reports = [report(0, 2, is_in("all_reduce", 12)), report(1, 2, lying)]
+    found = verdict(reports, 2)
+    assert found.culprits == [1]
+    assert (
+        "rank 1 has begun all_reduce #12 of 'world' (4 MiB float32) asynchronously, and rank 0 calls it as a blocking "
+        "operation, which MPI does not match: it is in the program at data.py:7 in load"
+    ) in text(found)
+
+
+@pytest.mark.parametrize("form", ["", "_coalesced"])
+def test_sizes_are_compared_wherever_they_have_to_be_the_same(form: str) -> None:
+    name = f"all_gather_single{form}"
+    reports = [report(rank, 3, is_in(name, 4, op="", count=8 + 2 * (rank == 1))) for rank in range(3)]
+    found = verdict(reports, 3)
+    assert found.culprits == [1]
+    assert f"rank 1 calls {name} (10 float32)" in text(found)
+
+
+def test_dtypes_are_compared_where_sizes_may_differ() -> None:
+    dtypes = ["float32", "float64", "float32"]
+    reports = [report(rank, 3, is_in("all_reduce_sparse", 4, dtype=dtypes[rank], count=rank)) for rank in range(3)]
+    assert verdict(reports, 3).culprits == [1]
+
+
+def test_who_has_waited_for_less_time_is_compared_too() -> None:
+    # rank 1 has begun late, with another size
+    own = is_in("all_reduce", 2, seconds=3.0, count=9, where="train.py:99")
+    found = verdict([report(0, 3, is_in("all_reduce", 2)), report(1, 3, own), report(2, 3, is_in("all_reduce", 2))], 3)
+    assert found.culprits == [1]
+    assert "rank 1 calls all_reduce (9 float32, SUM) at train.py:99" in text(found)
+
+
+def test_split_sizes_that_do_not_fit() -> None:
+    fitting: list[list[list[int]]] = [[[2, 2, 2], [2, 3, 2]], [[3, 2, 1], [2, 2, 2]], [[2, 2, 2], [2, 3, 2]]]
+    # rank 1 sends 3, 2, 1 where the others expect 3, 3; and ranks 0 and 2 send it 2 each, as it expects
+    reports = [report(rank, 3, is_in("all_to_all_single", 4, op="", sizes=fitting[rank])) for rank in range(3)]
+    reports[0]["operations"][0]["sizes"] = [[2, 2, 2], [2, 3, 2]]
+    found = verdict(reports, 3)
+    assert found.culprits == [1, 2]
+    assert (
+        "the ranks differ in operation #4 of 'world': rank 1 sends 1 elements to rank 2 at train.py:91, "
+        "which expects 3 at train.py:91"
+    ) in text(found)
+
+
+def test_a_rank_all_of_whose_split_sizes_are_wrong() -> None:
+    sizes = [[[2, 2, 2], [2, 2, 2]] for _ in range(3)]
+    sizes[1] = [[3, 2, 1], [2, 2, 2]]
+    reports = [report(rank, 3, is_in("all_to_all_single", 4, op="", sizes=sizes[rank])) for rank in range(3)]
+    assert verdict(reports, 3).culprits == [1]
+
+
+def test_another_list_of_ranks_for_a_new_group() -> None:
+    ranks = ["ranks 0, 1", "ranks 0, 1, 2", "ranks 0, 1"]
+    reports = [
+        report(rank, 3, is_in("new_group", 4, dtype="", op="", details=ranks[rank], where="groups.py:2"))
+        for rank in range(3)
+    ]
+    found = verdict(reports, 3)
+    assert found.culprits == [1]
+    assert "ranks 0, 2 call new_group (ranks 0, 1) at groups.py:2" in text(found)
+    assert "rank 1 calls new_group (ranks 0, 1, 2) at groups.py:2" in text(found)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ...core.ending import SHORTEST_MEETING
 from ...core.hooks import Operation
 from ...core.observers import who_is_late
@@ -14,10 +12,11 @@ from ...core.operation_list import MESSAGES, OPERATIONS
 from ...core.timeouts import as_seconds
 from ...errors import DistError, DistTimeoutError
 from ...job import failures, mpi_library
+from ..records import sizes_by_rank, unequal_sizes
 from ..words import alike, ranks_in_words
 from .exchange import DIFFERS, TIMED_OUT, Exchange, Statement
 from .messages import MessageCheck
-from .wording import call_in_words, caller, sizes_by_rank, with_details
+from .wording import call_in_words, caller, with_details
 
 if TYPE_CHECKING:
     from ...core.calls import Call
@@ -138,15 +137,15 @@ class MismatchCheck:
             return f"{self._head(statements)}: {self._who_calls_what(dict(enumerate(statements)))}"
         if first.get("sizes") is None:
             return ""
-        sends, expects = (np.array([each["sizes"][i] for each in statements], np.int64) for i in (0, 1))
-        wrong = np.argwhere(sends != expects.T)
-        if not len(wrong):
+        sizes = [each["sizes"] for each in statements]
+        wrong = unequal_sizes(sizes)
+        if not wrong:
             return ""
-        sender, receiver = map(int, wrong[0])
+        sender, receiver = wrong[0]
         ranks, more = self._group.ranks, f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
         return (
-            f"{self._head(statements)}: rank {ranks[sender]} sends {sends[sender, receiver]} elements to rank "
-            f"{ranks[receiver]} at {statements[sender]['where']}, which expects {expects[receiver, sender]} at "
+            f"{self._head(statements)}: rank {ranks[sender]} sends {sizes[sender][0][receiver]} elements to rank "
+            f"{ranks[receiver]} at {statements[sender]['where']}, which expects {sizes[receiver][1][sender]} at "
             f"{statements[receiver]['where']}{more}"
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
+from ...core.arrays import count_of
 from ...core.hooks import Operation
 from ...core.operation_list import OPERATIONS, START
 from ...core.registry import OBJECTS
@@ -15,10 +16,6 @@ from ..stacks import place
 
 LONGEST = 600  # characters of one call
 LONGEST_LIST = 100  # what differs between many sizes would not be seen in the words anyway
-
-# What all ranks have to give alike; of other operations it is `array` or `arrays`. An empty name: only the dtype.
-ALIKE = {"all_gather": "outputs", "all_gather_coalesced": "output_lists", "reduce_scatter": "inputs"}
-ONLY_DTYPE = ("gather", "scatter", "all_to_all")
 
 
 def call_in_words(operation: Operation) -> str:
@@ -35,25 +32,6 @@ def call_in_words(operation: Operation) -> str:
 def array_in_words(array: Any) -> str:
     """Return ``float32, 4 elements``."""
     return f"{_cut(str(array.dtype), LONGEST_LIST)}, {array.size} element{'s' * (array.size != 1)}"
-
-
-def sizes_by_rank(operation: Operation) -> tuple[list[int], list[int]] | None:
-    """Return how many elements this rank sends to each rank, and expects of each, where the words do not have it."""
-    name, arguments, size = _plain(operation.name), operation.arguments, operation.group.size
-    sends, expects = [0] * size, [0] * size
-    if name == "gather":
-        sends[arguments["root"]] = int(arguments["array"].size)
-        expects = _sizes(arguments["outputs"]) or expects
-    elif name == "scatter":
-        expects[arguments["root"]] = int(arguments["output"].size)
-        sends = _sizes(arguments["inputs"]) or sends
-    elif name == "all_to_all":
-        sends, expects = _sizes(arguments["inputs"]), _sizes(arguments["outputs"])
-    elif name == "all_to_all_single" and arguments["input_counts"] is not None:
-        sends, expects = list(map(int, arguments["input_counts"])), list(map(int, arguments["output_counts"]))
-    else:
-        return None
-    return sends, expects
 
 
 def caller() -> str:
@@ -77,15 +55,15 @@ def _details(name: str, arguments: dict[str, Any]) -> list[str]:
         window = getattr(arguments["array"], "base", None)
         return [f"{getattr(window, 'nbytes', 0)} bytes"]
     words = []
-    if name in ONLY_DTYPE:
+    spec = OPERATIONS[name]
+    if name == "all_to_all_single":
+        has_splits = arguments["input_counts"] is not None
+        words += [str(arguments["array"].dtype), "split sizes"] if has_splits else [array_in_words(arguments["array"])]
+    elif spec.alike:
+        words.append(_arrays_in_words(arguments[spec.alike[-1]]))
+    elif name in ("gather", "scatter", "all_to_all"):
         array = arguments.get("array", arguments.get("output"))
         words.append(str((arguments["outputs"][0] if array is None else array).dtype))
-    elif name == "all_to_all_single" and arguments["input_counts"] is not None:
-        words += [str(arguments["array"].dtype), "split sizes"]
-    else:
-        arrays = arguments.get(ALIKE.get(name, "arrays"), arguments.get("array"))
-        if arrays is not None:
-            words.append(_arrays_in_words(arrays))
     if name == "broadcast_object_list":
         words.append(f"{len(arguments['objects'])} objects")
     op = arguments.get("op")
@@ -143,7 +121,7 @@ def _transport(operation: Operation) -> list[str]:
 
 
 def _sizes(arrays: Any) -> list[int]:
-    return [int(array.size) for array in arrays or ()]
+    return [count_of(array) for array in arrays]
 
 
 def _flat(arrays: Iterable[Any]) -> Iterable[Any]:

@@ -11,13 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..records import SAME_SIZES, Record
+from ...core.operation_list import START
+from ..records import Record, sides
 from ..verdict import Verdict
 from ..words import by_number, places_in_words, ranks_in_words
 from .files import Trace
-
-START = "_start"
-EQUAL_COUNTS = SAME_SIZES | {"all_gather_single_coalesced", "reduce_scatter_single_coalesced", "coalescing"}
 
 
 @dataclass
@@ -50,17 +48,6 @@ class _Collective:
     def any(self) -> Record:
         return next(iter(self.records.values()))
 
-    def sides(self) -> list[list[int]]:
-        """Return the ranks that agree with each other, the fewest first."""
-        found: dict[tuple[object, ...], list[int]] = defaultdict(list)
-        for rank, record in self.records.items():
-            found[signature(record)].append(rank)
-        if len(found) == 1 and any(record.state != "completed" for record in self.records.values()):
-            found.clear()  # blocking and asynchronous match on GPUs, and not in MPI
-            for rank, record in self.records.items():
-                found[(record.async_op,)].append(rank)
-        return sorted(found.values(), key=len)
-
 
 def history(traces: Sequence[Trace]) -> History:
     """Return who is to blame, from the recordings of the ranks of a job.
@@ -69,12 +56,6 @@ def history(traces: Sequence[Trace]) -> History:
     ranks have. Without the recordings of some ranks the others are compared.
     """
     return _Case(traces).decide()
-
-
-def signature(record: Record) -> tuple[object, ...]:
-    """Return what has to be the same on every rank in a collective."""
-    count = record.count if record.name.removesuffix(START) in EQUAL_COUNTS else None
-    return record.name, record.dtype, count, record.op, record.peer
 
 
 class _Case:
@@ -96,7 +77,7 @@ class _Case:
         if not self._traces:
             return History()
         doubtful = sorted(filter(None, map(self._first_doubt, self._collectives)), key=_when)
-        different = [each for each in doubtful if len(each.sides()) > 1]
+        different = [each for each in doubtful if len(sides(each.records)) > 1]
         if different:
             found = self._differing(different[0])
         elif doubtful:
@@ -126,39 +107,39 @@ class _Case:
             if all(record.state == "in flight" for record in records.values()):
                 missing += [rank for rank in self._members.get(group, ()) if rank in self._absent]
             found = _Collective(group, number, records, missing)
-            if records and (missing or len(found.sides()) > 1):
+            if records and (missing or len(sides(found.records)) > 1):
                 return found
         return None
 
     def _differing(self, found: _Collective) -> History:
-        sides = found.sides()
-        few = [side for side in sides if len(side) < len(sides[-1])] or sides
+        found_sides = sides(found.records)
+        few = [side for side in found_sides if len(side) < len(found_sides[-1])] or found_sides
         shown = []
-        for side in reversed(sides):
+        for side in reversed(found_sides):
             record, places = found.records[side[0]], {found.records[rank].where for rank in side}
             at = f" at {places_in_words(places)}" if any(places) else ""
             shown.append(f"{ranks_in_words(side)} {by_number(side, 'calls', 'call')} {record.in_detail()}{at}")
         line = f"collective #{found.number} of group {found.any.group_name!r} differs: {'; '.join(shown)}"
-        hint = self._shifted(found, sides) if len(sides) == 2 else ""
+        hint = self._shifted(found, found_sides) if len(found_sides) == 2 else ""
         culprits = sorted(rank for side in few for rank in side)
         return History(culprits, [line, *filter(None, [hint])], {(found.group, found.number)})
 
-    def _shifted(self, found: _Collective, sides: list[list[int]]) -> str:
+    def _shifted(self, found: _Collective, both: list[list[int]]) -> str:
         """Say if the fewer go on like the others one collective later, or earlier."""
         of_rank = self._collectives[found.group]
-        few, many = sides[0][0], sides[-1][0]
+        few, many = both[0][0], both[-1][0]
         now, following = found.number, found.number + 1
 
         def same(first: int, number: int, second: int, other: int) -> bool:
             one, two = of_rank[first].get(number), of_rank[second].get(other)
-            return one is not None and two is not None and signature(one) == signature(two)
+            return one is not None and two is not None and len(sides({0: one, 1: two})) == 1
 
         if same(few, now, many, following) and not same(many, now, few, following):
             return (
-                f"{ranks_in_words(sides[0])} may have left out what the others call #{now}: it fits their #{following}"
+                f"{ranks_in_words(both[0])} may have left out what the others call #{now}: it fits their #{following}"
             )
         if same(many, now, few, following) and not same(few, now, many, following):
-            return f"{ranks_in_words(sides[0])} may have called one more than the others, #{now}"
+            return f"{ranks_in_words(both[0])} may have called one more than the others, #{now}"
         return ""
 
     # -- who has not come --------------------------------------------------------------------------------------
@@ -224,13 +205,13 @@ class _Case:
     def _circle(self, circle: list[int], waits: dict[int, dict[int, Record]]) -> History:
         """Ranks that wait for one another: to blame are the fewer, where many are in one operation."""
         records = [waits[rank][following] for rank, following in zip(circle, [*circle[1:], circle[0]])]
-        sides: dict[tuple[str, int, str], list[int]] = {}
+        those_in: dict[tuple[str, int, str], list[int]] = {}
         for rank, ahead in waits.items():
             for record in ahead.values():
-                side = sides.setdefault((record.group, record.number, record.name), [])
+                side = those_in.setdefault((record.group, record.number, record.name), [])
                 if rank not in side:
                     side.append(rank)
-        those = [(record, sides[(record.group, record.number, record.name)]) for record in records]
+        those = [(record, those_in[(record.group, record.number, record.name)]) for record in records]
         largest = max(len(side) for _, side in those)
         few = {rank for _, side in those if len(side) < largest for rank in side}
         shown = "; ".join(
