@@ -57,7 +57,6 @@ lint: $(VENV)/.dev ## ruff, mypy, mypy and pyright on every example, and that im
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict hpccomm
-	$(BIN)/python tools/write-stub --check
 	$(BIN)/mypy --strict tests/types
 	$(BIN)/python tools/check-examples
 	$(BIN)/lint-imports --no-cache

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .core import calls
-from .core.arrays import Array
+from .core.annotations import NAMED, Array, Integer, asynchronous
 from .core.c10d_names import c10d_names, either
 from .core.non_member import Group
 from .core.reduce_op import ReduceOp, ReduceOpLike
@@ -32,13 +32,14 @@ from .world import member
 SUM = ReduceOp.SUM
 
 
+@asynchronous
 def broadcast(
-    array: Array = None,
-    src: int | None = None,
+    array: Array = NAMED,
+    src: Integer | None = None,
     group: Group | None = None,
     async_op: bool = False,
-    group_src: int | None = None,
-    tensor: Array = None,
+    group_src: Integer | None = None,
+    tensor: Array = NAMED,
 ) -> Work | None:
     """Copy `array` of one rank to all ranks of the group, in place.
 
@@ -83,12 +84,13 @@ def broadcast(
     return found.broadcast(array, found.peer("broadcast", "src", src, group_src), async_op)
 
 
+@asynchronous
 def all_reduce(
-    array: Array = None,
+    array: Array = NAMED,
     op: ReduceOpLike = SUM,
     group: Group | None = None,
     async_op: bool = False,
-    tensor: Array = None,
+    tensor: Array = NAMED,
 ) -> Work | None:
     """Reduce `array` over all ranks of the group, in place.
 
@@ -135,14 +137,15 @@ def all_reduce(
     return member(group).all_reduce(array, op, async_op)
 
 
+@asynchronous
 def reduce(
-    array: Array = None,
-    dst: int | None = None,
+    array: Array = NAMED,
+    dst: Integer | None = None,
     op: ReduceOpLike = SUM,
     group: Group | None = None,
     async_op: bool = False,
-    group_dst: int | None = None,
-    tensor: Array = None,
+    group_dst: Integer | None = None,
+    tensor: Array = NAMED,
 ) -> Work | None:
     """Reduce `array` over all ranks of the group, in place on one rank; on the others it is only read.
 
@@ -186,6 +189,7 @@ def reduce(
     return found.reduce(array, found.peer("reduce", "dst", dst, group_dst), op, async_op)
 
 
+@asynchronous
 def scan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False) -> Work | None:
     """Replace `array` of rank r by the reduction of the arrays of ranks 0 to r (inclusive prefix).
 
@@ -219,6 +223,7 @@ def scan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async
     return member(group).scan(array, op, async_op)
 
 
+@asynchronous
 def exscan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False) -> Work | None:
     """Replace `array` of rank r by the reduction of the arrays of ranks 0 to r-1 (exclusive prefix).
 
@@ -254,6 +259,7 @@ def exscan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, asy
     return member(group).exscan(array, op, async_op)
 
 
+@asynchronous
 @c10d_names(tensor_list="output_list", tensor="array")
 def all_gather(
     output_list: Sequence[Array], array: Array, group: Group | None = None, async_op: bool = False
@@ -297,13 +303,14 @@ def all_gather(
     return member(group).all_gather(output_list, array, async_op)
 
 
+@asynchronous
 def all_gather_single(
-    output: Array = None,
-    input: Array = None,
+    output: Array = NAMED,
+    input: Array = NAMED,
     group: Group | None = None,
     async_op: bool = False,
-    output_tensor: Array = None,
-    input_tensor: Array = None,
+    output_tensor: Array = NAMED,
+    input_tensor: Array = NAMED,
 ) -> Work | None:
     """Collect the `input` of every rank in one array, on every rank.
 
@@ -346,14 +353,15 @@ def all_gather_single(
     return member(group).all_gather_single(output, input, async_op)
 
 
+@asynchronous
 @c10d_names(tensor="array")
 def gather(
     array: Array,
     gather_list: Sequence[Array] | None = None,
-    dst: int | None = None,
+    dst: Integer | None = None,
     group: Group | None = None,
     async_op: bool = False,
-    group_dst: int | None = None,
+    group_dst: Integer | None = None,
 ) -> Work | None:
     """Collect the `array` of every rank in a list, on one rank.
 
@@ -398,14 +406,15 @@ def gather(
     return found.gather(array, gather_list, found.root("gather", "dst", dst, group_dst), async_op)
 
 
+@asynchronous
 @c10d_names(tensor="output")
 def scatter(
     output: Array,
     scatter_list: Sequence[Array] | None = None,
-    src: int | None = None,
+    src: Integer | None = None,
     group: Group | None = None,
     async_op: bool = False,
-    group_src: int | None = None,
+    group_src: Integer | None = None,
 ) -> Work | None:
     """Hand out the arrays of a list on one rank, one to each rank.
 
@@ -451,6 +460,7 @@ def scatter(
     return found.scatter(output, scatter_list, found.root("scatter", "src", src, group_src), async_op)
 
 
+@asynchronous
 def reduce_scatter(
     output: Array,
     input_list: Sequence[Array],
@@ -495,6 +505,7 @@ def reduce_scatter(
     return member(group).reduce_scatter(output, input_list, op, async_op)
 
 
+@asynchronous
 def reduce_scatter_single(
     output: Array, input: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
@@ -535,6 +546,7 @@ def reduce_scatter_single(
     return member(group).reduce_scatter_single(output, input, op, async_op)
 
 
+@asynchronous
 @c10d_names(output_tensor_list="output_list", input_tensor_list="input_list")
 def all_to_all(
     output_list: Sequence[Array], input_list: Sequence[Array], group: Group | None = None, async_op: bool = False
@@ -576,6 +588,7 @@ def all_to_all(
     return member(group).all_to_all(output_list, input_list, async_op)
 
 
+@asynchronous
 def all_to_all_single(
     output: Array,
     input: Array,
@@ -627,6 +640,7 @@ def all_to_all_single(
     return found.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
 
 
+@asynchronous
 def barrier(
     group: Group | None = None,
     async_op: bool = False,
@@ -719,6 +733,7 @@ def monitored_barrier(
 # -- coalesced: many arrays in one message ------------------------------------------------------------
 
 
+@asynchronous
 @c10d_names(tensors="arrays")
 def all_reduce_coalesced(
     arrays: Sequence[Array], op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False
@@ -753,12 +768,13 @@ def all_reduce_coalesced(
     return member(group).all_reduce_coalesced(arrays, op, async_op)
 
 
+@asynchronous
 def broadcast_coalesced(
     arrays: Sequence[Array],
-    src: int | None = None,
+    src: Integer | None = None,
     group: Group | None = None,
     async_op: bool = False,
-    group_src: int | None = None,
+    group_src: Integer | None = None,
 ) -> Work | None:
     """Copy each array of a list from one rank to all: :func:`broadcast` of all of them in one message.
 
@@ -791,6 +807,7 @@ def broadcast_coalesced(
     return found.broadcast_coalesced(arrays, found.peer("broadcast_coalesced", "src", src, group_src), async_op)
 
 
+@asynchronous
 @c10d_names(output_tensor_lists="output_lists", input_tensor_list="arrays")
 def all_gather_coalesced(
     output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array], group: Group | None = None, async_op: bool = False
@@ -828,6 +845,7 @@ def all_gather_coalesced(
     return member(group).all_gather_coalesced(output_lists, arrays, async_op)
 
 
+@asynchronous
 def all_gather_single_coalesced(
     outputs: Sequence[Array], inputs: Sequence[Array], group: Group | None = None, async_op: bool = False
 ) -> Work | None:
@@ -862,6 +880,7 @@ def all_gather_single_coalesced(
     return member(group).all_gather_single_coalesced(outputs, inputs, async_op)
 
 
+@asynchronous
 def reduce_scatter_single_coalesced(
     outputs: Sequence[Array],
     inputs: Sequence[Array],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from .core import checks
+from .core.annotations import Integer
 from .core.backends import options_for
 from .core.c10d_names import c10d_names
 from .core.group import ProcessGroup, make_group
@@ -24,9 +25,23 @@ if TYPE_CHECKING:
 _made = 0  # groups made so far: numbers them in messages
 
 
+@overload
+def new_group(
+    ranks: None = None,
+    timeout: timedelta | float | None = ..., backend: str | None = ..., use_local_synchronization: bool = ...,
+    group_desc: str | None = ..., sort_ranks: bool = ...,
+    comm: None = None, on_timeout: str | None = ...,
+) -> ProcessGroup: ...  # fmt: skip
+@overload
+def new_group(
+    ranks: Sequence[Integer] | None = ...,
+    timeout: timedelta | float | None = ..., backend: str | None = ..., use_local_synchronization: bool = ...,
+    group_desc: str | None = ..., sort_ranks: bool = ...,
+    comm: MPI.Comm | None = ..., on_timeout: str | None = ...,
+) -> Group: ...  # fmt: skip
 @c10d_names("device_id", only_none=("pg_options",))
 def new_group(
-    ranks: Sequence[int] | None = None,
+    ranks: Sequence[Integer] | None = None,
     timeout: timedelta | float | None = None,
     backend: str | None = None,
     use_local_synchronization: bool = False,
@@ -131,7 +146,7 @@ def _split_off(world: ProcessGroup, members: list[int]) -> Any:
 def _on_communicator(
     world: ProcessGroup,
     comm: Any,
-    ranks: Sequence[int] | None,
+    ranks: Sequence[Integer] | None,
     config: BackendConfig,
     limits: dict[str, Any],
     description: str | None,
@@ -158,7 +173,7 @@ def _on_communicator(
 
 @c10d_names(only_none=("pg_options",))
 def new_subgroups(
-    group_size: int | None = None,
+    group_size: Integer | None = None,
     group: ProcessGroup | None = None,
     timeout: timedelta | float | None = None,
     backend: str | None = None,
@@ -261,11 +276,27 @@ def new_subgroups_by_enumeration(
     return mine, subgroups
 
 
+@overload
+def split_group(
+    parent: ProcessGroup | None, color: Integer, key: Integer = ...,
+    timeout: timedelta | float | None = ..., backend: str | None = ..., group_desc: str | None = ...,
+) -> ProcessGroup: ...  # fmt: skip
+@overload
+def split_group(
+    *, parent: ProcessGroup | None = ..., color: Integer, key: Integer = ...,
+    timeout: timedelta | float | None = ..., backend: str | None = ..., group_desc: str | None = ...,
+) -> ProcessGroup: ...  # fmt: skip
+@overload
+def split_group(
+    parent: ProcessGroup | None = ..., color: Integer | Sequence[Sequence[int]] | None = ..., key: Integer = ...,
+    timeout: timedelta | float | None = ..., backend: str | None = ..., group_desc: str | None = ...,
+    split_ranks: Sequence[Sequence[int]] | None = ...,
+) -> Group: ...  # fmt: skip
 @c10d_names(only_none=("pg_options",), parent_pg="parent")
 def split_group(
     parent: ProcessGroup | None = None,
-    color: int | Sequence[Sequence[int]] | None = None,
-    key: int = 0,
+    color: Integer | Sequence[Sequence[int]] | None = None,
+    key: Integer = 0,
     timeout: timedelta | float | None = None,
     backend: str | None = None,
     group_desc: str | None = None,
@@ -469,7 +500,7 @@ def _usable(operation: str, group: ProcessGroup) -> None:
         raise DistError(f"{operation}: {group!r} has no MPI communicator to make a group of{here()}")
 
 
-def _checked_ranks(operation: str, given: Sequence[int], world: ProcessGroup) -> list[int]:
+def _checked_ranks(operation: str, given: Sequence[Integer], world: ProcessGroup) -> list[int]:
     ranks = [checks.integer(f"{operation}: a rank", rank) for rank in given]
     if not ranks:
         raise ValueError(f"{operation}: the list of ranks is empty{here()}")

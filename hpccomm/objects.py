@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .core.annotations import Integer
 from .core.c10d_names import c10d_names
 from .core.non_member import Group
 from .world import member
@@ -53,9 +54,9 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
-    dst: int | None = None,
+    dst: Integer | None = None,
     group: Group | None = None,
-    group_dst: int | None = None,
+    group_dst: Integer | None = None,
 ) -> None:
     """Collect an object of every rank in a list, on one rank.
 
@@ -93,7 +94,7 @@ def gather_object(
 
 @c10d_names("device")
 def broadcast_object_list(
-    object_list: list[Any], src: int | None = None, group: Group | None = None, group_src: int | None = None
+    object_list: list[Any], src: Integer | None = None, group: Group | None = None, group_src: int | None = None
 ) -> None:
     """Copy the objects of a list from one rank to all, in place.
 
@@ -130,9 +131,9 @@ def broadcast_object_list(
 def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
-    src: int | None = None,
+    src: Integer | None = None,
     group: Group | None = None,
-    group_src: int | None = None,
+    group_src: Integer | None = None,
 ) -> None:
     """Hand out the objects of a list on one rank, one to each rank.
 
@@ -173,10 +174,10 @@ def scatter_object_list(
 @c10d_names("device", "use_batch")
 def send_object_list(
     object_list: list[Any],
-    dst: int | None = None,
+    dst: Integer | None = None,
     group: Group | None = None,
     tag: int = 0,
-    group_dst: int | None = None,
+    group_dst: Integer | None = None,
 ) -> None:
     """Send the objects of a list to one rank.
 
@@ -212,10 +213,10 @@ def send_object_list(
 @c10d_names("device", "use_batch")
 def recv_object_list(
     object_list: list[Any],
-    src: int | None = None,
+    src: Integer | None = None,
     group: Group | None = None,
     tag: int = 0,
-    group_src: int | None = None,
+    group_src: Integer | None = None,
 ) -> int:
     """Receive a list of objects.
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .core.arrays import Array
+from .core.annotations import Array, Integer
 from .core.members import NobodyThere
 from .core.non_member import Group, NothingToStart
 from .core.persistent_work import PersistentWork
@@ -85,7 +85,7 @@ def all_reduce_coalesced_init(
 
 
 def broadcast_init(
-    array: Array, src: int | None = None, group: Group | None = None, group_src: int | None = None
+    array: Array, src: Integer | None = None, group: Group | None = None, group_src: Integer | None = None
 ) -> PersistentWork:
     """Set up a :func:`broadcast` of `array`, to be started again and again.
 
@@ -249,7 +249,11 @@ def all_to_all_single_init(
 
 
 def send_init(
-    array: Array, dst: int | None = None, group: Group | None = None, tag: int = 0, group_dst: int | None = None
+    array: Array,
+    dst: Integer | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_dst: Integer | None = None,
 ) -> PersistentWork:
     """Set up an :func:`isend` of `array`, to be started again and again.
 
@@ -297,7 +301,11 @@ def send_init(
 
 
 def recv_init(
-    array: Array, src: int | None = None, group: Group | None = None, tag: int = 0, group_src: int | None = None
+    array: Array,
+    src: Integer | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_src: Integer | None = None,
 ) -> PersistentWork:
     """Set up an :func:`irecv` into `array`, to be started again and again.
 

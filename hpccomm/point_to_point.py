@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 
 from .core import calls, checks
-from .core.arrays import Array
+from .core.annotations import NAMED, Array, Integer, asynchronous
 from .core.backend import Backend
 from .core.c10d_names import either
 from .core.calls import Call
@@ -27,13 +27,21 @@ from .errors import here
 from .world import member
 
 
+@overload
+def send(array: Array, dst: Integer, group: Group | None = ..., tag: int = ...) -> None: ...
+@overload
+def send(array: Array, *, group: Group | None = ..., tag: int = ..., group_dst: Integer) -> None: ...
+@overload
+def send(*, dst: Integer, group: Group | None = ..., tag: int = ..., tensor: Array) -> None: ...
+@overload
+def send(*, group: Group | None = ..., tag: int = ..., group_dst: Integer, tensor: Array) -> None: ...
 def send(
-    array: Array = None,
-    dst: int | None = None,
+    array: Array = NAMED,
+    dst: Integer | None = None,
     group: Group | None = None,
     tag: int = 0,
-    group_dst: int | None = None,
-    tensor: Array = None,
+    group_dst: Integer | None = None,
+    tensor: Array = NAMED,
 ) -> None:
     """Send `array` to one rank; it may be changed as soon as the call returns.
 
@@ -89,12 +97,12 @@ def send(
 
 
 def recv(
-    array: Array = None,
-    src: int | None = None,
+    array: Array = NAMED,
+    src: Integer | None = None,
     group: Group | None = None,
     tag: int = 0,
-    group_src: int | None = None,
-    tensor: Array = None,
+    group_src: Integer | None = None,
+    tensor: Array = NAMED,
 ) -> int:
     """Receive a message into `array`.
 
@@ -145,14 +153,22 @@ def recv(
     return source if source is None else found.ranks[source]  # type: ignore[return-value]
 
 
+@overload
+def isend(array: Array, dst: Integer, group: Group | None = ..., tag: int = ...) -> Work: ...
+@overload
+def isend(array: Array, *, group: Group | None = ..., tag: int = ..., group_dst: Integer) -> Work: ...
+@overload
+def isend(*, dst: Integer, group: Group | None = ..., tag: int = ..., tensor: Array) -> Work: ...
+@overload
+def isend(*, group: Group | None = ..., tag: int = ..., group_dst: Integer, tensor: Array) -> Work: ...
 def isend(
-    array: Array = None,
-    dst: int | None = None,
+    array: Array = NAMED,
+    dst: Integer | None = None,
     group: Group | None = None,
     tag: int = 0,
-    group_dst: int | None = None,
-    tensor: Array = None,
-) -> Work | None:
+    group_dst: Integer | None = None,
+    tensor: Array = NAMED,
+) -> Work:
     """Start to send `array` to one rank.
 
     Parameters
@@ -198,13 +214,13 @@ def isend(
 
 
 def irecv(
-    array: Array = None,
-    src: int | None = None,
+    array: Array = NAMED,
+    src: Integer | None = None,
     group: Group | None = None,
     tag: int = 0,
-    group_src: int | None = None,
-    tensor: Array = None,
-) -> Work | None:
+    group_src: Integer | None = None,
+    tensor: Array = NAMED,
+) -> Work:
     """Start to receive a message into `array`.
 
     Parameters
@@ -250,22 +266,22 @@ def irecv(
         peer = found.source("irecv", src, group_src)
     except NobodyThere as nobody:
         return done_work("recv", nobody.rank)
-    work: Work | None = found.recv(array, peer, tag, async_op=True)
-    return work
+    return found.recv(array, peer, tag, async_op=True)
 
 
+@asynchronous
 def sendrecv(
     array: Array,
-    dst: int | None,
+    dst: Integer | None,
     output: Array,
-    src: int | None = None,
+    src: Integer | None = None,
     group: Group | None = None,
     tag: int = 0,
     recv_tag: int | None = None,
     async_op: bool = False,
-    group_dst: int | None = None,
-    group_src: int | None = None,
-) -> int | Work | None:
+    group_dst: Integer | None = None,
+    group_src: Integer | None = None,
+) -> int | Work:
     """Send `array` to one rank and receive `output` from another (or the same) at once, without deadlock.
 
     Parameters
@@ -309,12 +325,13 @@ def sendrecv(
         if dst == nobody.rank:
             receive = irecv if async_op else recv
             return receive(output, src, group, tag if recv_tag is None else recv_tag, group_src)
+        to = found.peer("sendrecv", "dst", dst, group_dst)
         if async_op:
-            return isend(array, dst, group, tag, group_dst)
-        send(array, dst, group, tag, group_dst)
+            return isend(array, group=group, tag=tag, group_dst=to)
+        send(array, group=group, tag=tag, group_dst=to)
         return nobody.rank
-    outcome = found.sendrecv(array, to, output, source, tag, recv_tag, async_op)
-    return outcome if outcome is None or isinstance(outcome, Work) else found.ranks[outcome]
+    outcome: Any = found.sendrecv(array, to, output, source, tag, recv_tag, async_op)
+    return found.ranks[outcome] if isinstance(outcome, int) else outcome
 
 
 class P2POp:
@@ -348,12 +365,12 @@ class P2POp:
     def __init__(
         self,
         op: Callable[..., Any],
-        array: Array = None,
+        array: Array = NAMED,
         peer: int | None = None,
         group: Group | None = None,
         tag: int = 0,
         group_peer: int | None = None,
-        tensor: Array = None,
+        tensor: Array = NAMED,
     ) -> None:
         if op is not isend and op is not irecv:
             raise ValueError(f"P2POp: op is {op!r}; expected hpccomm.isend or hpccomm.irecv{here()}")

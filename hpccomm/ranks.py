@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .core.annotations import Integer
 from .core.non_member import Group, NonMember
 from .world import is_initialized, member
 
@@ -48,7 +49,7 @@ def get_world_size(group: Group | None = None) -> int:
     return member(group).size
 
 
-def get_group_rank(group: Group | None, global_rank: int) -> int:
+def get_group_rank(group: Group | None, global_rank: Integer) -> int:
     """Convert a global rank into the rank in `group`.
 
     Parameters
@@ -78,7 +79,7 @@ def get_group_rank(group: Group | None, global_rank: int) -> int:
     return member(group).group_rank(global_rank)
 
 
-def get_global_rank(group: Group | None, group_rank: int) -> int:
+def get_global_rank(group: Group | None, group_rank: Integer) -> int:
     """Convert a rank in `group` into the global rank.
 
     Parameters

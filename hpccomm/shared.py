@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .core.annotations import Integer
 from .core.non_member import Group
 from .world import member
 
@@ -63,7 +64,7 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
     return member(group).empty_shared(shape, dtype)
 
 
-def peer_view(array: np.ndarray, rank: int, group: Group | None = None) -> np.ndarray:
+def peer_view(array: np.ndarray, rank: Integer, group: Group | None = None) -> np.ndarray:
     """Return another rank's node-shared array as a NumPy array on this rank: its memory itself, no copy.
 
     A local operation. Values that the other rank writes are there after both have called :func:`fence`; likewise

@@ -46,7 +46,9 @@ class DummyBackend(hc.Backend):
 class DummyGroup(hc.ProcessGroup):
     """A whole group: its methods get the program's calls as they are, and see to the rest themselves."""
 
-    def all_reduce(self, array: Any, op: Any = hc.ReduceOp.SUM, async_op: bool = False) -> hc.Work | None:
+    def all_reduce(  # type: ignore[override]
+        self, array: Any, op: Any = hc.ReduceOp.SUM, async_op: bool = False
+    ) -> hc.Work | None:
         """Set `array` to zero."""
         array[:] = 0
         return hc.CompletedWork() if async_op else None

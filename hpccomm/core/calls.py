@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import here
 from . import checks
+from .annotations import Integer
 from .arrays import Array
 from .options import Membership
 from .reduce_op import ReduceOp, ReduceOpLike
@@ -315,7 +316,7 @@ def empty_shared(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]
 # -- pieces ------------------------------------------------------------------------------------------
 
 
-def rank(group: Membership, what: str, given: int) -> int:
+def rank(group: Membership, what: str, given: Integer) -> int:
     """Return a rank of the group, having checked that it is one."""
     number = checks.integer(what, given)
     if not 0 <= number < group.size:

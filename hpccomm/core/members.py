@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import here
 from ..job import mpi_library
 from . import calls, checks
+from .annotations import Integer
 from .options import Membership
 
 TO_NOBODY = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "send_init", "recv_init"})  # may be MPI.PROC_NULL
@@ -28,7 +29,7 @@ class Members(Membership):
         super().__init__(rank, size, **fields)
         self._group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
 
-    def group_rank(self, global_rank: int) -> int:
+    def group_rank(self, global_rank: Integer) -> int:
         """Convert a global rank into the rank in this group; ValueError if it is not a member."""
         try:
             return self._group_ranks[checks.integer("global rank", global_rank)]
@@ -37,11 +38,11 @@ class Members(Membership):
                 f"rank {global_rank} is not a member of {self!r}, whose ranks are {some(self.ranks)}{here()}"
             ) from None
 
-    def global_rank(self, group_rank: int) -> int:
+    def global_rank(self, group_rank: Integer) -> int:
         """Convert a rank in this group into the global rank; ValueError if there is no such rank."""
         return self.ranks[calls.rank(self, "group rank", group_rank)]
 
-    def peer(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
+    def peer(self, operation: str, argument: str, global_rank: Integer | None, group_rank: Integer | None) -> int:
         """Return the group rank that ``src=`` (a global rank) or ``group_src=`` (a group rank) names."""
         if group_rank is None and type(global_rank) is int and global_rank in self._group_ranks:
             return self._group_ranks[global_rank]
@@ -61,13 +62,13 @@ class Members(Membership):
             f"its (global) ranks are {some(self.ranks)}{here()}"
         )
 
-    def root(self, operation: str, argument: str, global_rank: int | None, group_rank: int | None) -> int:
+    def root(self, operation: str, argument: str, global_rank: Integer | None, group_rank: Integer | None) -> int:
         """As `peer`; the group's first rank if neither is given."""
         if global_rank is None and group_rank is None:
             return 0
         return self.peer(operation, argument, global_rank, group_rank)
 
-    def source(self, operation: str, global_rank: int | None, group_rank: int | None) -> int | None:
+    def source(self, operation: str, global_rank: Integer | None, group_rank: Integer | None) -> int | None:
         """As `peer` for the source of a message: None, which is any rank, where neither is given."""
         if global_rank is None and group_rank is None:
             return None

@@ -11,7 +11,8 @@ from numpy import ndarray
 
 from ..errors import here
 from . import calls, sparse
-from .arrays import Array, is_sparse
+from .annotations import Array, asynchronous_method
+from .arrays import is_sparse
 from .backend import Backend, FastPath
 from .calls import Call
 from .hooks import Operation
@@ -56,12 +57,14 @@ class Operations(Members):
 
     # -- collectives -----------------------------------------------------------------------------
 
+    @asynchronous_method
     def broadcast(self, array: Array, root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast`."""
         if not async_op and self._fast.broadcast(array, root):
             return None
         return self._run(calls.broadcast(self, array, root), async_op)
 
+    @asynchronous_method
     def all_reduce(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_reduce`."""
         if async_op:
@@ -75,48 +78,57 @@ class Operations(Members):
             return self._run(call, async_op, step)
         return self._run(calls.all_reduce(self, array, op), async_op)
 
+    @asynchronous_method
     def reduce(self, array: Array, root: int = 0, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.reduce`."""
         if not async_op and self._fast.reduce(array, root, op):
             return None
         return self._run(calls.reduce(self, array, root, op), async_op)
 
+    @asynchronous_method
     def scan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.scan`."""
         return self._run(calls.scan(self, "scan", array, op), async_op)
 
+    @asynchronous_method
     def exscan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.exscan`."""
         return self._run(calls.scan(self, "exscan", array, op), async_op)
 
+    @asynchronous_method
     def all_gather(self, output_list: Sequence[Array], array: Array, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather`."""
         return self._run(calls.all_gather(self, output_list, array), async_op)
 
+    @asynchronous_method
     def all_gather_single(self, output: Array, input: Array, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather_single`."""
         if not async_op and self._fast.all_gather_single(output, input):
             return None
         return self._run(calls.all_gather_single(self, output, input), async_op)
 
+    @asynchronous_method
     def gather(
         self, array: Array, gather_list: Sequence[Array] | None = None, root: int = 0, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.gather`."""
         return self._run(calls.gather(self, array, gather_list, root), async_op)
 
+    @asynchronous_method
     def scatter(
         self, output: Array, scatter_list: Sequence[Array] | None = None, root: int = 0, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.scatter`."""
         return self._run(calls.scatter(self, output, scatter_list, root), async_op)
 
+    @asynchronous_method
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter`."""
         return self._run(calls.reduce_scatter(self, output, input_list, op), async_op)
 
+    @asynchronous_method
     def reduce_scatter_single(
         self, output: Array, input: Array, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
@@ -125,12 +137,14 @@ class Operations(Members):
             return None
         return self._run(calls.reduce_scatter_single(self, output, input, op), async_op)
 
+    @asynchronous_method
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array], async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.all_to_all`."""
         return self._run(calls.all_to_all(self, output_list, input_list), async_op)
 
+    @asynchronous_method
     def all_to_all_single(
         self,
         output: Array,
@@ -145,6 +159,7 @@ class Operations(Members):
             return None
         return self._run(calls.all_to_all_single(self, output, input, output_split_sizes, input_split_sizes), async_op)
 
+    @asynchronous_method
     def barrier(self, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.barrier`."""
         return self._run(("barrier", self._any_device(), None, ()), async_op)
@@ -156,28 +171,33 @@ class Operations(Members):
 
     # -- coalesced: many arrays in one message ---------------------------------------------------
 
+    @asynchronous_method
     def all_reduce_coalesced(
         self, arrays: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.all_reduce_coalesced`."""
         return self._run(calls.all_reduce_coalesced(self, arrays, op), async_op)
 
+    @asynchronous_method
     def broadcast_coalesced(self, arrays: Sequence[Array], root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast_coalesced`."""
         return self._run(calls.broadcast_coalesced(self, arrays, root), async_op)
 
+    @asynchronous_method
     def all_gather_coalesced(
         self, output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array], async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.all_gather_coalesced`."""
         return self._run(calls.all_gather_coalesced(self, output_lists, arrays), async_op)
 
+    @asynchronous_method
     def all_gather_single_coalesced(
         self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.all_gather_single_coalesced`."""
         return self._run(calls.all_gather_single_coalesced(self, outputs, inputs), async_op)
 
+    @asynchronous_method
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Array], inputs: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
@@ -186,6 +206,7 @@ class Operations(Members):
 
     # -- messages --------------------------------------------------------------------------------
 
+    @asynchronous_method
     def send(self, array: Array, dst: int, tag: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.send` and :func:`hpccomm.isend`."""
         if async_op:
@@ -196,23 +217,26 @@ class Operations(Members):
             return None
         return self._run(calls.send(self, array, dst, tag, is_blocking=not async_op), async_op)
 
-    def recv(self, array: Array, src: int | None = None, tag: int = 0, async_op: bool = False) -> Any:
+    @asynchronous_method
+    def recv(self, array: Array, src: int | None = None, tag: int = 0, async_op: bool = False) -> int | Work:
         """See :func:`hpccomm.recv` and :func:`hpccomm.irecv`; returns the sender's *group* rank, or a Work."""
         if async_op:
             if (work := self._fast.irecv(array, src, tag)) is not None:
-                return self._track("recv", array, work, True, None, src)
+                self._track("recv", array, work, True, None, src)
+                return work
         elif (sender := self._fast.recv(array, src, tag)) is not None:
             return sender
-        return self._run(calls.recv(self, array, src, tag, is_blocking=not async_op), async_op)
+        return self._run(calls.recv(self, array, src, tag, is_blocking=not async_op), async_op)  # type: ignore[return-value]
 
+    @asynchronous_method
     def sendrecv(
         self, array: Array, dst: int, output: Array, src: int | None = None, tag: int = 0, recv_tag: int | None = None,
         async_op: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> int | Work:  # fmt: skip
         """See :func:`hpccomm.sendrecv`; returns the sender's *group* rank, or a Work."""
         if not async_op and (sender := self._fast.sendrecv(array, dst, output, src, tag, recv_tag)) is not None:
             return sender
-        return self._run(calls.sendrecv(self, array, dst, output, src, tag, recv_tag), async_op)
+        return self._run(calls.sendrecv(self, array, dst, output, src, tag, recv_tag), async_op)  # type: ignore[return-value]
 
     # -- persistent operations -------------------------------------------------------------------
 
@@ -278,7 +302,10 @@ class Operations(Members):
         _fill("broadcast_object_list", object_list, self._step("broadcast_object_list", OBJECTS, mine, root))
 
     def scatter_object_list(
-        self, scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, root: int = 0
+        self,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        root: int = 0,
     ) -> None:
         """See :func:`hpccomm.scatter_object_list`."""
         name, root = "scatter_object_list", calls.rank(self, "scatter_object_list: root", root)

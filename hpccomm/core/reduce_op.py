@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from ..errors import here
 
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 ANY_KIND = "-biufcmMSUV"  # every letter that checks.py may come up with
 
-ReduceOpLike: TypeAlias = "ReduceOp | str | MPI.Op"
+if TYPE_CHECKING:
+    Name = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "prod", "mean"]
+    UpperName = Literal["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PROD", "MEAN"]
+ReduceOpLike: TypeAlias = "ReduceOp | MPI.Op | Name | UpperName"
 
 
 class ReduceOp:

@@ -269,12 +269,12 @@ def ended(work: Work | None, result: Any) -> PendingWork | None:
     return PendingGPUWork(work, result) if is_on_gpu(result) else PendingWork(work, result)
 
 
-def op_of(opts: Any) -> ReduceOp | str:
+def op_of(opts: Any) -> Any:
     """Return hpccomm's reduction, or the name of one that it does not have."""
     op = opts.reduceOp
     if op == SUM:  # which is quicker than to ask for the name
         return ReduceOp.SUM
-    return getattr(ReduceOp, op.op.name, op.op.name)  # type: ignore[no-any-return]
+    return getattr(ReduceOp, op.op.name, op.op.name)
 
 
 def seen(tensor: Any) -> Any:

@@ -27,6 +27,27 @@ def blocking_and_asynchronous(either: bool) -> None:
     hc.all_reduce(x).wait()  # type: ignore[attr-defined]
 
 
+def methods_of_groups(world: hc.ProcessGroup, either: bool) -> None:
+    assert_type(world.all_reduce(x, async_op=True), hc.Work)
+    assert_type(world.all_reduce(x, "sum", True), hc.Work)
+    assert_type(world.all_reduce(x, "sum", async_op=either), hc.Work | None)
+    assert_type(world.barrier(async_op=True).wait(), bool)
+    assert_type(world.all_gather(list(y), x, async_op=True), hc.Work)
+    assert_type(world.send(x, 1, async_op=True), hc.Work)
+    assert_type(world.recv(x, 1), int)
+    assert_type(world.recv(x, async_op=True).source_rank(), int)
+    assert_type(hc.sendrecv(x, 1, y, 1), int)
+    assert_type(world.sendrecv(x, 1, y, 1, async_op=True), hc.Work)
+    world.all_reduce(x).wait()  # type: ignore[attr-defined]
+    world.all_reduce([1.0])  # type: ignore[call-overload]
+    world.all_reduce(x, "summ")  # type: ignore[call-overload]
+    world.send(x)  # type: ignore[call-overload]
+    hc.send(x)  # type: ignore[call-overload]
+    hc.isend(x, tag=1)  # type: ignore[call-overload]
+    hc.send(x, group_dst=np.int64(1))
+    hc.send(tensor=x, dst=1)
+
+
 def arrays_and_reductions() -> None:
     hc.all_reduce(array.array("d", [1.0]), hc.ReduceOp.PREMUL_SUM(0.5))
     hc.all_reduce(x, "max")

@@ -37,7 +37,7 @@ A piece of a program:
 
 ```python
 state = begin(Path("state"))
-hc.all_reduce(state.weights, async_op=True).start()
+hc.all_reduce(np.ones(2), async_op=True).start(state)
 Path("done").write_txt("")
 ```
 

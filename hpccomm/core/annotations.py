@@ -1,0 +1,80 @@
+"""What type checkers see of arguments and results. Nothing of it is there at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar
+
+Integer: TypeAlias = SupportsIndex  # Python's, and NumPy's
+NAMED: Any = None  # the default of an array that c10d's name for it may give instead
+
+if TYPE_CHECKING:
+    from typing import Concatenate, Literal, ParamSpec, Protocol, overload
+
+    from typing_extensions import Buffer, Unpack
+
+    from .work import Work
+
+    class _DLPack(Protocol):
+        def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    class _OnGPU(Protocol):
+        @property
+        def __cuda_array_interface__(self) -> Any: ...
+
+    class _Sparse(Protocol):
+        @property
+        def nnz(self) -> Any: ...
+
+    class _OfProgram(Protocol):  # what register_device teaches
+        @property
+        def dtype(self) -> Any: ...
+        @property
+        def size(self) -> Any: ...
+        @property
+        def shape(self) -> Any: ...
+
+    Array: TypeAlias = Buffer | _DLPack | _OnGPU | _Sparse | _OfProgram
+    P = ParamSpec("P")
+    Rest = ParamSpec("Rest")
+    First = TypeVar("First")
+    Blocking = TypeVar("Blocking", covariant=True)  # what comes back without async_op
+
+    class Asynchronous(Protocol[P, Blocking]):
+        """A function whose result is a Work where `async_op` is true; of these calls the first argument is checked."""
+
+        @overload
+        def __call__(
+            self: _Given[First, Rest], _: First, /, *__: Any, async_op: Literal[True], **named: Any
+        ) -> Work: ...
+        @overload
+        def __call__(self, *, async_op: Literal[True], **named: Any) -> Work: ...
+        @overload
+        def __call__(self, *_: Unpack[tuple[Unpack[tuple[Any, ...]], Literal[True]]]) -> Work: ...
+        @overload
+        def __call__(
+            self: _Given[First, Rest], _: First, /, *__: Any, async_op: Literal[False], **named: Any
+        ) -> Blocking: ...
+        @overload
+        def __call__(
+            self: _Given[First, Rest], _: First, /, *__: Any, async_op: bool, **named: Any
+        ) -> Blocking | Work: ...
+        @overload
+        def __call__(self, *_: P.args, **named: P.kwargs) -> Blocking: ...
+
+    _Given: TypeAlias = "Asynchronous[Concatenate[First, Rest], Any]"
+
+    class _Method(Protocol[P, Blocking]):
+        def __get__(self, group: object, kind: Any) -> Asynchronous[P, Blocking]: ...
+
+    def asynchronous(function: Callable[P, Blocking | Work]) -> Asynchronous[P, Blocking]: ...  # noqa: D103
+    def asynchronous_method(method: Callable[Concatenate[Any, P], Blocking | Work]) -> _Method[P, Blocking]: ...  # noqa: D103
+
+else:
+    Array = Any
+
+    def asynchronous(function: Any) -> Any:
+        """Return the function as it is."""
+        return function
+
+    asynchronous_method = asynchronous
