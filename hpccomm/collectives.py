@@ -686,7 +686,7 @@ def barrier(
         return found.barrier(async_op)
     seconds = calls.time_to_wait("barrier", timeout)
     work: Any = found.barrier(True)
-    work._patience = seconds
+    work.flight = work.flight._replace(patience=seconds)
     return work if async_op else work.wait() and None
 
 

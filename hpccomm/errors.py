@@ -10,7 +10,41 @@ from collections.abc import Sequence
 
 
 class DistError(RuntimeError):
-    """Base class of every error of the communication itself."""
+    """Base class of every error of the communication itself.
+
+    A transport says the reason; which operation it was, the group that has called the transport fills in.
+
+    Attributes
+    ----------
+    operation : str
+        What was called, ``"all_reduce"``; "" where it is no operation.
+    number : int
+        Its number in its group, as `Work.sequence_number`; 0 where it has none.
+    group : str
+        The name of its group.
+
+    Examples
+    --------
+    >>> str(hc.DistBackendError("the cable is broken", "all_reduce"))
+    'all_reduce: the cable is broken'
+    """
+
+    number = 0
+    group = ""
+
+    def __init__(self, reason: str = "", operation: str = "") -> None:
+        super().__init__(reason)
+        self.operation = operation
+
+    def identify(self, operation: str, number: int, group: str) -> None:
+        """Fill in which operation of which group it was, unless that is known."""
+        if not self.group:
+            self.operation, self.number, self.group = operation, number, group
+
+    def __str__(self) -> str:
+        number = f" #{self.number}" if self.number else ""
+        group = f" of {self.group!r}" if self.group else ""
+        return f"{self.operation}{number}{group}: {super().__str__()}" if self.operation else super().__str__()
 
 
 class DistBackendError(DistError):
@@ -26,8 +60,8 @@ class RankFailedError(DistBackendError):
         The global ranks that are known to have died; empty where it is only known that others have given the group up.
     """
 
-    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, reason: str, ranks: Sequence[int] = (), operation: str = "") -> None:
+        super().__init__(reason, operation)
         self.ranks = tuple(ranks)
 
 
@@ -43,7 +77,7 @@ class DistTimeoutError(DistError, TimeoutError):
     """An operation did not finish in time. It is still in flight unless the message says otherwise."""
 
 
-class UnsupportedOperationError(NotImplementedError, DistError):
+class UnsupportedOperationError(DistError, NotImplementedError):
     """A backend does not implement the operation asked of it."""
 
 
@@ -59,3 +93,10 @@ def set_rank(rank: int | None) -> None:
 def here() -> str:
     """Return ``" (rank 2)"`` for the end of a message, or nothing before init."""
     return "" if _rank is None else f" (rank {_rank})"
+
+
+def log_exception(text: str, *arguments: object) -> None:
+    """Log the exception that is being handled: there is nobody to raise it to."""
+    import logging
+
+    logging.getLogger("hpccomm").exception(text, *arguments)

@@ -108,7 +108,7 @@ def new_group(
     name = _next_name(group_desc)
     _usable("new_group", world)
     if not use_local_synchronization:
-        world._agree_on("new_group", f"ranks {', '.join(map(str, members))}", f"backend {config}")
+        world.agree_on("new_group", f"ranks {', '.join(map(str, members))}", f"backend {config}")
     created = None
     if failures.is_on() and not use_local_synchronization:
         created = _split_off(world, members)
@@ -365,7 +365,7 @@ def split_group(
     config = group.config if backend is None else BackendConfig(backend)
     limits = time_limit(timeout)(group)
     _usable("split_group", group)
-    group._agree_on("split_group")
+    group.agree_on("split_group")
     mpi = mpi_library.load()
     with failures.told("split_group", group.comm):
         comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)
@@ -373,10 +373,10 @@ def split_group(
     if comm == mpi.COMM_NULL:
         _split_backends(group, config, None)
         return NonMember((), name, config)
-    mpi_library.private(comm, group._owner.comm)
+    mpi_library.private(comm, group.owner.comm)
     with failures.told("split_group", comm):
         members = comm.allgather(group.ranks[group.rank])
-    subgroup = _child(group._owner, comm, members, config, limits, name, group_desc)
+    subgroup = _child(group.owner, comm, members, config, limits, name, group_desc)
     _split_backends(group, config, subgroup, color or 0)
     connect(subgroup)
     return subgroup
@@ -428,9 +428,9 @@ def _child(
             place=owner.place.of(ranks),
         )
     )
-    group._owner = owner
-    owner._children.append(group)
-    group._on_destroy = owner._children.remove
+    group.owner = owner
+    owner.children.append(group)
+    group.on_destroy = owner.children.remove
     return group
 
 
@@ -444,14 +444,14 @@ def shrinkable(operation: str, group: Group | None) -> ProcessGroup:
 def of_survivors(old: ProcessGroup) -> ProcessGroup:
     """Make the group of those ranks of `old` that live, and let go of `old`; each of them calls it."""
     comm, members = failures.shrink(old.comm)
-    owner = old._owner
+    owner = old.owner
     ranks = tuple(old.ranks[rank] for rank in members)
     dead = tuple(rank for rank in old.ranks if rank not in ranks)
     limits = {"timeout": old.timeout, "on_timeout": old.on_timeout}
     reason = f"because ranks {some(dead)} have died" if dead else "although nobody has died"
     if owner is old:
-        old._on_destroy = None
-        for child in list(old._children):
+        old.on_destroy = None
+        for child in list(old.children):
             child.give_up(dead, f"was made from a group that has been shrunk, {reason}; make it again")
         mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
         nodes = tuple(old.nodes[rank] for rank in members)
@@ -464,18 +464,18 @@ def of_survivors(old: ProcessGroup) -> ProcessGroup:
         new = make_group(Membership(**fields))
     else:
         new = _child(owner, comm, ranks, old.config, limits, old.name, old.description, is_duplicated=True)
-    old._successor = new
+    old.successor = new
     return new
 
 
 def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: ProcessGroup | None, color: int = 0) -> None:
     """Give a new group the connections that its parent already has; every rank of the parent calls it."""
-    for device, backend in list(parent._backends.items()):
+    for device, backend in list(parent.door.backends.items()):
         name = parent.config.device_map.get(device)
         if name is not None and name == config.device_map.get(device):
             split = backend.split(None if subgroup is None else options_for(subgroup, device), color)
             if subgroup is not None and split is not None:
-                subgroup._backends[device] = split
+                subgroup.door.backends[device] = split
 
 
 def _next_name(description: str | None) -> str:

@@ -9,17 +9,13 @@ nothing is written, and the call is complete.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias, overload
+from typing import Any, overload
 
-import numpy as np
-
-from .core import calls, checks
+from .core import calls
 from .core.annotations import NAMED, Array, Integer, asynchronous
-from .core.backend import Backend
 from .core.c10d_names import either
 from .core.calls import Call
-from .core.group import ProcessGroup
+from .core.door import Door, batch
 from .core.members import NobodyThere
 from .core.non_member import Group, NonMember, done_work
 from .core.work import Work
@@ -415,80 +411,32 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     >>> into  # on rank 2: array([10.])
     array([0.])
     """
-    receives: list[Message] = []
-    sends: list[Message] = []
     works: list[Any] = []
-    is_on_host = True
+    messages: list[tuple[Door, Call]] = []
     # Everything is checked before anything is started: a receive left behind would take the next message of its tag.
     for each in p2p_op_list:
         if type(each) is not P2POp:
             raise TypeError(f"batch_isend_irecv: the list holds {each!r}; expected P2POp objects{here()}")
-        found = member(each.group)
-        if isinstance(found, NonMember):
-            found.says_no("batch_isend_irecv")
-            works.append(done_work("send" if each.op is isend else "recv"))
+        group = member(each.group)
+        if isinstance(group, NonMember):
+            group.says_no("batch_isend_irecv")
+            works.append(done_work("recv" if each.op is irecv else "send"))
             continue
+        name = "recv" if each.op is irecv else "send"
         try:
-            call = _usual(found, each) or _checked(found, each)
+            plain = group.plain_message(name, each.array, each.peer, each.tag)
+            if plain is not None and each.group_peer is None:
+                call = plain
+            elif name == "recv":
+                source = group.source("irecv", each.peer, each.group_peer)
+                call = calls.recv(group, each.array, source, each.tag)
+            else:
+                peer = group.peer("isend", "dst", each.peer, each.group_peer)
+                call = calls.send(group, each.array, peer, each.tag)
         except NobodyThere as nobody:
             works.append(done_work("send") if each.op is isend else done_work("recv", nobody.rank))
             continue
-        (receives if each.op is irecv else sends).append((len(works), found, call))
-        if call[1] != "cpu":
-            is_on_host = False
-        if call[1] not in found._backends:
-            found._backends[call[1]]  # made now, or refused by a group that is destroyed or has none for the array
+        messages.append((group.door, call))
         works.append(None)
-    if is_on_host:
-        for i, found, (_, _, array, (_, source, tag)) in receives:
-            works[i] = found.recv(array, source, tag, True)
-        for i, found, (_, _, array, (_, peer, tag)) in sends:
-            works[i] = found.send(array, peer, tag, True)
-        return works
-    for batch, messages in _batches(receives + sends):
-        with batch:
-            for i, found, call in messages:
-                works[i] = found._run(call, True)
-    return works
-
-
-Message: TypeAlias = "tuple[int, ProcessGroup, Call]"
-
-
-def _usual(group: ProcessGroup, message: P2POp) -> Call | None:
-    """Return the Call of a message against which nothing can be said, found out in few look-ups; or None."""
-    array, tag = message.array, message.tag
-    if (
-        type(array) is np.ndarray
-        and type(message.peer) is type(tag) is int
-        and message.group_peer is None
-        and message.peer in group._group_ranks
-        and 0 <= tag <= group.largest_tag
-        and array.dtype in checks.movable
-        and array.flags.writeable
-    ):
-        name = "recv" if message.op is irecv else "send"
-        return name, "cpu", array, (array, group._group_ranks[message.peer], tag)
-    return None
-
-
-def _checked(group: ProcessGroup, message: P2POp) -> Call:
-    """Return the Call of any other message, or raise what is wrong with it."""
-    if message.op is irecv:
-        source = group.source("irecv", message.peer, message.group_peer)
-        return calls.recv(group, message.array, source, message.tag)
-    peer = group.peer("isend", "dst", message.peer, message.group_peer)
-    return calls.send(group, message.array, peer, message.tag)
-
-
-def _batches(messages: list[Message]) -> list[tuple[AbstractContextManager[None], list[Message]]]:
-    """Return the messages of each backend of GPU arrays, to be launched together, after those on the host."""
-    of_backend: dict[Backend | None, list[Message]] = {None: []}
-    for message in messages:
-        _, found, (_, device, _, _) = message
-        of_backend.setdefault(None if device == "cpu" else found._backends[device], []).append(message)
-    # One batch for each group: its messages run beside those of the others, on a stream of their own.
-    return [
-        (nullcontext() if backend is None else backend.batch([call[3][0] for _, _, call in batch]), batch)
-        for backend, batch in of_backend.items()
-    ]
+    started = iter(batch(messages))
+    return [next(started) if work is None else work for work in works]

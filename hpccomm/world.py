@@ -249,7 +249,7 @@ def init_process_group(
     place = Place(WorldStore(store)) if store is not None else agreed(fields["comm"], fields["nodes"], method)
     fields |= {**limit(fields["settings"]), "place": place}
     world = make_group(Membership(**fields, config=config, name=group_name or "world", device_id=device))
-    world._on_destroy = _forget
+    world.on_destroy = _forget
     _world = world
     errors.set_rank(world.rank)
     _abort_on_exception.install(world.size)
@@ -313,7 +313,7 @@ def _forget(_: ProcessGroup) -> None:
 def replace_world(world: ProcessGroup) -> None:
     """Let another group be the world, with ranks of its own."""
     global _world
-    world._on_destroy = _forget
+    world.on_destroy = _forget
     _world = world
     errors.set_rank(world.rank)
 
@@ -326,8 +326,8 @@ def _leave(pid: int) -> None:
 
 def connect(group: ProcessGroup) -> None:
     """Connect the GPUs of a new group now, if the program has said at init which they are."""
-    if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group._backends:
-        device = group._backends["cuda"].connect()
+    if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group.door.backends:
+        device = group.door.backends["cuda"].connect()
         if group.device_id == "auto" and isinstance(device, int):  # the groups made from this one have the same GPU
             group.device_id = device
 

@@ -144,9 +144,9 @@ def test_a_group_that_is_destroyed_by_its_method_is_forgotten_by_the_world() -> 
     with hc.init_process_group() as world:
         for _ in range(3):
             group = hc.new_group()
-            assert group in world._children
+            assert group in world.children
             group.destroy()
-        assert world._children == []
+        assert world.children == []
 
 
 def test_a_destroyed_group_can_not_be_split() -> None:

@@ -48,7 +48,7 @@ def _the_group_goes_on(process_group: Group) -> Iterator[None]:
 @pytest.fixture
 def two_shots(process_group: Group, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let the two-shot take arrays of every size, in chunks of 64 bytes, and note each that it takes."""
-    backend: Any = process_group._backends["cpu"]
+    backend: Any = process_group.door.backends["cpu"]
     monkeypatch.setattr(backend._shared, "_tuning", FINE)
     taken = []
     meet = shared_memory.SharedArrays._meet
@@ -148,7 +148,7 @@ def test_halo_exchange_without_messages(process_group: Group) -> None:
 
 def test_arrays_of_groups(groups: list[Group], two_shots: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for group in groups:
-        backend: Any = group._backends["cpu"]
+        backend: Any = group.door.backends["cpu"]
         monkeypatch.setattr(backend._shared, "_tuning", FINE)
         array = shared(values(np.dtype("f8"), (50,), hc.get_rank()), group)
         hc.fence(array, group)

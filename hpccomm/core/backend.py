@@ -29,7 +29,7 @@ class FastPath:
     """
 
     is_open = False
-    numbered: Callable[[Exception, str], Exception] = staticmethod(lambda error, name: error)  # the group's own
+    identify: Callable[[Exception, str], Exception] = staticmethod(lambda error, name: error)  # the door's own
     count = 0
     messages = 0
 
@@ -301,23 +301,12 @@ class Backend:
         for arrays in columns:
             work = plain(*arrays, *arguments)
             if work is not None:
-                work.op_type = operation
                 works.append(work)
         return JoinedWork(works) if works else None
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(
-            f"{operation}: backend {self.name!r} does not have it ({self.implementation}.{operation} is not "
-            f"overridden); use a group with another backend, for example new_group(backend='cpu:mpi'){here()}"
+            f"backend {self.name!r} does not have it ({self.implementation}.{operation} is not overridden); use a "
+            f"group with another backend, for example new_group(backend='cpu:mpi'){here()}",
+            operation,
         )
-
-
-def in_words_of_the_call(error: Exception, called: str) -> Exception:
-    """Let the error of a transport that lacks an operation begin with the one that the program called; return it.
-
-    That may be made of the other one: ``all_reduce_init`` of ``all_reduce``, ``isend`` is ``send`` with ``async_op``.
-    """
-    operation, colon, text = str(error).partition(": ")
-    if isinstance(error, UnsupportedOperationError) and colon and operation.isidentifier() and operation != called:
-        error.args = (f"{called}: {text.replace('does not have it', f'does not have {operation}', 1)}",)
-    return error

@@ -13,17 +13,18 @@ from .options import BackendOptions, fields_of
 from .registry import OBJECTS, has_store
 
 if TYPE_CHECKING:
+    from .door import Door
     from .group import ProcessGroup
 
 
 class LazyBackends(dict[str, Backend]):
     """The backends by device; each is made when the first array of its device comes along."""
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
+    def __init__(self, door: Door) -> None:
+        self._door = door
 
     def __missing__(self, device: str) -> Backend:
-        backend = make_backend(self._group, device)
+        backend = make_backend(self._door.group, device)
         self.put(device, backend)
         return backend
 
@@ -31,10 +32,7 @@ class LazyBackends(dict[str, Backend]):
         """Let `backend` serve a device; that of the host may have a fast path."""
         self[device] = backend
         if device == "cpu":
-            self._group._fast_path = backend.fast_path
-            if backend.fast_path.is_open:
-                backend.fast_path.numbered = self._group._numbered
-            self._group._choose_fast_path()
+            self._door.take_fast_path(backend.fast_path)
 
 
 class Destroyed(dict[str, Backend]):

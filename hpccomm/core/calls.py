@@ -1,6 +1,6 @@
 """What each operation accepts: one function for each, used by its ordinary, persistent and batched form alike.
 
-A function checks the arguments and returns the Call, which is all that the door (`ProcessGroup._run`) needs to know.
+A function checks the arguments and returns the Call, which is all that the door (`Door.run`) needs to know.
 Nothing is sent, and no array is touched. `form` is added to the operation's name in messages: ``"_init"``. Ranks are
 ranks of the group.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,26 @@ from .options import Membership
 from .reduce_op import ReduceOp, ReduceOpLike
 from .timeouts import as_seconds
 
-# (name, device, what result() gives back, the arguments of the backend's method without async_op)
-Call: TypeAlias = "tuple[str, str, Any, tuple[Any, ...]]"
+
+class Call(tuple[str, str, Any, tuple[Any, ...]]):
+    """An operation whose arguments have been checked; a NamedTuple would be made by a function in Python.
+
+    Attributes
+    ----------
+    name : str
+    device : str
+        Whose backend does it.
+    result : object
+        What `Work.result` gives back.
+    arguments : tuple
+        Those of the backend's method, without `async_op`.
+    """
+
+    __slots__ = ()
+    name: str = property(itemgetter(0))  # type: ignore[assignment]
+    device: str = property(itemgetter(1))  # type: ignore[assignment]
+    result: Any = property(itemgetter(2))
+    arguments: tuple[Any, ...] = property(itemgetter(3))  # type: ignore[assignment]
 
 
 # -- one array ---------------------------------------------------------------------------------------
@@ -33,13 +52,13 @@ def broadcast(group: Membership, array: Array, root: int, form: str = "") -> Cal
     name = "broadcast" + form
     root = rank(group, f"{name}: root", root)
     device, view = (checks.readable if root == group.rank else checks.writable)(name, "array", array)
-    return "broadcast", device, array, (view, root)
+    return Call(("broadcast", device, array, (view, root)))
 
 
 def all_reduce(group: Membership, array: Array, op: ReduceOpLike, form: str = "") -> Call:
     """Accept an array that `op` can reduce."""
     device, view, reduce_op = checks.reducible("all_reduce" + form, "array", array, op)
-    return "all_reduce", device, array, (view, reduce_op)
+    return Call(("all_reduce", device, array, (view, reduce_op)))
 
 
 def reduce(group: Membership, array: Array, root: int, op: ReduceOpLike) -> Call:
@@ -47,7 +66,7 @@ def reduce(group: Membership, array: Array, root: int, op: ReduceOpLike) -> Call
     root = rank(group, "reduce: root", root)
     check = checks.writable if root == group.rank else checks.readable
     device, view, reduce_op = checks.reducible("reduce", "array", array, op, check)
-    return "reduce", device, array, (view, root, reduce_op)
+    return Call(("reduce", device, array, (view, root, reduce_op)))
 
 
 def scan(group: Membership, name: str, array: Array, op: ReduceOpLike) -> Call:
@@ -55,7 +74,7 @@ def scan(group: Membership, name: str, array: Array, op: ReduceOpLike) -> Call:
     device, view, reduce_op = checks.reducible(name, "array", array, op)
     if reduce_op is ReduceOp.AVG:
         raise ValueError(f"{name}: AVG has no meaning for a prefix; use SUM and divide by the rank + 1{here()}")
-    return name, device, array, (view, reduce_op)
+    return Call((name, device, array, (view, reduce_op)))
 
 
 # -- one array from or to each rank ------------------------------------------------------------------
@@ -66,7 +85,7 @@ def all_gather(group: Membership, output_list: Sequence[Array], array: Array) ->
     device, view = checks.readable("all_gather", "array", array)
     device_out, outputs = checks.writable_list("all_gather", "output_list", output_list, group.size)
     _check_own_part(group, "all_gather", "output_list", device_out, outputs, "array", device, view)
-    return "all_gather", device, output_list, (outputs, view)
+    return Call(("all_gather", device, output_list, (outputs, view)))
 
 
 def all_gather_single(group: Membership, output: Array, input: Array, form: str = "") -> Call:
@@ -74,7 +93,7 @@ def all_gather_single(group: Membership, output: Array, input: Array, form: str 
     name = "all_gather_single" + form
     device, out, view = checks.pair(name, output, input)
     _check_multiple(group, name, "output", out, "input", view)
-    return "all_gather_single", device, output, (out, view)
+    return Call(("all_gather_single", device, output, (out, view)))
 
 
 def gather(group: Membership, array: Array, gather_list: Sequence[Array] | None, root: int) -> Call:
@@ -85,7 +104,7 @@ def gather(group: Membership, array: Array, gather_list: Sequence[Array] | None,
     if has_list(group, "gather", "gather_list", gather_list, "destination", root):
         device_out, outputs = checks.writable_list("gather", "gather_list", gather_list or (), group.size)
         _check_own_part(group, "gather", "gather_list", device_out, outputs, "array", device, view)
-    return "gather", device, gather_list, (view, outputs, root)
+    return Call(("gather", device, gather_list, (view, outputs, root)))
 
 
 def scatter(group: Membership, output: Array, scatter_list: Sequence[Array] | None, root: int) -> Call:
@@ -96,7 +115,7 @@ def scatter(group: Membership, output: Array, scatter_list: Sequence[Array] | No
     if has_list(group, "scatter", "scatter_list", scatter_list, "source", root):
         device_in, inputs = checks.readable_list("scatter", "scatter_list", scatter_list or (), group.size)
         _check_own_part(group, "scatter", "scatter_list", device_in, inputs, "output", device, view)
-    return "scatter", device, output, (view, inputs, root)
+    return Call(("scatter", device, output, (view, inputs, root)))
 
 
 def reduce_scatter(group: Membership, output: Array, input_list: Sequence[Array], op: ReduceOpLike) -> Call:
@@ -104,7 +123,9 @@ def reduce_scatter(group: Membership, output: Array, input_list: Sequence[Array]
     device, view = checks.writable("reduce_scatter", "output", output)
     device_in, inputs = checks.readable_list("reduce_scatter", "input_list", input_list, group.size)
     _check_own_part(group, "reduce_scatter", "input_list", device_in, inputs, "output", device, view)
-    return "reduce_scatter", device, output, (view, inputs, checks.reduction("reduce_scatter", "output", view, op))
+    return Call(
+        ("reduce_scatter", device, output, (view, inputs, checks.reduction("reduce_scatter", "output", view, op)))
+    )
 
 
 def reduce_scatter_single(group: Membership, output: Array, input: Array, op: ReduceOpLike, form: str = "") -> Call:
@@ -112,7 +133,7 @@ def reduce_scatter_single(group: Membership, output: Array, input: Array, op: Re
     name = "reduce_scatter_single" + form
     device, out, view = checks.pair(name, output, input)
     _check_multiple(group, name, "input", view, "output", out)
-    return "reduce_scatter_single", device, output, (out, view, checks.reduction(name, "output", out, op))
+    return Call(("reduce_scatter_single", device, output, (out, view, checks.reduction(name, "output", out, op))))
 
 
 def all_to_all(group: Membership, output_list: Sequence[Array], input_list: Sequence[Array]) -> Call:
@@ -121,7 +142,7 @@ def all_to_all(group: Membership, output_list: Sequence[Array], input_list: Sequ
     device_in, inputs = checks.readable_list("all_to_all", "input_list", input_list, group.size)
     own = f"input_list[{group.rank}]"
     _check_own_part(group, "all_to_all", "output_list", device, outputs, own, device_in, inputs[group.rank])
-    return "all_to_all", device, output_list, (outputs, inputs)
+    return Call(("all_to_all", device, output_list, (outputs, inputs)))
 
 
 def all_to_all_single(
@@ -142,8 +163,8 @@ def all_to_all_single(
         raise ValueError(f"{name}: this rank sends {kept} elements to itself, but output has room for {room}{here()}")
     # Equal parts are a form, not a coincidence of counts: ranks can't see each other's counts, and decide alike.
     if not checks.has_splits(output_split_sizes) and not checks.has_splits(input_split_sizes):
-        return "all_to_all_single", device, output, (out, view, None, None)
-    return "all_to_all_single", device, output, (out, view, to_receive, to_send)
+        return Call(("all_to_all_single", device, output, (out, view, None, None)))
+    return Call(("all_to_all_single", device, output, (out, view, to_receive, to_send)))
 
 
 # -- many arrays in one message ----------------------------------------------------------------------
@@ -153,7 +174,7 @@ def all_reduce_coalesced(group: Membership, arrays: Sequence[Array], op: ReduceO
     """Accept arrays of one device that `op` can reduce."""
     name = "all_reduce_coalesced" + form
     device, views = checks.array_list(name, "arrays", arrays)
-    return "all_reduce_coalesced", device, arrays, (views, checks.reductions(name, "arrays", views, op))
+    return Call(("all_reduce_coalesced", device, arrays, (views, checks.reductions(name, "arrays", views, op))))
 
 
 def broadcast_coalesced(group: Membership, arrays: Sequence[Array], root: int) -> Call:
@@ -161,7 +182,7 @@ def broadcast_coalesced(group: Membership, arrays: Sequence[Array], root: int) -
     root = rank(group, "broadcast_coalesced: root", root)
     check = checks.readable if root == group.rank else checks.writable
     device, views = checks.array_list("broadcast_coalesced", "arrays", arrays, check)
-    return "broadcast_coalesced", device, arrays, (views, root)
+    return Call(("broadcast_coalesced", device, arrays, (views, root)))
 
 
 def all_gather_coalesced(group: Membership, output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array]) -> Call:
@@ -183,13 +204,13 @@ def all_gather_coalesced(group: Membership, output_lists: Sequence[Sequence[Arra
             if owner == group.rank:
                 checks.same_size(name, names, out, view)
         outputs.append(gathered)
-    return name, device, output_lists, (outputs, views)
+    return Call((name, device, output_lists, (outputs, views)))
 
 
 def all_gather_single_coalesced(group: Membership, outputs: Sequence[Array], inputs: Sequence[Array]) -> Call:
     """Accept pairs as all_gather_single does, of one device."""
     device, outs, views = _pairs(group, "all_gather_single_coalesced", outputs, inputs, larger="outputs")
-    return "all_gather_single_coalesced", device, outputs, (outs, views)
+    return Call(("all_gather_single_coalesced", device, outputs, (outs, views)))
 
 
 def reduce_scatter_single_coalesced(
@@ -198,7 +219,7 @@ def reduce_scatter_single_coalesced(
     """Accept pairs as reduce_scatter_single does, of one device."""
     name = "reduce_scatter_single_coalesced"
     device, outs, views = _pairs(group, name, outputs, inputs, larger="inputs")
-    return name, device, outputs, (outs, views, checks.reductions(name, "outputs", outs, op))
+    return Call((name, device, outputs, (outs, views, checks.reductions(name, "outputs", outs, op))))
 
 
 def _pairs(
@@ -225,7 +246,9 @@ def send(group: Membership, array: Array, dst: int, tag: int, form: str = "", is
     """Accept an array, a rank and a tag; a blocking send to this rank itself would never end."""
     name = "send" + form
     device, view = checks.readable(name, "array", array)
-    return "send", device, array, (view, _peer(group, name, "dst", dst, is_blocking), _tag(group, name, "tag", tag))
+    return Call(
+        ("send", device, array, (view, _peer(group, name, "dst", dst, is_blocking), _tag(group, name, "tag", tag)))
+    )
 
 
 def recv(group: Membership, array: Array, src: int | None, tag: int, form: str = "", is_blocking: bool = False) -> Call:
@@ -233,7 +256,7 @@ def recv(group: Membership, array: Array, src: int | None, tag: int, form: str =
     name = "recv" + form
     device, view = checks.writable(name, "array", array)
     source = None if src is None else _peer(group, name, "src", src, is_blocking)
-    return "recv", device, array, (view, source, _tag(group, name, "tag", tag))
+    return Call(("recv", device, array, (view, source, _tag(group, name, "tag", tag))))
 
 
 def sendrecv(
@@ -248,7 +271,7 @@ def sendrecv(
     source = None if src is None else rank(group, "sendrecv: src", src)
     tag = _tag(group, "sendrecv", "tag", tag)
     recv_tag = tag if recv_tag is None else _tag(group, "sendrecv", "recv_tag", recv_tag)
-    return "sendrecv", device, output, (view, dst, out, source, tag, recv_tag)
+    return Call(("sendrecv", device, output, (view, dst, out, source, tag, recv_tag)))
 
 
 def _peer(group: Membership, name: str, argument: str, given: int, is_blocking: bool) -> int:

@@ -23,18 +23,18 @@ LONELY = 2.0  # seconds that a rank that has not destroyed its groups waits at i
 
 def finish(group: ProcessGroup, deadline: float) -> None:
     """Wait for what is in flight, and tell of what has failed without anybody looking."""
-    for work in list(group._in_flight):
+    for work in list(group.door.in_flight):
         try:
             work.wait(max(0.0, deadline - time.monotonic()))
         except DistTimeoutError as error:
             raise DistTimeoutError(f"destroy of {group!r}: {error}") from error
         except Exception:  # told below, with those that failed earlier
             work.error_was_seen = False
-    for work in group._failed:
+    for work in group.door.failed:
         if not work.error_was_seen:  # the program dropped this Work, and with it its error
-            warnings.warn(f"{work!r}: {work._exception}", RuntimeWarning, stacklevel=4)
-    group._failed.clear()
-    for persistent in list(group._persistent):
+            warnings.warn(f"{work!r}: {work.error}", RuntimeWarning, stacklevel=4)
+    group.door.failed.clear()
+    for persistent in list(group.door.persistent):
         persistent.wait(max(0.0, deadline - time.monotonic()))
         persistent.free()
 
@@ -54,7 +54,7 @@ def meet(group: ProcessGroup, deadline: float) -> None:
         _wait_for_all(group, give_up)
     except Exception as error:
         if failures.is_on() or not isinstance(error, DistTimeoutError):
-            group._leaving = None
+            group.leaving = None
         raise failures.translated("destroy", error, group.comm) or error from None
 
 
@@ -62,19 +62,19 @@ def abandon(group: ProcessGroup, dead: Sequence[int]) -> None:
     """Let what is in flight end with RankFailedError, without the other ranks: the (global) ranks `dead` have died."""
     error = failures.rank_failed(f"in flight on {group!r}", tuple(dead))
     deadline = time.monotonic() + LONGEST_END
-    for backend in group._backends.values():
+    for backend in group.door.backends.values():
         backend.abort()
-    for work in list(group._in_flight):
+    for work in list(group.door.in_flight):
         work.give_up(error, deadline)
-    for persistent in group._persistent:
+    for persistent in group.door.persistent:
         persistent.give_up(error, deadline)
-    group._in_flight.clear()
-    group._failed.clear()
+    group.door.in_flight.clear()
+    group.door.failed.clear()
 
 
 def leave(group: ProcessGroup) -> None:
     """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
-    has_said = group._leaving is not None
+    has_said = group.leaving is not None
 
     def say(waited: float) -> None:
         nonlocal has_said
@@ -91,15 +91,15 @@ def leave(group: ProcessGroup) -> None:
         if failures.translated("leave", error, group.comm) is None:  # the dead need nothing
             raise
         return
-    for each in (group, *group._children):
-        for backend in list(each._backends.values()):
+    for each in (group, *group.children):
+        for backend in list(each.door.backends.values()):
             backend.leave()
 
 
 def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float], None]) -> None:
     """Wait in the group's last barrier, and tell `meanwhile` how long; another try goes on where one has ended."""
     began, looks = time.monotonic(), pauses()
-    request = group._leaving = group._leaving or group.comm.Ibarrier()
+    request = group.leaving = group.leaving or group.comm.Ibarrier()
     while not request.Test():
         meanwhile(time.monotonic() - began)
         time.sleep(next(looks))

@@ -1,4 +1,4 @@
-"""ProcessGroup: its life, and the one door that each of its operations passes."""
+"""ProcessGroup: its members, its door, its life."""
 
 from __future__ import annotations
 
@@ -14,30 +14,20 @@ from ..job import failures, mpi_library
 from ..process.excepthook import end_with
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import observers, registry
-from .backend import Backend, FastPath, in_words_of_the_call
+from .backend import Backend
 from .backends import Destroyed, LazyBackends, NotOverridden, created, options_for
 from .calls import Call
+from .door import Door
 from .ending import abandon, finish, leave, meet
-from .hooks import Hook, Operation, RemovableHandle, Timing
-from .operation_list import MESSAGES, OPERATIONS, START
+from .hooks import Hook, RemovableHandle, Timing
+from .operation_list import OPERATIONS
 from .operations import Operations
 from .options import Membership, fields_of, time_limit
-from .persistent_work import PersistentWork
 from .registry import BackendConfig, is_custom
 from .timeouts import as_seconds
-from .work import CompletedWork, Work, WorkStatus, log_exception, with_title
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
-STEPS_ASIDE = FastPath()
-CALLED = {  # what a program has called, where that has another name than the operation
-    ("send", True): "isend",
-    ("recv", True): "irecv",
-    ("all_reduce_sparse", False): "all_reduce",
-    ("all_reduce_sparse", True): "all_reduce",
-}
 
 
 class ProcessGroup(Operations):
@@ -89,21 +79,12 @@ class ProcessGroup(Operations):
 
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
         super().__init__(rank, size, **fields)
-        self._backends: dict[str, Backend] = LazyBackends(self)
-        self._fast_path = self._fast = STEPS_ASIDE  # that of the host's backend; and the one to ask
-        self._hooks: tuple[Hook, ...] = ()
-        self._check: Any = None  # compares what the ranks call: HPCCOMM_DEBUG=DETAIL
-        self._block: Any = None  # the coalescing() block that collects
-        self._collectives = self._messages = 0  # those that did not take the fast path
-        self._in_flight: dict[Work, None] = {}  # insertion-ordered: the oldest first
-        self._failed: list[Work] = []
-        self._persistent: list[PersistentWork] = []
-        self._owner: ProcessGroup = self  # the world, of the groups made from it
-        self._children: list[ProcessGroup] = []  # destroyed with it: those that it owns
-        self._patience = as_seconds(self.timeout) if self.on_timeout == "raise" else None
-        self._leaving: Any = None  # the barrier at the end, once begun
-        self._on_destroy: Callable[[ProcessGroup], None] | None = None
-        self._successor: ProcessGroup | None = None  # what shrink_group has made of it
+        self.door = Door(self)
+        self.owner: ProcessGroup = self  # the world, of the groups made from it
+        self.children: list[ProcessGroup] = []  # destroyed with it: those that it owns
+        self.leaving: Any = None  # the barrier at the end, once begun
+        self.on_destroy: Callable[[ProcessGroup], None] | None = None
+        self.successor: ProcessGroup | None = None  # what shrink_group has made of it
         self._store: Any = None
 
     def __init_subclass__(cls) -> None:
@@ -189,111 +170,17 @@ class ProcessGroup(Operations):
             self._store = self.place.open(self.timeout)
         return self._store
 
-    # -- the one door ----------------------------------------------------------------------------
-
-    def _run(self, call: Call, async_op: bool, step: Callable[[], Any] | None = None) -> Work | None:
-        """Do an operation whose arguments have been checked: every one of the group passes here.
-
-        It is the backend's method of that name, or `step`, for one that is more than a call of one backend.
-        """
-        name, device, result, arguments = call
-        if self._block is not None and self._block.is_of_this_thread():
-            self._block.collect(call, async_op)
-            return None
-        backend = self._backends[device]
-        if name in MESSAGES:
-            self._messages += 1
-        else:
-            self._collectives += 1
-        operation = self._begin(call, async_op) if self._hooks else None
-        try:
-            outcome: Any = getattr(backend, name)(*arguments, async_op) if step is None else step()
-        except Exception as error:
-            error = in_words_of_the_call(error, CALLED.get((name, async_op), name))
-            self._raise(self._numbered(backend.translate_error(name, error), name), error, operation)
-        if async_op or isinstance(outcome, Work):
-            work = outcome if isinstance(outcome, Work) else CompletedWork()
-            peer = arguments[1] if name in MESSAGES else None
-            return self._track(name, result, work, async_op, operation, peer)  # type: ignore[no-any-return]
-        if operation is not None:
-            operation.outcome = outcome
-            operation.end()
-        return outcome  # type: ignore[no-any-return]  # None; of a receive: the sender's rank
-
-    def _track(
-        self,
-        name: str,
-        result: Any,
-        work: Work,
-        async_op: bool,
-        operation: Operation | None = None,
-        peer: int | None = None,
-    ) -> Any:
-        """Number the Work of an operation that has begun, and keep it, and through it its arrays, while in flight."""
-        work.op_type = name
-        work._result = result
-        work.group = self
-        if name in MESSAGES:
-            work.sequence_number = self._messages + self._fast_path.messages
-            work.keeps_its_place = False
-            work._peer = peer
-        else:
-            work.sequence_number = self._collectives + self._fast_path.count
-        if not async_op:  # a backend that has only asynchronous operations
-            try:
-                work.wait()
-            except Exception as error:
-                self._raise(error, error, operation)
-            if operation is not None:
-                operation.outcome = work._source
-                operation.end()
-            return work._source
-        if operation is not None:  # a recorded fast path has put its own there
-            work._operation = operation
-        work._patience = self._patience
-        if len(self._in_flight) >= REAP_ABOVE or work.is_let_go_at_once:
-            self._reap()
-        self._in_flight[work] = None  # not before: a GPU would be asked for what has only just begun
-        return work
+    # -- operations, as they pass the door ------------------------------------------------------
 
     @property
     def sequence_number(self) -> int:
         """How many collectives of this group this rank has begun: those of the same number belong together."""
-        return self._collectives + self._fast_path.count
+        return self.door.number_of("barrier")
 
     @property
     def message_number(self) -> int:
         """How many messages this rank has begun to send or to receive in this group."""
-        return self._messages + self._fast_path.messages
-
-    def _forget(self, work: Work) -> None:
-        """Let go of a Work that has ended; called by the Work, maybe by several threads."""
-        if self._in_flight.pop(work, work) is not None:  # another thread has done it
-            return
-        operation = work._operation
-        if operation is not None:
-            try:
-                operation.end(work._exception)
-            except Exception:  # this may be anybody's thread
-                log_exception("a hook of %r raised at the end of %r", self, work)
-            if operation.error is not work._exception:  # a hook knows it better
-                work._exception, work._status = operation.error, WorkStatus.FAILED
-        if work._status is WorkStatus.FAILED:
-            self._failed.append(work)
-
-    def _reap(self) -> None:
-        """Let go of completed works that the program has dropped, from the oldest on."""
-        while True:
-            try:
-                oldest = next(iter(self._in_flight))
-            except (StopIteration, RuntimeError):  # none left, or another thread has just let go of one
-                return
-            # A Future has the progress thread, which keeps the order of its callbacks.
-            if oldest._future is not None or not oldest.is_completed():
-                return
-            self._in_flight.pop(oldest, None)
-
-    # -- hooks -----------------------------------------------------------------------------------
+        return self.door.number_of("send")
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
         """Let `hook` see every operation of this group on this rank, until the handle's ``remove()``.
@@ -323,9 +210,8 @@ class ProcessGroup(Operations):
         begin all_reduce 1 32
         end all_reduce None
         """
-        self._hooks = (*self._hooks, hook)
-        self._choose_fast_path()
-        return RemovableHandle(functools.partial(self._remove_hook, hook))
+        self.door.add_hook(hook)
+        return RemovableHandle(functools.partial(self.door.remove_hook, hook))
 
     def enable_timing(self) -> None:
         """Let every Work of this group on this rank know how long it took: see :meth:`Work.get_duration`.
@@ -343,95 +229,13 @@ class ProcessGroup(Operations):
         >>> 0 < work.get_duration() < 10  # seconds
         True
         """
-        if not any(isinstance(hook, Timing) for hook in self._hooks):
+        if not any(isinstance(hook, Timing) for hook in self.door.hooks):
             self.register_hook(Timing())
 
-    def _remove_hook(self, hook: Hook) -> None:
-        self._hooks = tuple(each for each in self._hooks if each is not hook)
-        self._choose_fast_path()
-
-    def _begin(self, call: Call, async_op: bool) -> Operation:
-        name, device, _, arguments = call
-        described = dict(zip(OPERATIONS[name.removesuffix(START)].arguments, arguments))
-        number = self.message_number if name in MESSAGES else self.sequence_number
-        work = call[2] if isinstance(call[2], PersistentWork) else None
-        operation = Operation(self, name, number, device, async_op, described, self._hooks, work)
-        operation.begin()
-        return operation
-
-    def _numbered(self, error: Exception, name: str) -> Exception:
-        """Let the error of a transport say which operation of this group it was."""
-        number = self.message_number if name in MESSAGES else self.sequence_number
-        return with_title(error, f"#{number} of {self.name!r}")
-
-    def _raise(self, error: Exception, cause: Exception, operation: Operation | None) -> NoReturn:
-        """Raise what went wrong in an operation, in the words of the transport."""
-        if operation is not None:
-            operation.end(error)
-        if error is cause:
-            raise error
-        raise error from cause
-
-    def _choose_fast_path(self) -> None:
-        """Let the fast path step aside while a hook listens, a block collects, or the group is destroyed.
-
-        A hook that has a method `around` follows the fast path itself: it returns one that it has put around it.
-        """
-        followers = [getattr(hook, "around", None) for hook in self._hooks]
-        self._fast = self._fast_path
-        if self._block is not None or self.is_destroyed or None in followers:
-            self._fast = STEPS_ASIDE
-        elif self._fast.is_open:
-            for around in followers:
-                self._fast = around(self._fast)  # type: ignore[misc]
-
-    def _agree_on(self, name: str, *details: str) -> None:
+    def agree_on(self, name: str, *details: str) -> None:
         """Raise on every rank if not every rank makes this call, where ranks compare: HPCCOMM_DEBUG=DETAIL."""
-        if self._check is not None:
-            self._check.agree(name, *details)
-
-    # -- persistent operations -------------------------------------------------------------------
-
-    def _set_up(self, call: Call) -> PersistentWork:
-        """Set up the persistent form of an operation whose arguments have been checked."""
-        name, device, result, arguments = call
-        if self._block is not None and self._block.is_of_this_thread():
-            raise DistError(f"{name}_init: not inside a coalescing() block{here()}")
-        backend = self._backends[device]
-        number = 0 if self._check is None else self._check.set_up(call)
-        try:
-            work = backend.persistent(name, *arguments)
-        except Exception as error:
-            error = in_words_of_the_call(error, f"{name}_init")
-            self._raise(backend.translate_error(f"{name}_init", error), error, None)
-        work.group = self
-        work.number = number
-        work.op_type = name
-        work.output = result
-        work._patience = self._patience
-        work.call = f"{name}{START}", device, work, arguments
-        self._persistent.append(work)
-        return work
-
-    def _start(self, work: PersistentWork) -> None:
-        """Begin a persistent operation: an operation of its own each time."""
-        name, device, _, _ = work.call
-        if self._block is not None and self._block.is_of_this_thread():
-            self._block.refuse(name)
-        backend = self._backends[device]
-        if name in MESSAGES:
-            self._messages += 1
-        else:
-            self._collectives += 1
-        operation = self._begin(work.call, False) if self._hooks else None
-        try:
-            started = work.begin()
-        except Exception as error:
-            self._raise(self._numbered(backend.translate_error(name, error), name), error, operation)
-        if started is None:
-            work._operation = operation
-        else:
-            self._track(name, work.output, started, True, operation, work.call[3][1] if name in MESSAGES else None)
+        if self.door.check is not None:
+            self.door.check.agree(name, *details)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -451,27 +255,26 @@ class ProcessGroup(Operations):
         """
         if self.is_destroyed:
             return
-        if self._block is not None:
+        if self.door.block is not None:
             raise DistError(f"destroy of {self!r}: leave its coalescing() block first{here()}")
-        self._agree_on("destroy")
-        for child in list(self._children):
+        self.agree_on("destroy")
+        for child in list(self.children):
             child.destroy()
         deadline = time.monotonic() + as_seconds(self.timeout)
         finish(self, deadline)
         if self.comm is not None:
             meet(self, deadline)
         observers.group_gone(self)
-        for backend in self._backends.values():
+        for backend in self.door.backends.values():
             backend.close()
-        self._backends = Destroyed(self)
-        self._choose_fast_path()
+        self.door.close()
         if self.comm is not None:
             mpi_library.free(self.comm, repr(self), self.largest_tag)
         self._close_store()
-        if self._check is not None:
-            self._check.close()
-        if self._on_destroy is not None:
-            self._on_destroy(self)
+        if self.door.check is not None:
+            self.door.check.close()
+        if self.on_destroy is not None:
+            self.on_destroy(self)
 
     def give_up(self, ranks: Sequence[int], refusal: str) -> None:
         """Let go of everything without the other ranks, because some (global) `ranks` have died.
@@ -482,16 +285,15 @@ class ProcessGroup(Operations):
         abandon(self, ranks)
         if self.comm is not None:
             failures.forget(self.comm)
-        self._backends = Destroyed(self, refusal)
-        self._choose_fast_path()
+        self.door.close(refusal)
         self._close_store()
-        if self._on_destroy is not None:
-            self._on_destroy(self)
+        if self.on_destroy is not None:
+            self.on_destroy(self)
 
     def _close_store(self) -> None:
         if self._store is not None:
             self._store.close()
-        if self.place is not None and self._owner is self:
+        if self.place is not None and self.owner is self:
             self.place.close()
 
     def agree(self, flag: bool) -> bool:
@@ -504,7 +306,7 @@ class ProcessGroup(Operations):
     @property
     def refusal(self) -> str:
         """What a destroyed group says to every operation."""
-        return getattr(self._backends, "refusal", "")
+        return getattr(self.door.backends, "refusal", "")
 
     def leave(self) -> None:
         """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
@@ -513,13 +315,13 @@ class ProcessGroup(Operations):
     @property
     def is_destroyed(self) -> bool:
         """Whether the group has been destroyed, so that it refuses every operation."""
-        return isinstance(self._backends, Destroyed)
+        return isinstance(self.door.backends, Destroyed)
 
     def abort(self, status: int = 1) -> NoReturn:
         """End the whole MPI job at once, every rank of it, with exit status `status` (MPI_Abort)."""
         from mpi4py import MPI
 
-        for backend in list(self._backends.values()):
+        for backend in list(self.door.backends.values()):
             backend.abort()
         take_names_away(MAPPED_LATER)
         MPI.COMM_WORLD.Abort(status)
@@ -530,12 +332,12 @@ class ProcessGroup(Operations):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         # Destroying is collective: a rank that is on its way out with an error would wait for ranks that never come.
-        if isinstance(error, SystemExit) and self._owner is self and self.size > 1:
+        if isinstance(error, SystemExit) and self.owner is self and self.size > 1:
             end_with(error)
         if kind is None:
             group = self
-            while group._successor is not None:
-                group = group._successor
+            while group.successor is not None:
+                group = group.successor
             group.destroy()
 
     def __repr__(self) -> str:
@@ -543,7 +345,7 @@ class ProcessGroup(Operations):
 
     # -- backends --------------------------------------------------------------------------------
 
-    def _any_device(self) -> str:
+    def any_device(self) -> str:
         """Return the device whose backend does operations without arrays: the host's, where the group has one."""
         devices = self.config.device_map
         return "cpu" if "cpu" in devices else next(iter(devices))
@@ -558,15 +360,15 @@ def make_group(membership: Membership) -> ProcessGroup:
         (name,), device = names, next(iter(group.config.device_map))
         made = created(name, options_for(group, device))
         if isinstance(made, Backend):
-            cast("LazyBackends", group._backends).put(device, made)
+            cast("LazyBackends", group.door.backends).put(device, made)
         else:
             group = cast("ProcessGroup", made)
             ProcessGroup.__init__(group, **fields)
-            group._backends.update(dict.fromkeys(group.config.device_map, NotOverridden(group, name)))
+            group.door.backends.update(dict.fromkeys(group.config.device_map, NotOverridden(group, name)))
     observers.new_group(group)
     for device, name in group.config.device_map.items():
         if registry.REGISTRY[name].connects:
-            group._backends[device]  # which makes it
+            group.door.backends[device]  # which makes it
     return group
 
 
@@ -580,7 +382,7 @@ def _through_the_door(name: str, override: Callable[..., Any]) -> Callable[..., 
         async_op = bool(bound.arguments.get("async_op", False))
         spec = OPERATIONS[name]
         described = tuple(bound.arguments.get(argument) for argument in spec.arguments)
-        call = name, group._any_device(), bound.arguments.get("array"), described
-        return group._run(call, async_op, functools.partial(override, group, *arguments, **options))
+        call = Call((name, group.any_device(), bound.arguments.get("array"), described))
+        return group.door.run(call, async_op, functools.partial(override, group, *arguments, **options))
 
     return operation

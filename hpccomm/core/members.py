@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..errors import here
 from ..job import mpi_library
 from . import calls, checks
@@ -27,12 +29,12 @@ class Members(Membership):
 
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
         super().__init__(rank, size, **fields)
-        self._group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
+        self.group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
 
     def group_rank(self, global_rank: Integer) -> int:
         """Convert a global rank into the rank in this group; ValueError if it is not a member."""
         try:
-            return self._group_ranks[checks.integer("global rank", global_rank)]
+            return self.group_ranks[checks.integer("global rank", global_rank)]
         except KeyError:
             raise ValueError(
                 f"rank {global_rank} is not a member of {self!r}, whose ranks are {some(self.ranks)}{here()}"
@@ -44,8 +46,8 @@ class Members(Membership):
 
     def peer(self, operation: str, argument: str, global_rank: Integer | None, group_rank: Integer | None) -> int:
         """Return the group rank that ``src=`` (a global rank) or ``group_src=`` (a group rank) names."""
-        if group_rank is None and type(global_rank) is int and global_rank in self._group_ranks:
-            return self._group_ranks[global_rank]
+        if group_rank is None and type(global_rank) is int and global_rank in self.group_ranks:
+            return self.group_ranks[global_rank]
         if global_rank is not None and group_rank is not None:
             raise ValueError(f"{operation}: both {argument} and group_{argument} are given; choose one{here()}")
         if group_rank is not None:
@@ -53,8 +55,8 @@ class Members(Membership):
         if global_rank is None:
             raise ValueError(f"{operation}: neither {argument} nor group_{argument} is given{here()}")
         number = checks.integer(f"{operation}: {argument}", global_rank)
-        if number in self._group_ranks:
-            return self._group_ranks[number]
+        if number in self.group_ranks:
+            return self.group_ranks[number]
         if operation in TO_NOBODY and self.comm is not None and number == mpi_library.load().PROC_NULL:
             raise NobodyThere(number)
         raise ValueError(
@@ -73,6 +75,22 @@ class Members(Membership):
         if global_rank is None and group_rank is None:
             return None
         return self.peer(operation, "src", global_rank, group_rank)
+
+    def plain_message(self, name: str, array: Any, peer: int | None, tag: int) -> calls.Call | None:
+        """Return the Call of a message against which nothing can be said, found out in few look-ups; or None.
+
+        `name` is "send" or "recv", and `peer` a *global* rank.
+        """
+        if (
+            type(array) is np.ndarray
+            and type(peer) is type(tag) is int
+            and peer in self.group_ranks
+            and 0 <= tag <= self.largest_tag
+            and array.dtype in checks.movable
+            and array.flags.writeable
+        ):
+            return calls.Call((name, "cpu", array, (array, self.group_ranks[peer], tag)))
+        return None
 
 
 def some(ranks: Sequence[int]) -> str:

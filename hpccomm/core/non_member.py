@@ -133,7 +133,7 @@ class NothingToStart(PersistentWork):
 def done_work(name: str, source: int | None = None) -> CompletedWork:
     """Return the Work of an operation that does nothing; `source` is where a message would have come from."""
     work = _MessageOfNobody(source) if source is not None else CompletedWork()
-    work.op_type = name
+    work.flight = work.flight._replace(op_type=name)
     work.is_completed()
     return work
 

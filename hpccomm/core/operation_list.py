@@ -112,6 +112,13 @@ OPERATIONS: dict[str, OperationSpec] = {
 
 START = "_start"  # what the start of a persistent operation is called: "all_reduce_start"
 
+CALLED = {  # what a program has called, by operation and whether it is asynchronous, where that has another name
+    ("send", True): "isend",
+    ("recv", True): "irecv",
+    ("all_reduce_sparse", False): "all_reduce",
+    ("all_reduce_sparse", True): "all_reduce",
+}
+
 # Between two ranks, and so numbered apart; all others are called by every rank of the group, in the same order.
 MESSAGES = {name + form for name, spec in OPERATIONS.items() if spec.is_a_message for form in ("", START)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,9 +13,8 @@ from ..errors import here
 from . import calls, sparse
 from .annotations import Array, asynchronous_method
 from .arrays import is_sparse
-from .backend import Backend, FastPath
 from .calls import Call
-from .hooks import Operation
+from .door import Door
 from .members import Members
 from .persistent_work import PersistentWork
 from .reduce_op import ReduceOp, ReduceOpLike
@@ -32,27 +31,10 @@ class Operations(Members):
     every other one is checked (`calls`), and goes through `_run` to the backend of its arrays' device.
     """
 
-    _fast: FastPath
-    _backends: dict[str, Backend]
+    door: Door
 
-    def _run(self, call: Call, async_op: bool, step: Callable[[], Any] | None = None) -> Work | None:
-        raise NotImplementedError
-
-    def _track(
-        self,
-        name: str,
-        result: Any,
-        work: Work,
-        async_op: bool,
-        operation: Operation | None = None,
-        peer: int | None = None,
-    ) -> Any:
-        raise NotImplementedError
-
-    def _set_up(self, call: Call) -> PersistentWork:
-        raise NotImplementedError
-
-    def _any_device(self) -> str:
+    def any_device(self) -> str:
+        """Return the device whose backend does operations without arrays."""
         raise NotImplementedError
 
     # -- collectives -----------------------------------------------------------------------------
@@ -60,89 +42,89 @@ class Operations(Members):
     @asynchronous_method
     def broadcast(self, array: Array, root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast`."""
-        if not async_op and self._fast.broadcast(array, root):
+        if not async_op and self.door.fast.broadcast(array, root):
             return None
-        return self._run(calls.broadcast(self, array, root), async_op)
+        return self.door.run(calls.broadcast(self, array, root), async_op)
 
     @asynchronous_method
     def all_reduce(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_reduce`."""
         if async_op:
-            if (work := self._fast.iall_reduce(array, op)) is not None:
-                self._track("all_reduce", array, work, True)
+            if (work := self.door.fast.iall_reduce(array, op)) is not None:
+                self.door.follow(work, "all_reduce", array)
                 return work
-        elif self._fast.all_reduce(array, op):
+        elif self.door.fast.all_reduce(array, op):
             return None
         if type(array) is not ndarray and is_sparse(array):
-            call, step = sparse.all_reduce(self, self._backends, array, op, async_op)
-            return self._run(call, async_op, step)
-        return self._run(calls.all_reduce(self, array, op), async_op)
+            call, step = sparse.all_reduce(self, self.door.backends, array, op, async_op)
+            return self.door.run(call, async_op, step)
+        return self.door.run(calls.all_reduce(self, array, op), async_op)
 
     @asynchronous_method
     def reduce(self, array: Array, root: int = 0, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.reduce`."""
-        if not async_op and self._fast.reduce(array, root, op):
+        if not async_op and self.door.fast.reduce(array, root, op):
             return None
-        return self._run(calls.reduce(self, array, root, op), async_op)
+        return self.door.run(calls.reduce(self, array, root, op), async_op)
 
     @asynchronous_method
     def scan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.scan`."""
-        return self._run(calls.scan(self, "scan", array, op), async_op)
+        return self.door.run(calls.scan(self, "scan", array, op), async_op)
 
     @asynchronous_method
     def exscan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.exscan`."""
-        return self._run(calls.scan(self, "exscan", array, op), async_op)
+        return self.door.run(calls.scan(self, "exscan", array, op), async_op)
 
     @asynchronous_method
     def all_gather(self, output_list: Sequence[Array], array: Array, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather`."""
-        return self._run(calls.all_gather(self, output_list, array), async_op)
+        return self.door.run(calls.all_gather(self, output_list, array), async_op)
 
     @asynchronous_method
     def all_gather_single(self, output: Array, input: Array, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather_single`."""
-        if not async_op and self._fast.all_gather_single(output, input):
+        if not async_op and self.door.fast.all_gather_single(output, input):
             return None
-        return self._run(calls.all_gather_single(self, output, input), async_op)
+        return self.door.run(calls.all_gather_single(self, output, input), async_op)
 
     @asynchronous_method
     def gather(
         self, array: Array, gather_list: Sequence[Array] | None = None, root: int = 0, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.gather`."""
-        return self._run(calls.gather(self, array, gather_list, root), async_op)
+        return self.door.run(calls.gather(self, array, gather_list, root), async_op)
 
     @asynchronous_method
     def scatter(
         self, output: Array, scatter_list: Sequence[Array] | None = None, root: int = 0, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.scatter`."""
-        return self._run(calls.scatter(self, output, scatter_list, root), async_op)
+        return self.door.run(calls.scatter(self, output, scatter_list, root), async_op)
 
     @asynchronous_method
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter`."""
-        return self._run(calls.reduce_scatter(self, output, input_list, op), async_op)
+        return self.door.run(calls.reduce_scatter(self, output, input_list, op), async_op)
 
     @asynchronous_method
     def reduce_scatter_single(
         self, output: Array, input: Array, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter_single`."""
-        if not async_op and self._fast.reduce_scatter_single(output, input, op):
+        if not async_op and self.door.fast.reduce_scatter_single(output, input, op):
             return None
-        return self._run(calls.reduce_scatter_single(self, output, input, op), async_op)
+        return self.door.run(calls.reduce_scatter_single(self, output, input, op), async_op)
 
     @asynchronous_method
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array], async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.all_to_all`."""
-        return self._run(calls.all_to_all(self, output_list, input_list), async_op)
+        return self.door.run(calls.all_to_all(self, output_list, input_list), async_op)
 
     @asynchronous_method
     def all_to_all_single(
@@ -155,18 +137,20 @@ class Operations(Members):
     ) -> Work | None:
         """See :func:`hpccomm.all_to_all_single`."""
         is_fast = output_split_sizes is input_split_sizes is None and not async_op
-        if is_fast and self._fast.all_to_all_single(output, input):
+        if is_fast and self.door.fast.all_to_all_single(output, input):
             return None
-        return self._run(calls.all_to_all_single(self, output, input, output_split_sizes, input_split_sizes), async_op)
+        return self.door.run(
+            calls.all_to_all_single(self, output, input, output_split_sizes, input_split_sizes), async_op
+        )
 
     @asynchronous_method
     def barrier(self, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.barrier`."""
-        return self._run(("barrier", self._any_device(), None, ()), async_op)
+        return self.door.run(Call(("barrier", self.any_device(), None, ())), async_op)
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """See :func:`hpccomm.monitored_barrier`."""
-        device, seconds = self._any_device(), calls.monitored_barrier(self, timeout)
+        device, seconds = self.any_device(), calls.monitored_barrier(self, timeout)
         self._step("monitored_barrier", device, seconds, bool(wait_all_ranks))
 
     # -- coalesced: many arrays in one message ---------------------------------------------------
@@ -176,33 +160,33 @@ class Operations(Members):
         self, arrays: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.all_reduce_coalesced`."""
-        return self._run(calls.all_reduce_coalesced(self, arrays, op), async_op)
+        return self.door.run(calls.all_reduce_coalesced(self, arrays, op), async_op)
 
     @asynchronous_method
     def broadcast_coalesced(self, arrays: Sequence[Array], root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast_coalesced`."""
-        return self._run(calls.broadcast_coalesced(self, arrays, root), async_op)
+        return self.door.run(calls.broadcast_coalesced(self, arrays, root), async_op)
 
     @asynchronous_method
     def all_gather_coalesced(
         self, output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array], async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.all_gather_coalesced`."""
-        return self._run(calls.all_gather_coalesced(self, output_lists, arrays), async_op)
+        return self.door.run(calls.all_gather_coalesced(self, output_lists, arrays), async_op)
 
     @asynchronous_method
     def all_gather_single_coalesced(
         self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.all_gather_single_coalesced`."""
-        return self._run(calls.all_gather_single_coalesced(self, outputs, inputs), async_op)
+        return self.door.run(calls.all_gather_single_coalesced(self, outputs, inputs), async_op)
 
     @asynchronous_method
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Array], inputs: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter_single_coalesced`."""
-        return self._run(calls.reduce_scatter_single_coalesced(self, outputs, inputs, op), async_op)
+        return self.door.run(calls.reduce_scatter_single_coalesced(self, outputs, inputs, op), async_op)
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -210,23 +194,24 @@ class Operations(Members):
     def send(self, array: Array, dst: int, tag: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.send` and :func:`hpccomm.isend`."""
         if async_op:
-            if (work := self._fast.isend(array, dst, tag)) is not None:
-                self._track("send", array, work, True, None, dst)
+            if (work := self.door.fast.isend(array, dst, tag)) is not None:
+                self.door.follow(work, "send", array, dst)
                 return work
-        elif self._fast.send(array, dst, tag):
+        elif self.door.fast.send(array, dst, tag):
             return None
-        return self._run(calls.send(self, array, dst, tag, is_blocking=not async_op), async_op)
+        return self.door.run(calls.send(self, array, dst, tag, is_blocking=not async_op), async_op)
 
     @asynchronous_method
     def recv(self, array: Array, src: int | None = None, tag: int = 0, async_op: bool = False) -> int | Work:
         """See :func:`hpccomm.recv` and :func:`hpccomm.irecv`; returns the sender's *group* rank, or a Work."""
         if async_op:
-            if (work := self._fast.irecv(array, src, tag)) is not None:
-                self._track("recv", array, work, True, None, src)
+            if (work := self.door.fast.irecv(array, src, tag)) is not None:
+                self.door.follow(work, "recv", array, src)
                 return work
-        elif (sender := self._fast.recv(array, src, tag)) is not None:
+        elif (sender := self.door.fast.recv(array, src, tag)) is not None:
             return sender
-        return self._run(calls.recv(self, array, src, tag, is_blocking=not async_op), async_op)  # type: ignore[return-value]
+        call = calls.recv(self, array, src, tag, is_blocking=not async_op)
+        return self.door.run(call, async_op)  # type: ignore[return-value]
 
     @asynchronous_method
     def sendrecv(
@@ -234,31 +219,32 @@ class Operations(Members):
         async_op: bool = False,
     ) -> int | Work:  # fmt: skip
         """See :func:`hpccomm.sendrecv`; returns the sender's *group* rank, or a Work."""
-        if not async_op and (sender := self._fast.sendrecv(array, dst, output, src, tag, recv_tag)) is not None:
+        if not async_op and (sender := self.door.fast.sendrecv(array, dst, output, src, tag, recv_tag)) is not None:
             return sender
-        return self._run(calls.sendrecv(self, array, dst, output, src, tag, recv_tag), async_op)  # type: ignore[return-value]
+        call = calls.sendrecv(self, array, dst, output, src, tag, recv_tag)
+        return self.door.run(call, async_op)  # type: ignore[return-value]
 
     # -- persistent operations -------------------------------------------------------------------
 
     def all_reduce_init(self, array: Array, op: ReduceOpLike = SUM) -> PersistentWork:
         """See :func:`hpccomm.all_reduce_init`."""
-        return self._set_up(calls.all_reduce(self, array, op, "_init"))
+        return self.door.set_up(calls.all_reduce(self, array, op, "_init"))
 
     def all_reduce_coalesced_init(self, arrays: Sequence[Array], op: ReduceOpLike = SUM) -> PersistentWork:
         """See :func:`hpccomm.all_reduce_coalesced_init`."""
-        return self._set_up(calls.all_reduce_coalesced(self, arrays, op, "_init"))
+        return self.door.set_up(calls.all_reduce_coalesced(self, arrays, op, "_init"))
 
     def broadcast_init(self, array: Array, root: int = 0) -> PersistentWork:
         """See :func:`hpccomm.broadcast_init`."""
-        return self._set_up(calls.broadcast(self, array, root, "_init"))
+        return self.door.set_up(calls.broadcast(self, array, root, "_init"))
 
     def all_gather_single_init(self, output: Array, input: Array) -> PersistentWork:
         """See :func:`hpccomm.all_gather_single_init`."""
-        return self._set_up(calls.all_gather_single(self, output, input, "_init"))
+        return self.door.set_up(calls.all_gather_single(self, output, input, "_init"))
 
     def reduce_scatter_single_init(self, output: Array, input: Array, op: ReduceOpLike = SUM) -> PersistentWork:
         """See :func:`hpccomm.reduce_scatter_single_init`."""
-        return self._set_up(calls.reduce_scatter_single(self, output, input, op, "_init"))
+        return self.door.set_up(calls.reduce_scatter_single(self, output, input, op, "_init"))
 
     def all_to_all_single_init(
         self,
@@ -269,15 +255,15 @@ class Operations(Members):
     ) -> PersistentWork:
         """See :func:`hpccomm.all_to_all_single_init`."""
         sizes = output_split_sizes, input_split_sizes
-        return self._set_up(calls.all_to_all_single(self, output, input, *sizes, "_init"))
+        return self.door.set_up(calls.all_to_all_single(self, output, input, *sizes, "_init"))
 
     def send_init(self, array: Array, dst: int, tag: int = 0) -> PersistentWork:
         """See :func:`hpccomm.send_init`."""
-        return self._set_up(calls.send(self, array, dst, tag, "_init"))
+        return self.door.set_up(calls.send(self, array, dst, tag, "_init"))
 
     def recv_init(self, array: Array, src: int | None = None, tag: int = 0) -> PersistentWork:
         """See :func:`hpccomm.recv_init`."""
-        return self._set_up(calls.recv(self, array, src, tag, "_init"))
+        return self.door.set_up(calls.recv(self, array, src, tag, "_init"))
 
     # -- Python objects --------------------------------------------------------------------------
 
@@ -338,7 +324,7 @@ class Operations(Members):
 
     def peer_view(self, array: np.ndarray, rank: int) -> np.ndarray:
         """See :func:`hpccomm.peer_view`; `rank` is one of the group. It communicates nothing, and is not numbered."""
-        view: np.ndarray = self._backends["cpu"].peer_view(array, calls.rank(self, "peer_view: rank", rank))
+        view: np.ndarray = self.door.backends["cpu"].peer_view(array, calls.rank(self, "peer_view: rank", rank))
         return view
 
     def fence(self, array: np.ndarray) -> None:
@@ -347,8 +333,10 @@ class Operations(Members):
 
     def _step(self, name: str, device: str, *arguments: Any) -> Any:
         """Do an operation that has no asynchronous form."""
-        backend = self._backends[device]
-        result: Any = self._run((name, device, None, arguments), False, lambda: getattr(backend, name)(*arguments))
+        backend = self.door.backends[device]
+        result: Any = self.door.run(
+            Call((name, device, None, arguments)), False, lambda: getattr(backend, name)(*arguments)
+        )
         return result
 
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import DistError, DistTimeoutError, here
 from ..job import failures
+from .calls import Call
 from .observers import who_is_late
+from .operation_list import START
 from .timeouts import as_seconds
-from .work import CompletedWork, Work, with_title
+from .work import CompletedWork, Work, is_of_a_signal_handler
 
 if TYPE_CHECKING:
-    from .calls import Call
+    from .door import Door
     from .group import ProcessGroup
     from .hooks import Operation
 
@@ -51,14 +53,25 @@ class PersistentWork:
 
     op_type = ""
     output: Any = None
-    group: ProcessGroup | None = None  # frees it when it is destroyed
     number = 0  # of its set-up, where the ranks compare that
+    door: Door | None = None  # of the group that frees it when it is destroyed
     call: Call  # what the door is told of each start
-    _operation: Operation | None = None  # what hooks know it by
-    _patience: float | None = None  # seconds that `wait` waits where it is not told
+    operation: Operation | None = None  # what hooks know it by
     was_asked = False  # since the watchdog has looked, which sets it back
-    _active = False
+    is_active = False  # between `start` and its end
+    _patience: float | None = None  # seconds that `wait` waits where it is not told
     _freed = False
+
+    def belong_to(self, door: Door, call: Call, number: int) -> None:
+        """Be the persistent form of `call`, for the group of this door."""
+        self.door, self.number, self._patience = door, number, door.patience
+        self.op_type, self.output = call.name, call.result
+        self.call = Call((f"{call.name}{START}", call.device, self, call.arguments))
+
+    @property
+    def group(self) -> ProcessGroup | None:
+        """The group of which it is an operation."""
+        return None if self.door is None else self.door.group
 
     def begin(self) -> Work | None:
         """Start the transport; return a Work if that is what the group is to follow, as an asynchronous operation's."""
@@ -83,13 +96,13 @@ class PersistentWork:
         DistError
             It is in flight already, or has been freed.
         """
-        if self._active or self._freed:
+        if self.is_active or self._freed:
             self.refuse_to_start()
-        if self.group is None:
+        if self.door is None:
             self.begin()
         else:
-            self.group._start(self)
-        self._active = True
+            self.door.start(self)
+        self.is_active = True
 
     def refuse_to_start(self) -> NoReturn:
         """Raise what `start` raises while the operation is in flight or freed."""
@@ -113,7 +126,7 @@ class PersistentWork:
         DistTimeoutError
             The timeout has passed. The operation stays in flight.
         """
-        if not self._active:
+        if not self.is_active:
             return True
         if timeout is None:
             timeout = self._patience
@@ -136,6 +149,8 @@ class PersistentWork:
             if advance() is False:
                 return False
         except Exception as error:
+            if is_of_a_signal_handler(error):  # the next look goes on
+                raise
             self.fail(error)
         self._ended(None)
         return True
@@ -143,18 +158,17 @@ class PersistentWork:
     def fail(self, error: Exception) -> NoReturn:
         """End the operation with what went wrong, in the words of the transport."""
         translated = error
-        if self.group is not None:
-            translated = self.group._backends[self.call[1]].translate_error(self.op_type, error)
+        if self.door is not None:
+            translated = self.door.backends[self.call.device].translate_error(self.op_type, error)
+            self.door.identify(translated, self.op_type, 0)
         self._ended(translated)
         if translated is error:
             raise error
         raise translated from error
 
     def _ended(self, error: Exception | None) -> None:
-        self._active = False
-        if error is not None and self.group is not None:
-            with_title(error, f"of {self.group.name!r}")
-        operation, self._operation = self._operation, None
+        self.is_active = False
+        operation, self.operation = self.operation, None
         if operation is not None:
             operation.end(error)
 
@@ -162,14 +176,14 @@ class PersistentWork:
         """End with `error`, unless the transport says until `deadline` how the operation has ended."""
         with contextlib.suppress(Exception):
             self.wait(max(0.0, deadline - time.monotonic()))
-        if self._active:
+        if self.is_active:
             failures.kept.append(self)
             self._ended(error)
 
     def is_completed(self) -> bool:
         """Say whether the operation is done (or not started), without blocking."""
         self.was_asked = True
-        return not self._active or self._ends(self.poll)
+        return not self.is_active or self._ends(self.poll)
 
     def free(self) -> None:
         """Wait for the operation and free what it holds; it can't be started again. Freeing twice does nothing."""
@@ -177,8 +191,8 @@ class PersistentWork:
             self.wait()
             self._freed = True
             self.release()
-            if self.group is not None:
-                self.group._persistent.remove(self)
+            if self.door is not None:
+                self.door.persistent.remove(self)
 
     def __enter__(self) -> PersistentWork:
         return self
@@ -188,7 +202,7 @@ class PersistentWork:
             self.free()
 
     def __repr__(self) -> str:
-        state = "freed" if self._freed else "in flight" if self._active else "ready"
+        state = "freed" if self._freed else "in flight" if self.is_active else "ready"
         return f"<{type(self).__name__} {self.op_type}: {state}>"
 
 

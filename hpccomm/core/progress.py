@@ -13,6 +13,9 @@ from collections import deque
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from ..errors import log_exception
+from .operation_list import MESSAGES
+
 if TYPE_CHECKING:
     from .work import Work
 
@@ -36,7 +39,7 @@ def drive(work: Work) -> None:
         threading.Thread(target=_drive_alone, args=(work,), name=NAME, daemon=True).start()
         return
     with _wake:
-        queue = work.group if work.keeps_its_place and work.group is not None else work
+        queue = work if work.op_type in MESSAGES or work.group is None else work.group
         _queues.setdefault(queue, deque()).append(work)
         if _thread is None:
             _thread = threading.Thread(target=_run, name=NAME, daemon=True)
@@ -74,7 +77,7 @@ def _run() -> None:
 
 def _drive_alone(work: Work) -> None:
     pause = SHORTEST_PAUSE
-    while not work.is_completed() and not _stopping:
+    while not _has_ended(work) and not _stopping:
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -82,9 +85,17 @@ def _drive_alone(work: Work) -> None:
 def _advance(queue: deque[Work]) -> bool:
     """Let go of the completed works at the head of the queue; return whether there was one."""
     before = len(queue)
-    while queue and queue[0].is_completed():
+    while queue and _has_ended(queue[0]):
         queue.popleft()
     return len(queue) < before
+
+
+def _has_ended(work: Work) -> bool:
+    try:
+        return work.has_ended()
+    except BaseException:  # sys.exit in a callback, say: this thread has others to look after
+        log_exception("a callback or a hook of %r raised in the progress thread", work)
+        return work.has_ended()
 
 
 def _stop() -> None:

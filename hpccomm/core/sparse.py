@@ -39,7 +39,7 @@ def all_reduce(
     if matrix.dtype.kind not in "biufc":
         raise TypeError(f"all_reduce: SUM is not defined for a sparse matrix of dtype {matrix.dtype}{here()}")
     device, _ = locate("all_reduce", "array.data", matrix.data)
-    call = "all_reduce_sparse", device, matrix, (matrix, ReduceOp.SUM)
+    call = Call(("all_reduce_sparse", device, matrix, (matrix, ReduceOp.SUM)))
     sums = late(SPARSE_SUMS_ON_GPUS) if device == "cuda" else _all_reduce
     return call, partial(sums, group, backends, matrix, async_op)
 
@@ -53,7 +53,7 @@ def _all_reduce(group: Membership, backends: Mapping[str, Backend], matrix: Any,
     everybody = np.empty(counts.sum(), entry)
     parts = np.split(everybody, np.cumsum(counts)[:-1])
     work = backends["cpu"].all_gather(parts, mine, async_op)
-    return finished(work, partial(_assign, matrix, everybody), matrix)
+    return finished(work, partial(_assign, matrix, everybody))
 
 
 def counts_of_all(group: Membership, backends: Mapping[str, Backend], count: int) -> np.ndarray:
@@ -65,12 +65,12 @@ def counts_of_all(group: Membership, backends: Mapping[str, Backend], count: int
     return counts
 
 
-def finished(work: Work | None, step: Callable[[], None], result: Any) -> Work | None:
+def finished(work: Work | None, step: Callable[[], None]) -> Work | None:
     """Do `step` at the end of an operation: now, or as the last part of its Work."""
     if work is None:
         step()
     else:
-        work.finish_with(step, result)
+        work.finish_with(step)
     return work
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import enum
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from datetime import timedelta
+from functools import partial
+from operator import attrgetter, methodcaller
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
+from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, here, log_exception
 from ..job import failures
+from .flight import NOT_FOLLOWED
 from .observers import who_is_late
 from .timeouts import as_seconds, pauses
 
@@ -40,6 +45,7 @@ class WorkStatus(enum.Enum):
 
 IN_FLIGHT = WorkStatus.IN_FLIGHT  # a look-up in an Enum is slow
 COMPLETED = WorkStatus.COMPLETED
+GATE = threading.Lock()  # around a few stores; nobody calls anything inside
 
 
 class Work:
@@ -53,7 +59,8 @@ class Work:
     stream next sees the result. The host waits in `synchronize`, in `wait` with a timeout, and with
     ``HPCCOMM_BLOCKING_WAIT=1``; `is_completed` says whether the GPU is done.
 
-    A transport subclasses it and writes `poll` and `block`, and `cancel` where it can.
+    A transport subclasses it and writes `poll` and `block`, and `cancel` where it can. When the program's own signal
+    handler has raised an exception inside them, they are called again: also after the transport was done.
 
     Attributes
     ----------
@@ -75,28 +82,27 @@ class Work:
     ('all_reduce', True)
     """
 
-    op_type = ""
-    sequence_number = 0
+    flight = NOT_FOLLOWED  # which operation of which group it is: the door puts it here
     alive: Any = None  # what must not be freed while the transport works on it
-    group: ProcessGroup | None = None  # which keeps it while it is in flight
-    is_let_go_at_once = False  # or only when many are in flight
-    keeps_its_place = True  # a collective; a message may be overtaken
-    keeps_time = False  # whether the transport ends it itself when a group with on_timeout="raise" has waited too long
-    was_asked = False  # since the watchdog has looked, which sets it back
+    source: int | None = None  # the group rank that a message came from
+    operation: Operation | None = None  # what hooks know it by, or a recorder's entry
+    error: BaseException | None = None  # that has ended it
     error_was_seen = False  # by the program; the group tells of others when it is destroyed
-    _result: Any = None
+    was_asked = False  # since the watchdog has looked, which sets it back
+    is_let_go_at_once = False  # or only when many are in flight
+    keeps_time = False  # whether the transport ends it itself when a group with on_timeout="raise" has waited too long
+    op_type: str = property(attrgetter("flight.op_type"))  # type: ignore[assignment]  # these are C, no further frame
+    sequence_number: int = property(attrgetter("flight.number"))  # type: ignore[assignment]
+    group: ProcessGroup | None = property(attrgetter("flight.door.group"))  # type: ignore[assignment]
     _status = IN_FLIGHT
-    _exception: BaseException | None = None
-    _source: int | None = None  # the group rank that a message came from
+    _finish: Callable[[], None] | None = None  # what is left to do when the transport is done: unpack, divide ...
+    _busy = False  # a thread is at it
+    _told = False  # its end: the door and the hooks know
     _callbacks: list[Callable[[Work], None]] | None = None
     _future: Future | None = None
-    _operation: Operation | None = None  # what hooks know it by, or a recorder's entry
-    _peer: int | None = None  # of a message: the rank of the group at its other end
-    _patience: float | None = None  # seconds that `wait` waits where it is not told
 
     def __init__(self, finish: Callable[[], None] | None = None) -> None:
-        self._finish = finish  # what is left to do when the transport is done: unpack, divide ...
-        self._lock = threading.Lock()  # completing happens once, in one thread at a time
+        self._finish = finish
 
     # -- what a transport writes ---------------------------------------------------------------
 
@@ -112,8 +118,9 @@ class Work:
     def cancel(self) -> None:
         """Make the transport give the operation up; return when it uses no buffer any more."""
         raise UnsupportedOperationError(
-            f"{self.op_type}: it has begun and can't be taken back (only receives can); wait for it, "
-            f"or end the job with ProcessGroup.abort(){here()}"
+            f"it has begun and can't be taken back (only receives can); wait for it, or end the job with "
+            f"ProcessGroup.abort(){here()}",
+            self.op_type,
         )
 
     # -- what a program calls ------------------------------------------------------------------
@@ -139,52 +146,45 @@ class Work:
             What went wrong in the operation.
         """
         if timeout is None:
-            timeout = self._patience
+            timeout = self.flight.patience
         if timeout is not None:
             self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
-        elif self._status is IN_FLIGHT:
-            with self._lock:
-                if self._status is IN_FLIGHT:  # as `_complete`, for every call counts here
-                    try:
-                        self.block()
-                        if self._finish is not None:
-                            self._finish()
-                        self._status = COMPLETED
-                    except Exception as error:
-                        self._fail(error)
-                    self._finish = self.alive = None
-            group = self.group
-            if group is not None:
-                group._forget(self)
-            if self._callbacks:
-                self._announce()
-        if self._exception is not None:
+        elif not self._told:
+            self._advance(self.block)
+            while self._status is IN_FLIGHT:  # another thread was at it
+                time.sleep(1e-5)
+                self._advance(self.block)
+        if self.error is not None:
             self.error_was_seen = True
-            raise self._exception
+            raise self.error
         return True
 
     def _wait_until(self, deadline: float, timeout: timedelta | float) -> None:
         looks = pauses()
-        while not self.is_completed():
+        while not self.has_ended():
             if time.monotonic() >= deadline:
                 raise DistTimeoutError(
                     f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
                     f"flight. Has every rank of the group made the matching call?{here()}"
-                    + (who_is_late() if timeout == self._patience else "")
+                    + (who_is_late() if timeout == self.flight.patience else "")
                 )
             time.sleep(next(looks))
 
     def is_completed(self) -> bool:
         """Say whether the operation has ended, well or not, without blocking."""
         self.was_asked = True
-        if self._status is IN_FLIGHT and self._lock.acquire(blocking=False):
-            try:
-                if self._status is IN_FLIGHT:
-                    self._complete(self.poll)
-            finally:
-                self._lock.release()
-            self._announce()
+        return self.has_ended()
+
+    def has_ended(self) -> bool:
+        """As `is_completed`, for hpccomm itself: nobody waits for it."""
+        if not self._told:
+            self._advance(self.poll)
         return self._status is not IN_FLIGHT
+
+    @property
+    def has_future(self) -> bool:
+        """Whether somebody has asked for its Future."""
+        return self._future is not None
 
     def is_success(self) -> bool:
         """Say whether the operation has ended well, without blocking."""
@@ -194,19 +194,19 @@ class Work:
         """Return the exception that ended the operation, or None."""
         self.is_completed()
         self.error_was_seen = True
-        return self._exception
+        return self.error
 
     def result(self) -> Any:
         """Wait, and return the array (or list of arrays) that the operation wrote."""
         self.wait()
-        return self._result
+        return self.flight.result
 
     def source_rank(self) -> int:
         """Return the global rank that the received message came from."""
         self.wait()
-        if self._source is None or self.group is None:
+        if self.source is None or self.group is None:
             raise DistError(f"{self.op_type}: only a receive has a source rank{here()}")
-        return self.group.ranks[self._source]
+        return self.group.ranks[self.source]
 
     def _source_rank(self) -> int:
         return self.source_rank()  # c10d's name of it
@@ -227,12 +227,12 @@ class Work:
         DistError
             It is not known, or the operation has not ended.
         """
-        if self._operation is None:
+        if self.operation is None:
             raise DistError(
                 f"{self.op_type}: nobody has looked at the clock; call enable_timing() of the group before the "
                 f"operation, or run with HPCCOMM_TRACE=1{here()}"
             )
-        duration = self._operation.duration if self.is_completed() else None
+        duration = self.operation.duration if self.is_completed() else None
         if duration is None:
             raise DistError(f"{self.op_type} #{self.sequence_number}: it is still in flight; wait() first{here()}")
         return duration
@@ -246,21 +246,25 @@ class Work:
 
         MPI can't take other operations back: UnsupportedOperationError. Nothing happens to a Work that has ended.
         """
-        with self._lock:
-            if self._status is IN_FLIGHT:
-                self.cancel()
-                self._exception = DistError(f"{self.op_type} #{self.sequence_number}: aborted by the program{here()}")
-                self._status = WorkStatus.ABORTED
-        self._announce()
+        while self._status is IN_FLIGHT and not self._advance(self._take_back, WorkStatus.ABORTED):
+            time.sleep(1e-5)
+
+    def _take_back(self) -> None:
+        self.cancel()
+        self.error = DistError(f"{self.op_type} #{self.sequence_number}: aborted by the program{here()}")
 
     def give_up(self, error: Exception, deadline: float) -> None:
         """End as failed, unless the transport says until `deadline` how the operation has ended."""
-        while not self.is_completed() and time.monotonic() < deadline:
+        while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(1e-4)
         if self._status is IN_FLIGHT:
             failures.kept.append(self.alive)
-            self._exception, self._status = error, WorkStatus.FAILED
-            self._announce()
+            self.error, self._status = error, WorkStatus.FAILED
+            self._advance(self.poll)
+
+    def fail(self, error: BaseException) -> None:
+        """Take another error for that of the operation: a hook knows better what has happened."""
+        self.error, self._status = error, WorkStatus.FAILED
 
     @property
     def status(self) -> WorkStatus:
@@ -273,7 +277,7 @@ class Work:
         from .future import Future
         from .progress import drive
 
-        with self._lock:
+        with GATE:
             if self._future is not None:
                 return self._future
             self._future = future = Future()
@@ -288,20 +292,18 @@ class Work:
 
         What it raises is logged (logger ``hpccomm``), and goes no further.
         """
-        with self._lock:
+        with GATE:
             if self._callbacks is None:
                 self._callbacks = []
             self._callbacks.append(callback)
-        self._announce()
+        if self._told:
+            self._call_back()
 
-    def finish_with(self, step: Callable[[], None], result: Any) -> None:
-        """Make `step` the last part of the operation, and `result` its result (for composed operations)."""
-        with self._lock:
-            first, self._result = self._finish, result
-            if self._status is IN_FLIGHT:
-                self._finish = both(first, step)
-                return
-        if self._status is COMPLETED:
+    def finish_with(self, step: Callable[[], None]) -> None:
+        """Make `step` the last part of the operation; for composed operations, before anybody else has the Work."""
+        if self._status is IN_FLIGHT:
+            self._finish = both(self._finish, step)
+        elif self._status is COMPLETED:
             step()
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -312,38 +314,47 @@ class Work:
 
     # -- completion ----------------------------------------------------------------------------
 
-    def _complete(self, advance: Callable[[], bool | None]) -> None:
-        """Ask the transport (the lock is held); when it is done, finish once and note how it ended."""
+    def _advance(self, step: Callable[[], bool | None], ending: WorkStatus = COMPLETED) -> bool:
+        """Let the transport go on, unless another thread does; at its end finish, and tell of it, each once.
+
+        In the main thread a signal's handler may raise after any call: then everything stays as it is, and the next
+        look goes on. Between the claim and its note, and between the note and `finally`, there is no call.
+        """
+        mine = False
         try:
-            if advance() is False:
-                return
-            if self._finish is not None:
-                self._finish()
-        except Exception as error:
-            self._fail(error)
-        else:
-            self._status = COMPLETED
-        self._finish = self.alive = None
+            with GATE:
+                if not self._busy:
+                    self._busy = mine = True
+            if mine and not self._told:
+                if self._status is IN_FLIGHT:
+                    try:
+                        if step() is False:
+                            return True
+                        if ending is COMPLETED and self._finish is not None:
+                            self._finish()
+                        self._status = ending
+                    except Exception as error:
+                        if ending is not COMPLETED or is_of_a_signal_handler(error):
+                            raise
+                        self.fail(self.translate_error(error))
+                        if self.error is not error:
+                            self.error.__cause__ = error  # type: ignore[union-attr]
+                        self.flight.door.identify(self.error, self.op_type, self.sequence_number)  # type: ignore[arg-type]
+                    self._finish = self.alive = None
+                if self._status is not IN_FLIGHT:
+                    flight = self.flight
+                    if self.operation is not None or self.error is not None:
+                        flight.door.ended(self, self._status)
+                    flight.door.in_flight.pop(self, None)
+                    self._told = True
+        finally:
+            if mine:
+                self._busy = False
+        if self._callbacks and self._told:
+            self._call_back()
+        return mine
 
-    def _fail(self, error: Exception) -> None:
-        """Note what went wrong, in the words of the transport."""
-        self._exception = self.translate_error(error)
-        if self.group is not None:
-            with_title(self._exception, f"#{self.sequence_number} of {self.group.name!r}")
-        if self._exception is not error:
-            self._exception.__cause__ = error
-        self._status = WorkStatus.FAILED
-
-    def translate_error(self, error: Exception) -> Exception:
-        """Return the error that the program should see for what the transport raised."""
-        return error
-
-    def _announce(self) -> None:
-        """Once the operation has ended, tell the group and run the callbacks, each once, outside the lock."""
-        if self._status is IN_FLIGHT:
-            return
-        if self.group is not None:
-            self.group._forget(self)
+    def _call_back(self) -> None:
         while self._callbacks:
             try:
                 callback = self._callbacks.pop(0)
@@ -353,6 +364,10 @@ class Work:
                 callback(self)
             except Exception:  # whose thread this is has nothing to do with it, and other callbacks wait
                 log_exception("a callback of %r raised", self)
+
+    def translate_error(self, error: Exception) -> Exception:
+        """Return the error that the program should see for what the transport raised."""
+        return error
 
 
 class CompletedWork(Work):
@@ -403,21 +418,6 @@ def _error_of(work: Work) -> Exception | None:
     return None
 
 
-def log_exception(text: str, *arguments: object) -> None:
-    """Log the exception that is being handled: there is nobody to raise it to."""
-    import logging
-
-    logging.getLogger("hpccomm").exception(text, *arguments)
-
-
-def with_title(error: Exception, title: str) -> Exception:
-    """Let a transport's error, which begins with the name of the operation, say which one it was; return it."""
-    operation, colon, text = str(error).partition(": ")
-    if isinstance(error, DistBackendError) and colon and operation.isidentifier():
-        error.args = (f"{operation} {title}: {text}",)
-    return error
-
-
 def both(first: Callable[[], None] | None, second: Callable[[], None] | None) -> Callable[[], None] | None:
     """Return a function that calls `first`, then `second`; where one is None, the other."""
     if first is None or second is None:
@@ -430,9 +430,31 @@ def both(first: Callable[[], None] | None, second: Callable[[], None] | None) ->
     return one_after_the_other
 
 
+def once(step: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that calls `step`, which has to be one in C, the first time and never again.
+
+    What a signal's handler interrupts is done again from its beginning; a division must not be. Nothing can come
+    between C's taking `step` from the iterator and calling it.
+    """
+    return partial(deque, map(methodcaller("__call__"), iter((step,))), 0)
+
+
+def is_of_a_signal_handler(error: BaseException) -> bool:
+    """Say whether a handler of signals has raised `error`: a function that was given the frame that it interrupted."""
+    trace = error.__traceback__
+    interrupted: FrameType | None = None
+    while trace is not None:
+        for value in trace.tb_frame.f_locals.values():
+            given = value if isinstance(value, tuple) else (value,)  # def handler(*_)
+            if interrupted is not None and any(each is interrupted for each in given):
+                return True
+        interrupted, trace = trace.tb_frame, trace.tb_next
+    return False
+
+
 def _settle(future: Future, work: Work) -> None:
-    if work._exception is not None:
+    if work.error is not None:
         work.error_was_seen = True
-        future.set_exception(work._exception)
+        future.set_exception(work.error)
     else:
-        future.set_result(work._result)
+        future.set_result(work.flight.result)

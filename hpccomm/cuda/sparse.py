@@ -36,4 +36,4 @@ def all_reduce(group: Membership, backends: Mapping[str, Backend], matrix: Any, 
         rows, columns, values = everybody
         runtime.sum_entries(matrix, rows, columns, values, device, runtime.current_stream(device))
 
-    return finished(backends["cuda"].all_gather_coalesced(outputs, mine, async_op), assign, matrix)
+    return finished(backends["cuda"].all_gather_coalesced(outputs, mine, async_op), assign)

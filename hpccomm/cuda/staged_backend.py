@@ -211,10 +211,10 @@ class StagedBackend(Backend):
         text = self._runtime.explain(error)
         if text is None:
             return self._host.translate_error(operation, error)
-        return DistBackendError(f"{operation}: CUDA reports {text}{here()}")
+        return DistBackendError(f"CUDA reports {text}{here()}", operation)
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
-        return UnsupportedOperationError(f"{operation}: not for GPU arrays over MPI; use a host array{here()}")
+        return UnsupportedOperationError(f"not for GPU arrays over MPI; use a host array{here()}", operation)
 
 
 class Chunk(NamedTuple):
@@ -295,7 +295,7 @@ class Stage(Packing):
         self.synchronize()
         outcome = operation(*arguments)
         if isinstance(outcome, Work):
-            outcome.finish_with(self.deliver, None)
+            outcome.finish_with(self.deliver)
         else:
             self.deliver()
         return outcome

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
-from ..core.work import IN_FLIGHT, Work
+from ..core.work import COMPLETED, IN_FLIGHT, Work, WorkStatus
 from ..errors import DistBackendError, here
 from .seam import Runtime, on_device
 
@@ -50,12 +50,14 @@ class CudaWork(Work):
         if self._runtime.current_device() != self._device:
             with on_device(self._runtime, self._device):
                 return self.wait()
-        if self._status is IN_FLIGHT and self._failure() is None:
-            with self._lock:
-                if self._status is IN_FLIGHT:
-                    self._runtime.wait(self._runtime.current_stream(self._device), self._event)
-                    return True
+        while self._status is IN_FLIGHT and self._failure() is None:
+            if self._advance(self._make_stream_wait) and self._status is IN_FLIGHT:  # no other thread is at it
+                return True
         return super().wait()
+
+    def _make_stream_wait(self) -> bool:
+        self._runtime.wait(self._runtime.current_stream(self._device), self._event)
+        return False  # the host does not know when it ends
 
     def synchronize(self) -> None:
         """Block the host until the result is in the output arrays."""
@@ -86,14 +88,15 @@ class CudaWork(Work):
             text = self._runtime.explain(error)
             if text is None:
                 raise
-            raise DistBackendError(f"{self.op_type}: CUDA reports {text}{here()}") from error
+            raise DistBackendError(f"CUDA reports {text}{here()}", self.op_type) from error
 
     def _raise_failure(self) -> None:
         failure = self._failure()
         if failure is not None:
             raise failure
 
-    def _complete(self, advance: Callable[[], bool | None]) -> None:
-        super()._complete(advance)
-        if self._status is not IN_FLIGHT and self._event:  # without one its batch has failed
+    def _advance(self, step: Callable[[], bool | None], ending: WorkStatus = COMPLETED) -> bool:
+        mine = super()._advance(step, ending)
+        if mine and self._status is not IN_FLIGHT and self._event:  # without one its batch has failed
             self._let_go(self._event)
+        return mine

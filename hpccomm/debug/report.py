@@ -289,11 +289,11 @@ def works_in_flight(group: Any) -> list[Any]:
     works: list[Any] = []
     for _ in range(10):
         try:
-            works = list(group._in_flight)
+            works = list(group.door.in_flight)
             break
         except RuntimeError:  # it changed
             continue
-    works += [each for each in list(group._persistent) if each._active]
+    works += [each for each in list(group.door.persistent) if each.is_active]
     return [each for each in works if getattr(each, "_status", WorkStatus.IN_FLIGHT) is WorkStatus.IN_FLIGHT]
 
 

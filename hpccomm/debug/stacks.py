@@ -19,6 +19,7 @@ from datetime import timedelta
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from ..core.door import Door
 from ..core.group import ProcessGroup
 from ..core.operation_list import MESSAGES, OPERATIONS
 from ..core.operations import Operations
@@ -32,7 +33,7 @@ LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 OWN_THREADS = "hpccomm-"  # how their names begin
 
 # The frames that tell of an operation: the door, the method before it (all that there is of a fast one), waits.
-DOOR = ProcessGroup._run.__code__
+DOOR = Door.run.__code__
 METHODS: dict[CodeType, str] = {
     getattr(Operations, name).__code__: name for name in OPERATIONS if name in vars(Operations)
 }
@@ -132,7 +133,7 @@ def _call(innermost: FrameType, is_own_thread: bool = False) -> Doing | None:
 
 def _at_the_door(frame: FrameType) -> Doing:
     inside = frame.f_locals
-    group, (name, _, _, arguments) = inside["self"], inside["call"]
+    group, (name, _, _, arguments) = inside["self"].group, inside["call"]
     described = dict(zip(OPERATIONS[name].arguments, arguments)) if name in OPERATIONS else {}
     number = group.message_number if name in MESSAGES else group.sequence_number
     return _doing(frame, group, name, number, described)
@@ -218,7 +219,7 @@ def _ends_by_itself(work: Any) -> bool:
 
 def _compares(group: ProcessGroup | None) -> bool:
     """Whether this rank waits for others in the mismatch check, which looks at the clock itself."""
-    return group is not None and group._check is not None and group._check.is_waiting
+    return group is not None and group.door.check is not None and group.door.check.is_waiting
 
 
 def of_work(work: Work | PersistentWork, where: str = "") -> Record:
@@ -229,8 +230,10 @@ def of_work(work: Work | PersistentWork, where: str = "") -> Record:
         spec = OPERATIONS[work.op_type]
         number = group.message_number if name in MESSAGES else group.sequence_number
         return describe(group, name, number, dict(zip(spec.arguments, arguments)), where=where, async_op=True)
-    record = describe(group, work.op_type, work.sequence_number, {"result": work._result}, where=where, async_op=True)
-    record.peer = work._peer
+    record = describe(
+        group, work.op_type, work.sequence_number, {"result": work.flight.result}, where=where, async_op=True
+    )
+    record.peer = work.flight.peer
     return record
 
 

@@ -400,7 +400,7 @@ def _is_polled(sighting: _Sighting, now: float) -> bool:
     work = None if sighting.doing.work is None else sighting.doing.work()
     if work is None or now - sighting.last > POLLED_WITHIN:
         return False
-    return getattr(work, "_status", None) is WorkStatus.IN_FLIGHT or getattr(work, "_active", False)
+    return getattr(work, "_status", None) is WorkStatus.IN_FLIGHT or getattr(work, "is_active", False)
 
 
 def _was_asked(work: Any) -> bool:

@@ -196,7 +196,7 @@ class GlooBackend(Backend):
         if dst == src == self.rank and tag == recv_tag and array.nbytes == output.nbytes:
             in_bytes_of(output, in_bytes(array))
             work: Work = CompletedWork()
-            work._source = self.rank
+            work.source = self.rank
             return work
         self._is_another("sendrecv", dst)
         self._is_another("sendrecv", src)
@@ -221,7 +221,7 @@ class GlooBackend(Backend):
     def _is_another(self, operation: str, rank: int | None) -> None:
         if rank == self.rank:
             raise UnsupportedOperationError(
-                f"{operation}: gloo sends nothing to the same rank; copy the array, or use 'cpu:mpi'{here()}"
+                f"gloo sends nothing to the same rank; copy the array, or use 'cpu:mpi'{here()}", operation
             )
 
     # -- the rest --------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def plan(operation: str, dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[A
         if dtype in PARTS and name == "SUM":
             return dtype, PARTS[dtype], name
     raise UnsupportedOperationError(
-        f"{operation}: gloo can't reduce {dtype} by {op!r}; 'cpu:mpi' instead of 'cpu:gloo' can{here()}"
+        f"gloo can't reduce {dtype} by {op!r}; 'cpu:mpi' instead of 'cpu:gloo' can{here()}", operation
     )
 
 

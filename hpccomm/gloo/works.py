@@ -89,7 +89,7 @@ class ReceiveWork(MessageWork):
     def _wait(self) -> None:
         super()._wait()
         if self._went_wrong is None:
-            self._source = self._works[0]._source_rank()
+            self.source = self._works[0]._source_rank()
 
 
 def as_dist_error(operation: str, error: Exception) -> Exception:
@@ -99,6 +99,6 @@ def as_dist_error(operation: str, error: Exception) -> Exception:
     text = str(error).partition("\n")[0]
     if any(words in text.lower() for words in TIMED_OUT):
         return DistTimeoutError(
-            f"{operation}: gloo reports: {text}; it has closed its connections, so this group can't be used on{here()}"
+            f"gloo reports: {text}; it has closed its connections, so this group can't be used on{here()}", operation
         )
-    return DistBackendError(f"{operation}: gloo reports: {text}{here()}")
+    return DistBackendError(f"gloo reports: {text}{here()}", operation)

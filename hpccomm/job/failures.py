@@ -151,8 +151,7 @@ def rank_failed(operation: str, ranks: tuple[int, ...]) -> RankFailedError:
         who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {'have' if len(ranks) > 1 else 'has'} died"
     else:
         who = "another rank has given the group up"
-    message = f"{operation}: {who}; shrink_group() makes a group of the ranks that are left{here()}"
-    return RankFailedError(message, ranks)
+    return RankFailedError(f"{who}; shrink_group() makes a group of the ranks that are left{here()}", ranks, operation)
 
 
 @contextlib.contextmanager

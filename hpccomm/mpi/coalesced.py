@@ -87,7 +87,6 @@ def _by_mpi(set_up_one: Callable[..., PersistentWork], arrays: list[Any], op: Re
     for run, size in runs(arrays, RUN_BYTES // dtype.itemsize):
         packing = Packing(run, np.empty(size, dtype)) if len(run) > 1 else None
         work = set_up_one("all_reduce", run[0] if packing is None else packing.flat, op)
-        work.op_type = "all_reduce_coalesced"  # in its errors
         yield Part(work, None if packing is None else packing.packing_into(packing.flat), packing)
 
 

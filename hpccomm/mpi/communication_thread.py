@@ -107,7 +107,7 @@ class ThreadWork(Work):
         self.alive = arguments
         self._name = operation
         self._done = threading.Event()
-        self._error: Exception | None = None
+        self._raised: Exception | None = None
 
     def run(self, backend: Backend | None, failure: Exception | None) -> None:
         """Do the operation, or fail with `failure`; called by the thread."""
@@ -116,9 +116,9 @@ class ThreadWork(Work):
                 raise failure
             getattr(backend, self._name)(*self.alive, False)
         except Exception as error:
-            self._error = self.translate_error(error)  # now: if a rank has died, others are to know it at once
+            self._raised = self.translate_error(error)  # now: if a rank has died, others are to know it at once
         self._done.set()
-        if self._future is not None:
+        if self.has_future:
             look_now()
 
     def translate_error(self, error: Exception) -> Exception:
@@ -129,8 +129,8 @@ class ThreadWork(Work):
         """Say whether the thread has done the operation; raise what it raised."""
         if not self._done.is_set():
             return False
-        if self._error is not None:
-            raise self._error
+        if self._raised is not None:
+            raise self._raised
         return True
 
     def block(self) -> None:

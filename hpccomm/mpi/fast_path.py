@@ -171,7 +171,7 @@ class MPIFastPath(FastPath):
         except MPI.Exception as error:
             raise self._failed("recv", error) from error
         except DistBackendError as error:
-            raise self.numbered(error, "recv") from None
+            raise self.identify(error, "recv") from None
 
     def sendrecv(
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None
@@ -193,7 +193,7 @@ class MPIFastPath(FastPath):
         except MPI.Exception as error:
             raise self._failed("sendrecv", error) from error
         except DistBackendError as error:
-            raise self.numbered(error, "sendrecv") from None
+            raise self.identify(error, "sendrecv") from None
 
     def iall_reduce(self, array: Any, op: Any) -> Work | None:
         if type(array) is not ndarray or array.nbytes >= self._largest_async or not array.flags.carray:
@@ -245,7 +245,7 @@ class MPIFastPath(FastPath):
             self.messages += 1
         else:
             self.count += 1
-        return self.numbered(as_backend_error(name, error, self._comm), name)
+        return self.identify(as_backend_error(name, error, self._comm), name)
 
 
 def _ordinary(output: Any, array: Any) -> bool:

@@ -74,7 +74,7 @@ class OrderedBackend(BackendOverMPI):
             if work is None:
                 unpack()
             else:
-                work.finish_with(unpack, None)
+                work.finish_with(unpack)
                 works.append(work)
         return JoinedWork(works) if works else None
 

@@ -46,7 +46,7 @@ def prepared(operation: str, call: Callable[..., Any], rank: int, ranks: int) ->
         work = call(*named.values(), arguments[-1])
         if finish is not None:
             if isinstance(work, Work):
-                work.finish_with(finish, None)
+                work.finish_with(finish)
             else:
                 finish()
         return work

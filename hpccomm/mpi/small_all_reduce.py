@@ -92,15 +92,15 @@ class SmallAllReduce(PersistentWork):
 
     def start(self) -> None:
         """As PersistentWork, but past the door."""
-        if self._active or self._freed:
+        if self.is_active or self._freed:
             self.refuse_to_start()
-        fast = self.group._fast  # type: ignore[union-attr]
+        fast = self.door.fast  # type: ignore[union-attr]
         if not fast.is_open:  # the fast path steps aside: a hook listens, a block collects ...
             super().start()
             return
         fast.count += 1
         self.begin()
-        self._active = True
+        self.is_active = True
 
     def begin(self) -> None:
         """Show the other ranks what this rank contributes."""
@@ -112,7 +112,7 @@ class SmallAllReduce(PersistentWork):
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """As PersistentWork; look until all ranks have begun, and reduce."""
-        if timeout is not None or self._patience is not None or not self._active:
+        if timeout is not None or self._patience is not None or not self.is_active:
             return super().wait(timeout)
         look, expected, looks = self._look, self._expected, 0
         try:
@@ -123,9 +123,9 @@ class SmallAllReduce(PersistentWork):
                     sched_yield()
         except MPI.Exception as error:
             self.fail(error)
-        self._active = False
+        self.is_active = False
         self._finish()
-        if self._operation is not None:
+        if self.operation is not None:
             self._ended(None)
         return True
 

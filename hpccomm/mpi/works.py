@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from mpi4py import MPI
@@ -22,7 +21,6 @@ class MPIWork(Work):
 
     def __init__(self, request: MPI.Request, finish: Finish, alive: Any) -> None:
         self._finish = finish  # not by super(): there is one of these for every message
-        self._lock = threading.Lock()
         self._request = request
         self.alive = alive
 
@@ -71,7 +69,6 @@ class ReceiveWork(MPIWork):
 
     def __init__(self, request: MPI.Request, nbytes: int, finish: Finish, alive: Any) -> None:
         self._finish = finish
-        self._lock = threading.Lock()
         self._request = request
         self.alive = alive
         self._nbytes = nbytes
@@ -81,14 +78,14 @@ class ReceiveWork(MPIWork):
         status = MPI.Status()
         if not self._request.Test(status):
             return False
-        self._source = check_length(self.op_type, status, self._nbytes)
+        self.source = check_length("", status, self._nbytes)
         return True
 
     def block(self) -> None:
         """As MPIWork; then look at the message."""
         status = MPI.Status()
         self._request.Wait(status)
-        self._source = check_length(self.op_type, status, self._nbytes)
+        self.source = check_length("", status, self._nbytes)
 
     def cancel(self) -> None:
         """Take the receive back (MPI_Cancel); it may have been matched already, and then completes."""
@@ -107,13 +104,13 @@ class SendReceiveWork(MPIWorks):
         """As MPIWorks; then look at the message."""
         if not super().poll():
             return False
-        self._source = check_length(self.op_type, self._statuses[0], self._nbytes)
+        self.source = check_length("", self._statuses[0], self._nbytes)
         return True
 
     def block(self) -> None:
         """As MPIWorks; then look at the message."""
         super().block()
-        self._source = check_length(self.op_type, self._statuses[0], self._nbytes)
+        self.source = check_length("", self._statuses[0], self._nbytes)
 
 
 def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | None:
@@ -162,8 +159,9 @@ def check_length(operation: str, status: MPI.Status, expected: int) -> int:
     """Return the sender; raise if a message was shorter than its array (MPI itself refuses longer ones)."""
     if status.Get_elements(MPI.BYTE) != expected:
         raise DistBackendError(
-            f"{operation}: the message has {status.Get_elements(MPI.BYTE)} bytes, but the array {expected}; only its "
-            f"first part was written. Send and receive arrays of one dtype and size{here()}"
+            f"the message has {status.Get_elements(MPI.BYTE)} bytes, but the array {expected}; only its first part was "
+            f"written. Send and receive arrays of one dtype and size{here()}",
+            operation,
         )
     return status.Get_source()
 
@@ -181,7 +179,7 @@ def as_backend_error(operation: str, error: Exception, comm: MPI.Intracomm | Non
     hint = ""
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         hint = "; an array here is smaller than what another rank sent: do sizes and dtypes agree on all ranks?"
-    return DistBackendError(f"{operation}: MPI reports: {error.Get_error_string().strip()}{hint}{here()}")
+    return DistBackendError(f"MPI reports: {error.Get_error_string().strip()}{hint}{here()}", operation)
 
 
 def _of_work(work: Work, error: Exception) -> Exception:

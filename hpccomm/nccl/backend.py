@@ -295,8 +295,9 @@ class NCCLBackend(Backend):
         """Begin a message: only two ranks make the call, and connecting takes all of them."""
         if tag != 0:
             raise UnsupportedOperationError(
-                f"{operation}: tag is {tag}, and NCCL has no tags: its messages from one rank to another arrive in the "
-                f"order of the calls; leave the tag out{here()}"
+                f"tag is {tag}, and NCCL has no tags: its messages from one rank to another arrive in the order of the "
+                f"calls; leave the tag out{here()}",
+                operation,
             )
         if self._connection is None and self.size > 2:
             raise DistError(
@@ -334,12 +335,13 @@ class NCCLBackend(Backend):
         if isinstance(error, DistTimeoutError):
             return DistTimeoutError(f"{operation}: {error}")
         text = self._nccl.explain(error) or self._runtime.explain(error)
-        return error if text is None else DistBackendError(f"{operation}: NCCL reports {text}{here()}")
+        return error if text is None else DistBackendError(f"NCCL reports {text}{here()}", operation)
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(
-            f"{operation}: NCCL does not have it; MPI has, also for GPU arrays: make a group with "
-            f"new_group(backend='cpu:mpi,cuda:mpi'){here()}"
+            f"NCCL does not have it; MPI has, also for GPU arrays: make a group with "
+            f"new_group(backend='cpu:mpi,cuda:mpi'){here()}",
+            operation,
         )
 
     def _plan(self, async_op: bool, *arrays: Any) -> Plan:
@@ -386,7 +388,7 @@ def _cut(flat: Any, counts: list[int]) -> list[Any]:
 
 def _known(operation: str, src: int | None) -> int:
     if src is None:
-        raise UnsupportedOperationError(f"{operation}: NCCL can't receive from any rank; give src={here()}")
+        raise UnsupportedOperationError(f"NCCL can't receive from any rank; give src={here()}", operation)
     return src
 
 
@@ -394,5 +396,5 @@ def _from(source: int, work: Work | None) -> Work | int:
     """Return the result of a receive: its Work with the source noted, or the source without a Work."""
     if work is None:
         return source
-    work._source = source
+    work.source = source
     return work

@@ -28,16 +28,16 @@ class NCCLPersistentWork(PersistentWork):
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Make the current stream wait for the operation, not the host; with a `timeout`, the host."""
-        if self._work is None or not self._active:
+        if self._work is None or not self.is_active:
             return super().wait(timeout)
         try:
             self._work.wait(timeout)
         except DistTimeoutError:  # it stays in flight
             raise
         except Exception:
-            self._active = False
+            self.is_active = False
             raise
-        self._active = False
+        self.is_active = False
         return True
 
     def poll(self) -> bool:

@@ -97,8 +97,7 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
         nccl_op = _OPS.get(op)
     if nccl_op is None or (dtype.kind == "c" and nccl_op not in (SUM, AVG)):
         raise UnsupportedOperationError(
-            f"{operation}: NCCL has no {op!r} for {dtype} arrays; MPI has: "
-            f"init_process_group('cpu:mpi,cuda:mpi'){here()}"
+            f"NCCL has no {op!r} for {dtype} arrays; MPI has: init_process_group('cpu:mpi,cuda:mpi'){here()}", operation
         )
     made = Reduction(*row, nccl_op)
     if op.factor is None:  # there may be as many factors as calls

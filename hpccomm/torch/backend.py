@@ -195,7 +195,7 @@ class Calls:
     def abort(self) -> None:
         """Let go of the group without the other ranks: what is in flight ends with an error, except in MPI itself."""
         if not self.group.is_destroyed:
-            for work in list(self.group._in_flight):
+            for work in list(self.group.door.in_flight):
                 with contextlib.suppress(Exception):  # only receives can be taken back
                     work.abort()
             self.group.give_up((), "has been aborted by torch.distributed; make it again")

@@ -49,9 +49,9 @@ class PendingWork(C10DWork):
     def source_rank(self) -> int:
         """Wait, and return the group's rank that the message came from."""
         self._work.wait()
-        if self._work._source is None:
+        if self._work.source is None:
             raise RuntimeError("only a receive has a source rank")
-        return self._work._source
+        return self._work.source
 
     def _source_rank(self) -> int:
         return self.source_rank()

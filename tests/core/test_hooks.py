@@ -148,7 +148,7 @@ def test_errors_reach_the_end(process_group: hc.ProcessGroup) -> None:
             return Late()
 
         def translate_error(self, operation: str, error: Exception) -> Exception:
-            return hc.DistBackendError(f"{operation}: {error}")
+            return hc.DistBackendError(str(error), operation)
 
     hc.register_backend("failing_for_hooks", lambda store, rank, size, timeout: Failing(rank, size), devices="cpu")
     with hc.new_group(backend="failing_for_hooks") as group:

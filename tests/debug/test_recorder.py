@@ -55,9 +55,9 @@ def test_the_fast_path_is_recorded_as_the_long_one_is(process_group: hc.ProcessG
     for layout in (contiguous, strided):
         with hpccomm.debug.record():
             first = process_group.sequence_number, process_group.message_number
-            fast = process_group._fast_path.count
+            fast = process_group.door.fast_path.count
             every_operation(layout, process_group.size, process_group.rank)
-            taken = process_group._fast_path.count - fast
+            taken = process_group.door.fast_path.count - fast
         assert taken == (8 if layout is contiguous else 0)
         found[layout] = hpccomm.debug.recorded()
         numbers = [each.number for each in found[layout] if each.tag is None]
@@ -201,17 +201,17 @@ def test_a_second_recording_leaves_the_first_one_alone() -> None:
 
 def test_the_fast_path_is_itself_again_afterwards(process_group: hc.ProcessGroup) -> None:
     hc.barrier()
-    before = process_group._fast
+    before = process_group.door.fast
     with hpccomm.debug.record():
-        assert process_group._fast is not before
-    assert process_group._fast is before
+        assert process_group.door.fast is not before
+    assert process_group.door.fast is before
 
 
 def test_each_method_of_the_fast_path_is_recorded(process_group: hc.ProcessGroup) -> None:
     hc.barrier()
-    path = process_group._fast_path
+    path = process_group.door.fast_path
     taken = {
         name for name in vars(type(path)) if name[0] != "_" and callable(getattr(hc.Backend.fast_path, name, None))
     }
     with hpccomm.debug.record():
-        assert taken <= set(vars(process_group._fast))
+        assert taken <= set(vars(process_group.door.fast))

@@ -467,7 +467,7 @@ def test_a_gpu_is_asked_whether_it_is_busy(process_group: hc.ProcessGroup, tmp_p
         is_done = False
 
     work = OnTheGPU()
-    process_group._track("all_reduce", np.ones(3), work, True)
+    process_group.door.follow(work, "all_reduce", np.ones(3))
     watchdog = Watchdog(Reporter(0, 1, tmp_path))
     try:
         (doing,) = watchdog._in_flight()

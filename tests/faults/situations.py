@@ -196,7 +196,7 @@ for turn in range({times}):
     {step}
 assert used()[0] < mib + 2, (mib, used())
 assert used()[1] == files
-assert len(world._in_flight) == len(world._children) == 0
+assert len(world.door.in_flight) == len(world.children) == 0
 """
 GROUPS = """
     group = hc.new_group()

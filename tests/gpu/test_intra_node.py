@@ -210,7 +210,7 @@ def test_what_it_uses_is_kept_without_the_work(machine: Any, monkeypatch: pytest
         hc.all_reduce(gpus.array(np.ones(4, np.float32)))  # the connection is there
         machine.held = True
         hc.all_reduce(gpus.array(np.ones(4, np.float32)), async_op=True)
-        group._in_flight.clear()  # as where an abort has failed
+        group.door.in_flight.clear()  # as where an abort has failed
         gc.collect()
         machine.held = False
         assert not machine.races  # the memory would have been used again
@@ -252,7 +252,7 @@ def test_ranks_that_share_a_gpu_can_sum_by_way_of_the_host(machine: Any, monkeyp
         if isinstance(half, hc.ProcessGroup):
             hc.all_reduce(array, group=half)
             assert gpus.values(array)[0] == 2 * SIZE
-        assert group._backends["cuda"]._connection.failure is None
+        assert group.door.backends["cuda"]._connection.failure is None
     assert "connect" not in machine.calls
 
 
@@ -294,7 +294,7 @@ def test_after_a_failure_destroy_does_not_wait_for_the_others(machine: Any, monk
     monkeypatch.setenv("HPCCOMM_INTRA_NODE", "1")
     with hc.init_process_group() as group:
         hc.all_reduce(gpus.array(np.ones(4, np.float32)))
-        backend = group._backends.pop("cuda")
+        backend = group.door.backends.pop("cuda")
         backend._connection.fail("ncclRemoteError (6)")
         if RANK == 0:  # alone
             backend.close()

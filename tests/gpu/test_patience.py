@@ -85,7 +85,7 @@ def test_a_rank_that_does_not_connect() -> None:
 def test_a_first_collective_that_one_rank_does_not_make(async_op: bool, machine: Any) -> None:
     with hc.init_process_group(on_timeout="raise", timeout=60):
         group = hc.new_group(timeout=0.3)
-        group._backends["cuda"]._connect(gpus.own())
+        group.door.backends["cuda"]._connect(gpus.own())
         array = gpus.array(np.ones(1))
         if RANK == 0:
             with pytest.raises(
@@ -97,7 +97,7 @@ def test_a_first_collective_that_one_rank_does_not_make(async_op: bool, machine:
             with pytest.raises(hc.DistBackendError, match=r"no end of a call: .*have been ended, and it takes no more"):
                 hc.all_reduce(array, group=group)
         else:
-            group._backends["cuda"].abort()
+            group.door.backends["cuda"].abort()
         hc.barrier()
 
 
@@ -113,7 +113,7 @@ def test_a_first_message_that_nobody_takes() -> None:
             ):
                 hc.isend(array, 1, group=group)
         else:
-            group._backends["cuda"].abort()
+            group.door.backends["cuda"].abort()
         hc.barrier()
 
 
@@ -143,8 +143,8 @@ def test_later_messages_do_not_wait_for_the_other_rank() -> None:
 def test_a_failure_ends_the_waiting(machine: Any) -> None:
     with hc.init_process_group(on_timeout="raise", timeout=60):
         group = hc.new_group()
-        group._backends["cuda"]._connect(gpus.own())
-        nccl = group._backends["cuda"]._connection
+        group.door.backends["cuda"]._connect(gpus.own())
+        nccl = group.door.backends["cuda"]._connection
         if RANK == 0:
             failing = threading.Timer(0.2, nccl.fail, args=("ncclRemoteError (6)",))
             failing.start()
@@ -205,7 +205,7 @@ def test_what_nccl_offers_after_a_failure(machine: Any) -> None:
     with hc.init_process_group(on_timeout="raise", timeout=60) as world:
         array = gpus.array(np.ones(2))
         hc.all_reduce(array)
-        nccl = world._backends["cuda"]._connection
+        nccl = world.door.backends["cuda"]._connection
         nccl._async_errors.stop()
         nccl.comm.revoke()
         if RANK != SIZE - 1 or SIZE == 1:

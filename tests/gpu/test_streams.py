@@ -284,7 +284,7 @@ def test_the_stand_in_refuses_in_a_capture_what_cuda_refuses(machine: Any) -> No
 
 
 def own_stream(group: hc.ProcessGroup) -> int:
-    return group._backends["cuda"]._connection.stream
+    return group.door.backends["cuda"]._connection.stream
 
 
 def async_then_blocking(group: hc.ProcessGroup, array: Any) -> tuple[int, int]:
@@ -500,8 +500,8 @@ def test_arrays_of_a_dropped_work_live_until_it_is_done(process_group: hc.Proces
         assert not machine.races  # the memory would have been used again
         machine.held = False
         hc.all_reduce(gpus.array(np.ones(1)), async_op=True).synchronize()
-    process_group._reap()
-    assert not process_group._in_flight
+    process_group.door.reap()
+    assert not process_group.door.in_flight
 
 
 def a_batch(array: Any, output: Any) -> None:
@@ -525,7 +525,7 @@ def test_what_nccl_uses_is_kept_without_the_work(
     machine.held = True
     others = {"batch_isend_irecv": a_batch, "all_to_all": all_to_all_of_arrays}
     {**operations(process_group), **others}[name](gpus.array(np.ones(n), layout), gpus.array(np.ones(n), layout))
-    process_group._in_flight.clear()
+    process_group.door.in_flight.clear()
     gc.collect()
     races = list(machine.races)  # if the memory is used again
     machine.held = False
@@ -537,8 +537,8 @@ def test_a_dropped_array_without_its_work_is_a_race(machine: Any) -> None:
     """The counterpart of the test above: the stand-in does see it."""
     machine.held = True
     work = hc.all_reduce(gpus.array(np.ones(1000)), async_op=True)
-    work._result = None
-    work.group._backends["cuda"]._connection._in_flight.clear()
+    work.flight = work.flight._replace(result=None)
+    work.group.door.backends["cuda"]._connection._in_flight.clear()
     gc.collect()
     races, machine.races = machine.races, []
     assert any(race.startswith("the reuse of dropped memory") for race in races)

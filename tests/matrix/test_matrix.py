@@ -291,7 +291,7 @@ def test_a_bad_argument_is_one_clear_error_and_nothing_is_sent(name: str, form: 
     untouched = READ_ONLY.copy()
     for what, arguments, given in bad_calls(name, group):
         options = dict(given, group=group)
-        before, in_flight = numbers(group), len(group._in_flight)
+        before, in_flight = numbers(group), len(group.door.in_flight)
         if form == "async" and name not in MESSAGES:
             options["async_op"] = True
         with pytest.raises((TypeError, ValueError)) as caught:  # noqa: PT012
@@ -307,7 +307,7 @@ def test_a_bad_argument_is_one_clear_error_and_nothing_is_sent(name: str, form: 
         said = name.removesuffix("_sparse"), MESSAGES.get(name, name)
         assert text.startswith((*said, "batch_isend_irecv")), (what, text)
         assert f"(rank {hc.get_rank()})" in text, (what, text)
-        assert (numbers(group), len(group._in_flight)) == (before, in_flight), what
+        assert (numbers(group), len(group.door.in_flight)) == (before, in_flight), what
     assert np.array_equal(untouched, READ_ONLY)
     still_works(group)
 

@@ -119,17 +119,17 @@ def test_a_work_that_is_dropped_goes_on_and_lets_go_of_its_arrays(group: hc.Proc
     array_again = np.frombuffer(alive())  # type: ignore[arg-type]
     del array
     group.barrier()
-    for work in list(group._in_flight):
+    for work in list(group.door.in_flight):
         work.wait()
     assert (array_again == group.size).all()
     del array_again, work
-    group._reap()
+    group.door.reap()
     gc.collect()
     assert alive() is None
 
 
 def test_what_goes_wrong_is_raised_by_wait(group: hc.ProcessGroup) -> None:
-    backend: Any = group._backends["cpu"]
+    backend: Any = group.door.backends["cpu"]
     work = backend._thread.launch("all_reduce", np.ones(10), "no operation")  # the checks would not let it through
     with pytest.raises(AttributeError):
         work.wait()
@@ -150,7 +150,7 @@ def test_errors_of_mpi_are_explained() -> None:
 
 def test_a_thread_that_can_not_be_set_up_fails_its_operations(process_group: hc.ProcessGroup) -> None:
     group = hc.new_group()
-    backend: Any = group._backends["cpu"]  # type: ignore[union-attr]
+    backend: Any = group.door.backends["cpu"]  # type: ignore[union-attr]
 
     def make(comm: Any) -> Any:
         comm.Free()

@@ -108,7 +108,7 @@ def test_contiguous_arrays_take_the_fast_path(
     if name == "send_and_recv" and process_group.size == 1:
         pytest.skip("one rank has nobody to send to")
     hc.barrier()  # makes the backend
-    fast, taken = process_group._fast, []
+    fast, taken = process_group.door.fast, []
 
     class Watched(FastPath):
         def __getattribute__(self, operation: str) -> Any:
@@ -119,7 +119,7 @@ def test_contiguous_arrays_take_the_fast_path(
 
             return call
 
-    monkeypatch.setattr(process_group, "_fast", Watched())
+    monkeypatch.setattr(process_group.door, "fast", Watched())
     RANKS_OF_CALL[name](contiguous, process_group.size, process_group.rank)
     uninvolved = name == "send_and_recv" and process_group.rank not in (0, process_group.size - 1)
     assert taken == ([] if uninvolved else [True])

@@ -90,7 +90,7 @@ def test_there_is_always_another_window(process_group: hc.ProcessGroup, monkeypa
     assert isinstance(group, hc.ProcessGroup)
     arrays = [np.full(size, process_group.rank) for size in range(1, 60)]
     works = [hc.all_reduce_init(array, "max", group) for array in arrays]
-    small: Any = group._backends["cpu"]._small_all_reduces  # type: ignore[attr-defined]
+    small: Any = group.door.backends["cpu"]._small_all_reduces  # type: ignore[attr-defined]
     assert 1 < len(small._windows) < 10
     for work in works:
         work.start()

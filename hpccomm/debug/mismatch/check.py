@@ -35,7 +35,7 @@ def watch(group: ProcessGroup) -> None:
         check.close()
         mpi_library.release(group.comm)
         raise
-    group._check = check
+    group.door.check = check
     group.register_hook(check)
 
 
@@ -120,7 +120,7 @@ class MismatchCheck:
             raise DistTimeoutError(f"{text}{who_is_late()}")
         if verdict == DIFFERS:
             highest, _, difference = text.partition(" ")
-            self._group._collectives += int(highest) - self._group.sequence_number
+            self._group.door.collectives += int(highest) - self._group.sequence_number
             raise DistError(difference)
 
     def _judge(self, statements: list[Statement]) -> str:

@@ -51,8 +51,8 @@ class About:
         self.key = key_of(group)
         self.name = group.name
         self.ranks: tuple[int, ...] = group.__dict__.get("_process_ranks", group.ranks)
-        self.collectives = group._collectives
-        self.messages = group._messages
+        self.collectives = group.door.collectives
+        self.messages = group.door.messages
         self.last = (group.sequence_number, group.message_number)
         self._group = weakref.ref(group)
 
@@ -67,8 +67,9 @@ class About:
 class Entry(list[Any]):
     """The row of an operation that ends later; a Work calls `end`, as that of an `Operation`."""
 
-    __slots__ = ("error",)
+    __slots__ = ("error", "outcome")
     error: BaseException | None
+    outcome: Any
 
     def end(self, error: BaseException | None = None) -> None:
         """Note when it has ended."""
@@ -162,7 +163,7 @@ class _GroupHook:
 
     def begin(self, operation: Operation) -> None:
         about, group, arrays = self._about, operation.group, operation.arrays
-        about.collectives, about.messages = group._collectives, group._messages
+        about.collectives, about.messages = group.door.collectives, group.door.messages
         count = nbytes = 0
         for array in arrays:
             size = int(array.size)
@@ -303,7 +304,7 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
                 where and where(),
             ]
             append(entry := Entry(row))
-            work._operation = entry  # type: ignore[assignment]  # all that a Work does with it is to end it
+            work.operation = entry  # type: ignore[assignment]  # all that a Work does with it is to end it
         return work
 
     def isend(array: Any, dst: int, tag: int) -> Work | None:
@@ -312,7 +313,7 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
             number, dtype = fast.messages + about.messages, array.dtype
             row = [about, "async send", number, began, 0.0, dtype, array.nbytes, None, dst, tag, where and where()]
             append(entry := Entry(row))
-            work._operation = entry  # type: ignore[assignment]
+            work.operation = entry  # type: ignore[assignment]
         return work
 
     def irecv(array: Any, src: int | None, tag: int) -> Work | None:
@@ -321,7 +322,7 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
             number, dtype = fast.messages + about.messages, array.dtype
             row = [about, "async recv", number, began, 0.0, dtype, array.nbytes, None, src, tag, where and where()]
             append(entry := Entry(row))
-            work._operation = entry  # type: ignore[assignment]
+            work.operation = entry  # type: ignore[assignment]
         return work
 
     path = FastPath()

@@ -1,0 +1,366 @@
+"""Door: the one way of a group's operations to their transports.
+
+It gives each its number, tells hooks, puts errors in the words of the call, and keeps what is in flight. Only the fast
+path calls a transport beside it, and counts for itself. The watchdog reads `self`, `call` and `work` of the functions
+here that `debug/stacks.py` names: a thread that is inside one is in that operation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from ..errors import DistBackendError, DistError, UnsupportedOperationError, here, log_exception
+from .backend import Backend, FastPath
+from .backends import Destroyed, LazyBackends
+from .calls import Call
+from .flight import flight_of
+from .hooks import Hook, Operation
+from .operation_list import CALLED, MESSAGES, OPERATIONS, START
+from .persistent_work import PersistentWork
+from .timeouts import as_seconds
+from .work import CompletedWork, JoinedWork, Work, WorkStatus
+
+if TYPE_CHECKING:
+    from .group import ProcessGroup
+
+REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
+STEPS_ASIDE = FastPath()
+
+
+class Check(Protocol):
+    """What compares the calls of all ranks: HPCCOMM_DEBUG=DETAIL."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this rank waits for others in it, which ends by itself when the time is up."""
+
+    def set_up(self, call: Call) -> int:
+        """Compare the set-up of a persistent operation; return its number, the same on every rank."""
+
+    def agree(self, name: str, *details: str) -> None:
+        """Raise on every rank if not every rank makes this call, which is no operation."""
+
+    def close(self) -> None:
+        """Free what it holds; every rank is about to."""
+
+
+class Door:
+    """The door of one group.
+
+    Attributes
+    ----------
+    backends : dict of str to Backend
+        By device; each is made when it is first asked for.
+    fast : FastPath
+        What is asked first: that of the host's backend, or one that steps aside.
+    in_flight : dict of Work to None
+        The oldest first.
+    persistent : list of PersistentWork
+        Those that have not been freed.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self.backends: dict[str, Backend] = LazyBackends(self)
+        self.fast = self.fast_path = STEPS_ASIDE
+        self.hooks: tuple[Hook, ...] = ()
+        self.check: Check | None = None
+        self.block: Block | None = None  # the coalescing() block that collects
+        self.collectives = self.messages = 0  # those that did not take the fast path
+        self.in_flight: dict[Work, None] = {}
+        self.failed: list[Work] = []
+        self.persistent: list[PersistentWork] = []
+        self.patience = as_seconds(group.timeout) if group.on_timeout == "raise" else None
+
+    # -- operations ------------------------------------------------------------------------------
+
+    def run(
+        self,
+        call: Call,
+        async_op: bool,
+        step: Callable[[], Any] | None = None,
+        persistent: PersistentWork | None = None,
+    ) -> Work | None:
+        """Do an operation whose arguments have been checked; return its Work, or what the transport returns.
+
+        It is the backend's method of that name, or `step`, for one that is more than a call of one backend; or the
+        start of a `persistent` one.
+        """
+        name, device, result, arguments = call
+        if self.block is not None and self.block.is_of_this_thread():
+            self.block.collect(call, async_op)
+            return None
+        backend = self.backends[device]
+        if name in MESSAGES:
+            self.messages += 1
+        else:
+            self.collectives += 1
+        operation = self._begin(call, async_op, persistent) if self.hooks else None
+        try:
+            outcome: Any = getattr(backend, name)(*arguments, async_op) if step is None else step()
+        except Exception as error:
+            self._fail(backend, CALLED.get((name, async_op), name), self.number_of(name), error, operation)
+        if persistent is not None and outcome is None:
+            persistent.operation = operation
+        elif async_op or isinstance(outcome, Work):
+            work = outcome if isinstance(outcome, Work) else CompletedWork()
+            work.operation = operation
+            self.follow(work, name, result, arguments[1] if name in MESSAGES else None)
+            if async_op or persistent is not None:
+                return work
+            work.wait()  # a backend that has only asynchronous operations
+            return work.source  # type: ignore[return-value]  # of a receive: the sender's rank
+        elif operation is not None:
+            operation.outcome = outcome
+            operation.end()
+        return outcome  # type: ignore[no-any-return]
+
+    def follow(self, work: Work, name: str, result: Any, peer: int | None = None) -> None:
+        """Keep the Work of an operation that has begun, and through it its arrays, while it is in flight."""
+        if name in MESSAGES:
+            number = self.messages + self.fast_path.messages
+        else:
+            number = self.collectives + self.fast_path.count
+        work.flight = flight_of((self, name, number, result, peer, self.patience))
+        if len(self.in_flight) >= REAP_ABOVE or work.is_let_go_at_once:
+            self.reap()
+        self.in_flight[work] = None  # not before: a GPU would be asked for what has only just begun
+
+    def set_up(self, call: Call) -> PersistentWork:
+        """Set up the persistent form of an operation whose arguments have been checked."""
+        name, device, _, arguments = call
+        if self.block is not None and self.block.is_of_this_thread():
+            raise DistError(f"not inside a coalescing() block{here()}", f"{name}_init")
+        backend = self.backends[device]
+        number = 0 if self.check is None else self.check.set_up(call)
+        try:
+            work = backend.persistent(name, *arguments)
+        except Exception as error:
+            self._fail(backend, f"{name}_init", 0, error, None)
+        work.belong_to(self, call, number)
+        self.persistent.append(work)
+        return work
+
+    def start(self, work: PersistentWork) -> None:
+        """Begin a persistent operation: an operation of its own each time."""
+        if self.block is not None and self.block.is_of_this_thread():
+            self.block.refuse(work.call.name)
+        self.run(work.call, False, work.begin, work)
+
+    def open_block(self, async_ops: bool) -> Block:
+        """Collect the operations of this thread from now on, to be one operation."""
+        if isinstance(self.backends, Destroyed):
+            raise DistError(f"coalescing: the process group {self.group.name!r} has been destroyed{here()}")
+        if self.block is not None:
+            raise ValueError(f"coalescing: this group is collecting already; blocks don't nest{here()}")
+        self.block = Block(self, async_ops)
+        self.choose_fast_path()
+        return self.block
+
+    def close_block(self) -> None:
+        """Collect no more."""
+        self.block = None
+        self.choose_fast_path()
+
+    # -- errors ----------------------------------------------------------------------------------
+
+    def identify(self, error: Exception, operation: str, number: int) -> None:
+        """Fill in which operation of this group an error of a transport is about."""
+        if isinstance(error, DistBackendError):
+            error.identify(operation, number, self.group.name)
+        elif isinstance(error, UnsupportedOperationError):
+            error.operation = operation  # that was called: it may be made of the one that is missing
+
+    def identify_fast(self, error: Exception, name: str) -> Exception:
+        """As `identify`, for the operation that the fast path has just counted; return the error."""
+        self.identify(error, name, self.number_of(name))
+        return error
+
+    def number_of(self, name: str) -> int:
+        """Return how many operations there have been that are numbered with those called `name`."""
+        if name in MESSAGES:
+            return self.messages + self.fast_path.messages
+        return self.collectives + self.fast_path.count
+
+    def _fail(
+        self, backend: Backend, called: str, number: int, error: Exception, operation: Operation | None
+    ) -> NoReturn:
+        """Raise what went wrong in an operation, in the words of the transport."""
+        translated = backend.translate_error(called, error)
+        self.identify(translated, called, number)
+        if operation is not None:
+            operation.end(translated)
+        if translated is error:
+            raise error
+        raise translated from error
+
+    # -- what is in flight -----------------------------------------------------------------------
+
+    def ended(self, work: Work, status: WorkStatus) -> None:
+        """Hear that a Work has failed, or that one has ended that hooks follow; the Work calls it, once."""
+        operation = work.operation
+        if operation is not None:
+            operation.outcome = work.source
+            try:
+                operation.end(work.error)
+            except BaseException as error:  # this may be anybody's thread
+                is_main = threading.current_thread() is threading.main_thread()
+                if is_main and not isinstance(error, Exception):
+                    raise
+                log_exception("a hook of %r raised at the end of %r", self.group, work)
+            if operation.error is not None and operation.error is not work.error:
+                work.fail(operation.error)
+                status = WorkStatus.FAILED
+        if status is WorkStatus.FAILED:
+            self.failed.append(work)
+
+    def reap(self) -> None:
+        """Let go of completed works that the program has dropped, from the oldest on."""
+        while True:
+            try:
+                oldest = next(iter(self.in_flight))
+            except (StopIteration, RuntimeError):  # none left, or another thread has just let go of one
+                return
+            # A Future has the progress thread, which keeps the order of its callbacks.
+            if oldest.has_future or not oldest.has_ended():
+                return
+            self.in_flight.pop(oldest, None)
+
+    # -- hooks -----------------------------------------------------------------------------------
+
+    def _begin(self, call: Call, async_op: bool, persistent: PersistentWork | None) -> Operation:
+        name, device, _, arguments = call
+        described = dict(zip(OPERATIONS[name.removesuffix(START)].arguments, arguments))
+        operation = Operation(
+            self.group, name, self.number_of(name), device, async_op, described, self.hooks, persistent
+        )
+        operation.begin()
+        return operation
+
+    def add_hook(self, hook: Hook) -> None:
+        """Let `hook` see every operation from now on."""
+        self.hooks = (*self.hooks, hook)
+        self.choose_fast_path()
+
+    def remove_hook(self, hook: Hook) -> None:
+        """Let it see no more."""
+        self.hooks = tuple(each for each in self.hooks if each is not hook)
+        self.choose_fast_path()
+
+    def take_fast_path(self, fast_path: FastPath) -> None:
+        """Take that of a backend, which has just been made."""
+        self.fast_path = fast_path
+        if fast_path.is_open:
+            fast_path.identify = self.identify_fast
+        self.choose_fast_path()
+
+    def choose_fast_path(self) -> None:
+        """Let the fast path step aside while a hook listens, a block collects, or the group is destroyed.
+
+        A hook that has a method `around` follows the fast path itself: it returns one that it has put around it.
+        """
+        followers = [getattr(hook, "around", None) for hook in self.hooks]
+        self.fast = self.fast_path
+        if self.block is not None or isinstance(self.backends, Destroyed) or None in followers:
+            self.fast = STEPS_ASIDE
+        elif self.fast.is_open:
+            for around in followers:
+                self.fast = around(self.fast)  # type: ignore[misc]
+
+    def close(self, refusal: str = "") -> None:
+        """Refuse every operation from now on."""
+        self.backends = Destroyed(self.group, refusal) if refusal else Destroyed(self.group)
+        self.choose_fast_path()
+
+
+class Block:
+    """What a coalescing() block has collected: the operations of one thread, which leave together at its end."""
+
+    def __init__(self, door: Door, async_ops: bool) -> None:
+        self._door = door
+        self._async_ops = async_ops
+        self._thread = threading.get_ident()
+        self._calls: list[Call] = []
+        self.work: Work | None = None  # of all of them, with `async_ops`
+
+    def is_of_this_thread(self) -> bool:
+        """Whether the block is one of the thread that asks."""
+        return threading.get_ident() == self._thread
+
+    def collect(self, call: Call, async_op: bool) -> None:
+        """Put an operation, whose arguments have been checked, in the queue."""
+        name = call.name
+        if not (name in OPERATIONS and OPERATIONS[name].is_collected):
+            self.refuse(name)
+        if async_op:
+            raise ValueError(f"{name}: inside coalescing(), leave async_op out; use coalescing(async_ops=True){here()}")
+        self._calls.append(call)
+
+    def refuse(self, name: str) -> NoReturn:
+        """Raise what an operation that can't be collected raises."""
+        takes = ", ".join(spec.name for spec in OPERATIONS.values() if spec.is_collected)
+        raise UnsupportedOperationError(
+            f"can't be collected in a coalescing() block, which takes {takes}; call it outside{here()}", name
+        )
+
+    def leave(self) -> None:
+        """Do what was collected, as one operation."""
+        if self._calls:
+            described = [(call.name, call.arguments) for call in self._calls]
+            call = Call(("coalescing", self._calls[0].device, None, (described,)))
+            self.work = self._door.run(call, self._async_ops, self._send)
+
+    def _send(self) -> Work | None:
+        """Do what was collected, neighbours of a kind at once; one Work stands for all."""
+        works = []
+        for (name, device, shared), same in groupby(self._calls, key=_kind):
+            columns = [list(column) for column in zip(*(_arrays(call) for call in same), strict=True)]
+            backend = self._door.backends[device]
+            try:
+                work = getattr(backend, f"{name}_coalesced")(*columns, *shared, self._async_ops)
+            except Exception as error:
+                translated = backend.translate_error(f"{name}_coalesced", error)
+                raise translated from (None if translated is error else error)
+            if work is not None:
+                works.append(work)
+        return JoinedWork(works) if works else None
+
+
+def batch(messages: Sequence[tuple[Door, Call]]) -> list[Work]:
+    """Start messages, of one group or several, and return their Works; receives first, so that data finds its place.
+
+    Those of one backend of GPU arrays are launched together, beside those of other groups.
+    """
+    for door, call in messages:
+        door.backends[call.device]  # made now, or refused by a group that is destroyed or has none for the array
+    works: list[Any] = [None] * len(messages)
+    of_backend: dict[Backend, list[int]] = {}
+    for name in ("recv", "send"):
+        for i, (door, call) in enumerate(messages):
+            if call.name != name:
+                continue
+            if call.device != "cpu":
+                of_backend.setdefault(door.backends[call.device], []).append(i)
+                continue
+            _, peer, tag = call.arguments
+            works[i] = getattr(door.group, name)(call.result, peer, tag, True)  # by the fast path, maybe
+    for backend, together in of_backend.items():
+        with backend.batch([messages[i][1].arguments[0] for i in together]):
+            for i in together:
+                works[i] = messages[i][0].run(messages[i][1], True)
+    return works
+
+
+def _arrays(call: Call) -> list[Any]:
+    """Return the arrays of an operation."""
+    names = OPERATIONS[call.name].arguments
+    return [each for each, argument in zip(call.arguments, names) if argument in ("array", "output")]
+
+
+def _kind(call: Call) -> tuple[str, str, tuple[Any, ...]]:
+    """Return what neighbours have in common that leave together: the operation, the device, and the op or root."""
+    shared = zip(call.arguments, OPERATIONS[call.name].arguments)
+    return call.name, call.device, tuple(each for each, argument in shared if argument in ("op", "root"))
