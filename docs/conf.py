@@ -40,6 +40,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"hpccomm {release}"
 html_static_path = ["static"]
+html_logo = html_favicon = "static/logo.svg"
 html_css_files = ["hpccomm.css"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]

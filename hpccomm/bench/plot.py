@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,21 +24,44 @@ def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
             _lines(time, rate, [each for each in rows if (each.benchmark, each.contender) == (name, contender)])
         time.set_title(f"{name}: median time\n(band: fastest to 99th percentile)", fontsize=10)
         rate.set_title(f"{name}: bus bandwidth\n(of the median)", fontsize=10)
-        for axis, unit in ((time, "us"), (rate, "GB/s")):
+        for axis, label in ((time, ""), (rate, "GB/s")):
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=8))
             axis.xaxis.set_major_formatter(lambda size, _: size_in_words(size))
             axis.xaxis.set_minor_locator(ticker.NullLocator())
             axis.set_xlabel("size")
-            axis.set_ylabel(unit)
+            axis.set_ylabel(label)
+            axis.set_yscale("log")  # bandwidth, too: a copy of the memory is far above what any transport reaches
             axis.grid(alpha=0.3)
             if axis.lines:
                 axis.legend()
-        time.set_yscale("log")
-        time.yaxis.set_major_formatter(lambda us, _: f"{us:g}")
-    figure.suptitle("\n".join(textwrap.wrap(title, 130)), fontsize=8)
+        time.yaxis.set_major_formatter(lambda us, _: microseconds_in_words(us))
+        rate.yaxis.set_major_formatter(lambda rate, _: f"{rate:g}")
+        rate.yaxis.set_minor_formatter(ticker.NullFormatter())
+    figure.suptitle("\n".join(_wrapped(title, 130)), fontsize=8)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
+
+
+def microseconds_in_words(us: float) -> str:
+    """Return a time with the unit in which it is a short number.
+
+    >>> [microseconds_in_words(us) for us in (0.1, 10, 100_000, 2e6)]
+    ['0.1 us', '10 us', '100 ms', '2 s']
+    """
+    factor, unit = (1, "us") if us < 1e3 else (1e3, "ms") if us < 1e6 else (1e6, "s")
+    return f"{us / factor:g} {unit}"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return a list of facts in lines, none of which is cut in two."""
+    lines = [""]
+    for fact in text.split(", "):
+        if lines[-1] and len(lines[-1]) + len(fact) > width:
+            lines[-1] += ","
+            lines.append("")
+        lines[-1] += f", {fact}" if lines[-1] else fact
+    return lines
 
 
 def pyplot_without_display() -> Any:

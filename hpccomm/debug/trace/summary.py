@@ -45,6 +45,15 @@ def operations(traces: Sequence[Trace]) -> str:
     return "\n".join(lines)
 
 
+def milliseconds(seconds: float) -> str:
+    """Return a time in milliseconds with three digits that count, and never as a power of ten.
+
+    >>> milliseconds(1.2899), milliseconds(0.0123)
+    ('1290', '12.3')
+    """
+    return f"{float(f'{1e3 * seconds:.3g}'):.10g}"
+
+
 def ranks(traces: Sequence[Trace]) -> str:
     """Return a line for each rank, and who is the straggler."""
     found = by_rank(traces)
@@ -60,8 +69,8 @@ def ranks(traces: Sequence[Trace]) -> str:
     if slow is not None:
         share = 100 * slow.last / slow.collectives
         lines.append(
-            f"rank {slow.rank} is the straggler: the last to come to {share:.0f} % of the collectives; without it "
-            f"they would have begun {1e3 * slow.delay:.3g} ms earlier in all"
+            f"rank {slow.rank} is the straggler: without it the collectives would have begun "
+            f"{milliseconds(slow.delay)} ms earlier in all; it was the last to come to {share:.0f} % of them"
         )
     errors = [trace.clock_error for trace in traces if trace.clock_error is not None]
     if len(errors) < len(traces):
