@@ -3,8 +3,15 @@
 
 # The site's MPI, and the environment with hpccomm:
 # module load openmpi
-# shellcheck source=/dev/null
-[[ -n ${VIRTUAL_ENV:-} ]] || source .venv/bin/activate
+if [[ -z ${VIRTUAL_ENV:-} ]]; then
+    # The folder may be one that others write to: what they have put there is not run.
+    if [[ ! -O .venv/bin/activate ]]; then
+        echo "$PWD/.venv/bin/activate is missing, or not yours: activate your environment before sbatch" >&2
+        exit 1
+    fi
+    # shellcheck source=/dev/null
+    source .venv/bin/activate
+fi
 
 # The protocol that srun has to speak depends on the MPI library; `srun --mpi=list` shows what your srun knows.
 library=$(python -m mpi4py --mpi-lib-version | tr -d '\0')

@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _give_up(errors)
     library = _mpi()
     launch = choose_launch(job, library, machine, arguments.launcher, arguments.mpi)
-    notes.append(launch.why)
+    notes += [launch.why, *_other_mpis(arguments.module, library)]
     if job.gpus_per_task is not None and launch.launcher == "mpirun" and job.tasks_per_node is None:
         return _give_up(
             ["--gpus-per-task with mpirun: say how many ranks a node has, by --nodes and --ntasks-per-node"]
@@ -258,11 +258,27 @@ def _mpi() -> str:
     command = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+            cwd="/",  # python -m looks there first: here there may be a stranger's mpi4py.py
         )
     except subprocess.TimeoutExpired:
         return ""
     return done.stdout if done.returncode == 0 else ""
+
+
+def _other_mpis(modules: Sequence[str], library: str) -> Iterator[str]:
+    """Yield which modules are MPIs that the program will not use."""
+    if (found := family(library)) is None:
+        return
+    own, *names = ("".join(filter(str.isalpha, name.lower())) for name in (found.name, *modules))
+    for module, name in zip(modules, names):
+        if own not in name and re.search("openmpi|mpich|mvapich|impi|intelmpi", name):
+            yield f"--module {module}: the program uses the MPI of this environment's mpi4py, which is {found.name}"
 
 
 # -- what was typed ----------------------------------------------------------------------------------

@@ -260,6 +260,29 @@ def test_the_mpi_is_asked_of_another_process() -> None:
     assert slurm.family(slurm._mpi()) is not None
 
 
+def test_an_mpi4py_in_the_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mpi4py.py").write_text("open('was run', 'w'); raise SystemExit(1)\n")
+    monkeypatch.chdir(tmp_path)
+    assert slurm.family(slurm._mpi()) is not None
+    assert not (tmp_path / "was run").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("owner", [os.geteuid(), 65534])
+def test_only_an_own_environment_is_activated(tmp_path: Path, owner: int) -> None:
+    activate = tmp_path / ".venv" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    activate.write_text(f"touch '{tmp_path}/activated'; exit 3\n")
+    os.chown(activate, owner, -1)
+    setup = Path(slurm.__file__).parents[2] / "slurm" / "setup.sh"
+    command = [BASH, "-c", f"source '{setup}'"]
+    ended = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+    is_own = owner == os.geteuid()
+    assert ended.returncode == (3 if is_own else 1)
+    assert (tmp_path / "activated").exists() == is_own
+    assert is_own or "activate is missing, or not yours: activate your environment before sbatch" in ended.stderr
+
+
 # -- what does not fit -------------------------------------------------------------------------------
 
 
@@ -333,6 +356,7 @@ def test_programs_that_can_not_be(capsys: pytest.CaptureFixture[str], program: l
         (["--time=2:30"], "--time=2:30 is minutes:seconds; 2:30 hours are 2:30:00"),
         (["-n4"], "no --nodes: Slurm spreads the tasks as it likes"),
         (["-N2"], "one task on each node"),
+        (["-N2", "--module=openmpi/5"], "uses the MPI of this environment's mpi4py, which is MPICH"),
     ],
 )
 def test_what_may_not_have_been_meant(capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:
