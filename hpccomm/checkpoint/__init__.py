@@ -98,8 +98,8 @@ def save(
     Parameters
     ----------
     folder : str or path
-        On a file system that all ranks share. It is made where it is missing. One job at a time writes to it; any
-        number may read.
+        On a file system that all ranks share. It is made where it is missing. One job at a time writes to it, of which
+        the others are told; any number may read.
     arrays : dict of str to array
         This rank's part of each *sharded* array: the global array is the parts of all ranks in the order of the ranks,
         one after the other along `axis`. Parts may have different lengths, also 0. The names, dtypes and the
@@ -117,7 +117,8 @@ def save(
         How many checkpoints stay, with this one; None: all. The oldest are removed when this one is complete.
     overwrite : bool
         Let a step be saved when the folder has later ones, which are removed when this one is complete: for a program
-        that went back. Default: ValueError, before anything is written. The last step itself can always be saved again.
+        that went back. Default: ValueError, before anything is written. The last step itself can always be saved again,
+        and steps that ``load(fall_back=True)`` has skipped do not count.
     group
         See :mod:`hpccomm.collectives`.
 
@@ -129,8 +130,8 @@ def save(
     Raises
     ------
     CheckpointError
-        On every rank: a rank could not write (the disk is full, permissions), or its file can't be seen by the group's
-        first rank. The checkpoints before are as they were.
+        On every rank: a rank could not write (the disk is full, permissions), its file can't be seen by the group's
+        first rank, or another process is saving to the folder. The checkpoints before are as they were.
     ValueError, TypeError
         On every rank: ranks differ in names, dtypes or shapes, replicated arrays differ, an array is 0-d and not
         replicated, the folder has a later step, `metadata` is not for JSON.
@@ -175,7 +176,8 @@ def load(
         What this rank reads instead, for some or all sharded arrays: indices of the global array along the axis that
         it is sharded along.
     fall_back : bool
-        Read the step before, and warn, where a checkpoint is damaged. Default: CheckpointError.
+        Read the step before, and warn, where a checkpoint is damaged; the next save removes what was skipped. Default:
+        CheckpointError.
     group
         See :mod:`hpccomm.collectives`.
 

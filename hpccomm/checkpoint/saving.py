@@ -229,10 +229,19 @@ class Saving:
             body["replicated"][name] = {**described, "shards": [written[0]["shards"]["replicated"][name]]}
         path = files.manifest_path(self.folder, self.step)
 
+        is_undone = False
+
         def undo() -> None:
+            nonlocal is_undone
+            is_undone = True
             shutil.rmtree(self.data, ignore_errors=True)
 
-        files.write_durably(path, lambda out: out.write(files.sealed(body)), undo)
+        try:
+            files.write_durably(path, lambda out: out.write(files.sealed(body)), undo)
+        except OSError as error:
+            if is_undone:
+                raise
+            raise CheckpointError(f"{error}; step {self.step} may be published or not, and its arrays stay") from error
         if self.oldest_spared is not None:  # another writer, who did not see this one, may have removed the arrays
             try:
                 self._see_all(written)

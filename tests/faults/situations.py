@@ -212,6 +212,60 @@ OPERATIONS = """
         hc.all_reduce(x, async_op=True).wait()
     assert x[3] == (turn & 7) * world.size"""
 
+# Checkpoints: a folder that all ranks share, with two steps in it, and the check that the last one is whole.
+CHECKPOINTS = """\
+world = hc.init_process_group()
+import pathlib, shutil, subprocess, tempfile
+checkpoint = hc.checkpoint
+folders = [tempfile.mkdtemp(dir="/dev/shm") if r == 0 else None]
+hc.broadcast_object_list(folders)
+folder = pathlib.Path(folders[0])
+save = lambda step, **how: checkpoint.save(folder, {{"x": np.full(9, step)}}, step, **how)
+save(100)
+save(173)
+try:
+{body}
+    found = checkpoint.load(folder)
+    assert found.step == {last} and (found.arrays["x"] == {last}).all()
+    hc.barrier()
+finally:
+    if r == 0: shutil.rmtree(folder)
+"""
+AFTER_PUBLISHING = """\
+    replace = os.replace
+    def renamed(old, new):
+        replace(old, new)
+        if str(new).endswith(".json"): raise OSError(5, "Input/output error")
+    os.replace = renamed
+    try:
+        save(200, keep=1)
+        assert False
+    except checkpoint.CheckpointError as error:
+        if r == 0: print("CheckpointError:", str(error).replace(str(folder), "checkpoints"), file=sys.stderr)
+    os.replace = replace"""
+FALL_BACK_THEN_SAVE = """\
+    if r == 0:
+        with open(next(folder.glob("step-0000000173-*")) / "rank-0.npy", "r+b") as file: file.truncate(99)
+    hc.barrier()
+    assert checkpoint.load(folder, fall_back=True).step == 100
+    save(110)"""
+TWO_WRITERS = """\
+    if r == 0:
+        hold = "import sys; from pathlib import Path; from hpccomm.checkpoint.writer import WriterLock; "
+        hold += "lock = WriterLock(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+        pipe = subprocess.PIPE
+        other = subprocess.Popen([sys.executable, "-c", hold, folder], stdin=pipe, stdout=pipe)
+        other.stdout.readline()
+    try:
+        save(200)
+        assert False
+    except checkpoint.CheckpointError as error:
+        if r == 0: print("CheckpointError:", str(error).replace(str(folder), "checkpoints"), file=sys.stderr)
+    if r == 0:
+        other.kill()
+        other.wait()
+    save(210)"""
+
 
 def situations() -> Iterator[Case]:
     """Return every case."""
@@ -269,6 +323,14 @@ def situations() -> Iterator[Case]:
             lost="the job and its words",
         )
 
+    patient = {"HPCCOMM_TIMEOUT": "60"}  # for what takes its time on a busy machine
+    for fault, code, last, said in (
+        ("two writers", TWO_WRITERS, 210, r"CheckpointError: .*process \d+ on .* is saving to"),
+        ("an I/O error just after publishing", AFTER_PUBLISHING, 200, "CheckpointError: .*Input/output error"),
+        ("the last step is damaged: fall_back, then save", FALL_BACK_THEN_SAVE, 110, "loaded step 100 instead"),
+    ):
+        yield ok(fault, "in checkpoint.save", CHECKPOINTS.format(body=code, last=last), said, env=patient)
+
     yield Case(
         "exception",
         "in a coalescing() block",
@@ -301,7 +363,6 @@ def situations() -> Iterator[Case]:
     )
     yield Case("SIGINT to mpiexec (Ctrl-C)", "in a collective", MPIEXEC_INTERRUPTED, "")
 
-    patient = {"HPCCOMM_TIMEOUT": "60"}  # more ranks than cores
     for step, what, quick in ((GROUPS, "groups made and destroyed", 1000), (OPERATIONS, "operations", 100_000)):
         for times in (quick, 10 * quick):
             body = MANY.format(times=times, step=step)
