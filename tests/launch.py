@@ -27,6 +27,20 @@ IMITATED_GPU = {
 LAUNCHER_VARIABLES += ("PYTHONUNBUFFERED",)
 SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_")
 
+# For programs of tests. MPI computes while it waits, and Python does not compute that long in one instruction.
+UNTIL_IN_MPI = """\
+def until_in_mpi():
+    import sys, threading, time
+    main = threading.main_thread().ident
+    def place(): return sys._current_frames()[main].f_code, sys._current_frames()[main].f_lasti
+    def computed(): return time.clock_gettime(time.pthread_getcpuclockid(main))
+    at, since = place(), computed()
+    while computed() < since + 0.1:
+        time.sleep(0.01)
+        if place() != at:
+            at, since = place(), computed()
+"""
+
 
 def launch(
     ranks: int, *command: str | Path, timeout: float = 60, env: Mapping[str, str] | None = None

@@ -34,11 +34,14 @@ def test_warm_up_iterations_and_batches_are_what_the_plan_says() -> None:
 
 
 @pytest.mark.serial
-def test_a_batch_of_quick_calls_grows_until_the_clock_can_see_it() -> None:
-    quick = measure({"a": lambda: None}, MPI.COMM_SELF, Plan(iterations=1, batch_seconds=1e-3))["a"]
-    assert 100 < quick.batch <= LARGEST_BATCH
-    slow = measure({"a": lambda: time.sleep(0.002)}, MPI.COMM_SELF, Plan(iterations=1, batch_seconds=1e-3))["a"]
-    assert slow.batch == 1
+@pytest.mark.parametrize(("seconds", "batch"), [(0, LARGEST_BATCH), (2**-20, 1153), (2e-3, 1)])
+def test_a_batch_of_quick_calls_grows_until_the_clock_can_see_it(
+    seconds: float, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(time, "perf_counter", lambda: len(calls) * seconds)
+    plan = Plan(iterations=1, batch_seconds=1e-3)
+    assert measure({"a": lambda: calls.append(None)}, MPI.COMM_SELF, plan)["a"].batch == batch
 
 
 @pytest.mark.serial

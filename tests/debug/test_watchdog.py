@@ -19,7 +19,7 @@ from hpccomm.debug import stacks
 from hpccomm.debug.report import Reporter, latest, process_state, read
 from hpccomm.debug.watchdog import Watchdog
 
-from ..launch import ROOT, clean_environment, mpiexec_folder, until
+from ..launch import ROOT, UNTIL_IN_MPI, clean_environment, mpiexec_folder, until
 
 pytestmark = pytest.mark.serial
 
@@ -138,19 +138,9 @@ def test_a_work_beside_which_the_program_computes_does_not_count(tmp_path: Path)
 @pytest.mark.parametrize("rank", [0, 1])  # one at a time: the launcher ends the other as soon as one has ended
 def test_ctrl_c_inside_mpi_shows_where_the_rank_is(tmp_path: Path, rank: int) -> None:
     program = f"""
-        import os, signal, sys, threading, time, numpy as np, hpccomm as hc
-        from hpccomm.debug import stacks
-        main = threading.get_ident()
-        def instruction():
-            frame = sys._current_frames()[main]
-            return stacks.of_thread(main) and (frame.f_code, frame.f_lasti)
+        import os, signal, threading, numpy as np, hpccomm as hc
         def press():
-            computed = lambda: time.clock_gettime(time.pthread_getcpuclockid(main))
-            at, since = instruction(), computed()
-            while at is None or computed() < since + 0.1:  # 0.1 s of computing in one instruction: in MPI
-                time.sleep(0.01)
-                if instruction() != at:
-                    at, since = instruction(), computed()
+            until_in_mpi()
             if world.rank == {rank}:
                 os.kill(os.getpid(), signal.SIGINT)
         def exchange(x):
@@ -159,7 +149,7 @@ def test_ctrl_c_inside_mpi_shows_where_the_rank_is(tmp_path: Path, rank: int) ->
         threading.Thread(target=press).start()
         exchange(np.ones(3))
         """
-    job = start(program, tmp_path)
+    job = start(UNTIL_IN_MPI + textwrap.dedent(program), tmp_path)
     _, stderr = job.communicate(timeout=100)
     assert job.returncode not in (0, 124)
     assert f"[rank {rank}] Ctrl-C, inside MPI (most recent call last):" in stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..launch import UNTIL_IN_MPI
 from .cases import Case
 
 NOTHING = "nothing"
@@ -163,11 +164,17 @@ buckets.wait()
 assert np.isinf(buckets.arrays[0]).all()
 """
 
-INTERRUPTED = """\
+INTERRUPTED = f"""\
+{UNTIL_IN_MPI}
+pressed = os.environ["HPCCOMM_DEBUG_DIR"] + "-pressed"
+def press():
+    until_in_mpi()
+    os.kill(os.getpid(), signal.SIGINT)
+    open(pressed, "w").close()
 world = hc.init_process_group()
 hc.all_reduce(np.ones(10))
-if r == 1: threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-if r == 0: time.sleep({late})
+if r == 1: threading.Thread(target=press).start()
+while r == 0 and not ({{comes}} and os.path.exists(pressed)): time.sleep(0.01)
 hc.all_reduce(np.ones(10))
 hc.all_reduce(np.ones(10))
 """
@@ -354,11 +361,11 @@ def situations() -> Iterator[Case]:
     stuck = (
         r"\[rank 1\] Ctrl-C, inside MPI .*program\.py.*rank 1 is in all_reduce #2 of 'world' .*; Ctrl-C ends the job"
     )
-    yield Case("SIGINT to a rank", "in a collective that never ends", INTERRUPTED.format(late=600), stuck)
+    yield Case("SIGINT to a rank", "in a collective that never ends", INTERRUPTED.format(comes=False), stuck)
     yield Case(
         "SIGINT to a rank",
         "in a collective that ends at once",
-        INTERRUPTED.format(late=0.8),
+        INTERRUPTED.format(comes=True),
         ENDS.format(name="KeyboardInterrupt"),
     )
     yield Case("SIGINT to mpiexec (Ctrl-C)", "in a collective", MPIEXEC_INTERRUPTED, "")

@@ -70,10 +70,10 @@ def test_everything_works_without_blocking() -> None:
 @NEEDS_TWO
 def test_a_rank_that_does_not_connect() -> None:
     world = hc.init_process_group(on_timeout="raise", timeout=60)
-    group = hc.new_group(timeout=0.3)
+    group = hc.new_group(timeout=2)
     array = gpus.array(np.ones(1))
     if RANK == 0:
-        with pytest.raises(hc.DistTimeoutError, match=r"has not connected the ranks within 0.3 s.*Has every rank made"):
+        with pytest.raises(hc.DistTimeoutError, match=r"has not connected the ranks within 2 s.*Has every rank made"):
             hc.all_reduce(array, group=group)
     hc.barrier(group=world)
     hc.all_reduce(array, group=group)  # the first try is gone on with
@@ -84,7 +84,7 @@ def test_a_rank_that_does_not_connect() -> None:
 @pytest.mark.parametrize("async_op", [False, True])
 def test_a_first_collective_that_one_rank_does_not_make(async_op: bool, machine: Any) -> None:
     with hc.init_process_group(on_timeout="raise", timeout=60):
-        group = hc.new_group(timeout=0.3)
+        group = hc.new_group(timeout=2)
         group.door.backends["cuda"]._connect(gpus.own())
         array = gpus.array(np.ones(1))
         if RANK == 0:
@@ -104,7 +104,7 @@ def test_a_first_collective_that_one_rank_does_not_make(async_op: bool, machine:
 @NEEDS_TWO
 def test_a_first_message_that_nobody_takes() -> None:
     with hc.init_process_group(on_timeout="raise", timeout=60):
-        group = hc.new_group(timeout=0.3)
+        group = hc.new_group(timeout=2)
         array = gpus.array(np.ones(1))
         hc.all_reduce(array, group=group)
         if RANK == 0:
@@ -192,7 +192,7 @@ def test_an_error_comes_before_the_time_outs_that_it_makes(machine: Any) -> None
     from .stand_in import NCCLError
 
     with hc.init_process_group(on_timeout="raise", timeout=60):
-        group = hc.new_group(timeout=0.5)
+        group = hc.new_group(timeout=60)
         if RANK == SIZE - 1:
             machine.failures.append(NCCLError("ncclSystemError (2): no memory"))
         match = rf"rank {SIZE - 1} could not be connected: NCCL reports ncclSystemError"
