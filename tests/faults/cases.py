@@ -135,6 +135,9 @@ class Case:
         ``"error"``: not 0, and not ended by the deadline; ``"ok"``: 0; ``"any"``: one of the two.
     lost : str
         What is lost.
+    other : str
+        A job that reaches its time limit in the same folder for reports, before this one or beside it.
+    is_beside : bool
     is_busy, is_slow : bool
         Whether it computes all the time, so that it has to run alone; and whether that takes long.
     """
@@ -147,6 +150,8 @@ class Case:
     status: str = "error"
     lost: str = "the job; no result is wrong"
     ranks: int = 3
+    other: str = ""
+    is_beside: bool = False
     is_busy: bool = False
     is_slow: bool = False
     env: dict[str, str] = field(default_factory=dict)
@@ -155,10 +160,10 @@ class Case:
     def name(self) -> str:
         return f"{self.fault}, {self.place}" if self.place else self.fault
 
-    def program(self) -> str:
-        """Return its text."""
+    def program(self, body: str = "") -> str:
+        """Return its text, or that of the other job."""
         fault = textwrap.indent(self.fault_code, "    ")
-        body = textwrap.indent(textwrap.dedent(self.body), "    ")
+        body = textwrap.indent(textwrap.dedent(body or self.body), "    ")
         return PROGRAM.format(fault=fault, body=body, start="main()")
 
 

@@ -274,6 +274,56 @@ TWO_WRITERS = """\
     save(210)"""
 
 
+# Jobs that have one folder for their reports: what one leaves there must not be another one's order to end.
+REACHES_ITS_LIMIT = """\
+world = hc.init_process_group()
+if r == 1: time.sleep(600)
+hc.all_reduce(np.ones(10))
+"""
+IN_ITS_OWN_FOLDER = "os.chdir(os.path.dirname(os.path.abspath(__file__)))\n"
+LONGER_THAN_A_LOOK = """\
+world = hc.init_process_group(timeout=60)
+from pathlib import Path
+from hpccomm.debug.watchdog import FOLDER_PERIOD
+def has_ended(): return any(Path(os.environ.get("HPCCOMM_DEBUG_DIR") or ".").glob("**/verdict.txt"))
+until, ended = float("inf"), False
+while True:
+    go_on = np.array([time.monotonic() < until])
+    hc.broadcast(go_on, src=0)
+    if not go_on[0]: break
+    if r == 0 and not ended and has_ended(): ended, until = True, time.monotonic() + FOLDER_PERIOD + 3
+    time.sleep(0.01)
+"""
+
+# What is around the watchdog when rank 1 does not come: it says so all the same.
+MANY_FILES = """\
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+files = [open(os.devnull) for _ in range(1100)]
+"""
+NO_DIRECTORY = """\
+import tempfile
+folder = tempfile.mkdtemp()
+os.chdir(folder)
+"""
+FOLDER_IS_A_FILE = """\
+import tempfile
+tempfile.tempdir = os.path.dirname(os.path.abspath(__file__))
+os.environ["HPCCOMM_DEBUG_DIR"] = __file__
+"""
+NAME = r"""\
+code = compile("def late(): time.sleep(600)", os.fsdecode(b"caf\xe9.py"), "exec")
+exec(code, globals())
+"""
+OWN_HANDLER = "if r == 1: signal.signal(signal.SIGUSR2, lambda *_: os._exit(75))\n"
+COMES_LATE = """\
+world = hc.init_process_group()
+{then}
+if r == 1: {late}
+hc.all_reduce(np.ones(10))
+"""
+
+
 def situations() -> Iterator[Case]:
     """Return every case."""
 
@@ -375,3 +425,31 @@ def situations() -> Iterator[Case]:
             body = MANY.format(times=times, step=step)
             is_slow = times > quick
             yield ok(f"{times:,} {what}", "", body, ranks=2, env=patient, is_busy=True, is_slow=is_slow)
+
+    one = {"other": REACHES_ITS_LIMIT, "ranks": 2}
+    fault, long = "a job in the same folder for reports", LONGER_THAN_A_LOOK
+    yield ok(fault, "after one that has reached its time limit", long + CHECK, **one)
+    yield ok(fault, "beside one that reaches its time limit", long + CHECK, "rank 1 never", is_beside=True, **one)
+    one["other"] = IN_ITS_OWN_FOLDER + REACHES_ITS_LIMIT
+    again = {"HPCCOMM_DEBUG_DIR": "", "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}
+    yield ok(fault, "requeued by Slurm after status 124", IN_ITS_OWN_FOLDER + long + CHECK, env=again, **one)
+
+    late, names = (
+        r"rank 1 never reached all_reduce #1 of 'world'.*: it is in the program at .*",
+        "sleeps for ever, and ",
+    )
+    sleeps = COMES_LATE.format(then="", late="time.sleep(600)")
+    for what, body in (
+        ("1,100 files are open", MANY_FILES + sleeps),
+        (
+            "the working directory is removed",
+            NO_DIRECTORY + COMES_LATE.format(then="os.rmdir(folder)", late="time.sleep(600)"),
+        ),
+        ("its file's name is not UTF-8", NAME + COMES_LATE.format(then="", late="late()")),
+        ("HPCCOMM_WATCHDOG=0 on it alone", 'if r == 1: os.environ["HPCCOMM_WATCHDOG"] = "0"\n' + sleeps),
+        ("it handles SIGUSR2 itself", OWN_HANDLER + sleeps),
+        ("HPCCOMM_DEBUG_DIR is a file", FOLDER_IS_A_FILE + sleeps),
+    ):
+        yield Case(names + what, "", body, late)
+    body = f"{NO_DIRECTORY}if r == 1: os.rmdir(folder)\nworld = hc.init_process_group()\nos.chdir('/'){CHECK}"
+    yield ok("the working directory is removed before init", "on one rank", body)

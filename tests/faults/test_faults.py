@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mpi4py import MPI
@@ -70,8 +71,6 @@ def run_after(others: list[Future[Outcome]], case: Case, folder: Path) -> Outcom
 
 def run(case: Case, folder: Path) -> Outcome:
     folder.mkdir()
-    file = folder / "program.py"
-    file.write_text(case.program(), encoding="utf-8")
     marker = f"{os.getpid()}-{case.name}"
     environment = {
         **ENVIRONMENT,
@@ -81,24 +80,28 @@ def run(case: Case, folder: Path) -> Outcome:
         "TIME_LIMIT": str(deadline(case)),
         **case.env,
     }
+    other = start(case, folder / "other.py", case.other, environment) if case.other else None
+    if other is not None and not case.is_beside:
+        other.communicate()
     began = time.monotonic()
-    command = [ROOT / "tools" / "run-mpi", mpiexec_folder(), str(case.ranks), sys.executable, file]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as job:
+    with start(case, folder / "program.py", case.body, environment) as job:
         try:
             stdout, stderr = job.communicate(timeout=deadline(case) + 30)
         except subprocess.TimeoutExpired:
             job.kill()
             stdout, stderr = job.communicate()
     seconds = time.monotonic() - began
+    if other is not None:
+        stderr += other.communicate()[1] if case.is_beside else ""
+        assert other.returncode == 124, stderr
     return Outcome(job.returncode, stdout, stderr, seconds, _left(marker))
+
+
+def start(case: Case, file: Path, body: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+    file.write_text(case.program(body), encoding="utf-8")
+    command = [ROOT / "tools" / "run-mpi", mpiexec_folder(), str(case.ranks), sys.executable, file]
+    streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **streams)
 
 
 def deadline(case: Case) -> float:
