@@ -11,12 +11,10 @@ gpu                 arrays on GPUs, through the seam
 session             the benchmarks of one command, one after the other; checks
 rows, report, plot  the results, as a table, CSV, JSON and pictures
 studies.overhead    what the Python layers add to calls and messages, in ns
-studies.gpu_overhead  ... to NCCL's calls, also without a GPU: over `fake_gpu`
+studies.gpu_overhead  ... to NCCL's calls
 studies.overlap     the share of an asynchronous operation that hides behind computing
 studies.startup     how long the start of a program takes
-studies.store       what the key-value stores cost, one client and many
 studies.tune        from which sizes on an operation is done in which way
-studies.model       alpha-beta-gamma costs; `fit` fits them here, `predict` draws them out
 command             the command line
 =================== ========================================================================
 """

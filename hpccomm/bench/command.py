@@ -35,9 +35,8 @@ SPECIAL = {
 }
 ALONE = {
     "pairs": "Latency and bandwidth between every two ranks; slow pairs are named. Not together with others.",
-    "store": "Key-value stores, beside torch's TCPStore; without mpiexec, and not together with others.",
 }
-NEEDS = {"plot": "matplotlib", "model": "scipy"}  # options, and modules that hpccomm does not require
+NEEDS = {"plot": "matplotlib"}  # options, and modules that hpccomm does not require
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 AGAINST = {"cpu": ["mpi4py"], "cuda": ["cuda:mpi", "nccl", "cupyx", "torch"]}  # by default
 GPU_BATCH = 2e-3  # seconds of a batch, in which waiting for the GPU is no matter
@@ -84,15 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--plot", metavar="FILE.png", help="draw time and bandwidth against size")
     add = parser.add_argument_group("other measurements").add_argument
     add("--overhead", action="store_true", help="what the Python layers add to each call, in ns; on 1 rank or 2. "
-        "With --device cuda: the host's time beside CuPy's own call of NCCL, also where there is no GPU")  # fmt: skip
-    add("--model", action="store_true", help="fit an alpha-beta-gamma model, and predict 8 to 65,536 ranks")
+        "With --device cuda: the host's time beside CuPy's own call of NCCL")  # fmt: skip
     add("--tune", metavar="FILE", help="measure from which sizes on an operation is done in which way, "
         "and write what HPCCOMM_TUNING=FILE reads")  # fmt: skip
-    add("--clients", type=positive, default=4, metavar="N", help="of a store, at once (default: 4)")
-    add("--ranks-per-node", type=positive, default=64, metavar="N",
-        help="of the machine to predict, where one node is measured (default: 64)")  # fmt: skip
-    add("--network", type=network, default="2,25", metavar="US,GB/S",
-        help="its latency between nodes and the bandwidth of a node's link (default: 2,25)")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -110,8 +103,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.against is None:
         arguments.against = AGAINST[arguments.device]
-    if names[0] == "store":
-        return _store(arguments) if is_first_process() else OK
     study = "pairs" if names[0] == "pairs" else _study(arguments)
     steps = []
     try:
@@ -173,8 +164,8 @@ def _problem(arguments: argparse.Namespace) -> str | None:
     for name in arguments.against or ():
         if name not in OF_DEVICE[device]:
             return f"--against {name}: with --device {device} there are {', '.join(OF_DEVICE[device])}"
-    if device != "cpu" and (arguments.model or arguments.tune):
-        return f"--model and --tune are for arrays of the host; leave --device {device} out"
+    if device != "cpu" and arguments.tune:
+        return f"--tune is for arrays of the host; leave --device {device} out"
     kind = "f" if arguments.dtype.name == "bfloat16" else arguments.dtype.kind
     if kind not in getattr(getattr(hc.ReduceOp, arguments.op.upper()), "kinds", kind):
         return f"--op {arguments.op} has no meaning for {arguments.dtype}"
@@ -182,16 +173,15 @@ def _problem(arguments: argparse.Namespace) -> str | None:
         if getattr(arguments, option) and importlib.util.find_spec(module) is None:
             return f"--{option} needs {module}: pip install 'hpccomm[cli]'"
     if arguments.plot and _study(arguments) is not None:
-        return "--plot draws measured operations, not --overhead, --model or --tune"
+        return "--plot draws measured operations, not --overhead or --tune"
     return None
 
 
 def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> str | None:
     if arguments.overhead and world.size > 2:
         return f"--overhead is measured on 1 rank (calls) or 2 (messages); this job has {world.size}"
-    for option in ("model", "tune"):
-        if getattr(arguments, option) and world.size == 1:
-            return f"--{option} needs at least 2 ranks"
+    if arguments.tune and world.size == 1:
+        return "--tune needs at least 2 ranks"
     if "pairs" in arguments.operations and world.size == 1:
         return "pairs needs at least 2 ranks: mpiexec -n 2 hpccomm bench pairs"
     problem = None
@@ -213,16 +203,7 @@ def _problem_of_gpus(arguments: argparse.Namespace, world: hc.ProcessGroup) -> s
     """Take this rank's GPU, or what stands for it; return what is wrong with any rank's."""
     assert world.comm is not None
     why = gpu.take(world.comm, world.ranks)
-    if why is None:
-        return None
-    if not arguments.overhead:
-        return (
-            f"--device cuda: {why}\nhpccomm info --gpu shows what is missing. Without a GPU: --device cpu, or the "
-            "host's time alone: hpccomm bench --overhead --device cuda"
-        )
-    from . import fake_gpu
-
-    return next(filter(None, world.comm.allgather(fake_gpu.install())), None)
+    return why and f"--device cuda: {why}\nhpccomm info --gpu shows what is missing. Without a GPU: --device cpu"
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
@@ -316,14 +297,6 @@ def _overhead(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict
     return overhead.table(found, world.size, look), documents
 
 
-def _model(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
-    from .studies import predict
-
-    assumed = predict.Network(arguments.ranks_per_node, *arguments.network)
-    sizes = sizes_of(arguments.begin, arguments.end, arguments.factor)
-    return predict.run(world, sizes, _plan(arguments), assumed)
-
-
 def _tune(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
     from .studies import tune
 
@@ -340,21 +313,7 @@ def _pairs(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[st
     return pairs.run(world, arguments.plot)
 
 
-def _store(arguments: argparse.Namespace) -> int:
-    from .studies import store
-
-    sizes = [each for each in store.SIZES if arguments.begin <= each <= arguments.end]
-    if not sizes:
-        return _say(f"hpccomm bench: a store is measured with values of {store.SIZES} bytes", MISUSED)
-    facts = machine.host("torch")
-    rows = store.run(sizes, arguments.clients, _plan(arguments))
-    print(f"# {machine.one_line(facts)}\n\n{store.table(rows, arguments.clients)}")
-    if arguments.json:
-        _write(arguments.json, report.as_json(facts, _options(arguments), [], store=store.documents(rows)))
-    return OK
-
-
-STUDIES = {"overhead": _overhead, "model": _model, "tune": _tune, "pairs": _pairs}  # by option, or by word
+STUDIES = {"overhead": _overhead, "tune": _tune, "pairs": _pairs}  # by option, or by word
 
 
 def _study(arguments: argparse.Namespace) -> str | None:
@@ -458,14 +417,6 @@ def contenders(text: str) -> list[str]:
         if name not in known:
             raise argparse.ArgumentTypeError(f"no contender is called {name!r}; there are {', '.join(known)}")
     return names
-
-
-def network(text: str) -> tuple[float, float]:
-    """Read a latency in us and a bandwidth in GB/s, as seconds and seconds per byte."""
-    latency, rate = map(float, text.split(","))
-    if latency < 0 or rate <= 0:
-        raise ValueError(text)
-    return latency * 1e-6, 1e-9 / rate
 
 
 def _number(name: str, kind: Callable[[str], N], allowed: Callable[[N], bool]) -> Callable[[str], N]:

@@ -11,7 +11,6 @@ import numpy as np
 from ..cuda import seam
 from ..cuda.choice import Sight, choose, look
 from ..errors import DistBackendError
-from . import fake_gpu
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -86,5 +85,5 @@ def facts() -> dict[str, str]:
         found["cupy"] = cupy.__version__
         found["gpu"] = cupy.cuda.runtime.getDeviceProperties(seam.runtime().current_device())["name"].decode()
     with contextlib.suppress(Exception):
-        found["nccl"] = "(fake)" if fake_gpu.is_installed() else str(seam.nccl().version())
+        found["nccl"] = str(seam.nccl().version())
     return found

@@ -12,7 +12,7 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -188,12 +188,6 @@ class Communicator(Protocol):
 
     def split(self, color: int, key: int, patience: Patience | None) -> Communicator | None:
         """ncclCommSplit; None for ``color=-1``. Nothing may be in flight on this communicator."""
-
-    def revoke(self) -> None:
-        """ncclCommRevoke (NCCL 2.28): end what is in flight, and take nothing but `shrink` and `abort` from now on."""
-
-    def shrink(self, without: Sequence[int], patience: Patience | None) -> Communicator:
-        """ncclCommShrink (NCCL 2.27): end what is in flight, and make a communicator without these ranks."""
 
     def async_error(self) -> str | None:
         """Return the error text if the communicator has failed, else None (ncclCommGetAsyncError)."""

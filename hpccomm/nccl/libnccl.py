@@ -8,16 +8,14 @@ src/group.cc), and is asked until it is done.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import partial
-from typing import Any
 
 from ..cuda.patience import Patience
 from ..errors import DistBackendError, here
 
 SUCCESS, IN_PROGRESS = 0, 7
-ABORT_FIRST = 1  # NCCL_SHRINK_ABORT
 UNIQUE_ID_BYTES = 128
 UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
 
@@ -74,8 +72,6 @@ FUNCTIONS = {
     "ncclRecv": (BUFFER, COUNT, TYPE, RANK, COMM, STREAM),
     "ncclCommInitRankConfig": (POINTER(COMM), c_int, UniqueId, c_int, POINTER(Config)),
     "ncclCommSplit": (COMM, c_int, c_int, POINTER(COMM), POINTER(Config)),
-    "ncclCommShrink": (COMM, POINTER(c_int), c_int, POINTER(COMM), POINTER(Config), c_int),  # since 2.27
-    "ncclCommRevoke": (COMM, c_int),  # since 2.28
     "ncclCommGetAsyncError": (COMM, POINTER(c_int)),
     "ncclCommFinalize": (COMM,),
     "ncclCommDestroy": (COMM,),
@@ -173,24 +169,8 @@ class Communicator:
         return self._library["ncclCommGetAsyncError"](self._comm, state) or state.value
 
     def split(self, color: int, key: int, patience: Patience | None) -> Communicator | None:
-        return self._child(patience, "ncclCommSplit", color, key)
-
-    def revoke(self) -> None:
-        self.finish(self._library["ncclCommRevoke"](self._comm, 0))
-
-    def shrink(self, without: Sequence[int], patience: Patience | None) -> Communicator:
-        ranks = (c_int * len(without))(*without)
-        made = self._child(patience, "ncclCommShrink", ranks, len(without), options=(ABORT_FIRST,))
-        assert made is not None, "only those call it who are in it"
-        return made
-
-    def _child(
-        self, patience: Patience | None, function: str, *arguments: Any, options: tuple[int, ...] = ()
-    ) -> Communicator | None:
-        """Make a communicator out of this one: NCCL sets the pointer when it is done."""
-        made = COMM()
-        config = Config(blocking=patience is None)
-        self.finish(self._library[function](self._comm, *arguments, made, config, *options))
+        made = COMM()  # NCCL sets the pointer when it is done
+        self.finish(self._library["ncclCommSplit"](self._comm, color, key, made, Config(blocking=patience is None)))
         return Communicator(self._library, made, patience) if made else None
 
     def async_error(self) -> str | None:

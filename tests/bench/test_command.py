@@ -73,9 +73,9 @@ def test_words_for_many_operations() -> None:
     assert set(command.chosen(["all"], BENCHMARKS)) == {*BENCHMARKS, "overlap", "init"}
     with pytest.raises(ValueError, match="no operation 'allreduce'; hpccomm bench --list"):
         command.chosen(["allreduce"], BENCHMARKS)
-    assert command.chosen(["store"], BENCHMARKS) == ["store"]
-    with pytest.raises(ValueError, match="store is measured alone: hpccomm bench store"):
-        command.chosen(["all_reduce", "store"], BENCHMARKS)
+    assert command.chosen(["pairs"], BENCHMARKS) == ["pairs"]
+    with pytest.raises(ValueError, match="pairs is measured alone: hpccomm bench pairs"):
+        command.chosen(["all_reduce", "pairs"], BENCHMARKS)
 
 
 def test_a_subcommand_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_overhead_of_messages_on_two_ranks() -> None:
     assert [row.split(":")[0] for row in rows] == ["ping-pong", "halo", "halo"]
 
 
-@pytest.mark.parametrize(("option", "module"), [(["--model"], "scipy"), (["--plot", "x.png"], "matplotlib")])
+@pytest.mark.parametrize(("option", "module"), [(["--plot", "x.png"], "matplotlib")])
 def test_what_is_missing_is_named(option: list[str], module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
@@ -219,7 +219,7 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
             "--against nccl: with --device cpu there are hpccomm, mpi4py, torch-",
         ),
         (["--device", "cuda", "--against", "copy"], "--against copy: with --device cuda there are hpccomm, cuda:mpi, "),
-        (["--device", "cuda", "--tune", "x"], "--model and --tune are for arrays of the host"),
+        (["--device", "cuda", "--tune", "x"], "--tune is for arrays of the host"),
         (["overlap", "--device", "cuda"], "overlap is not measured on GPU arrays; leave --device cuda out"),
         (["nothing"], "there is no operation 'nothing'"),
         (["--op", "max", "--dtype", "complex64"], "--op max has no meaning for complex64"),

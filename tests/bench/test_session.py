@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.bench import registry
@@ -16,7 +15,7 @@ from hpccomm.bench.contenders import contender_class
 from hpccomm.bench.measure import Plan
 from hpccomm.bench.registry import Arrays, Benchmark, Case
 from hpccomm.bench.session import Session
-from hpccomm.bench.studies import overlap, predict, tune
+from hpccomm.bench.studies import overlap, tune
 
 BENCHMARKS = registry.load()
 TINY = Plan(iterations=2, warmup=1, batch=2)
@@ -146,19 +145,6 @@ def test_the_hidden_share(communication: float, compute: float, both: float, hid
     assert overlap.Overlap("x", "y", 8, communication, compute, both, both, compute, both).hidden == pytest.approx(
         hidden
     )
-
-
-@pytest.mark.skipif(MPI.COMM_WORLD.Get_size() > 2, reason="on more ranks than cores it takes minutes")
-def test_a_model_of_the_ranks_that_run_the_tests(process_group: hc.ProcessGroup) -> None:
-    if process_group.size == 1:
-        return
-    text, document = predict.run(process_group, [8, 4096], TINY, predict.Network())
-    assert "all_reduce, predicted:" in text
-    assert "65536" in text
-    assert {point["operation"] for point in document["points"]} == set(predict.MEASURED)
-    assert {point["ranks"] for point in document["points"]} == {2, process_group.size}
-    assert len(document["predictions"]) == len(predict.PREDICTED) * len(predict.RANKS)
-    assert all(value >= 0 for value in document["machine"].values())
 
 
 def test_tune_gives_every_rank_one_table_of_what_was_tried(process_group: hc.ProcessGroup) -> None:

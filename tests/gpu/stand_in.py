@@ -25,7 +25,7 @@ import time
 import weakref
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
@@ -1050,30 +1050,12 @@ class Communicator:
         while not everybody.Test():
             yield
 
-    def revoke(self) -> None:
-        MACHINE.calls.append("revoke")
-        self._end("revoked")
-
-    def shrink(self, without: Sequence[int], patience: Patience | None) -> Communicator:
-        assert self.state in ("in use", "revoked"), f"the communicator has been {self.state}"
-        made = Communicator(blocks=patience is None, patience=patience)
-        made.begin(self.leave_out(without, made))
-        return made
-
-    def leave_out(self, without: Sequence[int], made: Communicator) -> Job:
-        """Make a communicator without these ranks."""
-        MACHINE.calls.append("shrink")
-        self._end("revoked")
-        made.comm = self.comm.Create_group(self.comm.Get_group().Excl(without), tag=8)
-        return
-        yield
-
     def async_error(self) -> str | None:
-        assert self.state in ("in use", "revoked"), f"the communicator has been {self.state}"
+        assert self.state == "in use", f"the communicator has been {self.state}"
         return MACHINE.async_error
 
     def abort(self) -> None:
-        assert self.state in ("in use", "revoked"), f"the communicator has been {self.state}"
+        assert self.state == "in use", f"the communicator has been {self.state}"
         MACHINE.calls.append("abort")
         self._end("aborted")
 

@@ -198,21 +198,3 @@ def test_an_error_comes_before_the_time_outs_that_it_makes(machine: Any) -> None
         match = rf"rank {SIZE - 1} could not be connected: NCCL reports ncclSystemError"
         with pytest.raises(hc.DistBackendError, match=match):
             hc.all_reduce(gpus.array(np.ones(1)), group=group)
-
-
-def test_what_nccl_offers_after_a_failure(machine: Any) -> None:
-    """ncclCommRevoke and ncclCommShrink."""
-    with hc.init_process_group(on_timeout="raise", timeout=60) as world:
-        array = gpus.array(np.ones(2))
-        hc.all_reduce(array)
-        nccl = world.door.backends["cuda"]._connection
-        nccl._async_errors.stop()
-        nccl.comm.revoke()
-        if RANK != SIZE - 1 or SIZE == 1:
-            left = nccl.comm.shrink([SIZE - 1] if SIZE > 1 else [], None)
-            assert left.async_error() is None
-            left.all_reduce(array.data.ptr, array.data.ptr, 2, 8, 0, gpus.current_stream())
-            assert_same(gpus.values(array), np.full(2, float(SIZE * max(SIZE - 1, 1))))
-            left.abort()
-        nccl.fail("the test")
-        hc.barrier()

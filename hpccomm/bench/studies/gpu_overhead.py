@@ -1,8 +1,7 @@
 """What hpccomm's layers add to NCCL's calls on GPU arrays: the host's time for hpccomm's call minus CuPy's own.
 
-On a GPU the host only starts things, so this is what a program with many small operations waits for. Without a GPU it
-is measured all the same, over a libnccl that does nothing (`bench.fake_gpu`): what is left of both calls is the way
-there. Both take turns, and medians count.
+On a GPU the host only starts things, so this is what a program with many small operations waits for. Both take turns,
+and medians count.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import numpy as np
 
 import hpccomm as hc
 
-from .. import fake_gpu
 from ..contenders import Call
 from ..measure import Plan, measure
 from ..registry import Case, load
@@ -42,7 +40,7 @@ class GPUOverhead:
 
 
 def overheads(group: hc.ProcessGroup, plan: Plan = PLAN) -> list[GPUOverhead]:
-    """Measure on the current GPU, or over the fake; DistBackendError if NCCL can't be had."""
+    """Measure on the current GPU; DistBackendError if NCCL can't be had."""
     found = _measured(group, plan, comparisons)
     impatient: Any = hc.new_group(group.ranks, on_timeout="raise", use_local_synchronization=True)
     found += _measured(
@@ -97,7 +95,6 @@ def table(found: Sequence[GPUOverhead], ranks: int) -> str:
     lines = [
         f"host time that hpccomm adds to CuPy's own call of NCCL: {ranks} rank{'s' * (ranks > 1)}, {BYTES} bytes, "
         "median of the repetitions",
-        *([fake_gpu.SUBSTITUTED] if fake_gpu.is_installed() else []),
         f"{'operation':<34} {'cupy':>9} {'hpccomm':>9} {'added':>9}",
         f"{'':<34} {'(ns)':>9} {'(ns)':>9} {'(ns)':>9}",
     ]

@@ -118,18 +118,6 @@ class Library:
         return parent
 
     @staticmethod
-    def ncclCommShrink(comm: int, without: int, count: int, result: int, config: int, flags: int) -> None:
-        assert flags == libnccl.ABORT_FIRST
-        made = stand_in.Communicator(blocks(config))
-        made.begin(COMMUNICATORS[comm].leave_out((ctypes.c_int * count).from_address(without)[:], made))
-        put(result, handle_of(made))
-
-    @staticmethod
-    def ncclCommRevoke(comm: int, flags: int) -> None:
-        assert flags == 0
-        COMMUNICATORS[comm].revoke()
-
-    @staticmethod
     def ncclCommFinalize(comm: int) -> stand_in.Communicator:
         finalized = COMMUNICATORS[comm]
         finalized.begin(finalized.finalize())

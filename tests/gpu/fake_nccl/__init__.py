@@ -1,7 +1,9 @@
 """A libnccl that does nothing, and as much of CUDA as hpccomm's way there needs: for the host's time, without a GPU.
 
 `nccl.c` is compiled and loaded before CuPy looks for libnccl.so.2, and `provider` goes behind the seam. CuPy's bindings
-and hpccomm's are then called as they are called on a GPU.
+and hpccomm's are then called as they are called on a GPU. What hpccomm's calls cost the host is shown by
+
+    mpiexec -n 2 python -m tests.gpu.fake_nccl
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from ...cuda import seam
+from hpccomm.cuda import seam
 
-PROVIDER = "hpccomm.bench.fake_gpu.provider"
+PROVIDER = "tests.gpu.fake_nccl.provider"
 FLAGS = ["-shared", "-fPIC", "-O2", "-Wl,-soname,libnccl.so.2"]
 SUBSTITUTED = (
     "over a fake libnccl: host time only, no GPU, nothing is communicated\n"
@@ -32,8 +34,6 @@ def install() -> str | None:
         stderr = getattr(error, "stderr", "")
         return f"no C compiler has made the fake libnccl ({error}{stderr}); install one, or name it: CC=gcc"
     os.environ["HPCCOMM_GPU_PROVIDER"] = PROVIDER
-    seam.runtime.cache_clear()
-    seam.nccl.cache_clear()
     try:
         version = seam.nccl().version()
     except ImportError as error:
@@ -41,11 +41,6 @@ def install() -> str | None:
     if version != library.hpccomm_version():
         return f"another libnccl, {version}, is in use already"
     return None
-
-
-def is_installed() -> bool:
-    """Whether this process has the fake."""
-    return os.environ.get("HPCCOMM_GPU_PROVIDER") == PROVIDER
 
 
 def _load() -> ctypes.CDLL:

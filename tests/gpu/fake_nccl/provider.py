@@ -10,8 +10,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ...cuda import cupy_runtime
-from ...nccl.cupy_nccl import NCCL
+from hpccomm.cuda import cupy_runtime
+from hpccomm.nccl.cupy_nccl import NCCL
 
 __all__ = ["NCCL", "Runtime"]
 
