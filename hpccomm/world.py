@@ -17,6 +17,8 @@ from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
 from .core.registry import BackendConfig, is_backend_available
 from .debug import attach
+from .debug.dump import last_words
+from .debug.watchdog import explain
 from .errors import DistBackendError, DistError, here
 from .job import mpi_library
 from .job.peer_failure import PeerFailures
@@ -35,14 +37,8 @@ _abort_on_exception = AbortOnException()
 _peer_failures: PeerFailures | None = None
 
 
-def _who_is_late() -> str:
-    from .debug.watchdog import explain  # asked when there is time
-
-    return explain()
-
-
 observers.on_new_group(attach.watch, attach.attach, attach.detach)
-observers.answer_with(_who_is_late, agreed)
+observers.answer_with(explain, agreed)
 
 
 # -- availability ------------------------------------------------------------------------------------
@@ -228,8 +224,6 @@ def init_process_group(
         raise DistError(
             f"init_process_group: there is a world group already; call destroy_process_group() first{here()}"
         )
-    from .debug.trace.files import last_words
-
     config = BackendConfig(backend)
     limit = time_limit(timeout, on_timeout)
     method = _method(init_method, store)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from .dump import dump
 from .hooks import check_numerics, log_operations, nvtx_ranges, register_hook
 from .records import Record
-from .report import dump
 from .trace.files import dump_trace
 from .trace.recorder import record, recorded
 from .verdict import Verdict, verdict

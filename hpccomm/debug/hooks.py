@@ -13,7 +13,7 @@ import numpy as np
 from ..core.group import ProcessGroup
 from ..core.hooks import Hook, Operation, RemovableHandle
 from ..errors import DistError, here
-from .attach import everywhere
+from .groups_seen import everywhere
 from .records import describe
 
 BLUE = 0xFF0072B2  # of ranges

@@ -12,6 +12,7 @@ from ..core.arrays import count_of
 from ..core.hooks import Operation
 from ..core.members import some
 from ..core.operation_list import MESSAGES, OPERATIONS, START
+from .groups_seen import key_of
 from .words import alike, size_in_words
 
 if TYPE_CHECKING:
@@ -183,8 +184,3 @@ def sides(records: Mapping[int, Record]) -> list[list[int]]:
     if len(found) == 1 and any(record.state != "completed" for record in records.values()):
         found = alike((rank, (record.async_op,)) for rank, record in records.items())
     return sorted(found.values(), key=len)
-
-
-def key_of(group: ProcessGroup) -> str:
-    """Return what names a group on every rank alike: its members, and which one of these members it is."""
-    return group.__dict__.get("_debug_key") or f"{group.name}:{'-'.join(map(str, group.ranks[:8]))}"

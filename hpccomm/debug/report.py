@@ -13,17 +13,15 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..core.work import WorkStatus
-from ..errors import DistError
 from . import stacks
-from .attach import groups
 from .folder import Folder, read_text
+from .groups_seen import groups, key_of, ranks_of
 from .mailbox import Mailbox
-from .records import key_of
 
 VERSION = 1
 ASK = "ask"
@@ -215,46 +213,6 @@ class Reporter:
         return {str(rank): process_state(pid) for rank, pid in self.processes.items() if rank != self.rank}
 
 
-def dump(reason: str = "asked by the program") -> Path:
-    """Write what this rank is doing into its report, at any moment and from any thread; other ranks are not asked.
-
-    Parameters
-    ----------
-    reason : str
-        Why: it is shown by ``hpccomm debug``.
-
-    Returns
-    -------
-    pathlib.Path
-        The file, ``rank<N>.json`` in ``HPCCOMM_DEBUG_DIR`` (default: a folder ``hpccomm-debug-*`` in the working
-        directory, made now); N is the rank in MPI.COMM_WORLD.
-
-    Raises
-    ------
-    DistError
-        Before init_process_group.
-
-    Examples
-    --------
-    >>> import json, hpccomm.debug
-    >>> file = hpccomm.debug.dump("an example")
-    >>> file.name, json.loads(file.read_text())["reason"]
-    ('rank0.json', 'an example')
-    """
-    from . import watchdog
-
-    current = watchdog.reporter()
-    if current is None:
-        group = next(iter(groups()), None)
-        if group is None:
-            raise DistError("hpccomm.debug.dump: there is no process group: call hpccomm.init_process_group() first")
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-        current = Reporter(comm.Get_rank(), comm.Get_size(), group.settings.debug_dir, group.processes)
-    return current.write(reason, watchdog.seconds())
-
-
 def read(folder: Path) -> list[dict[str, Any]]:
     """Return the reports in the folder of a run."""
     return list(filter(None, map(_report, sorted(folder.glob("rank*.json")))))
@@ -310,6 +268,5 @@ def process_state(pid: int) -> str:
 
 
 def _group(group: Any) -> dict[str, Any]:
-    ranks: Sequence[int] = getattr(group, "_process_ranks", group.ranks)
     counts = {"collectives": group.sequence_number, "messages": group.message_number}
-    return {"name": group.name, "ranks": list(ranks), **counts}
+    return {"name": group.name, "ranks": list(ranks_of(group)), **counts}

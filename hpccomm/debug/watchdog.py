@@ -29,7 +29,7 @@ from ..process import settings
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import let_launcher_read, tell
 from . import stacks
-from .attach import groups
+from .groups_seen import groups
 from .mailbox import Mailbox
 from .report import Reporter, works_in_flight
 from .stacks import Doing

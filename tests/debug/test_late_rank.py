@@ -46,7 +46,9 @@ DOES_NOT_WAIT = {
     *("ProcessGroup.sequence_number", "ProcessGroup.store"),
     *("Work.abort", "Work.add_done_callback", "Work.block", "Work.cancel", "Work.finish_with", "Work.get_duration"),
     *("Work.get_future", "Work.give_up", "Work.poll", "Work.translate_error"),
-    *("coalescing.collect", "coalescing.is_of_this_thread", "coalescing.refuse", "coalescing.wait"),
+    *("PersistentWork.belong_to", "PersistentWork.group", "ProcessGroup.agree_on", "ProcessGroup.any_device"),
+    *("Work.fail", "Work.group", "Work.has_ended", "Work.has_future", "Work.op_type", "Work.sequence_number"),
+    "coalescing.wait",
 }
 SEEN_ELSEWHERE = {
     "init_process_group": "the test below",

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..records import Record, key_of
+from ..groups_seen import key_of
+from ..records import Record
 
 if TYPE_CHECKING:
     from ...core.group import ProcessGroup

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from ...process.settings import Settings, folder_at_start
 from ...process.stderr import tell
 from ..folder import put, runs
-from ..records import Record, key_of
+from ..groups_seen import key_of
+from ..records import Record
 from . import recorder as recorders
 from .clock import Clocks
 
@@ -163,13 +164,6 @@ def save(folder: str | Path) -> Path | None:
     with contextlib.suppress(OSError):
         return write_trace(folder)
     return None
-
-
-def last_words(reason: str) -> None:
-    """Write this rank's report and its recording, because the job is about to end."""
-    from ..report import dump
-
-    save(dump(reason).parent)
 
 
 def dump_trace(folder: str | Path | None = None) -> Path:

@@ -19,8 +19,8 @@ from ...core.backend import FastPath
 from ...core.hooks import Operation, RemovableHandle
 from ...core.operation_list import MESSAGES
 from ...core.work import Work
-from ..attach import everywhere
-from ..records import Record, key_of
+from ..groups_seen import everywhere, key_of, ranks_of
+from ..records import Record
 from ..stacks import PACKAGE
 from .clock import EPOCH
 
@@ -50,7 +50,7 @@ class About:
     def __init__(self, group: ProcessGroup) -> None:
         self.key = key_of(group)
         self.name = group.name
-        self.ranks: tuple[int, ...] = group.__dict__.get("_process_ranks", group.ranks)
+        self.ranks: tuple[int, ...] = ranks_of(group)
         self.collectives = group.door.collectives
         self.messages = group.door.messages
         self.last = (group.sequence_number, group.message_number)

@@ -1,0 +1,92 @@
+"""The groups that this process has: what reports call each, and hooks on all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..core.group import ProcessGroup
+from ..core.hooks import Hook, RemovableHandle
+from ..job.failures import ranks_in_the_job
+
+
+@dataclass
+class _Seen:
+    key: str  # the same on every rank
+    ranks: tuple[int, ...]  # of its members, in MPI.COMM_WORLD
+    hooks: dict[object, Hook] = field(default_factory=dict)  # not their handles, which keep groups
+
+
+_seen: weakref.WeakKeyDictionary[ProcessGroup, _Seen] = weakref.WeakKeyDictionary()
+_made: Counter[tuple[int, ...]] = Counter()
+_everywhere: dict[object, Callable[[ProcessGroup], Hook]] = {}
+
+
+def see(group: ProcessGroup) -> None:
+    """Take a new group into the table; called by every rank of it."""
+    ranks = _process_ranks(group)
+    _made[ranks] += 1
+    _seen[group] = _Seen(hashlib.blake2b(f"{ranks} {_made[ranks]}".encode(), digest_size=6).hexdigest(), ranks)
+
+
+def groups() -> list[ProcessGroup]:
+    """Return the groups that there are; any thread may ask."""
+    while True:
+        try:
+            return list(_seen)
+        except RuntimeError:  # another thread has just made one
+            continue
+
+
+def key_of(group: ProcessGroup) -> str:
+    """Return the name of a group that is the same on every rank: its members, and which group of these it is."""
+    seen = _seen.get(group)
+    return f"{group.name}:{'-'.join(map(str, group.ranks[:8]))}" if seen is None else seen.key
+
+
+def ranks_of(group: ProcessGroup) -> tuple[int, ...]:
+    """Return the ranks of a group's members in MPI.COMM_WORLD: what one process is called throughout its job."""
+    seen = _seen.get(group)
+    return group.ranks if seen is None else seen.ranks
+
+
+def everywhere(hook_of: Callable[[ProcessGroup], Hook]) -> RemovableHandle:
+    """Register the hook that ``hook_of(group)`` returns on every group, also on those that are made later."""
+    key = object()
+    _everywhere[key] = hook_of
+
+    def remove() -> None:
+        del _everywhere[key]
+        for group in groups():
+            hook = _seen[group].hooks.pop(key, None)
+            if hook is not None:
+                group.door.remove_hook(hook)
+
+    for group in groups():
+        _register(group, key)
+    return RemovableHandle(remove)
+
+
+def register_on(group: ProcessGroup) -> None:
+    """Register the hooks that every group gets on a new one."""
+    for key in _everywhere:
+        _register(group, key)
+
+
+def _register(group: ProcessGroup, key: object) -> None:
+    hook = _seen[group].hooks[key] = _everywhere[key](group)
+    group.register_hook(hook)
+
+
+def _process_ranks(group: ProcessGroup) -> tuple[int, ...]:
+    if group.comm is None:
+        return group.ranks
+    from mpi4py import MPI
+
+    members = group.comm.Get_group()
+    translated = ranks_in_the_job(members)
+    members.Free()
+    return translated if MPI.UNDEFINED not in translated else group.ranks
