@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import os
 import secrets
@@ -10,15 +11,16 @@ import time
 
 from ..errors import DistNetworkError, here
 from . import handshake, wire
-from .handshake import REASONS, Verdict
+from .handshake import REASONS, ROOM, Session, Verdict
 from .table import Answer
 from .wire import Status
 
 CHUNK = 1 << 18  # bytes taken at once
-LONGEST_TRY = 10.0  # seconds: to connect once, and for each step of the handshake
+LONGEST_TRY = 10.0  # seconds: to connect and shake hands once
 SHORTEST_TRY = 1.0
 LONGEST_PAUSE = 1.0  # between two tries
 MOST_IDLE = 8
+PASSING = {errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.EAGAIN}
 
 
 class Connections:
@@ -32,32 +34,31 @@ class Connections:
 
     def open(self, patience: float) -> None:
         """Make the first connection; for `patience` seconds the master may still be starting."""
-        deadline, pause = time.monotonic() + patience, 0.01
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            try:
-                self._idle.append(Connection(*self._where, max(left, SHORTEST_TRY)))
-            except DistNetworkError as error:
-                if not isinstance(error.__cause__, (ConnectionError, TimeoutError)) or time.monotonic() > deadline:
-                    raise
-            else:
-                return
-            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-            pause = min(2 * pause, LONGEST_PAUSE)
+        self._idle.append(self._connected(time.monotonic() + patience, is_starting=True))
 
-    def ask(self, request: bytes, limit: float) -> tuple[int, Answer]:
-        """Send a request on one of them; see Connection.ask."""
+    def ask(self, request: bytes, limit: float, may_repeat: bool) -> tuple[int, Answer]:
+        """Return the answer to a request (see Connection.ask), in at most `limit` seconds.
+
+        If the connection was idle and turns out to be cut, a request that `may_repeat` is asked again on a new one.
+        """
+        deadline = time.monotonic() + limit
         if self._process != os.getpid():  # a fork: the connections are the parent's
             self._idle, self._process = [], os.getpid()
+        connection = self._taken()
+        may_repeat &= connection is not None
+        connection = connection or self._connected(deadline)
         try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = Connection(*self._where, limit)
-        try:
-            answer = connection.ask(request, limit)
-        except BaseException:
+            answer = connection.ask(request, deadline, limit)
+        except BaseException as error:
             connection.close()  # it may be in the middle of an answer
-            raise
+            if not may_repeat or not _is_cut(error.__cause__):
+                raise
+            self._idle = []  # as old
+            try:
+                connection = self._connected(deadline)
+            except DistNetworkError:
+                raise error from None
+            answer = connection.ask(request, deadline, limit)
         self._idle.append(connection)
         if len(self._idle) > self._room:
             self._idle.pop().close()
@@ -69,69 +70,116 @@ class Connections:
         while self._idle:
             self._idle.pop().close()
 
+    def _taken(self) -> Connection | None:
+        """Return an idle connection that has not been cut, as far as can be seen."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            if connection.is_open():
+                return connection
+            connection.close()
+
+    def _connected(self, deadline: float, is_starting: bool = False) -> Connection:
+        """Return a new connection; what may pass is tried again until `deadline`."""
+        pause = 0.01
+        while True:
+            try:
+                return Connection(*self._where, deadline)
+            except DistNetworkError as error:
+                if not _may_pass(error.__cause__, is_starting) or time.monotonic() > deadline:
+                    raise
+            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
 
 class Connection:
-    """A connection to a master that has shown that it has the key; it may take `limit` seconds to make."""
+    """A connection to a master that has shown that it has the key; it may take until `deadline` to make."""
 
-    def __init__(self, host: str, port: int, key: bytes, limit: float) -> None:
-        self._name = f"the store at {host}, port {port}"
+    def __init__(self, host: str, port: int, key: bytes, deadline: float) -> None:
+        self._name = f"the store at {host}" + (f", port {port}" if port else "")
         self._buffer = bytearray()
         self._input = memoryview(bytearray(CHUNK))  # made once: making it takes longer than a small answer
-        limit = min(limit, LONGEST_TRY)
+        now = time.monotonic()
+        deadline = min(max(deadline, now + SHORTEST_TRY), now + LONGEST_TRY)
         try:
-            self._socket = socket.create_connection((host, port), limit)
+            self._socket = _connected(host, port, deadline - now)
         except (OSError, UnicodeError) as error:
-            raise DistNetworkError(f"{self._name} can't be reached: {error}{here()}") from error
+            ended = "; has the process that holds it ended?" if isinstance(error, ConnectionRefusedError) else ""
+            raise DistNetworkError(f"{self._name} can't be reached: {error}{ended}{here()}") from error
         try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._shake_hands(key)
+            self._shake_hands(key, deadline)
         except BaseException:
             self._socket.close()
             raise
 
-    def ask(self, request: bytes, limit: float) -> tuple[int, Answer]:
-        """Send a request; return the status and the answer, which may take `limit` seconds."""
+    def ask(self, request: bytes, deadline: float, limit: float) -> tuple[int, Answer]:
+        """Return the status of a request and its answer, which come before `deadline`, `limit` seconds from then."""
         try:
-            self._socket.settimeout(limit)
-            self._socket.sendall(request)
-            header = wire.header(self._take(wire.HEADER.size))
-            answer = Answer(tuple(wire.fields(header, self._take(header.length))), header.number)
+            self._socket.settimeout(_left(deadline))
+            self._socket.sendall(self._session.signed(request))
+            head = self._take(wire.HEADER.size, deadline)
+            header = wire.header(head)
+            body = self._take(header.length, deadline)
+            tag = self._take(self._session.size, deadline)
+            if not self._session.is_next(head, body, tag):
+                raise wire.MalformedError("a message that is not the store's; somebody is in between")
+            answer = Answer(tuple(wire.fields(header, body)), header.number)
         except (OSError, wire.MalformedError) as error:
             raise self._explained(error, f"has not answered within {limit:g} s") from error
         if header.code == Status.MALFORMED:
             raise DistNetworkError(f"{self._name} refuses a message: {str(answer.values[0], 'utf-8')}{here()}")
         return header.code, answer
 
+    def is_open(self) -> bool:
+        """Return whether nothing says that the connection has been cut while nobody used it."""
+        self._socket.settimeout(0)
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
 
-    def _shake_hands(self, key: bytes) -> None:
+    def _shake_hands(self, key: bytes, deadline: float) -> None:
         client = secrets.token_bytes(handshake.NONCE)
         try:
             self._socket.sendall(handshake.MAGIC + client)
-            self._welcomed(self._take(1))
-            server = bytes(self._take(handshake.NONCE))
+            self._welcomed(deadline)
+            server = bytes(self._take(handshake.NONCE, deadline))
             self._socket.sendall(handshake.proof(key, "client", client, server))
-            self._welcomed(self._take(1))
-            proof = self._take(handshake.PROOF)
+            self._welcomed(deadline)
+            proof = self._take(handshake.PROOF, deadline)
         except OSError as error:
             raise self._explained(error, "is no store of hpccomm, or is too busy: it does not answer") from error
         if not hmac.compare_digest(proof, handshake.proof(key, "server", client, server)):
             raise DistNetworkError(f"{self._name} has another key (auth_key) than this process{here()}")
+        signs = key if not handshake.is_on_this_node(self._socket) else b""
+        self._session = Session(signs, "client", "server", client, server)
 
-    def _welcomed(self, verdict: bytearray) -> None:
-        if verdict[0] != Verdict.WELCOME:
-            reason = REASONS.get(verdict[0], "it is no store of hpccomm")
+    def _welcomed(self, deadline: float) -> None:
+        verdict = self._take(1, deadline)[0]
+        if verdict != Verdict.WELCOME:
+            reason = REASONS.get(verdict, "it is no store of hpccomm")
+            if verdict == Verdict.NO_ROOM:
+                reason = reason.format(*ROOM.unpack(self._take(ROOM.size, deadline)))
             raise DistNetworkError(f"{self._name} has refused this process: {reason}{here()}")
 
-    def _take(self, wanted: int) -> bytearray:
+    def _take(self, wanted: int, deadline: float) -> bytearray:
         """Return the next `wanted` bytes."""
         while len(self._buffer) < wanted:
             nbytes = self._socket.recv_into(self._input)
             if not nbytes:
                 raise ConnectionResetError("it has closed the connection")
             self._buffer += self._input[:nbytes]
+            if len(self._buffer) < wanted:  # also a byte now and then does not take longer
+                self._socket.settimeout(_left(deadline))
         if len(self._buffer) == wanted:  # no copy: it may be large
             taken, self._buffer = self._buffer, bytearray()
         else:
@@ -143,3 +191,42 @@ class Connection:
         if isinstance(error, TimeoutError):
             return DistNetworkError(f"{self._name} {silence}{here()}")
         return DistNetworkError(f"{self._name} is gone: {error}; has the process that holds it ended?{here()}")
+
+
+def _connected(host: str, port: int, limit: float) -> socket.socket:
+    if not host.startswith("@"):
+        connection = socket.create_connection((host, port), limit)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        handshake.keep_alive(connection)
+        return connection
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(limit)
+        connection.connect("\0" + host[1:])
+        if not handshake.is_own_user(connection):
+            raise PermissionError("it belongs to another user")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until then; TimeoutError if there are none."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _is_cut(error: BaseException | None) -> bool:
+    return isinstance(error, ConnectionError) or getattr(error, "errno", None) == errno.ETIMEDOUT
+
+
+def _may_pass(error: BaseException | None, is_starting: bool) -> bool:
+    """Return whether it may go better in a moment: the network, a name, a busy master, or one that is starting."""
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_AGAIN
+    if isinstance(error, ConnectionRefusedError):
+        return is_starting
+    return isinstance(error, (ConnectionError, TimeoutError)) or getattr(error, "errno", None) in PASSING

@@ -1,21 +1,35 @@
 """How a client and a server of a TCPStore convince each other that they have the same key, without showing it.
 
 The client sends its nonce; the server sends one of its own; each answers with the HMAC-SHA256 of both under the key,
-the client first. Without the key neither proof can be made, and each holds for one connection only.
+the client first. Without the key neither proof can be made, and each holds for one connection only. So does the key of
+each direction, which comes from the same nonces: every message that follows has a tag under it, with its number, so
+that who only passes the proofs on can neither ask nor answer.
+
+On one node the kernel says whose process the other end is (SO_PEERCRED): who belongs to another user is not heard at
+all, nobody is in between, and the messages have no tags.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
+import socket
+import struct
 from enum import IntEnum
 
+from ..errors import here
 from .wire import VERSION
 
 MAGIC = b"hpccomm\0" + bytes([VERSION])
 NONCE = 32  # bytes
 HELLO = len(MAGIC) + NONCE
 PROOF = hashlib.sha256().digest_size
+TAG = 16
+SHORTEST_KEY = 16
+ROOM = struct.Struct("<I")  # follows NO_ROOM: how many clients there are
+Bytes = bytes | bytearray | memoryview
+_PEER = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 
 
 class Verdict(IntEnum):
@@ -28,12 +42,84 @@ class Verdict(IntEnum):
 
 
 REASONS: dict[int, str] = {
-    Verdict.NO_ROOM: "it has as many connections as it takes (at most its ulimit -n)",
+    Verdict.NO_ROOM: "it has {} clients, as many as its process may have open files for; type `ulimit -n 16384` before "
+    "the job is started (each rank that uses a store is a client)",
     Verdict.OTHER_PROTOCOL: "it speaks another version of the protocol; use the same hpccomm everywhere",
     Verdict.WRONG_KEY: "this process has another key (auth_key)",
 }
 
 
+def checked(auth_key: object) -> bytes:
+    """Return the key that a program gives, b"" for none; TypeError or ValueError if it is no good one."""
+    if auth_key is None:
+        return b""
+    if not isinstance(auth_key, (bytes, bytearray, memoryview)):
+        raise TypeError(f"TCPStore: auth_key is a {type(auth_key).__name__}; expected bytes: {GOOD_KEY}{here()}")
+    key = bytes(auth_key)
+    if len(key) < SHORTEST_KEY:
+        raise ValueError(
+            f"TCPStore: auth_key has {len(key)} bytes; expected {SHORTEST_KEY} or more, {GOOD_KEY}; or None for no key"
+            f"{here()}"
+        )
+    return key
+
+
+GOOD_KEY = "secrets.token_bytes(32), the same in all processes"
+
+
 def proof(key: bytes, who: str, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Return what only a holder of `key` can say in this conversation; `who` is "client" or "server"."""
-    return hmac.digest(key, who.encode() + MAGIC + client_nonce + server_nonce, "sha256")
+    """Return what only a holder of `key` can say in this conversation; `who` is "client" or "server".
+
+    The length goes in with the key, because HMAC takes keys that differ only by NULs at the end for one.
+    """
+    derived = hashlib.sha256(b"hpccomm store key\0" + len(key).to_bytes(8, "little") + key).digest()
+    return hmac.digest(derived, who.encode() + MAGIC + client_nonce + server_nonce, "sha256")
+
+
+class Session:
+    """The tags of the messages of one connection: of each side under a key of its own, with the message's number.
+
+    Without a key, and on one node, tags are empty.
+    """
+
+    def __init__(self, key: bytes, me: str, other: str, client_nonce: bytes, server_nonce: bytes) -> None:
+        self.size = TAG if key else 0
+        self._out = proof(key, f"messages of the {me}", client_nonce, server_nonce)
+        self._in = proof(key, f"messages of the {other}", client_nonce, server_nonce)
+        self._sent = self._received = 0
+
+    def signed(self, message: bytes) -> bytes:
+        """Return the next message of this side with its tag."""
+        self._sent += 1
+        return message + self._tag(self._out, self._sent, message) if self.size else message
+
+    def is_next(self, head: Bytes, body: Bytes, tag: Bytes) -> bool:
+        """Return whether this is the next message of the other side."""
+        self._received += 1
+        return not self.size or hmac.compare_digest(tag, self._tag(self._in, self._received, head, body))
+
+    def _tag(self, key: bytes, number: int, *parts: Bytes) -> bytes:
+        tag = hmac.new(key, number.to_bytes(8, "little"), "sha256")
+        for part in parts:
+            tag.update(part)
+        return tag.digest()[:TAG]
+
+
+def is_on_this_node(connection: socket.socket) -> bool:
+    """Return whether a connection is a Unix socket's."""
+    return connection.family == socket.AF_UNIX
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """Return whether the process at the other end of a Unix socket is this user's."""
+    _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return bool(user == os.geteuid())
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let TCP look after a minute of silence, and every 15 seconds then, whether the other end is still there."""
+    if not is_on_this_node(connection):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+            if hasattr(socket, name):  # not every system has them
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

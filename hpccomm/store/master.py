@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BACKLOG = 4096
 ONE_NODE = "127.0.0.1"
+HOST_VARIABLE = "HPCCOMM_STORE_HOST"
 DISCARD = 9  # a port; nothing is sent there
 
 
@@ -30,7 +31,10 @@ class Master:
     """
 
     def __init__(self, listener: socket.socket, key: bytes, limits: Limits | None = None) -> None:
-        self.port: int = listener.getsockname()[1]
+        name = listener.getsockname()
+        self.host: str
+        self.port: int
+        self.host, self.port = ("@" + name[1:].decode(), 0) if isinstance(name, bytes) else name[:2]
         end, ended = socket.socketpair()
         thread = threading.Thread(target=_serve, args=(listener, ended, key, limits), name="hpccomm-store", daemon=True)
         thread.start()
@@ -61,15 +65,9 @@ def _serve(listener: socket.socket, ended: socket.socket, key: bytes, limits: Li
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at `host`, and there only; DistNetworkError if it can't.
-
-    A name that means this host's loopback to itself, as many distributions write into /etc/hosts, is another address
-    to other hosts: then it listens everywhere.
-    """
+    """Return a socket that listens at `host`, and there only; DistNetworkError if it can't."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if ipaddress.ip_address(address[0]).is_loopback and host not in (address[0], "localhost"):
-            address = ("", port)
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         raise DistNetworkError(
@@ -78,15 +76,43 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def serve(where: tuple[str, int] | None, peer: str | None) -> tuple[Master, tuple[str, int, bytes]]:
-    """Begin to serve a new store; return with it what clients need to know: host, port and key.
+def listen_on_this_node() -> socket.socket:
+    """Return a Unix socket that listens, of which clients know that it is this user's.
 
-    `where` is given, or a port is chosen, at an address by which the host `peer` (None: there is no other) reaches it.
+    Its name is in the network's namespace, as a port of 127.0.0.1 is, so that it reaches as far; it is no file, so
+    that nothing of it stays. Who has not been told the name has to look it up (/proc/net/unix), and belongs to this
+    user or is not heard (`handshake.is_own_user`).
     """
-    host, port = where or (address_for(peer), 0)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0hpccomm-{secrets.token_hex(16)}")
+    listener.listen(BACKLOG)
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host` is reached from this host only."""
+    try:
+        return ipaddress.ip_address(socket.getaddrinfo(host, DISCARD)[0][4][0]).is_loopback
+    except (OSError, UnicodeError):
+        return False
+
+
+def serve(where: tuple[str, int] | None, peer: str | None) -> tuple[Master, tuple[str, int, bytes]]:
+    """Return what serves a new store, and what clients need to know: host, port and key.
+
+    `where` is given, or chosen: an address by which the host `peer` reaches this one, and where there is no other host
+    (None) a Unix socket.
+    """
+    if where is None and peer is None and not os.environ.get(HOST_VARIABLE) and hasattr(socket, "SO_PEERCRED"):
+        host, listener = "", listen_on_this_node()
+    else:
+        host, port = where or (address_for(peer), 0)
+        if peer is not None and is_loopback(host):  # as many distributions write into /etc/hosts, for this host alone
+            host = _route_to(peer)
+        listener = listen(host, port)
     key = secrets.token_bytes(32)
-    master = Master(listen(host, port), key)
-    return master, (host, master.port, key)
+    master = Master(listener, key)
+    return master, (host or master.host, master.port, key)
 
 
 def address_for(peer: str | None, environ: Mapping[str, str] = os.environ) -> str:
@@ -94,11 +120,15 @@ def address_for(peer: str | None, environ: Mapping[str, str] = os.environ) -> st
 
     It is the one that packets to `peer` would leave from. ``HPCCOMM_STORE_HOST`` overrides it.
     """
-    said = environ.get("HPCCOMM_STORE_HOST", "").strip()
+    said = environ.get(HOST_VARIABLE, "").strip()
     if said:
         return said
-    if peer in (None, socket.gethostname()):
+    if peer is None or peer == socket.gethostname():
         return ONE_NODE
+    return _route_to(peer)
+
+
+def _route_to(peer: str) -> str:
     for name in (peer, socket.gethostname()):
         try:
             family, kind, _, _, address = socket.getaddrinfo(name, DISCARD, type=socket.SOCK_DGRAM)[0]

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
+import logging
+import os
 import resource
 import secrets
 import socket
@@ -16,8 +19,7 @@ from typing import NamedTuple
 
 from ..errors import DistStoreError
 from . import handshake, wire
-from .handshake import Verdict
-from .master import BACKLOG
+from .handshake import ROOM, Session, Verdict
 from .table import LARGEST_VALUE, READS, QueueEmptyError, Request, Table
 from .wire import Status
 
@@ -25,6 +27,9 @@ CHUNK = 1 << 18  # bytes taken at once
 READ_AHEAD = 1 << 16  # bytes that are taken from a client while it waits for an answer
 MIB = 1 << 20
 OTHER_FILES = 64  # open files that are left to the rest of the process
+STRANGERS = 64  # clients that have not shown the key yet
+AT_ONCE = 16  # connections taken in one turn of the loop, which has other things to do
+PAUSE = 0.1  # seconds, where the system has no file for a connection
 
 
 class Limits(NamedTuple):
@@ -39,34 +44,93 @@ class Limits(NamedTuple):
 class Server:
     """Serve a table to those who have the key.
 
+    Where many connect who do not show the key, the oldest of them makes room for the next one: who has the key has
+    shown it before so many others have come, or tries again. They never have more than a few of the process's files.
+
     Each connection has one request at a time. So what a client can make the server hold is one message being read, one
     answer being sent, and a little read ahead; and before it has shown that it has the key, a few bytes.
     """
 
     def __init__(self, key: bytes, limits: Limits) -> None:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        room = limits.connections if files == resource.RLIM_INFINITY else min(limits.connections, files - OTHER_FILES)
+        self._files = limits.connections * 2 + OTHER_FILES if files == resource.RLIM_INFINITY else files
+        self._strangers_room = max(1, min(STRANGERS, self._files // 16))
+        self.room = min(limits.connections, self._files - OTHER_FILES - self._strangers_room)
         self.key = key
-        self.limits = limits._replace(connections=room)
+        self.limits = limits
         self.table = Table(limits.capacity)
         self.clients: set[Client] = set()
+        self.strangers: dict[Client, None] = {}  # those of the clients who have not shown the key, the oldest first
         self.input = memoryview(bytearray(CHUNK))
+        self._free = 0  # files that the process may still open, beside OTHER_FILES
+        self._accepting: set[asyncio.Task[object]] = set()
+        self._has_complained = False
         self._waiting: dict[str, dict[Client, None]] = {}  # by key; in the order of arrival
 
     async def serve(self, listener: socket.socket, end: socket.socket) -> None:
         """Talk to everybody who connects to `listener`, until `end` can be read."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: self._complain(context.get("exception") or context["message"]))
         ended = asyncio.Event()
         loop.add_reader(end, ended.set)
-        server = await loop.create_server(lambda: Client(self), sock=listener, backlog=BACKLOG)
+        listener.setblocking(False)
+        loop.add_reader(listener, self._accept, loop, listener)  # asyncio's own loop takes as many as come, and logs
         await ended.wait()
         loop.remove_reader(end)
+        loop.remove_reader(listener)
         listener.shutdown(socket.SHUT_RDWR)  # closing is not enough if a forked process has it, too
-        server.close()
-        while self.clients or len(asyncio.all_tasks(loop)) > 1:  # a task is a client just being accepted
+        listener.close()
+        while self.clients or self._accepting:
             for client in self.clients:
                 client.end()
             await asyncio.sleep(0)
+
+    def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+        """Take some of those who have connected."""
+        self._count_files()
+        for _ in range(AT_ONCE):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if listener.fileno() >= 0 and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    loop.remove_reader(listener)
+                    loop.call_later(PAUSE, loop.add_reader, listener, self._accept, loop, listener)
+                self._complain(error)
+                return
+            if handshake.is_on_this_node(connection) and not handshake.is_own_user(connection):
+                connection.close()
+                continue
+            task = loop.create_task(loop.connect_accepted_socket(lambda: Client(self), connection))
+            self._accepting.add(task)
+            task.add_done_callback(self._accepting.discard)
+
+    def admit(self, client: Client) -> None:
+        """Take a client who has not shown the key; the oldest such one goes where there are too many."""
+        while len(self.strangers) >= max(1, min(self._strangers_room, len(self.strangers) + self._free)):
+            next(iter(self.strangers)).end()
+        self.strangers[client] = None
+        self.clients.add(client)
+
+    def _count_files(self) -> None:
+        try:
+            used = len(os.listdir("/proc/self/fd"))
+        except OSError:  # only Linux has it, and it takes a file to look
+            used = len(self.clients)
+        self._free = self._files - OTHER_FILES - used
+
+    def is_full(self) -> bool:
+        """Return whether nobody else may come in."""
+        return len(self.clients) - len(self.strangers) >= self.room or self._free < -AT_ONCE
+
+    def _complain(self, problem: object) -> None:
+        """Log what goes wrong, once: who causes it could fill the disk with it."""
+        if not self._has_complained:
+            self._has_complained = True
+            logging.getLogger("hpccomm").warning(
+                "the server of a store has a problem, of which it says no more: %r", problem
+            )
 
     def wait(self, client: Client, key: str) -> None:
         """Let `client` look again when `key` has changed."""
@@ -87,7 +151,7 @@ class Server:
 
 
 class Client(asyncio.BufferedProtocol):
-    """What the server has of one client: the connection, and what has come of its next message.
+    """One client: the connection, and what has come of its next message.
 
     The conversation goes on in `_next`, which is called with the next `_wanted` bytes; with none while the client waits
     for an answer, or has not taken it yet.
@@ -110,8 +174,9 @@ class Client(asyncio.BufferedProtocol):
         """Begin to talk."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._server.clients.add(self)
+        self._socket: socket.socket = transport.get_extra_info("socket")
+        handshake.keep_alive(self._socket)
+        self._server.admit(self)
         self._hurry(self._server.limits.handshake)
 
     def get_buffer(self, _: int) -> memoryview:
@@ -128,7 +193,7 @@ class Client(asyncio.BufferedProtocol):
             while self._next is not None and len(self._buffer) >= self._wanted:
                 self._next(self._taken(self._wanted))
         except wire.MalformedError as error:
-            self._close(wire.packed(Status.MALFORMED, values=[str(error).encode()]))
+            self._close(self._session.signed(wire.packed(Status.MALFORMED, values=[str(error).encode()])))
         if self._next is None:
             if len(self._buffer) > READ_AHEAD:
                 self._transport.pause_reading()
@@ -146,6 +211,7 @@ class Client(asyncio.BufferedProtocol):
         self._take_time()
         self._stop_waiting()
         self._server.clients.discard(self)
+        self._server.strangers.pop(self, None)
 
     def pause_writing(self) -> None:
         """Wait until the client has taken what it was told."""
@@ -161,8 +227,9 @@ class Client(asyncio.BufferedProtocol):
 
     def end(self) -> None:
         """Close at once; also where a forked process has the connection, too."""
+        self._server.strangers.pop(self, None)
         with contextlib.suppress(OSError):
-            self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._transport.abort()
 
     # -- what is said, one after the other -------------------------------------------------------------
@@ -170,8 +237,8 @@ class Client(asyncio.BufferedProtocol):
     def _hello(self, hello: bytearray) -> None:
         if not hello.startswith(handshake.MAGIC):
             self._close(bytes([Verdict.OTHER_PROTOCOL]))
-        elif len(self._server.clients) > self._server.limits.connections:
-            self._close(bytes([Verdict.NO_ROOM]))
+        elif self._server.is_full():
+            self._close(bytes([Verdict.NO_ROOM]) + ROOM.pack(len(self._server.clients) - len(self._server.strangers)))
         else:
             self._nonces = bytes(hello[len(handshake.MAGIC) :]), secrets.token_bytes(handshake.NONCE)
             self._transport.write(bytes([Verdict.WELCOME]) + self._nonces[1])
@@ -183,18 +250,24 @@ class Client(asyncio.BufferedProtocol):
             self._close(bytes([Verdict.WRONG_KEY]))
             return
         self._take_time()
+        self._server.strangers.pop(self, None)
+        signs = key if not handshake.is_on_this_node(self._socket) else b""
+        self._session = Session(signs, "server", "client", *self._nonces)
         self._transport.write(bytes([Verdict.WELCOME]) + handshake.proof(key, "server", *self._nonces))
         self._next, self._wanted = self._head, wire.HEADER.size
 
     def _head(self, data: bytearray) -> None:
         self._take_time()
-        self._header = wire.header(data)
-        self._next, self._wanted = self._body, self._header.length
+        self._header, self._header_bytes = wire.header(data), data
+        self._next, self._wanted = self._body, self._header.length + self._session.size
 
     def _body(self, data: bytearray) -> None:
         self._take_time()
         self._next = None
-        request = wire.request(self._header, data)
+        body = memoryview(data)[: self._header.length]
+        if not self._session.is_next(self._header_bytes, body, data[self._header.length :]):
+            raise wire.MalformedError("a message that is not the client's; somebody is in between")
+        request = wire.request(self._header, body)
         if not self._answered(request):
             self._request = request
             self._wait(request)
@@ -232,7 +305,7 @@ class Client(asyncio.BufferedProtocol):
 
     def _answer(self, data: bytes) -> None:
         self._next, self._wanted = self._head, wire.HEADER.size
-        self._transport.write(data)  # calls pause_writing where the client does not take it
+        self._transport.write(self._session.signed(data))  # calls pause_writing where the client does not take it
 
     def _too_late(self) -> None:
         missing = self._missing

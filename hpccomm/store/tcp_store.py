@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import DistStoreError, DistTimeoutError, here
 from . import wire
 from .store import DEFAULT_TIMEOUT, Store, Timeout, too_late
-from .table import HIDDEN, WAITS, Answer, Op, QueueEmptyError, Request
+from .table import HIDDEN, READS, WAITS, Answer, Op, QueueEmptyError, Request
 from .wire import Status
 
 if TYPE_CHECKING:  # what they import takes time, and most programs have no TCPStore
@@ -25,7 +25,7 @@ class TCPStore(Store):
     Parameters
     ----------
     host : str
-        Name or address of the master's host. The master listens on it, and only there.
+        Name or address of the master's host. The master listens at this address, and only there.
     port : int
         0 on the master lets the system choose: see `port`.
     world_size : int, optional
@@ -37,8 +37,9 @@ class TCPStore(Store):
     wait_for_workers : bool, optional
         Whether the master waits here until `world_size` processes have come.
     auth_key : bytes, optional
-        Who has another one can neither read nor change anything, and a master with another one is not believed.
-        Default: none; whoever reaches the port may use the store.
+        16 bytes or more, the same in all processes: ``secrets.token_bytes(32)``. Who has another one can neither read
+        nor change anything, and is not believed; nor is who changes the packets of others. Default: none; then the
+        master listens on loopback only, and every user of its host may use the store.
 
     Attributes
     ----------
@@ -48,6 +49,8 @@ class TCPStore(Store):
 
     Raises
     ------
+    ValueError
+        `auth_key` is too short; or there is none, and `host` is no loopback address.
     DistNetworkError
         The master can't be reached, or can't listen there; or has another key, or another version of hpccomm.
     DistTimeoutError
@@ -60,8 +63,10 @@ class TCPStore(Store):
 
     Examples
     --------
-    >>> with hc.TCPStore("localhost", 0, is_master=True, auth_key=b"secret") as master:
-    ...     client = hc.TCPStore("localhost", master.port, auth_key=b"secret")
+    >>> import secrets
+    >>> key = secrets.token_bytes(32)
+    >>> with hc.TCPStore("localhost", 0, is_master=True, auth_key=key) as master:
+    ...     client = hc.TCPStore("localhost", master.port, auth_key=key)
     ...     client.set("colour", "red")
     ...     master.get("colour")
     b'red'
@@ -79,9 +84,15 @@ class TCPStore(Store):
     ) -> None:
         if not 0 <= port < 1 << 16 or not (port or is_master):
             raise ValueError(f"TCPStore: port is {port}; expected 1 to 65535, or on the master 0{here()}")
-        from .master import Master, listen
+        from .handshake import GOOD_KEY, checked
+        from .master import Master, is_loopback, listen
 
-        key = auth_key or b""
+        key = checked(auth_key)
+        if is_master and not key and not is_loopback(host):
+            raise ValueError(
+                f"TCPStore: without auth_key everybody who reaches {host} could read and change the store; give "
+                f"auth_key={GOOD_KEY}, or listen at localhost{here()}"
+            )
         master = Master(listen(host, port), key) if is_master else None
         self._set_up(host, master.port if master else port, key, timeout, master)
         try:
@@ -114,7 +125,7 @@ class TCPStore(Store):
                 f"keys and values have {len(data)} bytes; at most {wire.LARGEST_MESSAGE} go at once{here()}"
             )
         limit = (timeout if request.op in WAITS else self._timeout) + GRACE
-        code, answer = self._connections.ask(data, limit)
+        code, answer = self._connections.ask(data, limit, request.op in READS)
         if code == Status.OK:
             return answer
         text = str(answer.values[0], "utf-8")

@@ -1,8 +1,13 @@
-"""A master in a process of its own, as tests start it: it prints its port, and ends with its input."""
+"""A master in a process of its own, as tests start it: it prints its port, and ends with its input.
+
+A number on its input lets it open so many files at once, and print how many.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import resource
 import sys
 
@@ -18,7 +23,9 @@ def main(files: int | None = None, **limits: float) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     master = Master(listen("127.0.0.1", 0), KEY, Limits(**limits))  # type: ignore[arg-type]
     print(master.port, flush=True)
-    sys.stdin.read()
+    for line in sys.stdin:
+        with contextlib.ExitStack() as stack:
+            print(len([stack.enter_context(open(os.devnull, "rb")) for _ in range(int(line))]), flush=True)
     master.close()
 
 

@@ -24,7 +24,7 @@ def opened(kind: str, folder: Path) -> hc.Store:
         return hc.HashStore(timeout=30)
     if kind == "file":
         return hc.FileStore(folder / "store", timeout=30)
-    return hc.TCPStore("localhost", 0, is_master=True, timeout=30, auth_key=b"key")
+    return hc.TCPStore("localhost", 0, is_master=True, timeout=30, auth_key=b"a key of 16 bytes")
 
 
 @pytest.fixture(params=["hash", "file", "tcp", "prefix of hash", "prefix of file", "prefix of tcp"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -269,14 +270,24 @@ class TestAddress:
     def test_for_another_host_it_is_no_loopback(self) -> None:
         assert not master.address_for("no-such-host.invalid", {}).startswith("127.")
 
-    def test_literal_loopback_is_kept_and_a_name_for_it_is_opened(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def resolved(host: str, port: int, **_: object) -> list[Any]:
-            return [(2, 1, 6, "", ("127.0.1.1" if host == "this-host" else host, port))]
+    def test_a_name_for_loopback_is_not_opened_to_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("HPCCOMM_STORE_HOST", raising=False)
+        real = socket.getaddrinfo
+
+        def resolved(host: str, port: int, **options: Any) -> list[Any]:
+            return real("127.0.1.1" if host == "this-host" else host, port, **options)
 
         monkeypatch.setattr(master.socket, "getaddrinfo", resolved)
-        for host, expected in (("127.0.0.1", "127.0.0.1"), ("this-host", "0.0.0.0")):
+        for host, expected in (("127.0.0.1", "127.0.0.1"), ("this-host", "127.0.1.1")):
             with master.listen(host, 0) as listener:
                 assert listener.getsockname()[0] == expected
+        asked: list[str] = []
+        monkeypatch.setattr(master, "_route_to", lambda peer: asked.append(peer) or "127.0.0.1")
+        for peer, told in ((None, "this-host"), ("node7", "127.0.0.1")):
+            server, (host, _, _) = master.serve(("this-host", 0), peer)
+            server.close()
+            assert host == told
+        assert asked == ["node7"]
 
     def test_ranks_of_two_nodes_ask_for_the_address_between_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[str | None] = []
@@ -307,9 +318,10 @@ import hpccomm as hc
 world = hc.init_process_group()
 world.store.set("key", "secret")
 if world.rank == 0:
-    port = world.store.underlying_store.port
+    store = world.store.underlying_store
+    print(store)
     try:
-        hc.TCPStore("127.0.0.1", port, timeout=5)
+        hc.TCPStore.at(store.host, store.port, b"the key of another job", 60).get("key")
     except hc.DistNetworkError as error:
         print(error)
 hc.barrier()
@@ -323,4 +335,5 @@ def test_the_store_of_a_job_is_closed_to_others(tmp_path: Path) -> None:
     program.write_text(NO_KEY)
     done = launch(2, sys.executable, program)
     assert done.returncode == 0, done.stderr
+    assert re.search(r"TCPStore\('@hpccomm-\w{32}', 0\)", done.stdout)  # no port that others could connect to
     assert re.search(r"has refused this process: this process has another key", done.stdout)

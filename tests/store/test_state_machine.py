@@ -167,7 +167,7 @@ class waiting_for_nothing:
 
 
 def tcp() -> hc.Store:
-    return hc.TCPStore("127.0.0.1", 0, is_master=True, auth_key=b"key")
+    return hc.TCPStore("127.0.0.1", 0, is_master=True, auth_key=b"a key of 16 bytes")
 
 
 def part_of(make: Make) -> Make:
