@@ -132,7 +132,7 @@ All operations of a group, in one table. `hpccomm` has a function of each name, 
   `irecv`, and `coalescing` has `async_ops=True`. *coalescing*: a [coalescing block](coalescing.md) collects it; other
   operations are refused there. *persistent*: there is a [persistent form](repeated.md), `all_reduce_init` and so on.
 * **arguments in a hook**: the names in `operation.arguments` of a [hook](hooks.md), which are also the arguments of the
-  method of a [backend](backends.md). Ranks (`root`, `dst`, `src`) are ranks of the group. What has a * has
+  method of a [backend](backends.md). Ranks (`root`, `dst`, `src`) are ranks of the group. What has a \\* has
   the same dtype and size on every rank; a dtype and an `op` or `root` are the same in any case.
 
 {table}
@@ -154,6 +154,6 @@ def as_markdown() -> str:
     rows: list[tuple[str, ...]] = [head, ("---",) * len(head)]
     for spec in OPERATIONS.values():
         has = {"async": spec.is_asynchronous, "coalescing": spec.is_collected, "persistent": spec.is_persistent}
-        arguments = ", ".join(f"`{each}`{'*' * (each in spec.alike)}" for each in spec.arguments)
+        arguments = ", ".join(f"`{each}`" + "\\*" * (each in spec.alike) for each in spec.arguments)
         rows.append((f"`{spec.name}`", spec.summary, ", ".join(form for form in has if has[form]), arguments))
     return _PAGE.format(table="\n".join(f"| {' | '.join(row)} |" for row in rows), command=COMMAND)
