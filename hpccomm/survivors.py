@@ -1,4 +1,9 @@
-"""Going on without ranks that have died: what the survivors call."""
+"""Going on without ranks that have died: what the survivors call.
+
+A shrunk world is a new world, and the program makes its groups again: global ranks are counted anew, and groups that
+changed their ranks under its hands would be wrong in silence. `agree` does not pass the door, for it works in failed
+groups. A communicator that is given up is not freed: MPI may still hold messages for it.
+"""
 
 from __future__ import annotations
 

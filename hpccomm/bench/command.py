@@ -1,4 +1,7 @@
-"""The command line of ``hpccomm bench``."""
+"""The command line of ``hpccomm bench``.
+
+No progress bar: mpiexec forwards stdout and stderr independently, so rows had to be held back, and Ctrl-C lost them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The end of a group: what is in flight is finished, and all ranks meet before anything is taken down."""
+"""The end of a group: what is in flight is finished, and all ranks meet before anything is taken down.
+
+They meet in a barrier that is polled: it ends where a rank does not come, and lets other threads work meanwhile.
+"""
 
 from __future__ import annotations
 

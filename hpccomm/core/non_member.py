@@ -1,4 +1,7 @@
-"""NonMember: what a rank outside a group holds in the group's place."""
+"""NonMember: what a rank outside a group holds in the group's place.
+
+No subclass of ProcessGroup, which would inherit what it must not do; its operations come from the list of operations.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Membership:
     """
 
     rank: int
-    size: int
+    size: int  # and nothing that can be called as well: NumPy takes only an int itself for weak (float32 / size)
     ranks: tuple[int, ...] = ()
     comm: MPI.Intracomm | Any = None  # None: a group that its own backend connects, without MPI
     nodes: tuple[int, ...] = ()

@@ -1,4 +1,8 @@
-"""Which GPU each rank takes where the program leaves that to hpccomm (``device_id="auto"``, or no array to go by)."""
+"""Which GPU each rank takes where the program leaves that to hpccomm (``device_id="auto"``, or no array to go by).
+
+By identity, not by number: each rank says which GPUs it sees, and takes one that the fewest have taken. Local ranks are
+wrong where ``--gpu-bind`` or containers show ranks different GPUs. An array that is there already says more.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ..core.arrays import bits_of_torch
 from ..core.sparse import assign_sum
 from .seam import Kernel
 
-NOT_READY = 600  # cudaErrorNotReady
+NOT_READY = 600  # cudaErrorNotReady, which stays the last error: CuPy can't clear it, and links its runtime statically
 UNIQUE = 8  # bytes of a UUID
 INSTALL = "pip install 'hpccomm[cuda13]' (or [cuda12], for an older driver)"
 

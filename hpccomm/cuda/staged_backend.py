@@ -23,7 +23,7 @@ from .packing import Packing, gpu_of
 
 T = TypeVar("T")
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 4 << 20  # of collectives; of a message the other end may be a host array
 CHUNKS = 3  # one on its way to the host, one in a message, one on its way back
 
 

@@ -202,6 +202,7 @@ class MPIBackend(Backend):
         buffer, finish = recv_buffer(output)
         return self._exchange(unaliased(array, output), input_counts, buffer, output_counts, finish, async_op)
 
+    # A form of the call, not a coincidence of counts, on which ranks could disagree. MPICH's Alltoallv is slower.
     def _all_to_all_equal_parts(self, output: Any, array: Any, async_op: bool) -> Work | None:
         if async_op and output.nbytes >= self._thread_bytes:
             return self._thread.launch("all_to_all_single", output, array, None, None)

@@ -6,6 +6,8 @@ while the program computes, because mpi4py's calls release the GIL: ``hpccomm be
 
 The thread makes its calls on a communicator of its own, in the order of the launches, which is the same on all ranks:
 so they match each other, and nothing else. It needs MPI_THREAD_MULTIPLE.
+
+The size decides, so what may have different sizes on different ranks stays out of it.
 """
 
 from __future__ import annotations

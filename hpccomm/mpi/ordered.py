@@ -4,6 +4,8 @@ MPI only moves the arrays, and NumPy combines them, always as ``((x0 + x1) + x2)
 gets one segment from all others (all_to_all), combines them, and gives the result to all (all_gather): what is sent is
 what a ring sends. A small array goes to everybody at once. Large arrays go in pieces, so that the room for what the
 others sent does not grow with them.
+
+A backend rather than an option of each call: no other group pays for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""BackendOverMPI: a backend of host arrays that leaves to MPI what it does not override."""
+"""BackendOverMPI: a backend of host arrays that leaves to MPI what it does not override.
+
+It delegates rather than inherits: a subclass of the transport would import MPI where the class is defined. What it
+overrides is what every form runs: its fast path is masked, its coalesced and persistent forms are made of the plain
+one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""NCCLBackend: every operation on GPU arrays that NCCL has, each a few lines around one call or one group of calls."""
+"""NCCLBackend: every operation on GPU arrays that NCCL has, each a few lines around one call or one group of calls.
+
+PREMUL_SUM multiplies first, by a kernel: so it works for complex factors and with every NCCL. ncclGather and
+ncclScatter want one contiguous buffer, and lists have many. A message does not connect the ranks: that takes all of
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """NCCL by CuPy: behind the seam of ``cuda/seam.py``, whose docstrings say what each function is for.
 
 What ``cupy.cuda.nccl`` lacks is called in the same libnccl, which CuPy has loaded, by ctypes (libnccl.py).
+
+CuPy destroys a communicator that is collected, which would wait for other ranks: the last reference is never given up.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 That is, in this order: packing; NCCL's calls, those of one operation as one group; unpacking. Making a plan puts
 nothing on a stream.
+
+In a capture no stream waits for what is outside of it: CUDA refuses that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What the launcher says about this process, read from environment variables."""
+"""What the launcher says about this process, read from environment variables.
+
+It decides nothing: MPI does. It is compared with MPI, and lets one process print before MPI is there.
+"""
 
 from __future__ import annotations
 

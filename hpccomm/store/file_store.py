@@ -1,4 +1,7 @@
-"""FileStore: a store in a file that processes share."""
+"""FileStore: a store in a file that processes share.
+
+It is a log, rather than a file per key or SQLite: what all can add to under one lock on any file system with flock.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The server of a TCPStore: it holds the table and talks to all clients, in one thread.
 
 Imported by the thread itself, when the first client comes: asyncio takes 30 ms to import.
+
+A client is a protocol object: as coroutines on streams every request took twice as long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a store does, apart from where it is: requests, answers, and the table that every store applies them to."""
+"""What a store does, apart from where it is: requests, answers, and the table that every store applies them to.
+
+A store is one method, `request`. Kinds of stores differ in how a request gets to the table and how it waits for it.
+"""
 
 from __future__ import annotations
 

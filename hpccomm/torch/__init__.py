@@ -6,6 +6,12 @@ streams     torch's current CUDA stream, as CuPy's
 start       finding together over MPI, without MASTER_ADDR
 
 It needs a PyTorch whose backends may be written in Python, 2.14 or newer. Tried on tensors in host memory only.
+
+torch takes the adapter in two forms. Where hpccomm serves every device of a group it is a *ProcessGroup*, which
+``dist.all_reduce`` calls without a detour through C++; in a map of several backends a *Backend*, whose Works torch
+wraps (`PyWorkHolder`: only `wait` and `get_future` get through). Large operations run in the group's communication
+thread: DDP waits for Futures in C++, and nobody else would drive MPI. Where a time-out raises, blocking calls become
+asynchronous ones, because a blocking call of MPI can't be interrupted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Exchange: every rank says something, rank 0 judges it, and every rank hears the verdict, or who has not come."""
+"""Exchange: every rank says something, rank 0 judges it, and every rank hears the verdict, or who has not come.
+
+Not an all_gather: so rank 0 knows who is missing, and who comes too late hears it instead of waiting alone.
+"""
 
 from __future__ import annotations
 
