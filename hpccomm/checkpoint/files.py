@@ -142,7 +142,7 @@ def patiently(read: Callable[[], T]) -> T:
 
 
 def write_durably(path: Path, write: Callable[[Any], object], undo: Callable[[], object] = lambda: None) -> int:
-    """Let `write` fill a file that has its name only when all of it is on the disk; return its size in bytes.
+    """Return the size in bytes of a file that `write` has filled, and that got its name when all of it was on the disk.
 
     On an error `undo` is called where it is certain that the file has not got its name.
     """
@@ -245,7 +245,7 @@ def _has_padding(dtype: Any) -> bool:
 
 
 def dtype_as_text(dtype: np.dtype[Any]) -> str:
-    """Return what the manifest has for a dtype; ValueError for one that would not come back as it is."""
+    """Return a dtype as the text of a manifest; ValueError for one that would not come back as it is."""
     if _is_of_ml_dtypes(dtype):
         return dtype.name
     if dtype.hasobject:

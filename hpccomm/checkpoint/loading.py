@@ -1,4 +1,4 @@
-"""Loading: which step, who reads what, and what happens when a file is damaged."""
+"""Loading: the choice of a step, each rank's part of its arrays, and the steps before it where a file is damaged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATTEMPTS = 10  # to read the last checkpoint, while another job writes newer one
 
 @dataclass
 class Checkpoint:
-    """What :func:`load` returns, with these attributes.
+    """A checkpoint as :func:`load` returns it.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Loading:
         return candidates[-1], candidates[-2] if len(candidates) > 1 else None
 
     def _is_gone(self, step: int) -> bool:
-        """Say whether there is no manifest of a step any more, or another one; on the first rank."""
+        """Return whether a step has lost its manifest, or has another one; on the first rank."""
         if step not in files.steps_in(self.folder):
             return True
         return self.data != "" and files.data_of(self.folder, step) not in (self.data, None)

@@ -1,4 +1,4 @@
-"""The end of what is no longer kept, and of what killed programs have left."""
+"""Removal of checkpoints that are no longer kept, and of the litter of killed programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import files
 
 
 def prune(folder: Path, unwanted: set[int], step: int, data: str, oldest_spared: float | None) -> list[OSError]:
-    """Remove the checkpoints of `unwanted`, manifests first, and what no manifest names; return what was in the way.
+    """Remove the checkpoints of `unwanted`, manifests first, and litter; return the errors of what can't be removed.
 
     `data` has the arrays of `step`, the newest. Without a manifest, what has changed after `oldest_spared` stays.
     """

@@ -1,4 +1,4 @@
-"""Saving: the files of all ranks, then the manifest, then the end of what is no longer kept."""
+"""Saving: the files of all ranks, then the manifest, then the removal of older checkpoints."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Saving:
         return together(self.group, "checkpoint.save", act, undo)
 
     def _describe(self, metadata: Any, keep: Any, overwrite: bool) -> dict[str, Any]:
-        """Check this rank's arguments and return what all have to know of them."""
+        """Return the description of this rank's arguments, checked, for all ranks."""
         self.step = checks.integer("step", self.step)
         if self.step < 0:
             raise ValueError(f"step is {self.step}; expected 0 or more")
@@ -106,7 +106,7 @@ class Saving:
             )
 
     def _begin(self, overwrite: bool) -> None:
-        """Keep other writers out, on the first rank, and look at what they have left."""
+        """Take the lock of the folder, on the first rank."""
         if self.group.rank > 0:
             return
         files.make_folder(self.folder)
@@ -139,7 +139,7 @@ class Saving:
         return described
 
     def _write(self, first: dict[str, Any]) -> dict[str, Any]:
-        """Write this rank's file and return what is where in it; of what it need not write, the checksums alone."""
+        """Return the places of arrays in this rank's file, which it writes; of others' arrays the checksums alone."""
         shards: dict[str, dict[str, Any]] = {"arrays": {}, "replicated": {}}
         writes_all = self.group.rank == 0
         name_of_file = f"rank-{self.group.rank}.npy"

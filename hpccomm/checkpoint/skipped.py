@@ -1,4 +1,4 @@
-"""Steps that a load has found damaged and skipped: they are none to go on from, and the next save removes them."""
+"""Damaged steps that a load has skipped: the next save is not compared with them, and removes them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class SkippedSteps:
             self._of_folders.setdefault(self._key, {})[step] = identity
 
     def steps(self) -> set[int]:
-        """Return those whose manifest is still the one that was skipped."""
+        """Return the skipped steps that have not been saved again since."""
         skipped = self._of_folders.get(self._key, {})
         return {step for step, identity in skipped.items() if self._identity(step) == identity}
 
     def forget(self) -> None:
-        """Forget them: they have been removed, or another load has begun."""
+        """Forget them, when they have been removed."""
         self._of_folders.pop(self._key, None)
 
     def _identity(self, step: int) -> Identity | None:

@@ -1,4 +1,4 @@
-"""What ranks do together: a step that fails on one of them fails on all, with the same words."""
+"""Steps that ranks take together: one that fails on one rank fails on all, with the same words."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RAISED = {OSError: CheckpointError, Exception: RuntimeError}  # where it is not 
 def together(
     group: ProcessGroup, operation: str, act: Callable[[], T], undo: Callable[[], None] | None = None
 ) -> list[T]:
-    """Do `act` on every rank and return what came of it on each: small, since it travels.
+    """Return the outcomes of `act` on all ranks: small, since they travel.
 
     Where it raises on one rank, `undo` is called on all and all raise. An error of the communication itself undoes
     nothing: other ranks may have got on.
@@ -54,5 +54,5 @@ def together(
 
 
 def of_first(group: ProcessGroup, operation: str, act: Callable[[], T]) -> T:
-    """Do `act` on the group's first rank alone, and return on every rank what came of it."""
+    """Return, on every rank, the outcome of `act` on the group's first rank, which alone calls it."""
     return together(group, operation, lambda: act() if group.rank == 0 else None)[0]  # type: ignore[return-value]

@@ -68,7 +68,7 @@ class WriterLock:
                     os.close(file)
 
     def release(self) -> None:
-        """Let others write."""
+        """Give the lock back."""
         if self._file < 0:
             return
         with suppress(OSError):

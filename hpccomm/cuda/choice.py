@@ -16,7 +16,7 @@ from .seam import Runtime
 
 
 class Sight(NamedTuple):
-    """What a rank sees: the identities of the GPUs that it may take, in CUDA's order, from number `first` on."""
+    """The GPUs that a rank may take: their identities in CUDA's order, from number `first` on."""
 
     gpus: tuple[str, ...] = ()
     first: int = 0
@@ -25,7 +25,7 @@ class Sight(NamedTuple):
 
 
 def look(runtime: Runtime, number: int | None, environ: Mapping[str, str] = os.environ) -> Sight:
-    """Return what this rank sees: all GPUs that CUDA shows, or only the one of this number; never raises."""
+    """Return the GPUs that this rank sees: all that CUDA shows, or only the one of this number; never raises."""
     instances = mig_instances(environ)
     try:
         if number is not None:
@@ -81,5 +81,5 @@ def take_turns(visible: Sequence[Sequence[str]]) -> list[int]:
 
 
 def mig_instances(environ: Mapping[str, str]) -> int:
-    """Return how many MIG instances CUDA_VISIBLE_DEVICES names (``MIG-UUID``, or ``MIG-GPU-UUID/1/0`` before R470)."""
+    """Return the number of MIG instances in CUDA_VISIBLE_DEVICES (``MIG-UUID``; before R470 ``MIG-GPU-UUID/1/0``)."""
     return sum(name.strip().startswith("MIG-") for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(","))

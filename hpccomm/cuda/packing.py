@@ -34,11 +34,11 @@ class Packing:
         """The stream of the operation."""
         return self._stream
 
-    def reading(self, array: Any) -> Any:
+    def send_buffer(self, array: Any) -> Any:
         """Return a contiguous array with the values of `array`."""
         return array if array.flags.c_contiguous else self._packed(array)
 
-    def writing(self, array: Any) -> Any:
+    def recv_buffer(self, array: Any) -> Any:
         """Return a contiguous array; `unpack` copies its values to `array`."""
         if array.flags.c_contiguous:
             return array
@@ -57,15 +57,17 @@ class Packing:
         self._unpacking.append((array, buffer))
         return buffer
 
-    def apart(self, arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    def unaliased(self, arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Return contiguous arrays with the values of `arrays`, in memory that does not overlap `outputs`."""
         shared = overlapping(*([extent(each, each.data.ptr) for each in given] for given in (arrays, outputs)))
-        return [self._packed(array) if is_shared else self.reading(array) for array, is_shared in zip(arrays, shared)]
+        return [
+            self._packed(array) if is_shared else self.send_buffer(array) for array, is_shared in zip(arrays, shared)
+        ]
 
     def multiplied(self, array: Any, factor: Any, target: Any = None) -> Any:
-        """Return ``factor * array``, contiguous, in `target` or a new array; without a factor, as `reading`."""
+        """Return ``factor * array``, contiguous, in `target` or a new array; without a factor, as `send_buffer`."""
         if factor is None or not array.size:
-            return array if array is target else self.reading(array)
+            return array if array is target else self.send_buffer(array)
         if target is None:
             target = self._empty_like(array)
         self._do(self._runtime.multiply, target, array, factor)
@@ -115,7 +117,7 @@ def on_the_host(array: Any) -> Any:
     runtime, device = seam.runtime(), array.data.device_id
     with seam.on_device(runtime, device):
         stream = runtime.current_stream(device)
-        contiguous = Packing(runtime, device, stream).reading(array)
+        contiguous = Packing(runtime, device, stream).send_buffer(array)
         host = np.empty(array.shape, array.dtype)
         runtime.to_host(host, contiguous, stream)
         runtime.synchronize_stream(stream)

@@ -92,7 +92,7 @@ class StagedBackend(Backend):
             if writes:
                 stage.delivers(array, host)
             return stage.run(operation, host, *arguments)
-        buffer = (stage.in_place(array) if reads else stage.writing(array)) if writes else stage.reading(array)
+        buffer = (stage.in_place(array) if reads else stage.recv_buffer(array)) if writes else stage.send_buffer(array)
         stage.run_in_chunks(lambda host: operation(host, *arguments), buffer.reshape(-1), reads, writes)
         return None
 
@@ -269,7 +269,7 @@ class Stage(Packing):
     def to_host(self, array: Any) -> Any:
         """Return a host array, and start to copy the values of `array` to it."""
         host = self.room_for(array)
-        self._runtime.to_host(host, self.reading(array), self._stream)
+        self._runtime.to_host(host, self.send_buffer(array), self._stream)
         return host
 
     def all_to_host(self, arrays: list[Any]) -> list[Any]:
@@ -308,7 +308,7 @@ class Stage(Packing):
         """Copy the results to their arrays, and block the host until that is done."""
         with self.on_its_gpu():
             for array, host in self._deliveries:
-                self._runtime.to_device(self.writing(array), host, self._stream)
+                self._runtime.to_device(self.recv_buffer(array), host, self._stream)
             self.unpack(self._stream)
             self.synchronize()
 

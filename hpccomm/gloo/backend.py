@@ -61,9 +61,9 @@ class GlooBackend(Backend):
         opts = c10d.BroadcastOptions()
         opts.rootRank = root
         if self.rank == root:
-            sent = source(array)
+            sent = send_buffer(array)
             return GlooWork([self._gloo.broadcast([as_bytes(sent)], opts)], None, sent)
-        buffer, finish = sink(array)
+        buffer, finish = recv_buffer(array)
         return GlooWork([self._gloo.broadcast([as_bytes(buffer)], opts)], finish, buffer)
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work:
@@ -84,8 +84,8 @@ class GlooBackend(Backend):
     # -- one array from or to each rank ----------------------------------------------------------
 
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work:
-        buffer, finish = sink(output)
-        sent = source(array, buffer)
+        buffer, finish = recv_buffer(output)
+        sent = unaliased(array, buffer)
         work = self._gloo._allgather_base(as_bytes(buffer), as_bytes(sent))
         return GlooWork([work], finish, (sent, buffer))
 
@@ -93,7 +93,7 @@ class GlooBackend(Backend):
         largest = max(output.nbytes for output in outputs)
         if all(output.nbytes == largest and output.flags.carray for output in outputs):
             buffers, finish = outputs, None
-            sent = source(array, *outputs)
+            sent = unaliased(array, *outputs)
         else:  # gloo wants all of one size
             buffers = [np.empty(largest, np.uint8) for _ in outputs]
             finish = partial(unpack_each, buffers, outputs)
@@ -111,7 +111,7 @@ class GlooBackend(Backend):
     def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work:
         if inputs is None:
             return self._received(output, root, SCATTER, MessageWork)
-        sent = [source(array, output) for array in inputs]
+        sent = [unaliased(array, output) for array in inputs]
         output[...] = inputs[root].reshape(output.shape)
         others = [rank for rank in range(self.size) if rank != root]
         return MessageWork([self._gloo.send([as_bytes(sent[rank])], rank, SCATTER) for rank in others], None, sent)
@@ -144,8 +144,8 @@ class GlooBackend(Backend):
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work:
-        buffer, finish = sink(output)
-        sent = source(array, buffer)
+        buffer, finish = recv_buffer(output)
+        sent = unaliased(array, buffer)
         if output_counts is None or input_counts is None:
             return self._exchanged(buffer, sent, [], [], finish)
         width = array.itemsize
@@ -183,7 +183,7 @@ class GlooBackend(Backend):
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work:
         self._is_another("send", dst)
-        sent = source(array)
+        sent = send_buffer(array)
         return MessageWork([self._gloo.send([as_bytes(sent)], dst, tag)], None, sent)
 
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work:
@@ -200,14 +200,14 @@ class GlooBackend(Backend):
             return work
         self._is_another("sendrecv", dst)
         self._is_another("sendrecv", src)
-        sent = source(array, output)
+        sent = unaliased(array, output)
         receive = self._received(output, src, recv_tag, ReceiveWork)
         receive._works.append(self._gloo.send([as_bytes(sent)], dst, tag))
         receive.alive = (receive.alive, sent)
         return receive
 
     def _received(self, array: Any, src: int | None, tag: int, kind: type[MessageWork]) -> MessageWork:
-        buffer, finish = sink(array)
+        buffer, finish = recv_buffer(array)
         tensors = [as_bytes(buffer)]
         work = self._gloo.recv_anysource(tensors, tag) if src is None else self._gloo.recv(tensors, src, tag)
         return kind([work], finish, buffer)
@@ -236,7 +236,7 @@ class GlooBackend(Backend):
         del self._gloo, self._store
 
     def leave(self) -> None:
-        """Let threads that wait for messages come back: one that does so when Python is gone aborts the process."""
+        """End the threads that wait for messages: one that comes back when Python is gone aborts the process."""
         if not WAITING:
             return
         other = (self.rank + 1) % self.size
@@ -296,14 +296,19 @@ def together(works: list[Any], kind: type[GlooWork] = GlooWork) -> Work:
     return kind([each for work in works for each in work._works], finish, [work.alive for work in works])
 
 
-def source(array: Any, *outputs: Any) -> Any:
+def send_buffer(array: Any) -> Any:
+    """Return contiguous memory with the values of `array`; torch wants it writeable."""
+    return array if array.flags.carray else array.copy(order="C")
+
+
+def unaliased(array: Any, *outputs: Any) -> Any:
     """Return contiguous memory with the values of `array`, none of which is written as an output."""
     shared = any(np.may_share_memory(array, output) for output in outputs)
-    return array if array.flags.carray and not shared else array.copy(order="C")
+    return array.copy(order="C") if shared else send_buffer(array)
 
 
-def sink(array: Any) -> tuple[Any, Callable[[], None] | None]:
-    """Return contiguous memory that gloo may write, and how its values get into `array`."""
+def recv_buffer(array: Any) -> tuple[Any, Callable[[], None] | None]:
+    """Return contiguous memory that gloo may write, and the function that copies it to `array`, if it is another."""
     if array.flags.carray:
         return array, None
     buffer = np.empty(array.shape, array.dtype)

@@ -26,7 +26,7 @@ class GlooWork(Work):
         self._works = works
 
     def poll(self) -> bool:
-        """Say whether gloo's threads are done with all of it; raise what went wrong."""
+        """Return whether gloo's threads are done with all of it; raise their error."""
         if not all(work.is_completed() for work in self._works):
             return False
         self.block()
@@ -53,7 +53,7 @@ class MessageWork(GlooWork):
     _went_wrong: Exception | None = None
 
     def poll(self) -> bool:
-        """Say whether the thread, which the first look starts, is done with all of it; raise what went wrong."""
+        """Return whether the thread, which the first call starts, is done with all of it; raise its error."""
         if self._waiting is None:
             self._waiting = threading.Thread(target=self._wait_in_thread, name="hpccomm-gloo", daemon=True)
             WAITING.add(self._waiting)
@@ -93,7 +93,7 @@ class ReceiveWork(MessageWork):
 
 
 def as_dist_error(operation: str, error: Exception) -> Exception:
-    """Return what the program should see of an error of gloo's, which are RuntimeErrors all."""
+    """Return the DistError for an error of gloo, which raises RuntimeError only."""
     if not isinstance(error, RuntimeError) or isinstance(error, DistError):
         return error
     text = str(error).partition("\n")[0]

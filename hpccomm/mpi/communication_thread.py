@@ -86,7 +86,7 @@ class CommunicationThread:
             self._thread.join(timeout)
 
     def abort(self) -> None:
-        """Let the thread end after what it has to do, and don't wait for it."""
+        """Ask the thread to end after the operations that it has, without waiting for it."""
         if self._thread is not None:
             self._launched.put(None)
 
@@ -128,7 +128,7 @@ class ThreadWork(Work):
         return as_backend_error(self._name, error, self.group.comm if self.group else None)
 
     def poll(self) -> bool:
-        """Say whether the thread has done the operation; raise what it raised."""
+        """Return whether the thread has done the operation; raise its exception."""
         if not self._done.is_set():
             return False
         if self._raised is not None:

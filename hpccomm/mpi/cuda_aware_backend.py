@@ -35,7 +35,7 @@ class CudaAwareBackend(StagedBackend):
         if async_op or not _fits(array):
             return super().broadcast(array, root, async_op)
         stage = self._stage(array)
-        buffer = stage.reading(array) if root == self.rank else stage.writing(array)
+        buffer = stage.send_buffer(array) if root == self.rank else stage.recv_buffer(array)
         return self._call(stage, self._comm.Bcast, _bytes(buffer), root)
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
@@ -53,14 +53,14 @@ class CudaAwareBackend(StagedBackend):
         call = self._comm.Reduce
         if root == self.rank:
             return self._call(stage, call, IN_PLACE, _numbers(stage.in_place(array), datatype), mpi_op, root)
-        return self._call(stage, call, _numbers(stage.reading(array), datatype), None, mpi_op, root)
+        return self._call(stage, call, _numbers(stage.send_buffer(array), datatype), None, mpi_op, root)
 
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
         if async_op or not _fits(output):
             return super().all_gather_single(output, array, async_op)
         stage = self._stage(output, array)
-        (sent,) = stage.apart([array], [output])
-        return self._call(stage, self._comm.Allgather, _bytes(sent), _bytes(stage.writing(output)))
+        (sent,) = stage.unaliased([array], [output])
+        return self._call(stage, self._comm.Allgather, _bytes(sent), _bytes(stage.recv_buffer(output)))
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
         if not _fits(array):
@@ -68,13 +68,13 @@ class CudaAwareBackend(StagedBackend):
         stage = self._stage(array)
         stage.alive.append(array)
         call = self._comm.Isend if async_op else self._comm.Send
-        return self._call(stage, call, _bytes(stage.reading(array)), dst, tag)
+        return self._call(stage, call, _bytes(stage.send_buffer(array)), dst, tag)
 
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int | None:
         if not _fits(array):
             return super().recv(array, src, tag, async_op)
         stage = self._stage(array)
-        buffer = stage.writing(array)
+        buffer = stage.recv_buffer(array)
         source = MPI.ANY_SOURCE if src is None else src
         stage.synchronize()
         if async_op:
@@ -127,7 +127,7 @@ class GPUReceiveWork(OnItsGPU, ReceiveWork):
 
 
 def _fits(array: Any) -> bool:
-    """Say whether MPI takes an array of this size in one call; the layout, which ranks may not share, plays no part."""
+    """Return whether MPI takes an array of this size in one call, whatever its layout, which ranks may not share."""
     return bool(array.nbytes <= LARGEST_COUNT)
 
 

@@ -1,4 +1,4 @@
-"""One table for the dtypes and one for the reductions: what NumPy calls them, and what MPI does."""
+"""One table for the dtypes and one for the reductions: NumPy's names and MPI's."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ class MPIFastPath(FastPath):
 
 
 def _ordinary(output: Any, array: Any) -> bool:
-    """Say whether both arrays of a call are in the ordinary case and can't overlap; their sizes are not compared."""
+    """Return whether both arrays of a call are in the ordinary case and can't overlap; sizes are not compared."""
     return (
         type(output) is ndarray
         and type(array) is ndarray

@@ -107,7 +107,7 @@ class LargeCountMPIBackend(MPIBackend):
 
 
 def _fits(*arrays: Any) -> bool:
-    """Whether the elements (or bytes, for dtypes that travel as bytes) of all the arrays can be counted."""
+    """Return whether a C int can count the elements (bytes, for dtypes that travel as bytes) of all arrays."""
     return sum(array.nbytes for array in arrays) <= datatypes.LARGEST_COUNT or (
         arrays[0].dtype in datatypes.TYPED and sum(array.size for array in arrays) <= datatypes.LARGEST_COUNT
     )

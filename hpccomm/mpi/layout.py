@@ -1,7 +1,7 @@
 """Between the user's arrays, of any layout, and the contiguous memory that MPI moves.
 
 An array that is contiguous is its own buffer; every other one is packed before the call and, where MPI writes
-it, unpacked after: the functions for outputs return (buffer, what to do afterwards, or None).
+it, unpacked after: the functions for outputs return (buffer, the function that unpacks, or None).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ shape_of, dtype_of, size_of, nbytes_of = map(attrgetter, ("shape", "dtype", "siz
 
 
 def is_plain(array: Any) -> bool:
-    """Whether MPI can work on the array's own memory: in C order, without gaps, aligned."""
+    """Return whether MPI can work on the array's own memory: in C order, without gaps, aligned."""
     flags = array.flags
     return bool(flags.carray or (flags.c_contiguous and flags.aligned))  # carray: and writeable, in one look
 
@@ -36,7 +36,7 @@ def send_buffer(array: Any) -> Any:
 
 
 def recv_buffer(array: Any) -> tuple[Any, Finish]:
-    """Return a contiguous array that MPI may write, and how its values get into `array`."""
+    """Return a contiguous array that MPI may write, and the function that copies it to `array`, if it is another."""
     flags = array.flags
     if flags.carray or (flags.c_contiguous and flags.aligned):
         return array, None
@@ -59,7 +59,7 @@ def all_unaliased(arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
 
 
 def address_of(array: Any) -> int:
-    """Return where the memory of `array` begins."""
+    """Return the address of an array's first element."""
     return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""A barrier that says who is missing."""
+"""A barrier that names the ranks that are missing."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _unpickle(data: Any, *buffers: Any) -> Any:
 
 
 class _Unpicklable:
-    """What travels in place of an object that could not be pickled, so that the other ranks do not wait."""
+    """The substitute for an object that could not be pickled: it travels, so that the other ranks do not wait."""
 
     def __init__(self, rank: int, reason: str) -> None:
         self.rank = rank

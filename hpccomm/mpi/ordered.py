@@ -184,7 +184,7 @@ class OrderedBackend(BackendOverMPI):
 
 
 def order_matters(array: Any, op: ReduceOp) -> bool:
-    """Say whether the order decides about the last bits: not of integers, except in an operation of the program's."""
+    """Return whether the order decides about the last bits: not of integers, but in a custom operation."""
     return array.dtype.kind in "fc" or op.mpi_op is not None
 
 
@@ -247,7 +247,7 @@ def fast_all_reduce(fast: MPIFastPath, comm: MPI.Intracomm) -> Callable[[Any, An
 
 @functools.lru_cache
 def segment_sizes(size: int, ranks: int) -> tuple[list[int], list[int]]:
-    """Return how many of `size` elements are each rank's, as equally as possible, and where they begin."""
+    """Return the sizes and first indices of the ranks' segments of `size` elements, as equal as possible."""
     ends = [size * (rank + 1) // ranks for rank in range(ranks)]
     starts = [0, *ends[:-1]]
     return [end - start for start, end in zip(starts, ends, strict=True)], starts

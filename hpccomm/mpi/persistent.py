@@ -150,7 +150,7 @@ _OPERATIONS: dict[str, Callable[..., PersistentWork]] = {
 
 
 def _source(array: Any, output: Any = None, op: ReduceOp | None = None) -> tuple[Any, Finish]:
-    """Return the buffer that is sent, and what fills it before each start (None: it is the array itself)."""
+    """Return the buffer that is sent, and the function that fills it before each start (None: it is the array)."""
     dtype = array.dtype if op is None or op.mpi_op is not None else accumulation_dtype(array.dtype)
     overlaps = output is not None and np.may_share_memory(array, output)
     if is_plain(array) and dtype is array.dtype and not _changes(array, op) and not overlaps:
@@ -160,7 +160,7 @@ def _source(array: Any, output: Any = None, op: ReduceOp | None = None) -> tuple
 
 
 def _changes(array: Any, op: ReduceOp | None) -> bool:
-    """Whether other values than the array's own are sent."""
+    """Return whether other values than the array's own are sent."""
     return op is not None and (op.factor is not None or array.dtype.kind == "b")
 
 

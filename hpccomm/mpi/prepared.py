@@ -1,6 +1,6 @@
-"""A reduction of a program's own gets the arrays that MPI would get, and what is around MPI's is around it.
+"""Custom reductions get the same prepared arrays as MPI's: contiguous, widened, premultiplied; see `reductions`.
 
-That is: contiguous arrays, a wider dtype for some, AVG's division, PREMUL_SUM's product; see `reductions`.
+What completes MPI's (AVG's division, unpacking) completes them too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a reduction needs around MPI's: a wider dtype for some, AVG's division, PREMUL_SUM's product, bytes of bools.
+"""Preparation and completion of MPI's reductions: wider dtypes, AVG's division, PREMUL_SUM's product, bytes of bools.
 
 NumPy's warnings of overflow are off in here: MPI does not warn either, and where warnings are errors, one in the middle
 of an operation would leave the ranks apart.
@@ -24,7 +24,7 @@ _plans: dict[tuple[ReduceOp, np.dtype[Any]], Plan] = {}
 
 
 def plan(op: ReduceOp, dtype: np.dtype[Any]) -> Plan:
-    """Return how `op` reduces arrays of `dtype`."""
+    """Return the reduction that MPI makes of `op` and `dtype`."""
     found = _plans.get((op, dtype))
     if found is None:
         wide = dtype if op.mpi_op is not None else accumulation_dtype(dtype)

@@ -274,7 +274,7 @@ class SharedArrays:
         return True
 
     def _takes(self, array: Any, op: ReduceOp) -> bool:
-        """Say whether a reduction may be done here; only things that are the same on all ranks decide."""
+        """Return whether a reduction may be done here: the same answer on all ranks."""
         if array.nbytes < self._tuning.shared_bytes or not self._is_on_one_node or op.mpi_op is not None:
             return False
         return array.dtype in ARITHMETIC or (accumulation_dtype(array.dtype) is not array.dtype and op.factor is None)
@@ -352,7 +352,7 @@ def _reduced(chunks: list[Any], op: ReduceOp, into: Any) -> Any:
 
 
 def why_no_room(nbytes: int) -> str:
-    """Return why there can't be windows of `nbytes`, of all ranks of the node together; "" if there can.
+    """Return the reason against windows of `nbytes`, of all ranks of the node together; "" if there is none.
 
     The ranks have to know beforehand: Open MPI tells only the rank that can't make the file, and the others wait for
     ever. And where the file is larger than what is free, the first store beyond would end the process with SIGBUS.
@@ -372,7 +372,7 @@ def why_no_room(nbytes: int) -> str:
 
 
 def free_bytes() -> int | None:
-    """Return how many bytes are free for windows on this node; None if that is not known."""
+    """Return the number of bytes free for windows on this node; None if it is not known."""
     try:
         status = os.statvfs(SHM_DIRECTORY)
     except OSError:

@@ -129,7 +129,7 @@ class SingleCopy:
         self._scratch = np.empty((2, CHUNK_BYTES if self._is_allowed else 0), np.uint8)
 
     def _can_read_and_write(self, pid: int, address: int, nbytes: int, expected: bytes | None = None) -> bool:
-        """Say whether a process has memory there (with these bytes), by reading it and writing it back."""
+        """Return whether a process has memory there (with these bytes), by reading it and writing it back."""
         found = np.empty(nbytes, np.uint8)
         try:
             self._read(pid, address_of(found), address, nbytes)
@@ -141,7 +141,7 @@ class SingleCopy:
         return True
 
     def _on_all(self, mine: bool) -> bool:
-        """Say whether it is so on all ranks; none gets the answer before all have asked."""
+        """Return whether `mine` is true on all ranks; none gets the answer before all have asked."""
         answer = np.array(mine, np.intc)
         self._comm.Allreduce(MPI.IN_PLACE, answer, MPI.MIN)
         return bool(answer)

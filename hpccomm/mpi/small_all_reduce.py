@@ -143,7 +143,7 @@ class SmallAllReduce(PersistentWork):
             sched_yield()
 
     def release(self) -> None:
-        """Let go of the memory."""
+        """Give the memory back."""
         self._sets = []
         self._look = self._finish = None
 
@@ -160,7 +160,7 @@ class SmallAllReduces:
         self._free = 0  # bytes left in the last window
 
     def takes(self, dtype: Any, op: ReduceOp) -> bool:
-        """Say whether arrays of `dtype` can be reduced here, if they are small: not half precisions, one node ..."""
+        """Return whether small arrays of `dtype` can be reduced here: not half precisions, one node ..."""
         return self.ranks > 1 and dtype in ARITHMETIC and op.name in UFUNCS and self._is_on_one_node()
 
     def set_up(

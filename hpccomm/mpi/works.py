@@ -47,7 +47,7 @@ class MPIWorks(Work):
         self._statuses: list[MPI.Status] = []
 
     def poll(self) -> bool:
-        """Say whether every request is complete; this also lets MPI make progress."""
+        """Return whether every request is complete; this also lets MPI make progress."""
         self._statuses = [MPI.Status() for _ in self._requests]
         return MPI.Request.Testall(self._requests, self._statuses)
 

@@ -129,7 +129,7 @@ class NCCLBackend(Backend):
 
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
         plan = self._plan(async_op, array)
-        buffer = plan.reading(array) if root == self.rank else plan.writing(array)
+        buffer = plan.send_buffer(array) if root == self.rank else plan.recv_buffer(array)
         plan.broadcast(buffer, buffer, root)
         return self._end(plan, async_op, array)
 
@@ -144,7 +144,7 @@ class NCCLBackend(Backend):
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
         how = reduced("reduce", array.dtype, op)
         plan = self._plan(async_op, array)
-        buffer = plan.in_place(array) if root == self.rank else plan.reading(array)
+        buffer = plan.in_place(array) if root == self.rank else plan.send_buffer(array)
         plan.reduce(plan.multiplied(buffer, op.factor), buffer, root, how)
         return self._end(plan, async_op, array)
 
@@ -158,21 +158,21 @@ class NCCLBackend(Backend):
 
     def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
         plan = self._plan(async_op, array, *(outputs or ()))
-        (sent,) = plan.apart([array], outputs or ())
+        (sent,) = plan.unaliased([array], outputs or ())
         if outputs is None:
             plan.send(sent, root)
         for rank, output in enumerate(outputs or ()):
             if rank == root:
                 plan.copy(output, sent)
             else:
-                plan.recv(plan.writing(output), rank)
+                plan.recv(plan.recv_buffer(output), rank)
         return self._end(plan, async_op, (outputs, array))
 
     def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
         plan = self._plan(async_op, output, *(inputs or ()))
         if inputs is None:
-            plan.recv(plan.writing(output), root)
-        for rank, part in enumerate(plan.apart(inputs or (), [output])):
+            plan.recv(plan.recv_buffer(output), root)
+        for rank, part in enumerate(plan.unaliased(inputs or (), [output])):
             if rank == root:
                 plan.copy(output, part)
             else:
@@ -185,23 +185,23 @@ class NCCLBackend(Backend):
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         how = reduced("reduce_scatter", output.dtype, op)
         plan = self._plan(async_op, output, *inputs)
-        buffer = plan.writing(output)
-        for root, part in enumerate(plan.apart(inputs, [output])):  # their sizes may differ
+        buffer = plan.recv_buffer(output)
+        for root, part in enumerate(plan.unaliased(inputs, [output])):  # their sizes may differ
             sent = plan.multiplied(part, op.factor)
             plan.reduce(sent, buffer if root == self.rank else sent, root, how)
         return self._end(plan, async_op, (output, inputs))
 
     def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
         plan = self._plan(async_op, *outputs, *inputs)
-        self._exchange(plan, outputs, plan.apart(inputs, outputs))
+        self._exchange(plan, outputs, plan.unaliased(inputs, outputs))
         return self._end(plan, async_op, (outputs, inputs))
 
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work | None:
         plan = self._plan(async_op, output, array)
-        (sent,) = plan.apart([array], [output])
-        buffer = plan.writing(output)
+        (sent,) = plan.unaliased([array], [output])
+        buffer = plan.recv_buffer(output)
         if output_counts is not None and input_counts is not None:
             self._exchange(plan, _cut(buffer, output_counts), _cut(sent, input_counts))
         elif self._nccl.has_all_to_all:
@@ -219,7 +219,7 @@ class NCCLBackend(Backend):
         for step in range(1, self.size):
             to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
             plan.send(inputs[to], to)
-            plan.recv(plan.writing(outputs[source]), source)
+            plan.recv(plan.recv_buffer(outputs[source]), source)
             plan.ends_step()
 
     # -- many arrays in one group of calls -------------------------------------------------------
@@ -235,24 +235,24 @@ class NCCLBackend(Backend):
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
         plan = self._plan(async_op, *arrays)
         for array in arrays:
-            buffer = plan.reading(array) if root == self.rank else plan.writing(array)
+            buffer = plan.send_buffer(array) if root == self.rank else plan.recv_buffer(array)
             plan.broadcast(buffer, buffer, root)
         return self._end(plan, async_op, arrays)
 
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
         everything = [output for outputs in output_lists for output in outputs]
         plan = self._plan(async_op, *arrays, *everything)
-        sent = plan.apart(arrays, everything)
+        sent = plan.unaliased(arrays, everything)
         for root, outputs in enumerate(output_lists):  # a broadcast of each: the sizes may differ
             for array, output in zip(sent, outputs, strict=True):
-                buffer = plan.writing(output)
+                buffer = plan.recv_buffer(output)
                 plan.broadcast(array if root == self.rank else buffer, buffer, root)
         return self._end(plan, async_op, (output_lists, arrays))
 
     def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
         plan = self._plan(async_op, *outputs, *arrays)
-        for output, sent in zip(outputs, plan.apart(arrays, outputs), strict=True):
-            plan.all_gather(sent, plan.writing(output))
+        for output, sent in zip(outputs, plan.unaliased(arrays, outputs), strict=True):
+            plan.all_gather(sent, plan.recv_buffer(output))
         return self._end(plan, async_op, (outputs, arrays))
 
     def reduce_scatter_single_coalesced(
@@ -260,21 +260,21 @@ class NCCLBackend(Backend):
     ) -> Work | None:
         hows = [reduced("reduce_scatter_single", output.dtype, op) for output in outputs]
         plan = self._plan(async_op, *outputs, *arrays)
-        for output, array, how in zip(outputs, plan.apart(arrays, outputs), hows, strict=True):
-            plan.reduce_scatter(plan.multiplied(array, op.factor), plan.writing(output), how)
+        for output, array, how in zip(outputs, plan.unaliased(arrays, outputs), hows, strict=True):
+            plan.reduce_scatter(plan.multiplied(array, op.factor), plan.recv_buffer(output), how)
         return self._end(plan, async_op, (outputs, arrays))
 
     # -- point to point --------------------------------------------------------------------------
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
         plan = self._message("send", tag, async_op, array)
-        plan.send(plan.reading(array), dst)
+        plan.send(plan.send_buffer(array), dst)
         return self._end(plan, async_op, array)
 
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int:
         source = _known("recv", src)
         plan = self._message("recv", tag, async_op, array)
-        plan.recv(plan.writing(array), source)
+        plan.recv(plan.recv_buffer(array), source)
         return _from(source, self._end(plan, async_op, array))
 
     def sendrecv(
@@ -282,9 +282,9 @@ class NCCLBackend(Backend):
     ) -> Work | int:
         source = _known("sendrecv", src)
         plan = self._message("sendrecv", tag or recv_tag, async_op, array, output)
-        (sent,) = plan.apart([array], [output])
+        (sent,) = plan.unaliased([array], [output])
         plan.send(sent, dst)
-        plan.recv(plan.writing(output), source)
+        plan.recv(plan.recv_buffer(output), source)
         return _from(source, self._end(plan, async_op, (array, output)))
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:

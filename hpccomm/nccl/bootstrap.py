@@ -64,7 +64,7 @@ def connect(
 
 
 def agreed(nccl: NCCL, comm: MPI.Intracomm, ranks: Sequence[int], make: Callable[[], T]) -> T:
-    """Return what `make` returns; raise on every rank of `comm` if it raises on one."""
+    """Return the outcome of `make`; raise on every rank of `comm` if it raises on one."""
     made: T | None = None
     error: tuple[type[DistError], str] | None = None
     try:

@@ -82,7 +82,7 @@ class Connection:
         return plan
 
     def keep(self, plan: Plan) -> None:
-        """Let the memory of a plan that is kept be used on any stream: wait for what has had it before."""
+        """Make the memory of a kept plan usable on any stream: wait for its former use."""
         if plan.alive:
             with on_device(self.runtime, self.device):
                 self.runtime.synchronize_stream(plan.stream)
@@ -117,7 +117,7 @@ class Connection:
         return stream
 
     def _follow(self, stream: int, earlier: int) -> None:
-        """Let a stream wait for what an earlier one has been given so far."""
+        """Make a stream wait for the work that an earlier one has been given so far."""
         if stream != earlier:
             self.runtime.record(self._mark, earlier)
             self.runtime.wait(stream, self._mark)
@@ -173,7 +173,7 @@ class Connection:
         self._in_flight[event] = in_use
 
     def _let_go(self, event: int) -> None:
-        """Let go of what was in flight until an event, which may be used again; twice is once."""
+        """Release the arrays in flight until an event, which may be used again; twice is once."""
         if self._in_flight.pop(event, None) is not None:
             self._events.append(event)
 

@@ -150,7 +150,7 @@ class IntraNode:
         return 0
 
     def _reads(self, address: int, rank: int) -> bool:
-        """Say whether another rank's memory has what it wrote: there are machines where a read gives something else."""
+        """Return whether another rank's memory reads as it was written, which it does not on every machine."""
         test, read = self._test_array(), np.zeros(TEST_BYTES, np.uint8)
         self._runtime.copy_bytes(test.data.ptr, address + FLAG_BYTES, TEST_BYTES, self._stream)
         self._runtime.to_host(read, test, self._stream)

@@ -94,7 +94,7 @@ class Plan(Packing):
         self._calls.append((function, arguments))
 
     def ends_step(self) -> None:
-        """Say that no group may end before this point and begin behind the last one: both ends would wait."""
+        """Mark the end of a step, which no group of NCCL's may cut: both ends would wait."""
         self._cuts.append(len(self._calls))
 
     def _do(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -124,7 +124,7 @@ class Plan(Packing):
             start = end
 
     def _end_of_group(self, start: int) -> int:
-        """Return where a group that begins at `start` ends: behind as many whole steps as fit."""
+        """Return the end of a group that begins at `start`: behind as many whole steps as fit."""
         fits = [cut for cut in self._cuts if start < cut <= start + CALLS_PER_GROUP]
         return fits[-1] if fits else min(start + CALLS_PER_GROUP, len(self._calls))
 
@@ -140,6 +140,6 @@ def refuse_capture(runtime: Runtime, stream: int, what: str) -> None:
 
 
 def _moved(array: Any) -> tuple[int, int]:
-    """Return what NCCL is told about an array: the number of elements, and their datatype."""
+    """Return the number of an array's elements and their datatype, as NCCL counts them."""
     datatype, width = moved(array.dtype)
     return array.size * width, datatype

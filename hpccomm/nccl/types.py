@@ -71,7 +71,7 @@ def moved(dtype: Any) -> tuple[int, int]:
 
 
 def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
-    """Return how NCCL reduces arrays of `dtype` with `op`.
+    """Return NCCL's reduction for arrays of `dtype` with `op`.
 
     Raises
     ------

@@ -94,8 +94,8 @@ def without(node: ast.AST, text: str) -> str | None:
             return "pass"
         case ast.Assign(targets=[ast.Subscript(value=kept) as target]) if name_of(kept) in KEEPS:
             return f"{source(target, text)} = ()"
-        case ast.Call(func=ast.Attribute(attr="apart", value=plan), args=[arrays, _]):
-            return f"list(map({source(plan, text)}.reading, {source(arrays, text)}))"
+        case ast.Call(func=ast.Attribute(attr="unaliased", value=plan), args=[arrays, _]):
+            return f"list(map({source(plan, text)}.send_buffer, {source(arrays, text)}))"
         case ast.Call(func=ast.Name(id=name) as made, args=[*others, _]) if name in WORKS:
             return called(made, others, text)
         case ast.Call(func=ast.Attribute(attr=name) as made, args=[*others, _], keywords=[]) if ENDS.get(
