@@ -314,7 +314,7 @@ def replace_world(world: ProcessGroup) -> None:
 
 def _leave(pid: int) -> None:
     """At the end of a program that has not destroyed its groups: wait for the other ranks, as MPI_Finalize would."""
-    if _world is not None and os.getpid() == pid and not mpi_library.load().Is_finalized():
+    if _world is not None and os.getpid() == pid and not mpi_library.is_finalized():
         _world.leave()
 
 

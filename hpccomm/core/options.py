@@ -159,7 +159,7 @@ def time_limit(
     def fields(parent: Membership | Settings) -> dict[str, Any]:
         timeout = parent.timeout
         if not isinstance(timeout, timedelta):
-            timeout = DEFAULT_TIMEOUT if timeout is None else timedelta(seconds=timeout)
+            timeout = DEFAULT_TIMEOUT if timeout is None else timedelta(seconds=min(timeout, LONGEST_TIMEOUT))
         return {"timeout": timeout, "on_timeout": parent.on_timeout, **said}
 
     return fields

@@ -28,6 +28,7 @@ ASK = "ask"
 END = "end at "  # what is asked then is to end
 LARGEST_JOB = 1 << 22  # ranks
 LATEST_END = 2.0  # seconds after which a request to end is of no use to anybody
+ended = ""  # the test that this rank has ended, while it waits for the others: pytest's plugin says so
 LOST = 60.0  # seconds after which a rank that was to give a verdict is not waited for
 
 
@@ -90,16 +91,20 @@ class Reporter:
             "reason": reason,
             "program": stacks.of_the_program(),
             "left": left,
+            "ended": ended,
             "operations": operations,
             "groups": {key_of(group): _group(group) for group in groups()},
             "neighbours": self._neighbours(),
             "threads": stacks.all_stacks(without=me if me != threading.main_thread().ident else 0),
         }
 
-    def write(self, reason: str, seconds: Mapping[Any, float] | None = None, answers: str = "") -> Path:
+    def write(
+        self, reason: str, seconds: Mapping[Any, float] | None = None, answers: str = "", has_left: bool = False
+    ) -> Path:
         """Write this rank's report and return its file."""
         said = self.state(reason, seconds)
         said["answers"] = answers
+        said["left"] = said["left"] or has_left
         return self.folder.put(f"rank{self.rank}.json", json.dumps(said, indent=1))
 
     def answer(self, seconds: Mapping[Any, float]) -> None:
@@ -168,7 +173,7 @@ class Reporter:
         """Return the reports that answer a question, after all ranks have, or `patience` seconds."""
         deadline = time.monotonic() + patience
         while True:
-            reports = [each for each in map(_report, self.folder.files("rank*.json")) if each.get("answers") == token]
+            reports = [each for each in map(_report, self.folder.files("rank*.json")) if _is_answer(each, token)]
             gone = sum(state in ("dead", "stopped") for state in self._neighbours().values())
             if len(reports) + gone >= self.size or time.monotonic() > deadline:
                 return reports
@@ -228,6 +233,11 @@ def _report(file: Path) -> dict[str, Any]:
         return said if 0 <= said["rank"] < size <= LARGEST_JOB and said["time"] >= 0 else {}
     except (ValueError, KeyError, TypeError, RecursionError):  # it is forged, or of another version
         return {}
+
+
+def _is_answer(report: Mapping[str, Any], token: str) -> bool:
+    """Whether a rank answers a question, or has left what it has to say when its program ended."""
+    return report.get("answers") == token or (report.get("left", False) and not report["answers"])
 
 
 def _number(file: Path) -> int:

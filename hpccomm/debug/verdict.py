@@ -292,7 +292,10 @@ class _Case:
         if each.report is None:
             return "it does not answer (has it called init_process_group? is its node there?)"
         if each.report.get("left"):
-            return f"it has come to the end of its program without that{_last(each.report)}"
+            why = f" ({each.report['reason']})" if ": " in each.report["reason"] else ""
+            return f"it has come to the end of its program{why} without that{_last(each.report)}"
+        if each.report.get("ended"):
+            return f"it has ended {each.report['ended']}{_last(each.report)}"
         return f"it is in the program at {each.report['program']}{_last(each.report)}"
 
     def _who_waits(self, others: list[_Rank], record: Record) -> str:

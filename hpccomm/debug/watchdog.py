@@ -25,7 +25,7 @@ from ..core.ending import SHORTEST_MEETING
 from ..core.options import DEFAULT_TIMEOUT
 from ..core.timeouts import as_seconds
 from ..core.work import WorkStatus
-from ..process import settings
+from ..process import settings, stderr
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import let_launcher_read, tell
 from . import stacks
@@ -98,6 +98,7 @@ class Watchdog:
         """Begin to look, and to listen to signals that nobody else listens to."""
         self.reporter.mailbox = Mailbox()
         # Python's own handlers run in the main thread, which MPI may hold: that of faulthandler writes at once.
+        atexit.register(self._say_how_it_ended)
         if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
             faulthandler.register(signal.SIGUSR2, file=self._wake, all_threads=False)
             self._is_listening = True
@@ -118,6 +119,13 @@ class Watchdog:
         if os.getpid() == self._pid:
             faulthandler.unregister(signal.SIGUSR2)
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+    def _say_how_it_ended(self) -> None:
+        """Leave a report if an exception has ended the program before its groups: nobody can ask this rank then."""
+        error = getattr(sys, "last_value", None)
+        if os.getpid() == self._pid and error is not None and groups():
+            with contextlib.suppress(OSError):
+                self.reporter.write(f"{type(error).__name__}: {error}", has_left=True)
 
     def _let_go(self) -> None:
         """Give the signals back, in a forked process: what their handlers write would be taken for the rank's."""
@@ -149,7 +157,8 @@ class Watchdog:
                 for file in [file for file, event in events.items() if event & select.POLLNVAL]:
                     poll.unregister(file)  # the program has closed it
                 if self._interrupted in events:
-                    self._end_on_ctrl_c()
+                    os.read(self._interrupted, 1 << 16)
+                    _end_on_ctrl_c(self.reporter.rank)
                 if self._terminated in events:
                     self._say_goodbye()
                 self.look(time.monotonic())
@@ -232,6 +241,8 @@ class Watchdog:
 
     def _judge(self, sighting: _Sighting, now: float) -> None:
         doing, elapsed = sighting.doing, now - sighting.first
+        if doing.record.name == "leave":  # the others may compute for hours
+            return
         limit = self._limit(doing)
         check = getattr(doing.group, "_check", None)
         if doing.can_raise or (check is not None and check.is_waiting):  # it ends by itself, earlier
@@ -284,7 +295,7 @@ class Watchdog:
             why = "" if action == "abort" else ", because a blocking call of MPI can't be interrupted"
             lines.append(f"the job ends with status {STATUS} (on_timeout={action!r}{why})")
             lines.append("timeout= of the group, or HPCCOMM_TIMEOUT in seconds, allows more time")
-        tell("\n".join(f"hpccomm: {line}" for line in lines))
+        tell("\n".join(f"hpccomm: {line}" for line in lines), stderr.uncaptured() if ends else None)
 
     def inquire(self) -> Verdict:
         """Ask all ranks what they are doing, write the verdict into the folder, and return it."""
@@ -340,24 +351,6 @@ class Watchdog:
         finally:
             _end_at(when)
 
-    def _end_on_ctrl_c(self) -> None:
-        """End the job, and say where this rank is, if Python does not come to KeyboardInterrupt: MPI has the thread."""
-        os.read(self._interrupted, 1 << 16)
-        main = threading.main_thread().ident or 0
-        stuck_in = stacks.of_thread(main)
-        time.sleep(PATIENCE_WITH_PYTHON)
-        now = stacks.of_thread(main)
-        if stuck_in is None or now is None or now.key != stuck_in.key:
-            return
-        rank = self.reporter.rank
-        lines = [f"[rank {rank}] Ctrl-C, inside MPI (most recent call last):"]
-        for entry in traceback.format_stack(sys._current_frames()[main]):
-            lines += [f"[rank {rank}] {line}" for line in entry.rstrip().splitlines()]
-        tell("\n".join([*lines, f"hpccomm: rank {rank} is in {now.record}; Ctrl-C ends the job"]))
-        let_launcher_read()
-        take_names_away(MAPPED_LATER)
-        os._exit(128 + signal.SIGINT)
-
     def _say_goodbye(self) -> None:
         """On SIGTERM: say what this rank was in, and end as without us."""
         try:
@@ -371,6 +364,23 @@ class Watchdog:
             take_names_away(MAPPED_LATER)
             faulthandler.unregister(signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end_on_ctrl_c(rank: int) -> None:
+    """End the job, and say where this rank is, if Python does not come to KeyboardInterrupt: MPI has the thread."""
+    main = threading.main_thread().ident or 0
+    stuck_in = stacks.of_thread(main)
+    time.sleep(PATIENCE_WITH_PYTHON)
+    now = stacks.of_thread(main)
+    if stuck_in is None or now is None or now.key != stuck_in.key:
+        return
+    lines = [f"[rank {rank}] Ctrl-C, inside MPI (most recent call last):"]
+    for entry in traceback.format_stack(sys._current_frames()[main]):
+        lines += [f"[rank {rank}] {line}" for line in entry.rstrip().splitlines()]
+    tell("\n".join([*lines, f"hpccomm: rank {rank} is in {now.record}; Ctrl-C ends the job"]))
+    let_launcher_read()
+    take_names_away(MAPPED_LATER)
+    os._exit(128 + signal.SIGINT)
 
 
 def _end_at(when: float) -> NoReturn:
@@ -422,6 +432,7 @@ def _gpu_is_busy(work: Any) -> bool:
 # -- the one of this process ---------------------------------------------------------------------------------
 
 _watchdog: Watchdog | None = None
+_watches_ctrl_c = False
 
 
 def watch(rank: int, size: int, folder: str | Path = "", is_wanted: bool | None = None) -> None:
@@ -429,17 +440,36 @@ def watch(rank: int, size: int, folder: str | Path = "", is_wanted: bool | None 
 
     `is_wanted` is what the settings say, and before they are agreed on, this process's ``HPCCOMM_WATCHDOG``.
     """
-    global _watchdog
+    global _watchdog, _watches_ctrl_c
     if is_wanted is None:
         is_wanted = os.environ.get("HPCCOMM_WATCHDOG", "1").strip() != "0"
     has_one = _watchdog is not None and _watchdog._pid == os.getpid()
     if has_one and not is_wanted and _watchdog is not None:
         _watchdog.stop()
         _watchdog = None
+    if size < 2 and is_wanted and not _watches_ctrl_c:
+        _watches_ctrl_c = True
+        _watch_ctrl_c()
     if size < 2 or not is_wanted or has_one:
         return
     _watchdog = Watchdog(Reporter(rank, size, folder or settings.folder_at_start()))
     _watchdog.start()
+
+
+def _watch_ctrl_c() -> None:
+    """Let Ctrl-C end a job of one rank that waits for itself inside MPI: nothing else is watched there."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    interrupted, interrupt = os.pipe()
+    os.set_blocking(interrupt, False)
+
+    def wait() -> None:
+        while os.read(interrupted, 1 << 16):
+            _end_on_ctrl_c(0)
+
+    faulthandler.register(signal.SIGINT, file=interrupt, all_threads=False, chain=True)
+    os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGINT))
+    threading.Thread(target=wait, name="hpccomm-ctrl-c", daemon=True).start()
 
 
 def tell_of(said: settings.Settings, processes: dict[int, int]) -> None:

@@ -39,6 +39,13 @@ def load() -> Any:
     return MPI
 
 
+def is_finalized() -> bool:
+    """Whether the program has ended MPI, so that nothing may be asked of it."""
+    from mpi4py import MPI
+
+    return MPI.Is_finalized()
+
+
 def membership(comm: Any) -> dict[str, Any]:
     """Return what MPI knows of a new group of the ranks of `comm`: the fields of `Membership`; every rank calls it.
 

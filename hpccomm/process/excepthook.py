@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -14,6 +15,9 @@ from typing import Any
 from .. import errors
 from .shared_files import MAPPED_LATER, take_names_away
 from .stderr import let_launcher_read, tell, tell_with_rank
+
+PATIENCE = 1.5  # seconds in which ranks that Ctrl-C finds inside MPI may say where they are
+PACKAGE = os.path.dirname(errors.__file__) + os.sep
 
 
 class AbortOnException:
@@ -54,14 +58,24 @@ class AbortOnException:
         if self.at_the_end is not None:
             with contextlib.suppress(Exception):
                 self.at_the_end(f"{kind.__name__}: {error}")
-        tell(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job")
+        tell(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job{_at_the_end_of_a_block(trace)}")
         if isinstance(sys.stderr, io.StringIO):  # torch's collects what is printed, to print it later
             collected, sys.stderr = sys.stderr, sys.__stderr__
             print(collected.getvalue(), end="", file=sys.stderr)
             collected.truncate(0)
         let_launcher_read()
+        if issubclass(kind, KeyboardInterrupt):
+            time.sleep(PATIENCE)
         take_names_away(MAPPED_LATER)
         MPI.COMM_WORLD.Abort(1)
+
+
+def _at_the_end_of_a_block(trace: TracebackType | None) -> str:
+    """Return where a rank was whose traceback shows the beginning of a `with` block, as Python does for its end."""
+    codes = (frame.f_code for frame, _ in traceback.walk_tb(trace))
+    if any(code.co_name == "__exit__" and code.co_filename.startswith(PACKAGE) for code in codes):
+        return "; it was at the end of its `with` block, and waited for the other ranks to come there"
+    return ""
 
 
 def end_with(end: SystemExit) -> None:

@@ -12,11 +12,15 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 from .. import errors
 
 LONGEST_WAIT = 1.0  # seconds
+
+
+uncaptured: Callable[[], TextIO | None] = lambda: None  # pytest holds sys.stderr back: the plugin knows another one
 
 
 def tell(text: str, stream: TextIO | None = None) -> None:

@@ -7,14 +7,16 @@ import sys
 import time
 import zlib
 from collections.abc import Generator
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+from ..debug import report as debug_report
 from ..debug import watchdog
 from ..debug.words import alike, ranks_in_words
+from ..process import stderr
 from ..process.stderr import let_launcher_read, tell
 
 OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
@@ -30,6 +32,7 @@ class Agreement:
         self._grace: float = config.getoption("--mpi-grace")
         self._config = config
         self._nowhere: Any = None
+        stderr.uncaptured = self._uncaptured
         self._not_collected: list[str] = []  # what went wrong on this rank
         if self._rank:  # is silent
             reporters = config.pluginmanager
@@ -89,7 +92,9 @@ class Agreement:
         where = f"{item.nodeid} ({report.when})"
         mine = OUTCOMES.index(report.outcome)
         failure = f"{item.nodeid}\n{report.longreprtext}" if report.failed else None
+        debug_report.ended = item.nodeid
         everybody = self._exchange([mine, _digest(where), 0], failure)
+        debug_report.ended = ""
         if (everybody[:, 1] != everybody[0, 1]).any():
             places = self._comm.allgather(where)
             self._end_job(
@@ -158,12 +163,16 @@ class Agreement:
         others = [(rank, place) for rank, place in watchdog.places().items() if rank != self._rank]
         return [f"{ranks_in_words(ranks)}: at {place}" for place, ranks in alike(others).items()]
 
-    def _end_job(self, message: str) -> None:
-        """Print on the real stderr, whatever pytest captures, and end all ranks."""
+    def _uncaptured(self) -> TextIO | None:
+        """Return the stderr that pytest does not hold back, for who is about to end the job."""
         capture = self._config.pluginmanager.getplugin("capturemanager")
         if capture is not None:
             capture.suspend(in_=True)
-        tell(f"\nhpccomm.testing: rank {self._rank}: {message}", sys.__stderr__)
+        return sys.__stderr__
+
+    def _end_job(self, message: str) -> None:
+        """Print on the real stderr, whatever pytest captures, and end all ranks."""
+        tell(f"\nhpccomm.testing: rank {self._rank}: {message}", self._uncaptured())
         let_launcher_read()
         self._comm.Abort(1)
 

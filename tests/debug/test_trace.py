@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import textwrap
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,20 @@ def test_what_there_is_nothing_to_say_of(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "rank0.trace.json").write_text('{"version": 99}')
     assert main(["trace", str(tmp_path)]) == 2
     assert "rank0.trace.json is no recording: it has version 99" in capsys.readouterr().err
+
+
+@serial
+def test_recordings_of_two_runs_are_not_mixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, run in enumerate(("run-a", "run-b")):
+        with hpccomm.debug.record(), hc.ProcessGroup.on(MPI.COMM_SELF) as group:
+            hc.barrier(group)
+            file = hpccomm.debug.dump_trace(tmp_path / run)
+        os.utime(file, (number, number))
+    assert main(["trace", str(tmp_path)]) == 0
+    assert f"the last of 2 runs in {tmp_path}: {tmp_path / 'run-b'}" in capsys.readouterr().out
+    (tmp_path / "run-b" / "rank1.trace.json").write_text(file.read_text().replace('"size":1', '"size":2'))
+    assert main(["trace", str(tmp_path)]) == 2
+    assert f"{tmp_path} has recordings of jobs of 1 and 2 ranks" in capsys.readouterr().err
 
 
 def test_a_recording_survives_its_file(process_group: hc.ProcessGroup, tmp_path: Path) -> None:
@@ -310,6 +326,19 @@ def test_there_may_be_nothing_in_a_recording() -> None:
     assert page_data(empty, history(empty))["length"] == 0.0
     assert [each["ph"] for each in chrome(empty)["traceEvents"]] == ["M", "M"]
     assert "operation" in summary(empty)
+
+
+@serial
+def test_nothing_in_a_recording_is_markup(tmp_path: Path) -> None:
+    traces = made_up()
+    for trace in traces:
+        trace.host = "<!--<script></script><img src=x>"
+        trace.groups = {key: replace(group, name=trace.host) for key, group in trace.groups.items()}
+    page, plain = (html(each, History()) for each in (traces, made_up()))
+    assert [page.count(mark) for mark in ("<!--", "<script", "<img")] == [
+        plain.count(mark) for mark in ("<!--", "<script", "<img")
+    ]
+    assert "default-src 'none'" in page
 
 
 @serial

@@ -157,6 +157,113 @@ def test_ctrl_c_inside_mpi_shows_where_the_rank_is(tmp_path: Path, rank: int) ->
     assert f"hpccomm: rank {rank} is in recv #1 of 'world' (24 B float64); Ctrl-C ends the job" in stderr
 
 
+def test_ctrl_c_names_who_is_blocked_and_who_is_at_the_end_of_a_with_block(tmp_path: Path) -> None:
+    program = """
+        import os, pathlib, signal, sys, threading, time, numpy as np, hpccomm as hc
+        from hpccomm.debug import stacks
+        from hpccomm.process import excepthook
+        excepthook.PATIENCE = 30  # on a machine as loaded as you like
+        folder, main = pathlib.Path(sys.argv[1]), threading.get_ident()
+        def press():
+            while stacks.of_thread(main) is None:
+                time.sleep(0.01)
+            time.sleep(0.3)  # from the first line of the operation into MPI
+            (folder / f"waits{world.rank}").touch()
+            while world.rank == 0 and not (folder / "waits1").exists():
+                time.sleep(0.01)
+            for process in world.processes.values() if world.rank == 0 else ():
+                os.kill(process, signal.SIGINT)
+        with hc.init_process_group() as world:
+            threading.Thread(target=press).start()
+            if world.rank == 0:
+                hc.all_reduce(np.ones(3))
+        """
+    job = start(program, tmp_path)
+    _, stderr = job.communicate(timeout=100)
+    assert job.returncode not in (0, 124)
+    assert "[rank 0]     hc.all_reduce(np.ones(3))" in stderr
+    assert "hpccomm: rank 0 is in all_reduce #1 of 'world' (24 B float64); Ctrl-C ends the job" in stderr
+    assert (
+        "hpccomm: KeyboardInterrupt on rank 1 ends the job; it was at the end of its `with` block, and waited for the "
+        "other ranks to come there" in stderr
+    )
+
+
+def test_ctrl_c_ends_one_rank_that_waits_for_itself(tmp_path: Path) -> None:
+    program = """
+        import os, signal, threading, time, numpy as np, hpccomm as hc
+        from hpccomm.debug import stacks
+        main = threading.get_ident()
+        def press():
+            while stacks.of_thread(main) is None:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+        hc.init_process_group()
+        receive = hc.irecv(np.ones(3), src=0)
+        threading.Thread(target=press).start()
+        receive.wait()
+        """
+    job = start(program, tmp_path, 1)
+    _, stderr = job.communicate(timeout=100)
+    assert job.returncode not in (0, 124)
+    assert "KeyboardInterrupt" in stderr or "rank 0 is in recv #1 of 'world' (24 B float64); Ctrl-C ends" in stderr
+
+
+def test_the_end_of_a_program_has_no_time_limit(tmp_path: Path) -> None:
+    program = """
+        import sys, time, hpccomm as hc
+        world = hc.init_process_group(timeout=1)
+        if world.rank == 0:
+            time.sleep(4)  # it writes its results, which takes longer than any operation
+        """
+    job = start(program, tmp_path)
+    _, stderr = job.communicate(timeout=100)
+    assert (job.returncode, "has not ended" in stderr) == (0, False), stderr
+
+
+def test_a_program_that_finalizes_mpi_itself(tmp_path: Path) -> None:
+    program = """
+        import hpccomm as hc
+        from mpi4py import MPI
+        hc.init_process_group()
+        MPI.Finalize()
+        """
+    job = start(program, tmp_path)
+    _, stderr = job.communicate(timeout=100)
+    assert "Traceback" not in stderr
+    assert "Exception ignored" not in stderr
+
+
+def test_an_exception_beside_a_library_s_group_is_named(tmp_path: Path) -> None:
+    program = """
+        import numpy as np, hpccomm as hc
+        from mpi4py import MPI
+        group = hc.ProcessGroup.on(MPI.COMM_WORLD, timeout=2, name="mine")
+        if group.rank == 1:
+            raise ValueError("no such file")
+        hc.all_reduce(np.ones(3), group=group)
+        """
+    job = start(program, tmp_path)
+    _, stderr = job.communicate(timeout=100)
+    assert job.returncode not in (0, None)
+    assert (
+        "rank 1 never reached all_reduce #1 of 'mine' (24 B float64): "
+        "it has come to the end of its program (ValueError: no such file) without that" in stderr
+    ), stderr
+
+
+def test_no_time_limit_at_all(tmp_path: Path) -> None:
+    program = """
+        import hpccomm as hc
+        with hc.init_process_group() as world:
+            hc.barrier()
+            print(world.timeout.days > 10**6)
+        """
+    job = start(program, tmp_path, HPCCOMM_TIMEOUT="inf")
+    stdout, stderr = job.communicate(timeout=100)
+    assert (job.returncode, stdout.split()) == (0, ["True", "True"]), stderr
+
+
 def test_ctrl_c_outside_of_mpi_is_a_keyboard_interrupt(tmp_path: Path) -> None:
     program = """
         import os, signal, sys, time, pathlib, hpccomm as hc

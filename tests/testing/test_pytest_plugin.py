@@ -156,6 +156,19 @@ def test_it_is_said_where_the_others_wait(tmp_path: Path) -> None:
     assert re.search(r"^ranks 0, 2: at .*test_suite.py:9 in test_deadlock", result.stderr, re.M), result.stderr
 
 
+def test_a_verdict_is_seen_although_pytest_captures_and_names_the_test_that_others_have_ended(tmp_path: Path) -> None:
+    suite = """
+        import hpccomm as hc
+        hc.init_process_group(timeout=3)
+        def test_hangs():
+            if RANK == 0: hc.barrier()
+        """
+    result = run(suite, tmp_path, 2, env={"HPCCOMM_DEBUG_DIR": str(tmp_path / "reports")})
+    assert result.returncode == 124, result.stdout + result.stderr
+    assert "rank 1 never reached barrier #1 of 'world': it has ended test_suite.py::test_hangs" in result.stderr
+    assert "hpccomm: the job ends with status 124" in result.stderr
+
+
 def test_slow_ranks_are_not_taken_for_lost_ones(tmp_path: Path) -> None:
     suite = """
         import time
