@@ -349,6 +349,7 @@ def test_bytes_that_belong_to_no_value_may_differ(folder: Path) -> None:
         assert (found[name] == array).all()
 
 
+@several
 def test_replicated_arrays_that_differ_are_refused_and_nothing_is_left(folder: Path) -> None:
     checkpoint.save(folder, {"x": np.ones(2)}, 1)
     hc.barrier()
