@@ -33,7 +33,7 @@ test-all: ## run all tests: 1 to 4 ranks, both MPIs, the slow ones
 	$(MAKE) --no-print-directory MPI=openmpi test-slow
 
 test-slow: $(VENV)/.test ## run what takes 12 GiB of memory (skipped where there is less), or minutes
-	tools/run-tests $(BIN) 2 tests/test_large.py --slow
+	tools/run-tests $(BIN) 2 tests/test_large.py tests/test_memory.py --slow -m slow
 	tools/run-tests $(BIN) 1 tests/faults/test_faults.py tests/store --slow -m slow
 
 test-faults: $(VENV)/.test ## run what may go wrong: one job for each fault (tools/write-reliability: both MPIs, into docs/reliability.md; -k: some)

@@ -109,9 +109,10 @@ def test_coalesced_operations_keep_one_run_at_most(process_group: hc.ProcessGrou
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_million_small_operations_leave_nothing_behind(process_group: hc.ProcessGroup) -> None:
+@pytest.mark.parametrize("rounds", [12_500, pytest.param(125_000, marks=pytest.mark.slow)])  # of eight operations
+def test_many_small_operations_leave_nothing_behind(process_group: hc.ProcessGroup, rounds: int) -> None:
     if process_group.size > 2:
-        pytest.skip("on 1 and 2 ranks: with more, a small machine takes minutes")
+        pytest.skip("on 2 ranks: with more, a small machine takes minutes")
     n, me = process_group.size, process_group.rank
     array, all_of_them, other = np.ones(1), np.ones(n), np.ones(1)
 
@@ -130,8 +131,8 @@ def test_a_million_small_operations_leave_nothing_behind(process_group: hc.Proce
 
     some(5000)
     before = resident()
-    some(125_000)
-    assert resident() - before <= 1 << 20
+    some(rounds)
+    assert resident() - before <= 8 * max(rounds, 32_000)  # a byte for each, or what Python's memory grows by
 
 
 def resident() -> int:
