@@ -25,7 +25,7 @@ DISCARD = 9  # a port; nothing is sent there
 
 
 class Master:
-    """Serve a store on a listening socket, in a thread that sleeps until the first client comes.
+    """The thread that serves a store on a listening socket; it sleeps until the first client comes.
 
     ``close()`` ends the thread and all connections; so does dropping the Master, and the end of the program.
     """
@@ -107,7 +107,8 @@ def serve(where: tuple[str, int] | None, peer: str | None) -> tuple[Master, tupl
         host, listener = "", listen_on_this_node()
     else:
         host, port = where or (address_for(peer), 0)
-        if peer is not None and is_loopback(host):  # as many distributions write into /etc/hosts, for this host alone
+        if peer is not None and host not in (ONE_NODE, "::1", "localhost") and is_loopback(host):
+            # the name of this host, as many distributions write it into /etc/hosts: to others it is another address
             host = _route_to(peer)
         listener = listen(host, port)
     key = secrets.token_bytes(32)
@@ -116,9 +117,9 @@ def serve(where: tuple[str, int] | None, peer: str | None) -> tuple[Master, tupl
 
 
 def address_for(peer: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the address of this host by which `peer`, another host (None: there is none), reaches it.
+    """Return the address by which `peer`, another host (None: there is none), reaches this one.
 
-    It is the one that packets to `peer` would leave from. ``HPCCOMM_STORE_HOST`` overrides it.
+    ``HPCCOMM_STORE_HOST`` overrides it.
     """
     said = environ.get(HOST_VARIABLE, "").strip()
     if said:
@@ -129,6 +130,7 @@ def address_for(peer: str | None, environ: Mapping[str, str] = os.environ) -> st
 
 
 def _route_to(peer: str) -> str:
+    """Return the address of this host that packets to `peer` leave from."""
     for name in (peer, socket.gethostname()):
         try:
             family, kind, _, _, address = socket.getaddrinfo(name, DISCARD, type=socket.SOCK_DGRAM)[0]

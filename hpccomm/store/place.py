@@ -1,7 +1,7 @@
 """Where the stores of groups are: agreed on when a world is made, opened when a group is first asked for its own.
 
 Rank 0 listens from the beginning, so that any rank may open its store at any time, without the others; the thread
-behind it sleeps until the first one does.
+behind it sleeps until the first one does. On one node it listens at no port (`master.listen_on_this_node`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Place:
 
 
 class WorldStore:
-    """The store of a world, opened once: `given` by the program, or at the place that rank 0 has told.
+    """The store of a world, opened once: the program's own, or that of rank 0.
 
     Parameters
     ----------
@@ -133,7 +133,8 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
     where = None if method is None else method.where
     if where is None and comm.Get_size() == 1:
         return Place(WorldStore())
-    stranger = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), None)
+    homes = list(zip(nodes, comm.allgather(_network()), strict=True))
+    stranger = next((rank for rank, home in enumerate(homes) if home != homes[0]), None)
     peer = None if stranger is None else comm.bcast(os.uname().nodename, root=stranger)
     told: Any = None  # where it is, or why there is none
     master = store = None
@@ -157,3 +158,11 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
     if where is None:
         return Place(WorldStore(problem=str(told)))
     raise type(told)(f"init_process_group: {told}")
+
+
+def _network() -> str:
+    """Return the namespace of this process's sockets: containers of one node may have a network each."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:  # only Linux has it
+        return ""

@@ -15,8 +15,8 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.store import master, rendezvous
-from hpccomm.store.place import WorldStore, agreed
+from hpccomm.store import master, place, rendezvous
+from hpccomm.store.place import WorldStore
 from hpccomm.store.rendezvous import Method
 
 from ..launch import launch
@@ -289,13 +289,17 @@ class TestAddress:
             assert host == told
         assert asked == ["node7"]
 
-    def test_ranks_of_two_nodes_ask_for_the_address_between_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("nodes", [1, 2], ids=["a network each", "two nodes"])
+    def test_ranks_of_two_nodes_or_networks_ask_for_the_address_between_them(
+        self, nodes: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         asked: list[str | None] = []
         real = master.address_for
         monkeypatch.setattr(master, "address_for", lambda peer: asked.append(peer) or real(None))
-        nodes = [min(rank, 1) for rank in range(SIZE)]  # rank 0 alone on one
-        place = agreed(WORLD, nodes)
-        place.close()
+        rank_0_alone = [min(rank, 1) for rank in range(SIZE)]
+        if nodes == 1:
+            monkeypatch.setattr(place, "_network", lambda: f"net:[{rank_0_alone[RANK]}]")
+        place.agreed(WORLD, rank_0_alone if nodes == 2 else [0] * SIZE).close()
         assert asked == ([os.uname().nodename] if RANK == 0 and SIZE > 1 else [])
 
 
