@@ -47,8 +47,10 @@ def launch(
 ) -> subprocess.CompletedProcess[str]:
     """Run `command` on `ranks` ranks in the repository's root and return its exit status, stdout and stderr.
 
-    `env` is added to the environment. A program that takes longer than `timeout` seconds is ended, with status 124.
+    `env` is added to the environment. A program that takes longer than `timeout` seconds, on an idle machine, is ended,
+    with status 124.
     """
+    timeout = time_limit(timeout)
     return subprocess.run(
         [ROOT / "tools" / "run-mpi", mpiexec_folder(), str(ranks), *command],
         cwd=ROOT,
@@ -61,9 +63,14 @@ def launch(
     )
 
 
+def time_limit(seconds: float) -> float:
+    """Return the time limit, on this machine as busy as it is, of what may take `seconds` on an idle one."""
+    return seconds * min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), 10.0)
+
+
 def until(condition: Callable[[], T], what: str, seconds: float = 60) -> T:
     """Return what `condition` returns as soon as that is true; `what` names it where it never is."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + time_limit(seconds)
     while not (found := condition()):
         assert time.monotonic() < deadline, f"no {what} within {seconds:g} s"
         time.sleep(0.05)

@@ -19,7 +19,7 @@ from hpccomm.debug import stacks
 from hpccomm.debug.report import Reporter, latest, process_state, read
 from hpccomm.debug.watchdog import Watchdog
 
-from ..launch import ROOT, UNTIL_IN_MPI, clean_environment, mpiexec_folder, until
+from ..launch import ROOT, UNTIL_IN_MPI, clean_environment, mpiexec_folder, time_limit, until
 
 pytestmark = pytest.mark.serial
 
@@ -41,7 +41,12 @@ LATE = """
 def start(program: str, folder: Path, ranks: int = 2, **env: str) -> subprocess.Popen[str]:
     file = folder / "program.py"
     file.write_text(textwrap.dedent(program), encoding="utf-8")
-    environment = {**clean_environment(), "HPCCOMM_DEBUG_DIR": str(folder / "reports"), "TIME_LIMIT": "90", **env}
+    environment = {
+        **clean_environment(),
+        "HPCCOMM_DEBUG_DIR": str(folder / "reports"),
+        "TIME_LIMIT": str(time_limit(90)),
+        **env,
+    }
     command = [ROOT / "tools" / "run-mpi", mpiexec_folder(), str(ranks), sys.executable, file, folder]
     streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, cwd=folder, env=environment, text=True, **streams)
@@ -54,7 +59,7 @@ def verdict_of(folder: Path) -> str:
 
 def finish(job: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
     (folder / "go").touch()
-    stdout, stderr = job.communicate(timeout=100)
+    stdout, stderr = job.communicate(timeout=time_limit(100))
     assert job.returncode == 0, stderr
     return stdout, stderr
 
@@ -94,7 +99,7 @@ def test_raise_raises_in_wait_and_the_operation_can_still_end(tmp_path: Path) ->
 
 def test_raise_ends_the_job_in_a_blocking_call(tmp_path: Path) -> None:
     job = start(LATE.format(timeout=2, on_timeout="raise", rest="hc.all_reduce(x)"), tmp_path)
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=time_limit(100))
     assert job.returncode == 124
     assert (
         "the job ends with status 124 (on_timeout='raise', because a blocking call of MPI can't be interrupted)"
@@ -109,7 +114,7 @@ def test_a_work_counts_while_the_program_asks_for_it(tmp_path: Path) -> None:
         pass
     """
     job = start(LATE.format(timeout=2, on_timeout="abort", rest=rest), tmp_path)
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=time_limit(100))
     assert job.returncode == 124
     assert "rank 1 never reached all_reduce #1 of 'world'" in stderr
 
@@ -130,7 +135,7 @@ def test_a_work_beside_which_the_program_computes_does_not_count(tmp_path: Path)
         world.destroy()
         """
     job = start(program, tmp_path)
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=time_limit(100))
     assert (job.returncode, stderr) == (0, "")
     assert not (tmp_path / "reports").exists()  # nothing to say
 
@@ -150,7 +155,7 @@ def test_ctrl_c_inside_mpi_shows_where_the_rank_is(tmp_path: Path, rank: int) ->
         exchange(np.ones(3))
         """
     job = start(UNTIL_IN_MPI + textwrap.dedent(program), tmp_path)
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=time_limit(100))
     assert job.returncode not in (0, 124)
     assert f"[rank {rank}] Ctrl-C, inside MPI (most recent call last):" in stderr
     assert f"[rank {rank}]     hc.recv(x, src=1 - world.rank)" in stderr
@@ -179,7 +184,7 @@ def test_ctrl_c_names_who_is_blocked_and_who_is_at_the_end_of_a_with_block(tmp_p
                 hc.all_reduce(np.ones(3))
         """
     job = start(program, tmp_path)
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=time_limit(100))
     assert job.returncode not in (0, 124)
     assert "[rank 0]     hc.all_reduce(np.ones(3))" in stderr
     assert "hpccomm: rank 0 is in all_reduce #1 of 'world' (24 B float64); Ctrl-C ends the job" in stderr
@@ -204,7 +209,7 @@ def test_ctrl_c_ends_one_rank_that_waits_for_itself(tmp_path: Path) -> None:
         receive.wait()
         """
     job = start(program, tmp_path, 1)
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=time_limit(100))
     assert job.returncode not in (0, 124)
     assert "KeyboardInterrupt" in stderr or "rank 0 is in recv #1 of 'world' (24 B float64); Ctrl-C ends" in stderr
 
@@ -217,7 +222,7 @@ def test_the_end_of_a_program_has_no_time_limit(tmp_path: Path) -> None:
             time.sleep(4)  # it writes its results, which takes longer than any operation
         """
     job = start(program, tmp_path)
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=time_limit(100))
     assert (job.returncode, "has not ended" in stderr) == (0, False), stderr
 
 
@@ -229,7 +234,7 @@ def test_a_program_that_finalizes_mpi_itself(tmp_path: Path) -> None:
         MPI.Finalize()
         """
     job = start(program, tmp_path)
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=time_limit(100))
     assert "Traceback" not in stderr
     assert "Exception ignored" not in stderr
 
@@ -244,7 +249,7 @@ def test_an_exception_beside_a_library_s_group_is_named(tmp_path: Path) -> None:
         hc.all_reduce(np.ones(3), group=group)
         """
     job = start(program, tmp_path)
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=time_limit(100))
     assert job.returncode not in (0, None)
     assert (
         "rank 1 never reached all_reduce #1 of 'mine' (24 B float64): "
@@ -260,7 +265,7 @@ def test_no_time_limit_at_all(tmp_path: Path) -> None:
             print(world.timeout.days > 10**6)
         """
     job = start(program, tmp_path, HPCCOMM_TIMEOUT="inf")
-    stdout, stderr = job.communicate(timeout=100)
+    stdout, stderr = job.communicate(timeout=time_limit(100))
     assert (job.returncode, stdout.split()) == (0, ["True", "True"]), stderr
 
 
@@ -277,7 +282,7 @@ def test_ctrl_c_outside_of_mpi_is_a_keyboard_interrupt(tmp_path: Path) -> None:
         hc.barrier()
         """
     job = start(program, tmp_path)
-    stdout, stderr = job.communicate(timeout=100)
+    stdout, stderr = job.communicate(timeout=time_limit(100))
     assert (job.returncode, stdout, stderr) == (0, "caught\n" * 2, "")
 
 
@@ -294,7 +299,7 @@ def test_a_question_does_not_kill_a_rank_that_is_ending(tmp_path: Path) -> None:
         ignored()
         """
     job = start(program, tmp_path)
-    stdout, stderr = job.communicate(timeout=100)
+    stdout, stderr = job.communicate(timeout=time_limit(100))
     assert (job.returncode, sorted(stdout.split())) == (0, ["False", "False", "True", "True"]), stderr
 
 
@@ -314,7 +319,7 @@ def test_the_time_limit_of_a_call_is_longer_than_that_of_its_group(tmp_path: Pat
         world.destroy()
         """
     job = start(program, tmp_path)
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=time_limit(100))
     assert job.returncode == 0, stderr
 
 
@@ -389,7 +394,7 @@ def test_a_signal_of_the_program_stays_the_program_s(tmp_path: Path) -> None:
         assert seen == ["mine"]
         """
     job = start(program, tmp_path)
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=time_limit(100))
     assert job.returncode == 0, stderr
 
 
@@ -402,7 +407,7 @@ def test_an_exception_leaves_a_report_where_reports_are_kept(tmp_path: Path) -> 
         hc.barrier()
         """
     job = start(program, tmp_path)
-    job.communicate(timeout=100)
+    job.communicate(timeout=time_limit(100))
     (folder,) = (tmp_path / "reports").iterdir()
     (report,) = [each for each in read(folder) if each["rank"] == 1]
     assert report["reason"] == "KeyError: 'lost'"
@@ -423,7 +428,7 @@ def test_bad_settings_are_refused_on_every_rank(tmp_path: Path) -> None:
         ("HPCCOMM_DEBUG", "detail", "HPCCOMM_DEBUG is 'detail'; expected OFF, INFO or DETAIL"),
     ]:
         job = start(program, tmp_path, **{name: value})
-        stdout, stderr = job.communicate(timeout=100)
+        stdout, stderr = job.communicate(timeout=time_limit(100))
         assert stdout.splitlines() == [expected] * 2, stderr
 
 
@@ -548,7 +553,7 @@ def test_info_says_which_groups_there_are(tmp_path: Path) -> None:
             hc.new_group(group_desc="mine")
         """
     job = start(program, tmp_path, HPCCOMM_DEBUG="INFO")
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=time_limit(100))
     assert stderr.splitlines()[0].startswith("hpccomm: made 'world': ranks 0, 1 on 1 node, ")
     assert stderr.splitlines()[1].endswith("timeout 60 s, then abort")
     assert stderr.count("made 'mine'") == 1

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from ..launch import ROOT, clean_environment, mpiexec_folder
+from ..launch import ROOT, clean_environment, mpiexec_folder, time_limit
 from .cases import TIMEOUT, Case, cases
 from .situations import situations
 
 pytestmark = pytest.mark.serial
 
-DEADLINE = 60.0  # seconds; what takes that long has hung
-SLOW_DEADLINE = 600.0
+DEADLINE = time_limit(60.0)  # seconds; what takes that long has hung
+SLOW_DEADLINE = time_limit(600.0)
 AT_ONCE = 4  # jobs, which mostly wait
 VERDICT = r"(hpccomm: )?(ranks? [-\d, ]+ (never reached|has not answered|wait for each)|the ranks differ)"
 # Not in a job's thread: pytest changes it for every test. Without coverage: it takes as long as the jobs, most of which
