@@ -8,9 +8,10 @@ here that `debug/stacks.py` names: a thread that is inside one is in that operat
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from ..errors import DistBackendError, DistError, UnsupportedOperationError, here, log_exception
 from .backend import Backend, FastPath
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
 STEPS_ASIDE = FastPath()
+Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 
 
 class Check(Protocol):
@@ -70,6 +72,7 @@ class Door:
         self.check: Check | None = None
         self.block: Block | None = None  # the coalescing() block that collects
         self.collectives = self.messages = 0  # those that did not take the fast path
+        self.recent: deque[Recent] = deque(maxlen=8)  # the last collectives but fast ones, and set-ups: for reports
         self.in_flight: dict[Work, None] = {}
         self.failed: list[Work] = []
         self.persistent: list[PersistentWork] = []
@@ -98,6 +101,11 @@ class Door:
             self.messages += 1
         else:
             self.collectives += 1
+            first = arguments[0] if arguments else None
+            if type(first) is list and first:
+                first = first[0]
+            number = self.collectives + self.fast_path.count
+            self.recent.append((number, name, getattr(first, "dtype", ""), getattr(first, "nbytes", 0)))
         operation = self._begin(call, async_op, persistent) if self.hooks else None
         try:
             outcome: Any = getattr(backend, name)(*arguments, async_op) if step is None else step()
@@ -136,6 +144,8 @@ class Door:
             raise DistError(f"not inside a coalescing() block{here()}", f"{name}_init")
         backend = self.backends[device]
         number = 0 if self.check is None else self.check.set_up(call)
+        if name not in MESSAGES:
+            self.recent.append((self.number_of(name), f"{name}_init", "", 0))
         try:
             work = backend.persistent(name, *arguments)
         except Exception as error:

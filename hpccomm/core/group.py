@@ -234,6 +234,7 @@ class ProcessGroup(Operations):
 
     def agree_on(self, name: str, *details: str) -> None:
         """Raise on every rank if not every rank makes this call, where ranks compare: HPCCOMM_DEBUG=DETAIL."""
+        self.door.recent.append((self.sequence_number, f"{name} ({details[0]})" if details else name, "", 0))
         if self.door.check is not None:
             self.door.check.agree(name, *details)
 

@@ -35,7 +35,7 @@ class Record:
     dtype : str
         Of its first array; ``""`` without one.
     count : int
-        Elements of all of its arrays.
+        Elements of all of its arrays; -1 where only the name and the dtype are known.
     nbytes : int
         Their bytes.
     op : str
@@ -99,7 +99,8 @@ class Record:
 
     def in_detail(self) -> str:
         """Return ``reduce (1048576 float32, SUM, root 0)``: what ranks have to agree on."""
-        details = [f"{self.count} {self.dtype}"] if self.dtype else []
+        size = str(self.count) if self.count >= 0 else size_in_words(self.nbytes)
+        details = [f"{size} {self.dtype}"] if self.dtype else []
         details += [self.op] if self.op else []
         details += [f"root {self.peer}"] if self.peer is not None else []
         details += [self.details] if self.details else []
@@ -171,16 +172,20 @@ def sides(records: Mapping[int, Record]) -> list[list[int]]:
     Compared is what is known of all of them: a Work in flight knows neither its reduction nor its root. Blocking and
     asynchronous calls match on GPUs, and not in MPI: they differ if nothing else does, and some have not ended.
     """
-    same_form = len({record.async_op for record in records.values()}) == 1
-    knows = all(record.op or record.peer is not None or not record.async_op for record in records.values())
+    each = records.values()
+    has_all = all(record.count >= 0 for record in each)
+    same_form = has_all and len({record.async_op for record in each}) == 1
+    knows = has_all and all(record.op or record.peer is not None or not record.async_op for record in each)
+    has_dtypes = has_all or all(record.dtype for record in each)
 
     def signature(record: Record) -> tuple[object, ...]:
         spec = OPERATIONS.get(record.name.removesuffix(START))
         count = record.count if same_form and spec is not None and spec.has_equal_counts else None
         root = record.peer if knows and spec is not None and "root" in spec.arguments else None
-        return record.name, record.dtype, count, record.op if knows else "", root, record.details
+        dtype = record.dtype if has_dtypes else ""
+        return record.name, dtype, count, record.op if knows else "", root, record.details
 
     found = alike((rank, signature(record)) for rank, record in records.items())
-    if len(found) == 1 and any(record.state != "completed" for record in records.values()):
+    if len(found) == 1 and has_all and any(record.state != "completed" for record in records.values()):
         found = alike((rank, (record.async_op,)) for rank, record in records.items())
     return sorted(found.values(), key=len)

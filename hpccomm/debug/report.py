@@ -279,4 +279,5 @@ def process_state(pid: int) -> str:
 
 def _group(group: Any) -> dict[str, Any]:
     counts = {"collectives": group.sequence_number, "messages": group.message_number}
-    return {"name": group.name, "ranks": list(ranks_of(group)), **counts}
+    recent = [[number, name, str(dtype), nbytes] for number, name, dtype, nbytes in group.door.recent.copy()]
+    return {"name": group.name, "ranks": list(ranks_of(group)), **counts, "recent": recent}

@@ -11,8 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.backend import FastPath
+from ..core.operation_list import OPERATIONS, START
 from .records import Record, sides, unequal_sizes
 from .words import alike, by_number, duration, places_in_words, ranks_in_words
+
+MANY = 7  # entries of a report's "recent" from which on older ones may have been dropped
+MAY_BE_SMALL = OPERATIONS.keys() & vars(FastPath).keys()  # of what takes the fast path only the number is known
+SMALL = f"one of {', '.join(sorted(name for name in MAY_BE_SMALL if not OPERATIONS[name].is_a_message))}"
 
 
 @dataclass
@@ -65,6 +71,32 @@ class _Rank:
         )
         return next(((own, seconds) for own, seconds in same if not own.is_a_message), None)
 
+    def has_called(self, record: Record, number: int) -> Record | None:
+        """Return the collective with a number of the record's group that this rank has been through, if it is known."""
+        group = self._group(record)
+        recent = {each[0]: each[1:] for each in group.get("recent", ()) if _is_operation(each[1])}
+        if "recent" not in group or number > group["collectives"]:
+            return None
+        if number not in recent and len(group["recent"]) > MANY and number < min(recent, default=number + 1):
+            return None
+        name, dtype, nbytes = recent.get(number, (SMALL, "", 0))
+        return Record(
+            name, number, record.group, record.group_name, dtype=dtype, count=-1, nbytes=nbytes, state="completed"
+        )
+
+    def before(self, record: Record) -> str:
+        """Return in words the calls that are no operations and that this rank has made since the collective before."""
+        recent = self._group(record).get("recent", ())
+        names = [name for number, name, *_ in recent if number == record.number - 1 and not _is_operation(name)]
+        return " and ".join(names) or "nothing"
+
+    def _group(self, record: Record) -> Mapping[str, Any]:
+        return (self.report or {}).get("groups", {}).get(record.group, {})  # type: ignore[no-any-return]
+
+
+def _is_operation(name: str) -> bool:
+    return name.removesuffix(START) in OPERATIONS
+
 
 def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
     """Return who is to blame, from the reports of the ranks (`report.state`) of a job of `size` ranks.
@@ -102,6 +134,7 @@ class _Case:
         for decide in (
             self._those_who_wait_for_nobody,
             self._those_who_differ,
+            self._those_who_have_differed,
             self._those_who_wait_for_each_other,
             self._those_who_have_left,
             self._those_who_let_it_lie,
@@ -178,16 +211,42 @@ class _Case:
         return Verdict()
 
     def _differing(self, record: Record, records: Mapping[int, Record], different: list[list[int]]) -> Verdict:
+        shown = "; ".join(self._called(side, records) for side in reversed(different))
+        earlier = alike((rank, self._ranks[rank].before(record)) for rank in records)
+        if len(earlier) > 1:  # the fault is older than the operation
+            different = sorted(earlier.values(), key=len)
+            others = ", ".join(f"{ranks_in_words(side)} {calls}" for calls, side in earlier.items())
+            shown = f"{shown}; before it have called: {others}"
         few = [side for side in different if len(side) < len(different[-1])] or different
-        shown = "; ".join(
-            f"{ranks_in_words(side)} {by_number(side, 'calls', 'call')} {records[side[0]].in_detail()} "
-            f"at {places_in_words(records[rank].where for rank in side)}"
-            for side in reversed(different)
-        )
         names, forms = ({getattr(each, field) for each in records.values()} for field in ("name", "async_op"))
         why = ": MPI does not match a blocking call with an asynchronous one" if len(names) == 1 < len(forms) else ""
         line = f"the ranks differ in {_title(record)}: {shown}{why}"
         return Verdict(sorted(rank for side in few for rank in side), [line])
+
+    def _called(self, side: list[int], records: Mapping[int, Record]) -> str:
+        record = records[side[0]]
+        if record.state == "completed":
+            return f"{ranks_in_words(side)} {by_number(side, 'has', 'have')} called {record.in_detail()}"
+        places = places_in_words(records[rank].where for rank in side)
+        return f"{ranks_in_words(side)} {by_number(side, 'calls', 'call')} {record.in_detail()} at {places}"
+
+    def _those_who_have_differed(self, waiting: list[_Rank]) -> Verdict:
+        """Ranks whose collectives were others than those of the rest, although they got through them."""
+        for each in waiting:
+            for record, _ in each.waits:
+                for number in range(record.number - MANY, record.number + 1) if not record.is_a_message else ():
+                    records = {}
+                    for rank in self._groups.get(record.group, ()):
+                        now = self._ranks[rank].at(record) if number == record.number else None
+                        past = self._ranks[rank].has_called(record, number) if now is None else now[0]
+                        records.update({} if past is None else {rank: past})
+                    known = {rank: one for rank, one in records.items() if one.name != SMALL}
+                    if any(one.name.removesuffix(START) in MAY_BE_SMALL for one in known.values()):
+                        records = known
+                    different = sides(records)
+                    if number > 0 and len(different) > 1:
+                        return self._differing(next(iter(records.values())), records, different)
+        return Verdict()
 
     def _wrong_sizes(self, record: Record, records: Mapping[int, Record]) -> Verdict:
         """Compare what each rank sends to each other with what that expects."""

@@ -312,3 +312,83 @@ def test_another_list_of_ranks_for_a_new_group() -> None:
     assert found.culprits == [1]
     assert "ranks 0, 2 call new_group (ranks 0, 1) at groups.py:2" in text(found)
     assert "rank 1 calls new_group (ranks 0, 1, 2) at groups.py:2" in text(found)
+
+
+# -- what the ranks have called before -----------------------------------------------------------------
+
+
+def with_past(said: Any, *recent: tuple[Any, ...]) -> Any:
+    """Add to a report what else it says of the last collectives of the world."""
+    said["groups"]["w"]["recent"] = [list(each) for each in recent]
+    return said
+
+
+def test_a_rank_that_has_left_another_operation() -> None:
+    # rank 1 has called reduce where the others call all_reduce, and is through
+    reports = [
+        with_past(report(rank, 3, is_in("all_reduce", 1)), (1, "all_reduce", "float32", 4 << 20)) for rank in (0, 2)
+    ]
+    reports.append(with_past(report(1, 3, is_in("barrier", 2)), (1, "reduce", "float32", 96), (2, "barrier", "", 0)))
+    found = verdict(reports, 3)
+    assert found.culprits == [1]
+    assert text(found) == (
+        "the ranks differ in operation #1 of 'world': "
+        "ranks 0, 2 call all_reduce (1048576 float32, SUM) at train.py:91; "
+        "rank 1 has called reduce (96 B float32)"
+    )
+
+
+def test_a_rank_whose_earlier_operation_had_another_dtype() -> None:
+    past = [(1, "all_reduce_sparse", "float32", 0), (2, "barrier", "", 0)]
+    reports = [with_past(report(rank, 3, is_in("barrier", 2)), *past) for rank in (0, 1)]
+    reports.append(with_past(report(2, 3, is_in("all_gather", 3)), (1, "all_reduce_sparse", "float64", 0)))
+    found = verdict(reports, 3)
+    assert found.culprits == [2]
+    assert "rank 2 has called all_reduce_sparse (0 B float64)" in text(found)
+
+
+def test_an_operation_that_is_no_small_one() -> None:
+    # of the small operations of ranks 0 and 2 only the number is known
+    reports = [with_past(report(rank, 3, is_in("all_reduce", 3))) for rank in (0, 2)]
+    reports.append(with_past(report(1, 3, is_in("barrier", 2)), (1, "monitored_barrier", "", 0), (2, "barrier", "", 0)))
+    for each in reports:
+        each["groups"]["w"]["collectives"] = 3 - (each["rank"] == 1)
+    found = verdict(reports, 3)
+    assert found.culprits == [1]
+    assert "rank 1 has called monitored_barrier" in text(found)
+    assert "ranks 0, 2 have called one of all_gather_single, all_reduce" in text(found)
+
+
+def test_small_operations_that_may_have_been_the_same() -> None:
+    reports = [
+        with_past(report(rank, 2, is_in("recv", 7, peer=1 - rank, op="")), (1, "all_reduce", "int8", 8))
+        for rank in (0, 1)
+    ]
+    reports[0]["groups"]["w"] |= {"recent": [], "collectives": 1}
+    assert "wait for each other" in text(verdict(reports, 2))
+
+
+def test_what_has_been_dropped_is_not_compared() -> None:
+    past = [(number, "barrier", "", 0) for number in range(12, 20)]
+    reports = [
+        with_past(report(0, 2, is_in("all_reduce", 21)), *past),
+        with_past(report(1, 2, is_in("barrier", 20)), (11, "scan", "int8", 8)),
+    ]
+    reports[1]["groups"]["w"]["recent"] += [[number, "barrier", "", 0] for number in range(13, 20)]
+    found = verdict(reports, 2)
+    assert "scan" not in text(found)
+
+
+def test_calls_that_are_no_operations_are_compared() -> None:
+    past = [
+        (1, "new_group (ranks 0, 1)", "", 0),
+        (1, "new_group (ranks 0)", "", 0),
+        (1, "new_group (ranks 0, 1)", "", 0),
+    ]
+    waiting = is_in("new_group", 2, dtype="", op="", details="ranks 0, 1", where="groups.py:2")
+    reports = [with_past(report(rank, 3, is_in("barrier", 2) if rank else waiting), past[rank]) for rank in range(3)]
+    found = verdict(reports, 3)
+    assert found.culprits == [1]
+    assert "ranks 1-2 call barrier at train.py:88" in text(found)
+    assert "rank 0 calls new_group (ranks 0, 1) at groups.py:2" in text(found)
+    assert "before it have called: ranks 0, 2 new_group (ranks 0, 1), rank 1 new_group (ranks 0)" in text(found)

@@ -121,6 +121,7 @@ class MismatchCheck:
         if verdict == DIFFERS:
             highest, _, difference = text.partition(" ")
             self._group.door.collectives += int(highest) - self._group.sequence_number
+            self._group.door.recent.clear()  # the program may go on
             raise DistError(difference)
 
     def _judge(self, statements: list[Statement]) -> str:
