@@ -220,5 +220,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Let completion show what is public: the names, and of the modules only those that are used by their names."""
+    """Return the public names, for completion: of the modules only those that are used by their names."""
     return [*__all__, "checkpoint", "__version__"]

@@ -102,7 +102,7 @@ class GradientBuckets:
         self._works: list[tuple[Work | None, Array]] = []
 
     def ready(self, index: int, array: Array | None = None) -> None:
-        """Say that ``arrays[index]`` is complete; its bucket is reduced when all of its arrays are.
+        """Mark ``arrays[index]`` as complete; its bucket is reduced when all of its arrays are.
 
         Parameters
         ----------

@@ -85,7 +85,7 @@ _rank: int | None = None
 
 
 def set_rank(rank: int | None) -> None:
-    """Let messages name this process; `world` calls it at init (the rank) and destroy (None)."""
+    """Name this process in messages from now on; `world` calls it at init (the rank) and destroy (None)."""
     global _rank
     _rank = rank
 

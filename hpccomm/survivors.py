@@ -75,7 +75,7 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
 
 
 def agree(flag: bool, group: Group | None = None) -> bool:
-    """Say whether `flag` is true on all ranks of `group` that are alive: the same answer on all of them.
+    """Return whether `flag` is true on all ranks of `group` that are alive: the same answer on all of them.
 
     Every rank that is alive calls it. Under ``mpirun --with-ft ulfm`` (Open MPI) it gives its answer also while ranks
     die, and in a group that has lost ranks; otherwise it is an ordinary reduction.

@@ -45,7 +45,7 @@ observers.answer_with(explain, agreed)
 
 
 def is_mpi_available() -> bool:
-    """Say whether mpi4py finds an MPI library. Asking loads the library, and so initialises MPI.
+    """Return whether mpi4py finds an MPI library. Asking loads the library, and so initialises MPI.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def is_mpi_available() -> bool:
 
 
 def is_available() -> bool:
-    """Say whether hpccomm can be used here: the same as :func:`is_mpi_available`.
+    """Return whether hpccomm can be used here: the same as :func:`is_mpi_available`.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def is_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Say whether GPU arrays can be sent through NCCL here (CuPy is installed, and finds NCCL).
+    """Return whether GPU arrays can be sent through NCCL here (CuPy is installed, and finds NCCL).
 
     Returns
     -------
@@ -94,7 +94,7 @@ def is_nccl_available() -> bool:
 
 
 def is_gloo_available() -> bool:
-    """Say whether host arrays can be sent over gloo here (PyTorch is installed, and has it): ``cpu:gloo``.
+    """Return whether host arrays can be sent over gloo here (PyTorch is installed, and has it): ``cpu:gloo``.
 
     Returns
     -------
@@ -109,7 +109,7 @@ def is_gloo_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Say whether there is a world group.
+    """Return whether there is a world group.
 
     Returns
     -------
@@ -293,7 +293,7 @@ def destroy_process_group(group: Group | None = None) -> None:
 
 
 def _forget(_: ProcessGroup) -> None:
-    """Let there be no world: it has been destroyed, by whichever of the three ways."""
+    """Forget the world, which has been destroyed by one of the three ways."""
     global _world, _peer_failures
     _world = None
     errors.set_rank(None)
@@ -305,7 +305,7 @@ def _forget(_: ProcessGroup) -> None:
 
 
 def replace_world(world: ProcessGroup) -> None:
-    """Let another group be the world, with ranks of its own."""
+    """Make another group the world, with ranks of its own."""
     global _world
     world.on_destroy = _forget
     _world = world
@@ -313,7 +313,7 @@ def replace_world(world: ProcessGroup) -> None:
 
 
 def _leave(pid: int) -> None:
-    """At the end of a program that has not destroyed its groups: wait for the other ranks, as MPI_Finalize would."""
+    """Wait for the other ranks, at the end of a program that has not destroyed its groups, as MPI_Finalize would."""
     if _world is not None and os.getpid() == pid and not mpi_library.is_finalized():
         _world.leave()
 

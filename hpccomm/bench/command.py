@@ -161,7 +161,7 @@ def sizes_of(begin: int, end: int, step: int) -> list[int]:
 
 
 def _problem(arguments: argparse.Namespace) -> str | None:
-    """Return what is wrong with the options, as far as can be told without MPI."""
+    """Return the mistake in the options, as far as it shows without MPI."""
     sizes_of(arguments.begin, arguments.end, arguments.factor)
     device = arguments.device
     for name in arguments.against or ():
@@ -320,7 +320,7 @@ STUDIES = {"overhead": _overhead, "tune": _tune, "pairs": _pairs}  # by option, 
 
 
 def _study(arguments: argparse.Namespace) -> str | None:
-    """Return which of the other measurements an option asks for."""
+    """Return the other measurement that an option asks for."""
     return next((name for name in STUDIES if getattr(arguments, name, False)), None)
 
 

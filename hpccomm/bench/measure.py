@@ -39,7 +39,7 @@ class Plan:
     most: int = 1000
 
     def iterations_of(self, seconds: float) -> int:
-        """Return how many iterations to do, if one of all contenders takes `seconds`."""
+        """Return the number of iterations, if one of all contenders takes `seconds`."""
         if self.iterations is not None:
             return self.iterations
         return max(self.fewest, min(self.most, int(self.budget / max(seconds, 1e-9))))

@@ -154,7 +154,7 @@ def _pieces(case: Case, ranks: int = 1) -> list[int]:
 
 
 def _ends(pieces: list[int]) -> list[int]:
-    """Return where all but the last end."""
+    """Return the ends of all pieces but the last."""
     return list(itertools.accumulate(pieces[:-1]))
 
 

@@ -72,7 +72,7 @@ class Case:
         return made
 
     def values(self, rank: int, count: int, salt: int = 0) -> Any:
-        """Return what `rank` contributes: 1, 2 or 3, so that sums are exact in every dtype."""
+        """Return the values of `rank`: 1, 2 or 3, so that sums are exact in every dtype."""
         period = np.random.default_rng([rank, salt]).integers(1, 4, PERIOD).astype(self.dtype)
         return np.resize(period, count)
 
@@ -126,7 +126,7 @@ class Arrays:
                 assign(each, None)
 
     def wrong(self) -> int:
-        """Return how many received elements differ from what NumPy expects."""
+        """Return the number of received elements that differ from NumPy's."""
         if self.expected is None:
             return 0
         received = flat(self.receive)

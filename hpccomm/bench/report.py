@@ -119,7 +119,7 @@ def ratio(value: float | None) -> str:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Return what the check found, for all contenders of a size together."""
+    """Return the result of the check, for all contenders of a size together."""
     if any(each.wrong for each in rows):
         return "WRONG"
     return "ok" if any(each.wrong is not None for each in rows) else "-"

@@ -138,7 +138,7 @@ class Session:
         return calls, used, notes
 
     def count_wrong(self, arrays: Arrays, call: Call) -> int:
-        """Return how many elements on all ranks together are not what NumPy says."""
+        """Return the number of elements, on all ranks together, that differ from NumPy's."""
         arrays.fill()
         self.comm.Barrier()  # nobody writes into a rank that is still filling its arrays
         call()

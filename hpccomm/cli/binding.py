@@ -31,7 +31,7 @@ class Binding(NamedTuple):
 
 
 def of_this_rank(host: str, node: int, environ: Mapping[str, str] = os.environ) -> Binding:
-    """Return what this process may use."""
+    """Return the CPUs, threads and GPUs of this process."""
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     return Binding(host, node, cpus, os.cpu_count() or 1, environ.get(THREADS, ""), environ.get("CUDA_VISIBLE_DEVICES"))
 
@@ -43,7 +43,7 @@ def described(bindings: Sequence[Binding]) -> Iterator[tuple[str, str]]:
 
 
 def oddities(bindings: Sequence[Binding]) -> list[str]:
-    """Return what makes a job slow without a word, each in a sentence that says what to type."""
+    """Return remarks on what makes a job slow, each with the words to type."""
     said = []
     for node in sorted({binding.node for binding in bindings}):
         ranks = [rank for rank, binding in enumerate(bindings) if binding.node == node]

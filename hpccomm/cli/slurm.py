@@ -224,7 +224,7 @@ def activation(prefix: str = sys.prefix, base_prefix: str = sys.base_prefix) -> 
 
 
 def choose_launch(job: Job, library: str, machine: Machine, launcher: str | None, mpi: str | None) -> Launch:
-    """Return how to start the ranks; `library` is MPI_Get_library_version, "" if there is no MPI here."""
+    """Return the launcher and its reason; `library` is MPI_Get_library_version, "" if there is no MPI here."""
     found = family(library)
     name = "MPI (mpi4py finds none here)" if not library else found.name if found else library.split(",")[0].strip()
     wanted = mpi or (found.srun_type if found else None)
@@ -272,7 +272,7 @@ def _mpi() -> str:
 
 
 def _other_mpis(modules: Sequence[str], library: str) -> Iterator[str]:
-    """Yield which modules are MPIs that the program will not use."""
+    """Yield a remark for each module of an MPI that the program will not use."""
     if (found := family(library)) is None:
         return
     own, *names = ("".join(filter(str.isalpha, name.lower())) for name in (found.name, *modules))
@@ -285,7 +285,7 @@ def _other_mpis(modules: Sequence[str], library: str) -> Iterator[str]:
 
 
 def _wrong_words(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yield what can't stand in an #SBATCH line, or in an export."""
+    """Yield a complaint for each word that can't stand in an #SBATCH line, or in an export."""
     for option in ("partition", "account", "job_name", "output"):
         value = getattr(arguments, option)
         if value is not None and re.search(r"[\s\"'#\\]", value):
@@ -299,7 +299,7 @@ def _wrong_words(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def wrong_program(program: Sequence[str]) -> Iterator[str]:
-    """Yield why the program can't be started."""
+    """Yield the reasons why the program can't be started."""
     if not program:
         yield "no program: hpccomm slurm [options] -- python program.py [arguments]"
         return

@@ -82,7 +82,7 @@ def ask() -> Machine:
 
 
 def _output(*command: str) -> tuple[str | None, str]:
-    """Return what a command prints, or None and why there is nothing."""
+    """Return the output of a command, or None and the reason why there is none."""
     if shutil.which(command[0]) is None:
         return None, f"there is no {command[0]} here"
     try:
@@ -158,7 +158,7 @@ FORMS = {  # sbatch(1)
 
 
 def malformed(job: Job) -> Iterator[str]:
-    """Yield what is wrong with a job on any machine."""
+    """Yield the mistakes of a job that are ones on any machine."""
     for name in ("nodes", "ntasks", "ntasks_per_node", "cpus_per_task", "gpus_per_task"):
         if (value := getattr(job, name)) is not None and value < 1:
             yield f"--{name.replace('_', '-')} is {value}; expected 1 or more"
@@ -182,7 +182,7 @@ def malformed(job: Job) -> Iterator[str]:
 
 
 def misfits(job: Job, machine: Machine) -> Iterator[str]:
-    """Yield why a (well-formed) job can't run on this machine, as far as that is known."""
+    """Yield the reasons why a (well-formed) job can't run on this machine, as far as known."""
     if machine.nodes is None:
         return
     names = list(dict.fromkeys(nodes.partition for nodes in machine.nodes))
@@ -233,7 +233,7 @@ def _too_large(job: Job, partition: str, kinds: Sequence[Nodes]) -> Iterator[str
 
 
 def remarks(job: Job) -> Iterator[str]:
-    """Yield what is allowed, and may not be what was meant."""
+    """Yield remarks on what is allowed, and may not be meant."""
     if job.time is None:
         yield "no --time: the partition's own limit holds; a short one lets the job start earlier"
     elif re.fullmatch(r"\d+:\d+", job.time):

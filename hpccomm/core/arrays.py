@@ -149,7 +149,7 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
 
 
 def is_sparse(array: object) -> bool:
-    """Say whether `array` is a sparse matrix or array of scipy or cupyx, without importing them."""
+    """Return whether `array` is a sparse matrix or array of scipy or cupyx, without importing them."""
     if type(array) in _of_cupy:
         return False
     for name in ("scipy.sparse", "cupyx.scipy.sparse"):
@@ -171,7 +171,7 @@ def count_of(array: Array) -> int:
 
 
 def is_read_only(array: Any) -> bool:
-    """Say whether the memory of a GPU array may not be written (of JAX's it may not, of CuPy's it always may)."""
+    """Return whether the memory of a GPU array may not be written (of JAX's it may not, of CuPy's it always may)."""
     if type(array) in _of_cupy or module_of(array) is not np:
         return False
     interface = getattr(array, "__cuda_array_interface__", None)

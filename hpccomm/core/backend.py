@@ -291,7 +291,7 @@ class Backend:
         return error
 
     def _has(self, operation: str) -> bool:
-        """Say whether a subclass overrides the method."""
+        """Return whether a subclass overrides the method."""
         return getattr(type(self), operation) is not getattr(Backend, operation)
 
     def _each(self, operation: str, columns: Iterable[tuple[Any, ...]], *arguments: Any) -> Work | None:

@@ -84,7 +84,7 @@ def make_backend(group: ProcessGroup, device: str) -> Backend:
 
 
 def options_for(group: ProcessGroup, device: str) -> BackendOptions:
-    """Return what the creator of the backend of a device is told of its group."""
+    """Return the options of a group for the creator of the backend of a device."""
     has_its_own = group.place is not None and has_store(group.config.device_map.get(device, "mpi"))
     return BackendOptions(**fields_of(group), device=device, store=group.store if has_its_own else None)
 

@@ -94,7 +94,7 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
 
 
 def _all_plain(arrays: Sequence[Array]) -> bool:
-    """Say whether all the arrays pass the checks at once (there may be thousands of small ones)."""
+    """Return whether all the arrays pass the checks at once (there may be thousands of small ones)."""
     return set(map(type, arrays)) == {ndarray} and set(map(_dtype, arrays)) <= movable and all(map(_writeable, arrays))
 
 
@@ -160,7 +160,7 @@ def alike(
 
 
 def pairs_fit(large: list[Any], small: list[Any], ranks: int) -> bool:
-    """Say whether each of `large` has the dtype of its partner and `ranks` times its size, all at once."""
+    """Return whether each of `large` has the dtype of its partner and `ranks` times its size, all at once."""
     return list(map(_dtype, large)) == list(map(_dtype, small)) and all(
         map(eq, map(_size, large), map(mul, map(_size, small), repeat(ranks)))
     )
@@ -238,7 +238,7 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
 
 
 def has_splits(split_sizes: Sequence[int] | np.ndarray | None) -> bool:
-    """Say whether the program gave split sizes; an empty list counts as none."""
+    """Return whether the program gave split sizes; an empty list counts as none."""
     return split_sizes is not None and (not hasattr(split_sizes, "__len__") or len(split_sizes) > 0)
 
 

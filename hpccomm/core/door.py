@@ -190,7 +190,7 @@ class Door:
         return error
 
     def number_of(self, name: str) -> int:
-        """Return how many operations there have been that are numbered with those called `name`."""
+        """Return the number of operations so far that are counted together with those called `name`."""
         if name in MESSAGES:
             return self.messages + self.fast_path.messages
         return self.collectives + self.fast_path.count
@@ -371,6 +371,6 @@ def _arrays(call: Call) -> list[Any]:
 
 
 def _kind(call: Call) -> tuple[str, str, tuple[Any, ...]]:
-    """Return what neighbours have in common that leave together: the operation, the device, and the op or root."""
+    """Return the operation, the device, and the op or root: neighbours with the same leave together."""
     shared = zip(call.arguments, OPERATIONS[call.name].arguments)
     return call.name, call.device, tuple(each for each, argument in shared if argument in ("op", "root"))

@@ -78,7 +78,7 @@ class PersistentWork:
         raise NotImplementedError
 
     def poll(self) -> bool:
-        """Say whether the transport is done, without blocking; if so, finish."""
+        """Return whether the transport is done, without blocking; if so, finish."""
         raise NotImplementedError
 
     def block(self) -> None:
@@ -181,7 +181,7 @@ class PersistentWork:
             self._ended(error)
 
     def is_completed(self) -> bool:
-        """Say whether the operation is done (or not started), without blocking."""
+        """Return whether the operation is done (or not started), without blocking."""
         self.was_asked = True
         return not self.is_active or self._ends(self.poll)
 
@@ -223,7 +223,7 @@ class Repeated(PersistentWork):
         return self._work
 
     def poll(self) -> bool:
-        """Say whether it is done; raise what went wrong."""
+        """Return whether it is done; raise what went wrong."""
         return self._work is None or (self._work.is_completed() and self._work.wait())
 
     def block(self) -> None:

@@ -133,18 +133,18 @@ def _announced_backends() -> list[tuple[str, str]]:
 
 
 def has_store(name: str) -> bool:
-    """Say whether the backend `name` is given the group's store: hpccomm's own on MPI and NCCL have no use for it."""
+    """Return whether the backend `name` gets the group's store: hpccomm's own on MPI and NCCL have no use for it."""
     return REGISTRY[name].uses_store
 
 
 def is_custom(name: str) -> bool:
-    """Say whether `name` comes from register_backend or an installed package, and not from hpccomm."""
+    """Return whether `name` comes from register_backend or an installed package, and not from hpccomm."""
     return name not in BUILT_IN
 
 
 @c10d_names(backend="name")
 def is_backend_available(name: str) -> bool:
-    """Say whether there is a backend called `name`, and what it needs is installed here.
+    """Return whether there is a backend called `name`, and what it needs is installed here.
 
     Parameters
     ----------

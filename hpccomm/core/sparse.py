@@ -57,7 +57,7 @@ def _all_reduce(group: Membership, backends: Mapping[str, Backend], matrix: Any,
 
 
 def counts_of_all(group: Membership, backends: Mapping[str, Backend], count: int) -> np.ndarray:
-    """Return how many entries each rank has."""
+    """Return the number of entries of each rank."""
     counts = np.empty(group.size, np.int64)
     work = backends["cpu"].all_gather_single(counts, np.array([count], np.int64), False)
     if work is not None:  # of a backend that has only asynchronous operations

@@ -107,7 +107,7 @@ class Work:
     # -- what a transport writes ---------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Say whether the transport is done, without blocking; raise what went wrong."""
+        """Return whether the transport is done, without blocking; raise what went wrong."""
         raise NotImplementedError
 
     def block(self) -> None:
@@ -171,7 +171,7 @@ class Work:
             time.sleep(next(looks))
 
     def is_completed(self) -> bool:
-        """Say whether the operation has ended, well or not, without blocking."""
+        """Return whether the operation has ended, well or not, without blocking."""
         self.was_asked = True
         return self.has_ended()
 
@@ -187,7 +187,7 @@ class Work:
         return self._future is not None
 
     def is_success(self) -> bool:
-        """Say whether the operation has ended well, without blocking."""
+        """Return whether the operation has ended well, without blocking."""
         return self.is_completed() and self._status is COMPLETED
 
     def exception(self) -> BaseException | None:
@@ -440,7 +440,7 @@ def once(step: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def is_of_a_signal_handler(error: BaseException) -> bool:
-    """Say whether a handler of signals has raised `error`: a function that was given the frame that it interrupted."""
+    """Return whether a signal handler has raised `error`: a function that was given the frame that it interrupted."""
     trace = error.__traceback__
     interrupted: FrameType | None = None
     while trace is not None:

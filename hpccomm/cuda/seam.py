@@ -37,7 +37,7 @@ class Runtime(Protocol):
     # -- devices
 
     def device_count(self) -> int:
-        """Return how many GPUs this process sees."""
+        """Return the number of GPUs that this process sees."""
 
     def current_device(self) -> int:
         """Return the number of this thread's current GPU."""
@@ -60,7 +60,7 @@ class Runtime(Protocol):
         """Return the stream on which this thread's CuPy calls for a GPU run, whichever GPU is the current one."""
 
     def is_capturing(self, stream: int) -> bool:
-        """Say whether what is put on the stream goes into a CUDA graph."""
+        """Return whether what is put on the stream goes into a CUDA graph."""
 
     def synchronize_stream(self, stream: int) -> None:
         """Block the host until the stream has done all that was put on it."""
@@ -78,7 +78,7 @@ class Runtime(Protocol):
         """Make later work on the stream wait for the event; the host does not wait."""
 
     def is_done(self, event: int) -> bool:
-        """Say whether everything that the event stands for is done."""
+        """Return whether everything that the event stands for is done."""
 
     def synchronize_event(self, event: int) -> None:
         """Block the host until everything that the event stands for is done."""

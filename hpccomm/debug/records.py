@@ -89,7 +89,7 @@ class Record:
     sizes: list[list[int]] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what goes into a file."""
+        """Return the fields, as they stand in a file."""
         return asdict(self)
 
     @property
@@ -138,7 +138,7 @@ def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str
 
 
 def sizes_by_rank(operation: Operation) -> list[list[int]] | None:
-    """Return how many elements this rank sends to each rank, and expects of each, where that may differ."""
+    """Return the numbers of elements for each rank and from each rank, where they may differ."""
     name, arguments, size = operation.name.removesuffix(START), operation.arguments, operation.group.size
     sends, expects = [0] * size, [0] * size
     if name == "gather" and "outputs" in arguments:

@@ -61,7 +61,7 @@ class Reporter:
     # -- this rank -------------------------------------------------------------------------------------------
 
     def state(self, reason: str, seconds: Mapping[Any, float] | None = None) -> dict[str, Any]:
-        """Return what this process is doing; `seconds` says how long, by the keys of `stacks.operations`."""
+        """Return the state of this process; `seconds` says how long, by the keys of `stacks.operations`."""
         seconds = seconds or {}
         me = threading.get_ident()
         operations, left, seen = [], False, set()
@@ -162,7 +162,7 @@ class Reporter:
         return [*found, (beside, "" if text.startswith(END) else text)]
 
     def question(self) -> str:
-        """Return what has been asked and not answered; "" if nothing has."""
+        """Return the question that has not been answered; "" if nothing has."""
         return next((text for _, text in self._questions() if text and text not in self._answered), "")
 
     def is_asked(self) -> bool:
@@ -224,7 +224,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def _report(file: Path) -> dict[str, Any]:
-    """Return what a rank says in its file, if it is a report."""
+    """Return the report in a rank's file, if it is one."""
     if file.name.count(".") > 1:  # a recording
         return {}
     try:

@@ -65,7 +65,7 @@ class _Rank:
         return not record.is_a_message and any(own.number > record.number for own in later)
 
     def at(self, record: Record) -> tuple[Record, float] | None:
-        """Return what it is in under the same number of the same group, and in no message."""
+        """Return this rank's collective with the number of `record`, and for how long."""
         same = (
             (own, seconds) for own, seconds in self.waits if (own.group, own.number) == (record.group, record.number)
         )
@@ -99,7 +99,7 @@ def _is_operation(name: str) -> bool:
 
 
 def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
-    """Return who is to blame, from the reports of the ranks (`report.state`) of a job of `size` ranks.
+    """Return the ranks to blame, from the reports of the ranks (`report.state`) of a job of `size` ranks.
 
     Returns
     -------
@@ -341,7 +341,7 @@ class _Case:
     # -- words -----------------------------------------------------------------------------------------------
 
     def _doing(self, rank: int) -> str:
-        """Say what a rank is doing that waits for nobody."""
+        """Return the state in words of a rank that waits for nobody."""
         each = self._ranks[rank]
         for other in self._ranks:
             state = (other.report or {}).get("neighbours", {}).get(str(rank))
@@ -388,7 +388,7 @@ def _is_in(record: Record, seconds: float, verb: str = "is") -> str:
 
 
 def _last(report: Mapping[str, Any]) -> str:
-    """Say where a rank is in its groups."""
+    """Return the last collective of a rank in each of its groups, in words."""
     reached = [
         f"#{each['collectives']} of {each['name']!r}" for each in report["groups"].values() if each["collectives"]
     ]

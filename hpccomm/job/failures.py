@@ -30,7 +30,7 @@ kept: list[Any] = []
 
 
 def is_on(environ: Mapping[str, str] = os.environ) -> bool:
-    """Say whether this job survives dead ranks (`mpirun --with-ft ulfm` sets the variable in every rank)."""
+    """Return whether this job survives dead ranks (`mpirun --with-ft ulfm` sets the variable in every rank)."""
     return environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true", "yes", "enabled")
 
 
@@ -56,7 +56,7 @@ class Watched:
         self.spare: Any = None
 
     def is_part_of(self, other: Watched) -> bool:
-        """Say whether it is `other`, or was made from it."""
+        """Return whether it is `other`, or was made from it."""
         return self is other or (self.parent is not None and self.parent.is_part_of(other))
 
     @property

@@ -105,7 +105,7 @@ def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
 
 
 def placement(environ: Mapping[str, str] = os.environ) -> Placement | None:
-    """Return what the launcher says of this process, or None for a process started by hand.
+    """Return the launcher's words on this process, or None for a process started by hand.
 
     A variable that makes no sense counts as not there: MPI knows better, and nothing is decided by it.
     """

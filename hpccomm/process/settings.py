@@ -71,7 +71,7 @@ class Settings:
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return what the environment of this process says; ValueError names the variable that makes no sense."""
+    """Return the settings of this process's environment; ValueError names the variable that makes no sense."""
     return Settings(
         tuning=tuning(environ),
         cuda_aware=_one_of(environ, "HPCCOMM_CUDA_AWARE", ("0", "1")) == "1",

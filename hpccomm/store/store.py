@@ -205,7 +205,7 @@ class Store(ABC):
     # -- keys ---------------------------------------------------------------------------------------
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Say whether all of `keys` are there, without waiting.
+        """Return whether all of `keys` are there, without waiting.
 
         Parameters
         ----------
@@ -329,7 +329,7 @@ class Store(ABC):
         self._timeout = _seconds(timeout)
 
     def has_extended_api(self) -> bool:
-        """Say whether there are `append`, `multi_get`, `multi_set` and queues (c10d's word for it): there are.
+        """Return whether there are `append`, `multi_get`, `multi_set` and queues (c10d's word for it): there are.
 
         Returns
         -------

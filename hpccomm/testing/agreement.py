@@ -51,7 +51,7 @@ class Agreement:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, Any, Any]:
-        """Let an error of one rank's collection stop all ranks, and refuse lists of tests that differ."""
+        """Stop all ranks where one could not collect its tests, or where their lists of tests differ."""
         try:
             result = yield
         except BaseException as error:
@@ -159,7 +159,7 @@ class Agreement:
             pause = min(pause + 1e-5, 1e-3)
 
     def _others(self) -> list[str]:
-        """Say where the other ranks are, if the suite has made a world: there is a thread in each that can tell."""
+        """Return where the other ranks are in their programs, if the suite has made a world: a thread in each knows."""
         others = [(rank, place) for rank, place in watchdog.places().items() if rank != self._rank]
         return [f"{ranks_in_words(ranks)}: at {place}" for place, ranks in alike(others).items()]
 

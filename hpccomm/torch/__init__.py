@@ -30,7 +30,7 @@ OLDEST = (2, 14)
 
 
 def is_available() -> bool:
-    """Say whether there is a PyTorch that takes the backend."""
+    """Return whether there is a PyTorch that takes the backend."""
     if importlib.util.find_spec("torch") is None:
         return False
     import torch

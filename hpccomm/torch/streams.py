@@ -27,7 +27,7 @@ def on_torchs_stream(call: Call, there_are_gpus: bool = torch.cuda.is_available(
 
 
 def is_on_gpu(nested: Any) -> bool:
-    """Say whether the first tensor in arguments, and lists of them, is in the memory of a GPU."""
+    """Return whether the first tensor in arguments, and lists of them, is in the memory of a GPU."""
     if isinstance(nested, torch.Tensor):
         return bool(nested.is_cuda)
     return isinstance(nested, Sequence) and any(is_on_gpu(each) for each in nested[:2])

@@ -30,15 +30,15 @@ class PendingWork(C10DWork):
         self._work.synchronize()
 
     def is_completed(self) -> bool:
-        """Say whether the operation has ended, well or not."""
+        """Return whether the operation has ended, well or not."""
         return self._work.is_completed()
 
     def is_success(self) -> bool:
-        """Say whether the operation has ended well."""
+        """Return whether the operation has ended well."""
         return self._work.is_success()
 
     def exception(self) -> BaseException | None:
-        """Return what has ended the operation, or None."""
+        """Return the error that has ended the operation, or None."""
         return self._work.exception()
 
     def result(self) -> Any:

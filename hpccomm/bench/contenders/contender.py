@@ -41,7 +41,7 @@ class Contender:
 
     @classmethod
     def missing(cls) -> str | None:
-        """Return what keeps the contender from running here, or None."""
+        """Return the reason why the contender can't run here, or None."""
         return None
 
     def arrays(self, benchmark: Benchmark, case: Case) -> Arrays:

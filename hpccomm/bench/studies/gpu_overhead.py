@@ -68,7 +68,7 @@ def _measured(
 
 
 def comparisons(session: Session) -> Iterator[tuple[str, Call, Call]]:
-    """Yield what is compared: a title, hpccomm's call, and CuPy's for the same work."""
+    """Yield the rows: a title, hpccomm's call, and CuPy's for the same work."""
     yield _pair(session, "all_reduce")
     yield _pair(session, "all_reduce", "all_reduce, async + wait", async_op=True)
     for name in ("broadcast", "all_gather_single", "reduce_scatter_single", "sendrecv"):

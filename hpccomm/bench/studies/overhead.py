@@ -94,7 +94,7 @@ def _seconds(calls: Mapping[str, Call], session: Session, plan: Plan | None) -> 
 
 
 def on_one_rank(session: Session) -> Iterator[Comparison]:
-    """Yield what is measured on one rank. It works on any number; messages go to the right neighbour."""
+    """Yield the rows of one rank. It works on any number; messages go to the right neighbour."""
     yield _benchmark(session, "all_reduce")
     yield _benchmark(session, "all_reduce", "all_reduce, AVG", op="avg")
     yield _converted(session, "all_reduce, strided", np.float32, _every_other)
@@ -113,7 +113,7 @@ def on_one_rank(session: Session) -> Iterator[Comparison]:
 
 
 def on_two_ranks(session: Session) -> Iterator[Comparison]:
-    """Yield what is measured on two ranks, which are both neighbours of each other."""
+    """Yield the rows of two ranks, each of which is both neighbours of the other."""
     yield _benchmark(session, "ping_pong", "ping-pong: send + recv")
     yield _exchange(session, "halo: 2 irecv + 2 isend + 4 waits", [1, -1])
     yield _exchange(session, "halo: batch_isend_irecv + 4 waits", [1, -1], batch=True)
@@ -206,7 +206,7 @@ def _started(starts: Sequence[Call], wait_all: Any) -> Call:
 
 
 def watchdog_look(looks: int = 200) -> float:
-    """Return how many seconds a look of the watchdog takes, of which there is one in a second; the median."""
+    """Return the seconds that one look of the watchdog takes, the median; it looks once a second."""
     watchdog, seconds = Watchdog(Reporter(0, 1, ".")), []
     for _ in range(looks):
         began = time.perf_counter()

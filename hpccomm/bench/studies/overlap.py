@@ -131,7 +131,7 @@ def _compute(times: int) -> None:
 
 
 def repetitions(seconds: float) -> int:
-    """Return how many times the kernel has to run to take `seconds`."""
+    """Return the number of runs of the kernel that take `seconds`."""
     trial = 2000
     best = min(timed(partial(_compute, trial), 1) for _ in range(5))
     return max(1, round(seconds / (best / trial)))

@@ -55,7 +55,7 @@ def startup(repetitions: int = 5) -> list[Step]:
 
 
 def process_age() -> float | None:
-    """Return how many seconds ago this process was started, where /proc knows."""
+    """Return the age of this process in seconds, where /proc knows it."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             started = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")

@@ -125,9 +125,9 @@ class MismatchCheck:
             raise DistError(difference)
 
     def _judge(self, statements: list[Statement]) -> str:
-        """Return how the statements of all ranks differ; "" if they do not.
+        """Return the difference between the statements of all ranks, "" if there is none.
 
-        Before it stands from where to count on: one rank may have begun an operation, and another have made a group.
+        It begins with the number to count on from: one rank may have begun an operation, another have made a group.
         """
         difference = self._difference(statements)
         return difference and f"{max(each['count'] for each in statements)} {difference}"

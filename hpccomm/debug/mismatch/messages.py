@@ -46,7 +46,7 @@ class Expected:
         self.request = comm.Irecv([self._buffer, MPI.BYTE], self.source, self.tag)
 
     def has_come(self) -> bool:
-        """Say whether the label is there."""
+        """Return whether the label is there."""
         if self.label is None and self.request is not None and self.request.Test():
             self.label = json.loads(self._buffer.rstrip(b"\0"))
         return self.label is not None

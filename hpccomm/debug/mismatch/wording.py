@@ -115,7 +115,7 @@ def _cut(text: str, longest: int) -> str:
 
 
 def _transport(operation: Operation) -> list[str]:
-    """Return what does it, where that is not MPI on the host."""
+    """Return the name of the transport, unless it is MPI on the host."""
     name = operation.group.config.device_map.get(operation.device, "mpi")
     return [] if name == "mpi" and operation.device in ("cpu", OBJECTS) else [f"{operation.device} over {name}"]
 

@@ -30,7 +30,7 @@ class Arrival:
     delay: float
 
     def wait(self, rank: int) -> float:
-        """Return how many seconds a rank was in it before the last one came; 0 for those that did not block."""
+        """Return the seconds that a rank was in it before the last one came; 0 for those that did not block."""
         record, came = self.records[rank], self.records[self.last].begin
         if record.async_op or record.name.endswith(START):
             return 0.0
@@ -65,7 +65,7 @@ def arrivals(traces: Sequence[Trace]) -> list[Arrival]:
 
 
 def by_rank(traces: Sequence[Trace]) -> list[OfRank]:
-    """Return what the arrivals say of each rank."""
+    """Return the sum of the arrivals for each rank."""
     found = {trace.rank: OfRank(trace.rank) for trace in traces}
     for each in arrivals(traces):
         found[each.last].last += 1

@@ -50,7 +50,7 @@ class _Collective:
 
 
 def history(traces: Sequence[Trace]) -> History:
-    """Return who is to blame, from the recordings of the ranks of a job.
+    """Return the ranks to blame, from the recordings of the ranks of a job.
 
     Recordings may begin with different operations, because older ones were overwritten: compared is what all of the
     ranks have. Without the recordings of some ranks the others are compared.
@@ -162,7 +162,7 @@ class _Case:
         return History([root], [line])
 
     def _waits(self, doubtful: list[_Collective]) -> dict[int, dict[int, Record]]:
-        """Return which ranks the ranks wait for, and in what."""
+        """Return, for each rank that waits, the operation and the ranks that it waits for."""
         waits: dict[int, dict[int, Record]] = defaultdict(dict)
         for each in doubtful:
             for rank, record in each.records.items():
@@ -222,7 +222,7 @@ class _Case:
         return History(sorted(few or set(circle)), [f"ranks wait for each other: {shown}"], marks)
 
     def _last(self, rank: int) -> str:
-        """Say what a rank did last."""
+        """Return the last operation of a rank in words."""
         trace = self._traces.get(rank)
         if trace is None:
             return "there is no recording of it"

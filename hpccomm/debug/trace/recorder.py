@@ -57,7 +57,7 @@ class About:
         self._group = weakref.ref(group)
 
     def numbers(self) -> tuple[int, int]:
-        """Return how many collectives and messages of the group this rank has begun."""
+        """Return the numbers of collectives and of messages of the group that this rank has begun."""
         group = self._group()
         if group is not None:
             self.last = (group.sequence_number, group.message_number)
@@ -105,7 +105,7 @@ class Recorder:
         return _GroupHook(self, about)
 
     def records(self) -> list[Record]:
-        """Return what is in the ring, in the order in which it began, and what this process is in just now."""
+        """Return the records of the ring and of what is in flight, in the order in which they began."""
         rows = [*self._inside(), *list(self.rows)]
         return [self._record(row) for row in sorted(rows, key=lambda row: row[BEGAN])]
 
@@ -421,7 +421,7 @@ def record(size: int = SIZE, *, stack: bool = False) -> RemovableHandle:
 
 
 def recorded() -> list[Record]:
-    """Return what this process has recorded, and what it is in just now: in the order in which it began.
+    """Return the records of this process, those in flight included, in the order in which they began.
 
     Returns
     -------

@@ -100,7 +100,7 @@ def html(traces: Sequence[Trace], found: History) -> str:
 
 
 def page_data(traces: Sequence[Trace], found: History) -> dict[str, Any]:
-    """Return what the page shows; times are microseconds since the first operation."""
+    """Return the data of the page; times are microseconds since the first operation."""
     start, end = _span(traces)
     texts: dict[str, int] = {}
     groups = {key: number for number, key in enumerate(_groups(traces))}
@@ -192,7 +192,7 @@ def _groups(traces: Iterable[Trace]) -> list[str]:
 
 
 def _span(traces: Iterable[Trace]) -> tuple[float, float]:
-    """Return when the first operation began, and when the last ended; a little later, if something has not ended."""
+    """Return the beginning of the first operation and the end of the last; a little later if one has not ended."""
     records = [record for trace in traces for record in trace.records]
     start = min((record.begin for record in records), default=0.0)
     end = max((max(record.begin, record.end) for record in records), default=0.0)
