@@ -115,7 +115,7 @@ def _ranks(mpi: Any) -> Iterator[Fact]:
 
 
 def describe_nodes(nodes: Sequence[int], hosts: Sequence[str]) -> str:
-    """Return the nodes in words: their number, their ranks and names; `nodes` and `hosts` have an entry for each rank."""
+    """Return the nodes in words: number, ranks, names; `nodes` and `hosts` have an entry for each rank."""
     counts, names = [nodes.count(node) for node in sorted(set(nodes))], []
     for node in sorted(set(nodes)):
         names.append(hosts[nodes.index(node)])
