@@ -49,7 +49,7 @@ def send(
     group : ProcessGroup, optional
         Default: the world.
     tag : int
-        0 or more, up to what MPI allows (MPI_TAG_UB), at least 32763; the receive must have the same.
+        0 or more, up to what MPI allows (MPI_TAG_UB), at least 32762; the receive must have the same.
     group_dst : int, optional
         The receiver's rank in the group, instead of `dst`.
 

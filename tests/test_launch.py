@@ -151,6 +151,39 @@ def test_a_rank_that_has_ended_while_others_go_on_says_so(tmp_path: Path) -> Non
     assert said.startswith("hpccomm: rank 0 has come to the end of its program without destroy_process_group()")
 
 
+def test_destroy_says_whom_it_waits_for(tmp_path: Path) -> None:
+    program = f"""
+        import pathlib, time, hpccomm as hc
+        from hpccomm.core import ending
+        said, tell = pathlib.Path({str(tmp_path / "said")!r}), ending.tell
+        ending.tell = lambda text: (tell(text), said.touch())
+        with hc.init_process_group() as world:
+            while world.rank == 0 and not said.exists():
+                time.sleep(0.05)
+        """
+    result = run(program, tmp_path, ranks=3)
+    assert result.returncode == 0, result.stderr
+    said, verdict = result.stderr.splitlines()
+    assert said.startswith("hpccomm: rank 1 waits for rank 0, which has not come to destroy 'world'")
+    assert "rank 0 never reached destroy of 'world': it is in the program at " in verdict
+
+
+def test_a_barrier_does_not_meet_the_destroy_of_other_ranks(tmp_path: Path) -> None:
+    program = """
+        import hpccomm as hc
+        world = hc.init_process_group()
+        if world.rank != 0:
+            world.destroy()
+        work = hc.barrier(async_op=True)
+        try:
+            work.wait(3)
+        except hc.DistTimeoutError:
+            print("nobody has come", flush=True)
+        world.abort(7)
+        """
+    assert "nobody has come" in run(program, tmp_path, ranks=2).stdout
+
+
 def test_import_initialises_nothing(tmp_path: Path) -> None:
     program = """
         import sys, threading

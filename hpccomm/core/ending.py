@@ -5,6 +5,7 @@ They meet in a barrier that is polled: it ends where a rank does not come, and l
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
 LONGEST_END = 5.0  # seconds that what is in flight has to end, when its group is given up
 LONELY = 2.0  # seconds that a rank that has not destroyed its groups waits at its end, until it says so
+SPEAKERS = 8  # ranks of a group that may say so in destroy: of a thousand many may have to wait for a moment
 
 
 def finish(group: ProcessGroup, deadline: float) -> None:
@@ -44,9 +46,13 @@ def finish(group: ProcessGroup, deadline: float) -> None:
 
 def meet(group: ProcessGroup, deadline: float) -> None:
     """Wait until every rank destroys the group: nothing collective begins before that."""
-    limit = max(deadline - time.monotonic(), SHORTEST_MEETING)
+    limit, has_said = max(deadline - time.monotonic(), SHORTEST_MEETING), group.leaving is not None
 
-    def give_up(waited: float) -> None:
+    def give_up(waited: float, absent: int | None) -> None:
+        nonlocal has_said
+        if waited > LONELY and absent is not None and not has_said and group.rank < SPEAKERS:
+            has_said = True
+            threading.Thread(target=_tell_of, args=(group, absent), daemon=True).start()  # asking takes seconds
         if waited > limit:
             raise DistTimeoutError(
                 f"destroy of {group!r}: other ranks have not called it within {waited:.1f} s; "
@@ -79,7 +85,7 @@ def leave(group: ProcessGroup) -> None:
     """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
     has_said = group.leaving is not None
 
-    def say(waited: float) -> None:
+    def say(waited: float, _: int | None) -> None:
         nonlocal has_said
         if waited > LONELY and not has_said:
             has_said = True
@@ -99,10 +105,25 @@ def leave(group: ProcessGroup) -> None:
             backend.leave()
 
 
-def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float], None]) -> None:
-    """Wait in the group's last barrier, and tell `meanwhile` how long; another try goes on where one has ended."""
+def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], None]) -> None:
+    """Wait in the group's last meeting; tell `meanwhile` how long, and who is known not to have come.
+
+    Another try goes on where one has ended.
+    """
+    from ..job.meeting import Meeting  # which loads MPI
+
     began, looks = time.monotonic(), pauses()
-    request = group.leaving = group.leaving or group.comm.Ibarrier()
-    while not request.Test():
-        meanwhile(time.monotonic() - began)
+    meeting = group.leaving = group.leaving or Meeting(group.comm)
+    while not meeting.is_over():
+        meanwhile(time.monotonic() - began, meeting.absent)
         time.sleep(next(looks))
+
+
+def _tell_of(group: ProcessGroup, absent: int) -> None:
+    """Tell which rank has not come to destroy the group, and where it is."""
+    verdict = who_is_late()
+    if not group.is_destroyed:
+        tell(
+            f"hpccomm: rank {group.ranks[group.rank]} waits for rank {group.ranks[absent]}, which has not come to "
+            f"destroy {group.name!r} (at the end of a with block, too){verdict}"
+        )

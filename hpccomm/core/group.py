@@ -82,7 +82,7 @@ class ProcessGroup(Operations):
         self.door = Door(self)
         self.owner: ProcessGroup = self  # the world, of the groups made from it
         self.children: list[ProcessGroup] = []  # destroyed with it: those that it owns
-        self.leaving: Any = None  # the barrier at the end, once begun
+        self.leaving: Any = None  # the meeting at the end, once begun
         self.on_destroy: Callable[[ProcessGroup], None] | None = None
         self.successor: ProcessGroup | None = None  # what shrink_group has made of it
         self._store: Any = None

@@ -69,7 +69,7 @@ class Membership:
     name: str = ""
     description: str = ""
     device_id: int | Literal["auto"] | None = None
-    largest_tag: int = 32763  # what every MPI allows (MPI-4.1 §9.1.2), less the four of job/tags.py
+    largest_tag: int = 32762  # what every MPI allows (MPI-4.1 §9.1.2), less the five of job/tags.py
     place: Any = None
 
     def __post_init__(self) -> None:

@@ -14,4 +14,5 @@ PAIRWISE: int = _upper_bound - 1
 # messages with them, which a receive of the program with this tag would take.
 NEW_GROUP: int = _upper_bound - 2
 THREAD: int = _upper_bound - 3
-LARGEST: int = _upper_bound - 4
+MEETING: int = _upper_bound - 4
+LARGEST: int = _upper_bound - 5
