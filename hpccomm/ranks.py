@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .core.annotations import Integer
 from .core.non_member import Group, NonMember
+from .errors import here
 from .world import is_initialized, member
 
 
@@ -278,10 +279,18 @@ def get_backend(group: Group | None = None) -> str:
     -------
     str
 
+    Raises
+    ------
+    ValueError
+        This rank is not in the group.
+
     Examples
     --------
     >>> hc.get_backend()
     'mpi'
     """
-    device_map = member(group).config.device_map
+    found = member(group)
+    if found.rank < 0:  # a NonMember
+        raise ValueError(f"get_backend: this rank is not in the group ({found!r}){here()}")
+    device_map = found.config.device_map
     return device_map.get("cpu", next(iter(device_map.values())))
