@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..process.settings import job_id
 from .together import CheckpointError
 
 NAME = ".saving"
-JOBS = ("SLURM_JOB_ID", "FLUX_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 
 
 class WriterLock:
@@ -80,12 +80,11 @@ class WriterLock:
 
 def writer(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return this process's name: its host and number, its job, and how often that was started again before."""
-    job = next((environ[name] for name in JOBS if environ.get(name)), "")
     restarts = environ.get("SLURM_RESTART_COUNT", "")
     return {
         "host": os.uname().nodename,
         "pid": os.getpid(),
-        "job": job,
+        "job": job_id(environ),
         "restarts": int(restarts) if restarts.isdecimal() else 0,
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }

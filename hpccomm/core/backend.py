@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedOperationError, here
+from .overlap import all_unaliased
 from .persistent_work import PersistentWork, Repeated
 from .work import JoinedWork, Work
 
@@ -206,18 +208,19 @@ class Backend:
 
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
         """Copy ``arrays[i]`` of rank r into ``output_lists[r][i]`` of every rank, in one message."""
-        lists = map(list, zip(*output_lists))
-        return self._each("all_gather_coalesced", zip(lists, arrays), async_op)
+        sent = all_unaliased(arrays, list(chain(*output_lists)))
+        return self._each("all_gather_coalesced", zip(map(list, zip(*output_lists)), sent), async_op)
 
     def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
         """Do all_gather_single for each pair of `outputs` and `arrays`, in one message."""
-        return self._each("all_gather_single_coalesced", zip(outputs, arrays), async_op)
+        return self._each("all_gather_single_coalesced", zip(outputs, all_unaliased(arrays, outputs)), async_op)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
     ) -> Work | None:
         """Do reduce_scatter_single for each pair of `outputs` and `arrays`, in one message per dtype."""
-        return self._each("reduce_scatter_single_coalesced", zip(outputs, arrays), op, async_op)
+        pairs = zip(outputs, all_unaliased(arrays, outputs))
+        return self._each("reduce_scatter_single_coalesced", pairs, op, async_op)
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
         """Send `array` to rank `dst`."""

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 Extent = tuple[int, int]
+
+
+def all_unaliased(arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    """Return host arrays with the values of `arrays`, outside the memory of all of `outputs`; others as they are."""
+    if not all(isinstance(each, np.ndarray) for each in (*arrays, *outputs)):
+        return list(arrays)
+    shared = overlapping(*([extent(each, address_of(each)) for each in given] for given in (arrays, outputs)))
+    return [array.copy(order="C") if is_shared else array for array, is_shared in zip(arrays, shared)]
+
+
+def address_of(array: Any) -> int:
+    """Return the address of a host array's first element."""
+    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 
 def extent(array: Any, address: int) -> Extent:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from operator import setitem
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch._C import _distributed_c10d as c10d
 
 from ..core.backend import Backend
 from ..core.options import BackendOptions
+from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
 from ..core.work import CompletedWork, Work
 from ..errors import UnsupportedOperationError, here
@@ -168,16 +170,18 @@ class GlooBackend(Backend):
         return together([self.broadcast(array, root, True) for array in arrays])
 
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work:
-        columns = zip(*output_lists, strict=True)
-        return together([self.all_gather(list(outputs), array, True) for outputs, array in zip(columns, arrays)])
+        columns, sent = zip(*output_lists, strict=True), all_unaliased(arrays, [*chain(*output_lists)])
+        return together([self.all_gather(list(outputs), array, True) for outputs, array in zip(columns, sent)])
 
     def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work:
-        return together([self.all_gather_single(output, array, True) for output, array in zip(outputs, arrays)])
+        sent = all_unaliased(arrays, outputs)
+        return together([self.all_gather_single(output, array, True) for output, array in zip(outputs, sent)])
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
     ) -> Work:
-        return together([self.reduce_scatter_single(output, array, op, True) for output, array in zip(outputs, arrays)])
+        sent = all_unaliased(arrays, outputs)
+        return together([self.reduce_scatter_single(output, array, op, True) for output, array in zip(outputs, sent)])
 
     # -- messages --------------------------------------------------------------------------------
 

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work, both
 from ..job import tags
 from . import datatypes, reductions
 from .backend import MPIBackend
 from .datatypes import message
-from .layout import Finish, all_unaliased, recv_buffer, send_buffer, unaliased
+from .layout import Finish, recv_buffer, send_buffer, unaliased
 from .works import MPIWorks, all_done
 
 
@@ -95,7 +96,7 @@ class LargeCountMPIBackend(MPIBackend):
                 buffers[rank], unpack = recv_buffer(output)
                 finish = both(unpack, finish)
         peers = [rank for rank, array in enumerate(sends) if array is not None]
-        sent = all_unaliased([sends[rank] for rank in peers], [*buffers.values()])
+        sent = [*map(send_buffer, all_unaliased([sends[rank] for rank in peers], [*buffers.values()]))]
         requests = [self._comm.Irecv(message(buffer), rank, tags.PAIRWISE) for rank, buffer in buffers.items()]
         requests += [self._comm.Isend(message(array), rank, tags.PAIRWISE) for rank, array in zip(peers, sent)]
         if async_op:

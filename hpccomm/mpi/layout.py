@@ -7,7 +7,7 @@ it, unpacked after: the functions for outputs return (buffer, the function that 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import repeat
 from operator import attrgetter, setitem
@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..core.overlap import extent, overlapping
 from .datatypes import as_bytes
 
 Finish: TypeAlias = Callable[[], None] | None
@@ -50,17 +49,6 @@ def unaliased(array: Any, output: Any) -> Any:
         return array.copy(order="C")
     own_memory = array.base is None and output.base is None and array is not output
     return array if own_memory or not np.may_share_memory(array, output) else array.copy(order="C")
-
-
-def all_unaliased(arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """Return contiguous arrays with the values of `arrays`, outside the memory of all of `outputs`."""
-    shared = overlapping(*([extent(each, address_of(each)) for each in given] for given in (arrays, outputs)))
-    return [array.copy(order="C") if is_shared else send_buffer(array) for array, is_shared in zip(arrays, shared)]
-
-
-def address_of(array: Any) -> int:
-    """Return the address of an array's first element."""
-    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 
 def packed(arrays: list[Any]) -> tuple[Any, list[int]]:

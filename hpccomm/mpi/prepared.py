@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.operation_list import OPERATIONS
+from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work, both
 from .layout import Finish
@@ -24,6 +25,8 @@ def prepared(operation: str, call: Callable[..., Any], rank: int, ranks: int) ->
         op: ReduceOp = named["op"]
         is_written = named.get("root", rank) == rank and not (operation == "exscan" and rank == 0)
         finish: Finish = None
+        outputs = [value for name, value in named.items() if name == "output"]
+        outputs += named.get("outputs", [])
 
         def buffer_of(name: str, array: Any) -> Any:
             nonlocal finish
@@ -32,7 +35,7 @@ def prepared(operation: str, call: Callable[..., Any], rank: int, ranks: int) ->
             elif is_written and names[0] == name:
                 buffer, _, _, then = in_place(array, op, ranks)
             else:
-                return reduction_input(array, op)
+                return reduction_input(all_unaliased([array], outputs)[0], op)
             finish = both(finish, then)
             return buffer
 

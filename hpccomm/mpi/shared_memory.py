@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..core.overlap import address_of
 from ..core.reduce_op import ReduceOp
 from ..errors import here
 from ..job.mpi_library import private, release
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC, accumulation_dtype
-from .layout import address_of, is_plain
+from .layout import is_plain
 from .works import as_backend_error
 
 SHM_DIRECTORY = "/dev/shm"  # where MPICH and Open MPI keep the windows

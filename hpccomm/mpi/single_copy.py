@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..core.overlap import address_of
 from ..core.reduce_op import ReduceOp
 from ..errors import DistBackendError, here
 from ..process.tuning import Tuning
-from .layout import address_of
 from .shared_memory import OPS, UFUNCS, parts, share
 
 CHUNK_BYTES = 256 << 10  # three chunks stay in the cache of a core; with less, the system calls begin to show

@@ -142,11 +142,15 @@ def _size(environ: Mapping[str, str], name: str, default: int) -> int:
 _run = ""  # the name of this run's folder: rank 0 has drawn it
 
 
+def job_id(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the name that Slurm, Flux or PBS has given the job; "" where none of them has."""
+    return environ.get("SLURM_JOB_ID") or environ.get("FLUX_JOB_ID") or environ.get("PBS_JOBID") or ""
+
+
 def debug_dir(environ: Mapping[str, str] = os.environ) -> str:
     """Return the folder for reports of all runs: ``HPCCOMM_DEBUG_DIR``, or one named after the job."""
     said = environ.get("HPCCOMM_DEBUG_DIR", "").strip()
-    job = environ.get("SLURM_JOB_ID") or environ.get("FLUX_JOB_ID") or environ.get("PBS_JOBID")
-    return os.path.join(_here(), os.path.normpath(said or f"hpccomm-debug-{job or _launcher()}"))
+    return os.path.join(_here(), os.path.normpath(said or f"hpccomm-debug-{job_id(environ) or _launcher()}"))
 
 
 def folder_at_start(environ: Mapping[str, str] = os.environ) -> str:

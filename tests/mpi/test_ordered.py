@@ -19,8 +19,8 @@ from hpccomm.mpi import ordered
 from ..arrays import LAYOUTS, NUMERIC, REDUCTIONS, contiguous, reductions_of
 from ..arrays import reduced as reduced_exactly
 from ..arrays import values as exact_values
-from ..matrix.cases import GOOD
-from ..matrix.test_matrix import FORMS, Opposite, goes_to_itself, has_form, perform
+from ..matrix.cases import GOOD, WITH_OUTPUTS
+from ..matrix.test_matrix import FORMS, Opposite, every_overlap, goes_to_itself, has_form, perform, share_memory
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 SUMS = ["SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX"]
@@ -229,6 +229,13 @@ def test_every_form_of_every_operation(group: hc.ProcessGroup, name: str, form: 
     opposite = Opposite(name, group)
     perform(name, form, group)
     opposite.finish()
+
+
+@every_overlap
+@pytest.mark.parametrize("form", ["ordinary", "async"])
+@pytest.mark.parametrize("name", [name for name in WITH_OUTPUTS if OPERATIONS[name].reduces])
+def test_inputs_may_share_memory_with_outputs(group: hc.ProcessGroup, name: str, form: str, how: str) -> None:
+    share_memory(name, form, how, group)
 
 
 def test_without_threads_of_its_own(group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from ..arrays import LAYOUTS, NUMERIC, assert_same, reduced, reductions_of
 from ..arrays import REDUCTIONS as OPS
 from ..arrays import values as values_of
 from ..matrix.cases import GOOD
-from ..matrix.test_matrix import FORMS, Opposite, goes_to_itself, has_form, perform
+from ..matrix.test_matrix import FORMS, Opposite, every_overlap, goes_to_itself, has_form, perform, share_memory
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 OVERRIDABLE = [name for name in OPERATIONS if hasattr(hc.Backend, name) and "object" not in name]
@@ -142,6 +142,24 @@ def test_an_overridden_reduction_gets_what_mpi_gets(world: None, name: str, layo
                             assert array.dtype == (np.float32 if dtype.itemsize == 2 else dtype)
                         elif isinstance(array, hc.ReduceOp):
                             assert array.name == {"AVG": "SUM", "PREMUL_SUM": "SUM"}.get(op, op)
+
+
+@every_overlap
+@pytest.mark.parametrize("name", ["reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"])
+def test_an_override_may_write_its_outputs_before_it_reads(world: None, name: str, how: str) -> None:
+    class Early(hc.BackendOverMPI):
+        def reduce_scatter(self, output: Any, inputs: list[Any], op: Any, async_op: bool) -> Any:
+            output[...] = -1
+            return super().reduce_scatter(output, inputs, op, async_op)
+
+        def reduce_scatter_single(self, output: Any, array: Any, op: Any, async_op: bool) -> Any:
+            output[...] = -1
+            return super().reduce_scatter_single(output, array, op, async_op)
+
+    hc.register_backend("early", Early, devices="cpu", extended_api=True)
+    with hc.new_group(backend="cpu:early") as group:
+        for form in ("ordinary", "async"):
+            share_memory(name, form, how, group)
 
 
 def test_an_override_may_be_asynchronous_or_done_at_once(world: None) -> None:
