@@ -88,6 +88,7 @@ class Work:
     operation: Operation | None = None  # what hooks know it by, or a recorder's entry
     error: BaseException | None = None  # that has ended it
     error_was_seen = False  # by the program; the group tells of others when it is destroyed
+    any_thread_may_poll = False  # it asks a GPU, and calls no MPI
     was_asked = False  # since the watchdog has looked, which sets it back
     is_let_go_at_once = False  # or only when many are in flight
     keeps_time = False  # whether the transport ends it itself when a group with on_timeout="raise" has waited too long

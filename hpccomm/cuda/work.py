@@ -23,6 +23,8 @@ class CudaWork(Work):
 
     is_let_go_at_once = True  # its arrays are memory of the GPU
 
+    any_thread_may_poll = True
+
     def __init__(
         self,
         runtime: Runtime,

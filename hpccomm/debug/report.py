@@ -17,7 +17,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.work import WorkStatus
+from ..core.group import ProcessGroup
+from ..core.persistent_work import PersistentWork
+from ..core.work import Work
 from . import stacks
 from .folder import Folder, read_text
 from .groups_seen import groups, key_of, ranks_of
@@ -252,17 +254,16 @@ def latest(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in ordered if each.get("answers", "") in ("", asked)]
 
 
-def works_in_flight(group: Any) -> list[Any]:
-    """Return the Works that a group keeps, whatever other threads do meanwhile."""
-    works: list[Any] = []
+def works_in_flight(group: ProcessGroup) -> list[Work | PersistentWork]:
+    """Return the Works that a group keeps; any thread may ask."""
+    works: list[Work | PersistentWork] = []
     for _ in range(10):
         try:
             works = list(group.door.in_flight)
             break
         except RuntimeError:  # it changed
             continue
-    works += [each for each in list(group.door.persistent) if each.is_active]
-    return [each for each in works if getattr(each, "_status", WorkStatus.IN_FLIGHT) is WorkStatus.IN_FLIGHT]
+    return [*works, *(each for each in list(group.door.persistent) if each.is_active)]
 
 
 def process_state(pid: int) -> str:

@@ -159,13 +159,13 @@ def _in_a_function(frame: FrameType, name: str) -> Doing | None:
         limit = _seconds(arguments.get("timeout"))
         return Doing((_mark(frame), name), record, None, None, limit, False)
     doing = _doing(frame, group, name, group.sequence_number + 1, arguments)
-    return doing._replace(can_raise=name == "destroy" or _compares(group))
+    return doing._replace(can_raise=name == "destroy" or compares(group))
 
 
 def _doing(frame: FrameType, group: ProcessGroup, name: str, number: int, arguments: Mapping[str, Any]) -> Doing:
     record = describe(group, name, number, arguments, where=place(frame))
     seconds = arguments.get("timeout")
-    ends = seconds is not None or _compares(group)
+    ends = seconds is not None or compares(group)
     return Doing((_mark(frame), record.group, name, number), record, group, None, _seconds(seconds), ends)
 
 
@@ -217,7 +217,7 @@ def _ends_by_itself(work: Any) -> bool:
     return getattr(work, "keeps_time", False) and work.group is not None and work.group.on_timeout == "raise"
 
 
-def _compares(group: ProcessGroup | None) -> bool:
+def compares(group: ProcessGroup | None) -> bool:
     """Whether this rank waits for others in the mismatch check, which looks at the clock itself."""
     return group is not None and group.door.check is not None and group.door.check.is_waiting
 

@@ -24,7 +24,6 @@ from typing import Any, NoReturn
 from ..core.ending import SHORTEST_MEETING
 from ..core.options import DEFAULT_TIMEOUT
 from ..core.timeouts import as_seconds
-from ..core.work import WorkStatus
 from ..process import settings, stderr
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import let_launcher_read, tell
@@ -234,7 +233,7 @@ class Watchdog:
         found = {doing.key: doing for doing in stacks.operations(without=threading.get_ident())}
         for group in groups():
             for work in works_in_flight(group):
-                if _was_asked(work) or getattr(work, "_future", None) is not None or _gpu_is_busy(work):
+                if _was_asked(work) or getattr(work, "has_future", False) or _gpu_is_busy(work):
                     doing = stacks.asked_for(work)
                     found.setdefault(doing.key, doing)
         return list(found.values())
@@ -244,8 +243,7 @@ class Watchdog:
         if doing.record.name == "leave":  # the others may compute for hours
             return
         limit = self._limit(doing)
-        check = getattr(doing.group, "_check", None)
-        if doing.can_raise or (check is not None and check.is_waiting):  # it ends by itself, earlier
+        if doing.can_raise or stacks.compares(doing.group):  # it ends by itself, earlier
             limit = 1.1 * max(limit, SHORTEST_MEETING) + 2 * PATIENCE
         if elapsed > limit and not sighting.has_timed_out:
             sighting.has_timed_out = True
@@ -410,7 +408,7 @@ def _is_polled(sighting: _Sighting, now: float) -> bool:
     work = None if sighting.doing.work is None else sighting.doing.work()
     if work is None or now - sighting.last > POLLED_WITHIN:
         return False
-    return getattr(work, "_status", None) is WorkStatus.IN_FLIGHT or getattr(work, "is_active", False)
+    return work in works_in_flight(work.group)
 
 
 def _was_asked(work: Any) -> bool:
@@ -421,7 +419,7 @@ def _was_asked(work: Any) -> bool:
 
 def _gpu_is_busy(work: Any) -> bool:
     """Whether it is a Work of a GPU whose event has not passed: any thread may ask, and MPI is not called."""
-    if not hasattr(work, "_event"):
+    if not getattr(work, "any_thread_may_poll", False):
         return False
     try:
         return not work.poll()

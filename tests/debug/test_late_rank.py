@@ -135,6 +135,14 @@ def test_many_quick_calls_are_not_one_that_hangs(
     assert len(set(keys)) == 3
 
 
+def test_wait_any_ends_where_groups_raise(process_group: hc.ProcessGroup) -> None:
+    with hc.new_group(timeout=0.2, on_timeout="raise") as group:
+        work = hc.irecv(np.empty(1), src=hc.get_rank(), group=group)
+        with pytest.raises(hc.DistTimeoutError, match="wait_any: none of 1 operations is done in time"):
+            hc.wait_any([work])
+        work.abort()
+
+
 def test_a_look_keeps_no_array_alive(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(failures, "agree", lambda comm, flag: [seen.extend(stacks.operations()), flag][1])

@@ -561,7 +561,7 @@ def test_info_says_which_groups_there_are(tmp_path: Path) -> None:
 
 def test_a_gpu_is_asked_whether_it_is_busy(process_group: hc.ProcessGroup, tmp_path: Path) -> None:
     class OnTheGPU(hc.Work):
-        _event = 1  # what the watchdog knows such a Work by: any thread may ask, and MPI is not called
+        any_thread_may_poll = True
 
         def poll(self) -> bool:
             return self.is_done
