@@ -17,7 +17,7 @@ class Method(NamedTuple):
 
 
 def parsed(init_method: str, environ: Mapping[str, str] = os.environ) -> Method:
-    """Read an `init_method` as torch.distributed has them; ValueError if it is none."""
+    """Return the meaning of an `init_method` of torch.distributed's; ValueError if it is none."""
     url = urlsplit(init_method)
     said = dict(parse_qsl(url.query))
     try:

@@ -289,7 +289,7 @@ class Client(asyncio.BufferedProtocol):
             self._wait(request)
 
     def _answered(self, request: Request) -> bool:
-        """Do a request and say how it went, unless it has to wait."""
+        """Return whether a request has been done and answered; otherwise it has to wait."""
         try:
             answer = self._server.table.apply(request)
             if answer is None:

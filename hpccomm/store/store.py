@@ -59,7 +59,7 @@ class Store(ABC):
 
     @abstractmethod
     def request(self, request: Request, timeout: float) -> Answer:
-        """Do `request`; one that waits raises DistTimeoutError after `timeout` seconds."""
+        """Return the answer to `request`; where it waits, DistTimeoutError after `timeout` seconds."""
 
     @abstractmethod
     def clone(self) -> Store:
@@ -72,25 +72,11 @@ class Store(ABC):
     # -- values -------------------------------------------------------------------------------------
 
     def set(self, key: str, value: Value) -> None:
-        """Store `value` under `key`, in the place of what is there.
-
-        Parameters
-        ----------
-        key : str
-        value : bytes or str
-        """
+        """Store `value` under `key`, in the place of what is there."""
         self._ask(Op.SET, (key,), (value,))
 
     def get(self, key: str) -> bytes:
         """Return the value of `key`; wait until it is there.
-
-        Parameters
-        ----------
-        key : str
-
-        Returns
-        -------
-        bytes
 
         Raises
         ------
@@ -100,17 +86,13 @@ class Store(ABC):
         return self._ask(Op.GET, (key,)).values[0]
 
     def add(self, key: str, amount: int) -> int:
-        """Add `amount` to the integer that `key` holds as text (0 if it is not there), and return the sum.
+        """Return the sum of `amount` and the integer that `key` holds as text (0 if it is not there), and store it.
 
         Parameters
         ----------
         key : str
         amount : int
             From -2**63 to 2**63 - 1, as the sum.
-
-        Returns
-        -------
-        int
 
         Raises
         ------
@@ -131,12 +113,7 @@ class Store(ABC):
         return self._ask(Op.ADD, (key,), number=number).number
 
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
-        """Store `desired` if the value is `expected`, or if there is none and `expected` is empty.
-
-        Parameters
-        ----------
-        key : str
-        expected, desired : bytes or str
+        """Return the value of `key`, set to `desired` if it was `expected`, or missing and `expected` is empty.
 
         Returns
         -------
@@ -152,13 +129,7 @@ class Store(ABC):
         return self._ask(Op.COMPARE_SET, (key,), (expected, desired)).values[0]
 
     def append(self, key: str, value: Value) -> None:
-        """Store what is under `key` with `value` at its end.
-
-        Parameters
-        ----------
-        key : str
-        value : bytes or str
-        """
+        """Add `value` to the end of the value of `key`."""
         self._ask(Op.APPEND, (key,), (value,))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
@@ -176,45 +147,17 @@ class Store(ABC):
         self._ask(Op.SET, keys, values)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of all `keys`, of one moment; wait until they are there.
-
-        Parameters
-        ----------
-        keys : list of str
-
-        Returns
-        -------
-        list of bytes
-        """
+        """Return the values of all `keys`, of one moment; wait until they are there."""
         return list(self._ask(Op.GET, _listed("multi_get", keys)).values)
 
     def delete_key(self, key: str) -> bool:
-        """Take `key` away, with its value or queue.
-
-        Parameters
-        ----------
-        key : str
-
-        Returns
-        -------
-        bool
-            Whether it was there.
-        """
+        """Return whether `key` was there; its value or queue is deleted."""
         return bool(self._ask(Op.DELETE, (key,)).number)
 
     # -- keys ---------------------------------------------------------------------------------------
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all of `keys` are there, without waiting.
-
-        Parameters
-        ----------
-        keys : list of str
-
-        Returns
-        -------
-        bool
-        """
+        """Return whether all of `keys` are there, without waiting."""
         return bool(self._ask(Op.CHECK, _listed("check", keys)).number)
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
@@ -234,21 +177,11 @@ class Store(ABC):
         self._ask(Op.WAIT, _listed("wait", keys), timeout=None if timeout is None else _seconds(timeout))
 
     def num_keys(self) -> int:
-        """Return how many keys have a value.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number of keys that have a value."""
         return self._ask(Op.COUNT, ("",)).number
 
     def list_keys(self) -> list[str]:
-        """Return the keys that have a value, sorted.
-
-        Returns
-        -------
-        list of str
-        """
+        """Return the keys that have a value, sorted."""
         return [str(key, "utf-8") for key in self._ask(Op.LIST, ("",)).values]
 
     # -- queues -------------------------------------------------------------------------------------
@@ -273,17 +206,13 @@ class Store(ABC):
         self._ask(Op.PUSH, (key,), (value,))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value from the queue `key`; wait until there is one.
+        """Return the first value of the queue `key`, and take it out; wait until there is one.
 
         Parameters
         ----------
         key : str
         block : bool, optional
             False: don't wait.
-
-        Returns
-        -------
-        bytes
 
         Raises
         ------
@@ -295,16 +224,7 @@ class Store(ABC):
         return self._ask(Op.POP, (key,), number=bool(block)).values[0]
 
     def queue_len(self, key: str) -> int:
-        """Return how many values are in the queue `key`.
-
-        Parameters
-        ----------
-        key : str
-
-        Returns
-        -------
-        int
-        """
+        """Return the length of the queue `key`."""
         return self._ask(Op.LENGTH, (key,)).number
 
     # -- the store itself ----------------------------------------------------------------------------
@@ -320,21 +240,11 @@ class Store(ABC):
         return timedelta(seconds=self._timeout)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Let operations wait for so long from now on.
-
-        Parameters
-        ----------
-        timeout : timedelta or float (seconds)
-        """
+        """Let operations wait for so long from now on."""
         self._timeout = _seconds(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return whether there are `append`, `multi_get`, `multi_set` and queues (c10d's word for it): there are.
-
-        Returns
-        -------
-        bool
-        """
+        """Return True: there are `append`, `multi_get`, `multi_set` and queues (c10d's word for it)."""
         return True
 
     def __enter__(self) -> Self:
@@ -351,7 +261,7 @@ class Store(ABC):
         number: int = 0,
         timeout: float | None = None,
     ) -> Answer:
-        """Check the arguments and pass the request on: every method comes here."""
+        """Return the answer to a request, its arguments checked: every method comes here."""
         if self.is_closed:
             raise DistStoreError(f"{_name(op, keys)}: the store {self!r} has been closed{here()}")
         request = Request(
@@ -391,7 +301,7 @@ class PrefixStore(Store):
         self.underlying_store = store
 
     def request(self, request: Request, timeout: float) -> Answer:
-        """Do `request` in the other store, with the prefix before each key."""
+        """Return the other store's answer to `request`, with the prefix before each key."""
         prefix = f"{self.prefix}/"
         keys = tuple([_key(request.op, prefix + key) for key in request.keys])
         answer = self.underlying_store.request(request._replace(keys=keys), timeout)
@@ -423,26 +333,13 @@ def too_late(request: Request, timeout: float, key: str) -> DistTimeoutError:
 
 
 def _name(op: Op, keys: Sequence[str]) -> str:
-    """Return what a method is called."""
+    """Return the name of a method."""
     name = _NAMES[op]
     return f"multi_{name}" if op in (Op.SET, Op.GET) and len(keys) != 1 else name
 
 
-_NAMES = {
-    Op.SET: "set",
-    Op.GET: "get",
-    Op.ADD: "add",
-    Op.COMPARE_SET: "compare_set",
-    Op.WAIT: "wait",
-    Op.CHECK: "check",
-    Op.DELETE: "delete_key",
-    Op.COUNT: "num_keys",
-    Op.APPEND: "append",
-    Op.PUSH: "queue_push",
-    Op.POP: "queue_pop",
-    Op.LENGTH: "queue_len",
-    Op.LIST: "list_keys",
-}
+_METHODS = "set get add compare_set wait check delete_key num_keys append queue_push queue_pop queue_len list_keys"
+_NAMES = dict(zip(Op, _METHODS.split(), strict=True))
 
 
 def _key(op: Op, key: Any) -> str:

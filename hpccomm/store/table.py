@@ -76,7 +76,7 @@ class Table:
         self.nbytes = 0
 
     def apply(self, request: Request) -> Answer | None:
-        """Do what `request` says, whole or not at all; None if it has to wait. DistStoreError refuses it."""
+        """Return the answer to `request`, done whole or not at all; None if it has to wait. DistStoreError: refused."""
         return _OPERATIONS[request.op](self, request)
 
     def missing(self, request: Request) -> str | None:
@@ -187,19 +187,7 @@ class Table:
 
 
 _OPERATIONS: dict[Op, Callable[[Table, Request], Answer | None]] = {
-    Op.SET: Table._set,
-    Op.GET: Table._get,
-    Op.ADD: Table._add,
-    Op.COMPARE_SET: Table._compare_set,
-    Op.WAIT: Table._wait,
-    Op.CHECK: Table._check,
-    Op.DELETE: Table._delete,
-    Op.COUNT: Table._count,
-    Op.APPEND: Table._append,
-    Op.PUSH: Table._push,
-    Op.POP: Table._pop,
-    Op.LENGTH: Table._length,
-    Op.LIST: Table._list,
+    op: getattr(Table, f"_{op.name.lower()}") for op in Op
 }
 
 

@@ -118,7 +118,7 @@ class TCPStore(Store):
         self._close = weakref.finalize(self, _close, self._connections, master)
 
     def request(self, request: Request, timeout: float) -> Answer:
-        """Send `request` to the master and return its answer."""
+        """Return the master's answer to `request`."""
         data = wire.packed(request.op, request.keys, request.values, request.number, timeout)
         if len(data) - wire.HEADER.size > wire.LARGEST_MESSAGE:
             raise ValueError(
