@@ -17,7 +17,9 @@ def watch(group: ProcessGroup | None = None) -> None:
     """Start the watchdog, if it has not been; tell it of a group's processes and settings."""
     from mpi4py import MPI
 
-    watchdog.watch(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), group.settings.debug_dir if group else "")
+    said = None if group is None else group.settings
+    folder, is_wanted = (said.debug_dir, said.watchdog) if said else ("", None)
+    watchdog.watch(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), folder, is_wanted)
     if group is not None:
         watchdog.tell_of(group.settings, group.processes)
 

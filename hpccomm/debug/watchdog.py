@@ -66,16 +66,11 @@ class Watchdog:
         self._seen: dict[Any, _Sighting] = {}
         self._said: set[str] = set()
         self._has_stopped = False
-        self._is_listening = False  # to SIGUSR2
-        self._pipe, self._wake = os.pipe()
-        os.set_blocking(self._pipe, False)
-        os.set_blocking(self._wake, False)  # it is written to by a signal handler
-        self._terminated, self._terminate = os.pipe()
-        os.set_blocking(self._terminate, False)
-        self._is_listening_for_the_end = False
-        self._interrupted, self._interrupt = os.pipe()
-        os.set_blocking(self._interrupt, False)
-        self._is_listening_for_ctrl_c = False
+        self._signals: list[int] = []  # those that are ours
+        self._pipes = [_pipe(), _pipe(), _pipe()]
+        (self._asked, self._ask), (self._terminated, self._terminate), (self._interrupted, self._interrupt) = (
+            self._pipes
+        )
         self._looked_for_questions = time.monotonic()
         self._pid = os.getpid()
         self._timeout_of_init = DEFAULT_TIMEOUT.total_seconds()
@@ -85,33 +80,35 @@ class Watchdog:
 
     def close(self) -> None:
         """Give back what it holds, if it has not been started."""
-        for pipe in (
-            (self._pipe, self._wake),
-            (self._terminated, self._terminate),
-            (self._interrupted, self._interrupt),
-        ):
+        for pipe in self._pipes:
             for end in pipe:
                 os.close(end)
 
     def start(self) -> None:
         """Begin to look, and to listen to signals that nobody else listens to."""
         self.reporter.mailbox = Mailbox()
-        # Python's own handlers run in the main thread, which MPI may hold: that of faulthandler writes at once.
         atexit.register(self._say_how_it_ended)
-        if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
-            faulthandler.register(signal.SIGUSR2, file=self._wake, all_threads=False)
-            self._is_listening = True
+        if self._take(signal.SIGUSR2, self._ask):
             atexit.register(self._stop_listening)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # which is still called
-            faulthandler.register(signal.SIGINT, file=self._interrupt, all_threads=False, chain=True)
-            self._is_listening_for_ctrl_c = True
+        self._take(signal.SIGINT, self._interrupt, signal.default_int_handler)  # which is still called
         os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_through, after_in_child=self._let_go)
         self._thread.start()
+
+    def _take(self, number: int, pipe: int, default: Any = signal.SIG_DFL) -> bool:
+        """Whether a signal is nobody's; it writes into a pipe from now on.
+
+        Python's own handlers run in the main thread, which MPI may hold: that of faulthandler writes at once.
+        """
+        if signal.getsignal(number) is not default:
+            return False
+        faulthandler.register(number, file=pipe, all_threads=False, chain=default is not signal.SIG_DFL)
+        self._signals.append(number)
+        return True
 
     def stop(self) -> None:
         """End the thread: rank 0 wants none."""
         self._has_stopped = True
-        os.write(self._wake, b"stop")
+        os.write(self._ask, b"stop")
 
     def _stop_listening(self) -> None:
         """Ignore questions from now on: without a handler, one that comes while Python ends would kill the process."""
@@ -122,7 +119,8 @@ class Watchdog:
     def _say_how_it_ended(self) -> None:
         """Leave a report if an exception has ended the program before its groups: nobody can ask this rank then."""
         error = getattr(sys, "last_value", None)
-        if os.getpid() == self._pid and error is not None and groups():
+        has_groups = any(group.processes and group.leaving is None for group in groups())
+        if os.getpid() == self._pid and error is not None and has_groups:
             with contextlib.suppress(OSError):
                 self.reporter.write(f"{type(error).__name__}: {error}", has_left=True)
 
@@ -130,24 +128,18 @@ class Watchdog:
         """Give the signals back, in a forked process: what their handlers write would be taken for the rank's."""
         if self.reporter.mailbox is not None:
             self.reporter.mailbox.close()
-        if self._is_listening:
-            faulthandler.unregister(signal.SIGUSR2)
-        if self._is_listening_for_the_end:
-            faulthandler.unregister(signal.SIGTERM)
-        if self._is_listening_for_ctrl_c:
-            faulthandler.unregister(signal.SIGINT)
+        for number in self._signals:
+            faulthandler.unregister(number)
         _let_signals_through()
 
     def listen_for_the_end(self) -> None:
         """Begin to listen to SIGTERM, if nobody else does: launchers end the others by it when one rank has died."""
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            faulthandler.register(signal.SIGTERM, file=self._terminate, all_threads=False)
-            self._is_listening_for_the_end = True
+        self._take(signal.SIGTERM, self._terminate)
 
     def _run(self) -> None:
         mailbox = self.reporter.mailbox
         poll = select.poll()  # select.select takes no file beyond 1023
-        for file in (self._pipe, self._terminated, self._interrupted, -1 if mailbox is None else mailbox.fileno()):
+        for file in (self._asked, self._terminated, self._interrupted, -1 if mailbox is None else mailbox.fileno()):
             if file >= 0:
                 poll.register(file, select.POLLIN)
         while not self._has_stopped:
@@ -162,9 +154,8 @@ class Watchdog:
                     self._say_goodbye()
                 self.look(time.monotonic())
                 askers = [] if mailbox is None else mailbox.askers()
-                if self._pipe in events:
-                    with contextlib.suppress(OSError):
-                        os.read(self._pipe, 1 << 16)
+                if self._asked in events:
+                    os.read(self._asked, 1 << 16)
                     askers.append(b"")  # SIGUSR2
                 if askers:
                     self._ask_for(askers)
@@ -331,9 +322,9 @@ class Watchdog:
         return self.reporter.conclusion()
 
     def _seconds_of(self, thread: int) -> float:
-        """Return for how long a thread has been in what it is in, at least."""
+        """Return for how long a thread has been in what it is in."""
         doing = stacks.of_thread(thread)
-        return self._seconds().get(None if doing is None else doing.key, 0.0) + LONGEST_PERIOD
+        return self._seconds().get(None if doing is None else doing.key, LONGEST_PERIOD)
 
     def _end(self) -> None:
         """End the job: the launcher ends the other ranks when one has ended like this. MPI_Abort might hang.
@@ -362,6 +353,13 @@ class Watchdog:
             take_names_away(MAPPED_LATER)
             faulthandler.unregister(signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _pipe() -> tuple[int, int]:
+    """Return the ends of a pipe that a handler of signals may write to: it does not wait."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    return read, write
 
 
 def _end_on_ctrl_c(rank: int) -> None:
@@ -458,8 +456,7 @@ def _watch_ctrl_c() -> None:
     """Let Ctrl-C end a job of one rank that waits for itself inside MPI: nothing else is watched there."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
-    interrupted, interrupt = os.pipe()
-    os.set_blocking(interrupt, False)
+    interrupted, interrupt = _pipe()
 
     def wait() -> None:
         while os.read(interrupted, 1 << 16):

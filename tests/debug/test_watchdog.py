@@ -38,7 +38,9 @@ LATE = """
     """
 
 
-def start(program: str, folder: Path, ranks: int = 2, **env: str) -> subprocess.Popen[str]:
+def start(
+    program: str, folder: Path, ranks: int = 2, options: tuple[str, ...] = (), **env: str
+) -> subprocess.Popen[str]:
     file = folder / "program.py"
     file.write_text(textwrap.dedent(program), encoding="utf-8")
     environment = {
@@ -47,7 +49,7 @@ def start(program: str, folder: Path, ranks: int = 2, **env: str) -> subprocess.
         "TIME_LIMIT": str(time_limit(90)),
         **env,
     }
-    command = [ROOT / "tools" / "run-mpi", mpiexec_folder(), str(ranks), sys.executable, file, folder]
+    command = [ROOT / "tools" / "run-mpi", mpiexec_folder(), str(ranks), sys.executable, file, folder, *options]
     streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, cwd=folder, env=environment, text=True, **streams)
 
@@ -77,6 +79,39 @@ def test_warn_goes_on(tmp_path: Path) -> None:
     assert stdout.split("\n")[:2] == ["[2.0, 2.0, 2.0]"] * 2
     assert stderr.count("has not ended within") == 1  # once, not every second
     assert "the job ends" not in stderr
+
+
+@pytest.mark.parametrize("on_timeout", ["warn", "raise"])
+def test_a_second_hang_has_a_verdict_of_its_own(tmp_path: Path, on_timeout: str) -> None:
+    program = """
+        import sys, time, pathlib, numpy as np, hpccomm as hc
+        folder = pathlib.Path(sys.argv[1])
+        world = hc.init_process_group(timeout=2, on_timeout=sys.argv[2])
+        for late, name in ((1, "verdict.txt"), (2, "verdict-2.txt")):
+            while world.rank == late and not list(folder.glob(f"reports/run-*/{name}")):
+                time.sleep(0.05)
+            work, x = None, np.ones(3)
+            if sys.argv[2] == "warn":
+                hc.all_reduce(x)
+            else:
+                work = hc.all_reduce(x, async_op=True)
+                try:
+                    work.wait()
+                except hc.DistTimeoutError as error:
+                    print(f"rank {late} is late; {error}".replace("\\n", " ") + "\\n", end="", flush=True)
+                    work.wait(60)
+        """
+    job = start(program, tmp_path, 3, options=(on_timeout,))
+    stdout, stderr = job.communicate(timeout=time_limit(100))
+    assert job.returncode == 0, stderr
+    for late, name in ((1, "verdict.txt"), (2, "verdict-2.txt")):
+        verdict = f"rank {late} never reached all_reduce #{late} of 'world'"
+        assert verdict in next(tmp_path.glob(f"reports/run-*/{name}")).read_text()
+        if on_timeout == "warn":
+            assert verdict in stderr
+        else:
+            assert all(verdict in line for line in stdout.splitlines() if line.startswith(f"rank {late} is late"))
+            assert f"rank {late} is late" in stdout
 
 
 def test_raise_raises_in_wait_and_the_operation_can_still_end(tmp_path: Path) -> None:
@@ -170,9 +205,10 @@ def test_ctrl_c_names_who_is_blocked_and_who_is_at_the_end_of_a_with_block(tmp_p
         excepthook.PATIENCE = 30  # on a machine as loaded as you like
         folder, main = pathlib.Path(sys.argv[1]), threading.get_ident()
         def press():
+            if world.rank == 0:
+                until_in_mpi()
             while stacks.of_thread(main) is None:
                 time.sleep(0.01)
-            time.sleep(0.3)  # from the first line of the operation into MPI
             (folder / f"waits{world.rank}").touch()
             while world.rank == 0 and not (folder / "waits1").exists():
                 time.sleep(0.01)
@@ -183,7 +219,7 @@ def test_ctrl_c_names_who_is_blocked_and_who_is_at_the_end_of_a_with_block(tmp_p
             if world.rank == 0:
                 hc.all_reduce(np.ones(3))
         """
-    job = start(program, tmp_path)
+    job = start(UNTIL_IN_MPI + textwrap.dedent(program), tmp_path)
     _, stderr = job.communicate(timeout=time_limit(100))
     assert job.returncode not in (0, 124)
     assert "[rank 0]     hc.all_reduce(np.ones(3))" in stderr
