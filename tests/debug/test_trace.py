@@ -282,11 +282,20 @@ def test_operations_that_overlap_are_in_lanes_of_their_own() -> None:
 
 
 @serial
+def test_in_a_long_recording_small_delays_are_not_marked() -> None:
+    traces = made_up()
+    traces[0].records[-1] = Record("barrier", 4, "k", "world", begin=15.0, end=15.1, state="completed")
+    assert page_data(traces, history(traces))["late"] == "5100"  # of 5.1 s
+    assert not [each for each in chrome(traces)["traceEvents"] if each["ph"] in "sf"]
+
+
+@serial
 def test_the_file_for_perfetto() -> None:
     events = chrome(made_up())["traceEvents"]
     assert json.loads(json.dumps(events)) == events
     assert Counter(each["ph"] for each in events) == {"M": 8, "X": 7, "s": 1, "f": 1}
     slices = [each for each in events if each["ph"] == "X"]
+    assert {each["args"]["group"] for each in slices} == {"world"}
     assert min(each["ts"] for each in slices) == 0
     for pid, tid in {(each["pid"], each["tid"]) for each in slices}:  # slices of one thread nest or follow one another
         mine = sorted((each["ts"], each["dur"]) for each in slices if (each["pid"], each["tid"]) == (pid, tid))
@@ -308,6 +317,7 @@ def test_the_data_of_the_page() -> None:
     assert all(len(row) == len(place) for row in rows)
     flags = sorted(row[place["flags"]] for row in rows)
     assert flags == [0, 1, 1, 4, 1 + 8, 1 + 8, 16]  # plain, asynchronous, in flight, marked, late
+    assert data["late"] == "100"
     late = next(row for row in rows if row[place["flags"]] == 16)
     assert (late[place["begin"]], late[place["waited"]]) == (2000.0, 2000.0)
     assert data["straggler"] == {"rank": 1, "ms": 2.0}

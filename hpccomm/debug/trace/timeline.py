@@ -14,7 +14,7 @@ from .arrivals import arrivals, by_rank, straggler
 from .files import Trace
 from .history import History
 
-LATE = 100e-6  # seconds by which the last rank has to come later than the others to be marked
+LATE = 100e-6, 1e-3  # by how much later the last rank has to come to be marked: seconds, and part of all that is shown
 PAGE = Path(__file__).with_name("timeline.html")
 PLACE = "__DATA__"  # in the page
 
@@ -44,8 +44,8 @@ def chrome(traces: Sequence[Trace]) -> dict[str, Any]:
                 title = records[0].group_name + (f" ({lane + 1})" if lane else "")
                 events.append(_named("thread_name", trace.rank, title, thread))
                 events += [_slice(record, trace.rank, thread, start, end) for record in records]
-    slices = {(each["pid"], each["args"]["group"], each["name"]): each for each in events if each["ph"] == "X"}
-    for number, arrival in enumerate(each for each in arrivals(traces) if each.delay >= LATE):
+    slices = {(each["pid"], each["args"]["key"], each["name"]): each for each in events if each["ph"] == "X"}
+    for number, arrival in enumerate(each for each in arrivals(traces) if each.delay >= _late(start, end)):
         last = arrival.records[arrival.last]
         of_rank = {rank: slices[rank, last.group, _title(record)] for rank, record in arrival.records.items()}
         source = of_rank.pop(arrival.last)
@@ -63,7 +63,8 @@ def _named(what: str, rank: int, name: str, thread: int = 0) -> dict[str, Any]:
 
 def _slice(record: Record, rank: int, thread: int, start: float, end: float) -> dict[str, Any]:
     told = {
-        "group": record.group,
+        "group": record.group_name,
+        "key": record.group,
         "number": record.number,
         "size": f"{size_in_words(record.nbytes)} {record.dtype}".strip(),
         "op": record.op,
@@ -109,7 +110,7 @@ def page_data(traces: Sequence[Trace], found: History) -> dict[str, Any]:
     for arrival in arrivals(traces):
         for rank, record in arrival.records.items():
             waited[rank, record.group, record.number] = arrival.records[arrival.last].begin - record.begin
-        if arrival.delay >= LATE:
+        if arrival.delay >= _late(start, end):
             record = arrival.records[arrival.last]
             late[arrival.last, record.group, record.number] = arrival.delay
 
@@ -153,10 +154,16 @@ def page_data(traces: Sequence[Trace], found: History) -> dict[str, Any]:
         "texts": list(texts),
         "messages": sorted({number_of(each.name) for trace in traces for each in trace.records if each.is_a_message}),
         "length": round(1e6 * (end - start), 1),
+        "late": f"{1e6 * _late(start, end):.0f}",
         "lines": found.lines,
         "culprits": found.culprits,
         "straggler": None if slow is None else {"rank": slow.rank, "ms": round(1e3 * slow.delay, 3)},
     }
+
+
+def _late(start: float, end: float) -> float:
+    seconds, part = LATE
+    return max(seconds, part * (end - start))
 
 
 def _about(traces: Sequence[Trace], key: str) -> tuple[str, list[int]]:
