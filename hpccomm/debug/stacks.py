@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ..core.door import Door
 from ..core.group import ProcessGroup
-from ..core.operation_list import MESSAGES, OPERATIONS
+from ..core.operation_list import CALLED, MESSAGES, OPERATIONS
 from ..core.operations import Operations
 from ..core.persistent_work import PersistentWork
 from ..core.timeouts import as_seconds
@@ -117,7 +117,7 @@ def _call(innermost: FrameType, is_own_thread: bool = False) -> Doing | None:
         if code is DOOR:
             found = _at_the_door(frame)
         elif code in METHODS:
-            if found is None or found.record.name != METHODS[code]:
+            if found is None or CALLED.get((found.record.name, False), found.record.name) != METHODS[code]:
                 found = _in_a_method(frame, METHODS[code])
         elif code.co_name in WAITS and code.co_filename.startswith(PACKAGE):
             found = _in_a_wait(frame) or found
