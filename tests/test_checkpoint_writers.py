@@ -173,6 +173,22 @@ def test_a_lock_that_another_node_has_left_proves_nothing(tmp_path: Path) -> Non
     check(tmp_path, 3, 4)
 
 
+def test_a_writer_who_comes_later_and_sees_no_lock_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unfinished = tmp_path / "step-0000000004-01234567"
+
+    def begin_elsewhere() -> None:
+        (tmp_path / writer.NAME).write_text(json.dumps({**writer.writer(), "host": "elsewhere"}))
+        unfinished.mkdir()
+
+    save(tmp_path, 1)
+    while_publishing(monkeypatch, begin_elsewhere)
+    save(tmp_path, 2)
+    assert unfinished.is_dir()
+    save(tmp_path, 3)
+    assert not unfinished.exists()
+    check(tmp_path, 2, 3)
+
+
 def test_a_file_of_that_name_that_is_no_lock_is_no_obstacle(tmp_path: Path) -> None:
     for make in (
         lambda path: path.mkdir(),

@@ -4,7 +4,8 @@
 
     step-0000000120.json           the manifest: it is what makes a checkpoint exist, and is written last
     step-0000000120-5f0c93ab/      its arrays
-        rank-0.npy                 what rank 0 wrote: one .npy record after the other, where the manifest says
+        rank-0.npy                 the arrays of rank 0: one .npy record after the other, where the manifest says
+    .saving                        the lock of a save that takes place
 
 Every file is written under another name, flushed to the disk (fsync) and then renamed, and so are the folders' entries.
 Whatever no manifest names is litter of a run that was killed, which nobody reads and the next save removes.

@@ -99,6 +99,7 @@ def _check(body: dict[str, Any], step: int) -> None:
     require(body["step"] == step, body["step"])
     require((found := DATA.fullmatch(body["folder"])) and int(found[1]) == step, body["folder"])
     require(isinstance(body["metadata"], dict), body["metadata"])
+    require(isinstance(body.get("writer", {}), dict), body.get("writer"))
     number(body["ranks"], 1)
     block = number(body["block"], 1)
     for kind in ("arrays", "replicated"):

@@ -46,7 +46,7 @@ class Saving:
         self.axis = axis
         self.data = folder
         self.lock: WriterLock | None = None  # the first rank's
-        self.oldest_spared: float | None = None
+        self.last_published = 0.0
 
     def run(self, metadata: Any, keep: Any, overwrite: bool) -> None:
         """Write the checkpoint: five steps, each of which all ranks end well before any begins the next."""
@@ -99,7 +99,7 @@ class Saving:
         there = max(set(files.steps_in(self.folder)) - SkippedSteps(self.folder).steps(), default=-1)
         if there > self.step and not overwrite:
             with suppress(CheckpointError, OSError):
-                by = f", saved by {in_words(files.read_manifest(self.folder, there)['writer'])}"
+                by = f", saved by {in_words(files.read_manifest(self.folder, there).get('writer', {}))}"
             raise ValueError(
                 f"step is {self.step}, but {self.folder} has step {there} already{by}; use another folder, or "
                 f"overwrite=True, which removes the later steps when this one is complete"
@@ -113,10 +113,7 @@ class Saving:
         self.lock = WriterLock(self.folder)
         self._refuse_later_steps(overwrite)  # again: it may have been saved since
         manifests = (files.manifest_path(self.folder, step) for step in files.steps_in(self.folder))
-        # What is younger may be another writer's work, where the lock is no proof that there is none.
-        self.oldest_spared = (
-            None if self.lock.is_proof else max((each.stat().st_mtime for each in manifests), default=0)
-        )
+        self.last_published = max((each.stat().st_mtime for each in manifests), default=0.0)
 
     def _describe_array(self, kind: str, name: Any, array: Array) -> dict[str, Any]:
         if not isinstance(name, str):
@@ -242,7 +239,7 @@ class Saving:
             if is_undone:
                 raise
             raise CheckpointError(f"{error}; step {self.step} may be published or not, and its arrays stay") from error
-        if self.oldest_spared is not None:  # another writer, who did not see this one, may have removed the arrays
+        if self.lock is not None and not self.lock.is_alone():  # who has not seen this one may have removed the arrays
             try:
                 self._see_all(written)
             except CheckpointError:
@@ -258,7 +255,9 @@ class Saving:
         if keep is not None:
             earlier = [each for each in there if each < self.step and each not in unwanted]
             unwanted |= set(earlier[: max(0, len(earlier) - (keep - 1))])
-        left = prune(self.folder, unwanted - {self.step}, self.step, self.data.name, self.oldest_spared)
+        # What is younger may be another writer's work, where the lock does not prove that there is none.
+        oldest_spared = None if self.lock is not None and self.lock.is_alone() else self.last_published
+        left = prune(self.folder, unwanted - {self.step}, self.step, self.data.name, oldest_spared)
         if left:
             more = f", and {len(left) - 1} more" if len(left) > 1 else ""
             message = f"checkpoint.save: step {self.step} is saved, but older files can't be removed: {left[0]}{more}"

@@ -24,22 +24,24 @@ NAME = ".saving"
 
 
 class WriterLock:
-    """The lock of a folder, held until `release`; CheckpointError where another process has it.
-
-    `is_proof` says whether nobody else writes to the folder, for certain.
-    """
+    """The lock of a folder, held until `release`; CheckpointError where another process has it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
         self._file = -1
-        self.is_proof = False
-        mine = writer()
+        self._mine = mine = writer()
+        self._was_free = False
         with suppress(OSError):  # no locks here, or another user's file
-            self.is_proof = self._take(mine)
+            self._was_free = self._take(mine)
             os.truncate(self._file, 0)
             os.pwrite(self._file, json.dumps(mine).encode(), 0)
 
+    def is_alone(self) -> bool:
+        """Return whether it is certain that nobody else writes to the folder: nobody has put a name over this one."""
+        return self._was_free and _read(self._file) == self._mine
+
     def _take(self, mine: dict[str, Any]) -> bool:
+        """Return whether no process of another node has left its name."""
         is_broken = False
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
