@@ -7,8 +7,10 @@ here that `debug/stacks.py` names: a thread that is inside one is in that operat
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
 STEPS_ASIDE = FastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
+DOORS: weakref.WeakSet[Door] = weakref.WeakSet()  # of all groups of this process
 
 
 class Check(Protocol):
@@ -77,6 +80,7 @@ class Door:
         self.failed: list[Work] = []
         self.persistent: list[PersistentWork] = []
         self.patience = as_seconds(group.timeout) if group.on_timeout == "raise" else None
+        DOORS.add(self)
 
     # -- operations ------------------------------------------------------------------------------
 
@@ -280,6 +284,13 @@ class Door:
             for around in followers:
                 self.fast = around(self.fast)  # type: ignore[misc]
 
+    def leave_to_the_parent(self) -> None:
+        """Refuse everything in a process that has been forked: MPI's connections are its parent's."""
+        self.close("is that of the process which this one was forked from; call it there")
+        for work in self.in_flight:
+            work.fail(DistError(f"the process that has called it is another one: this one was forked from it{here()}"))
+        self.in_flight.clear()
+
     def close(self, refusal: str = "") -> None:
         """Refuse every operation from now on."""
         self.backends = Destroyed(self.group, refusal) if refusal else Destroyed(self.group)
@@ -362,6 +373,14 @@ def batch(messages: Sequence[tuple[Door, Call]]) -> list[Work]:
             for i in together:
                 works[i] = messages[i][0].run(messages[i][1], True)
     return works
+
+
+def _in_a_forked_process() -> None:
+    for door in list(DOORS):
+        door.leave_to_the_parent()
+
+
+os.register_at_fork(after_in_child=_in_a_forked_process)
 
 
 def _arrays(call: Call) -> list[Any]:

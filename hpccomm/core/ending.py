@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,8 @@ LONELY = 2.0  # seconds that a rank that has not destroyed its groups waits at i
 SPEAKERS = 8  # ranks of a group that may say so in destroy: of a thousand many may have to wait for a moment
 
 
-def finish(group: ProcessGroup, deadline: float) -> None:
-    """Wait for what is in flight, and tell of what has failed without anybody looking."""
+def finish(group: ProcessGroup, deadline: float) -> list[str]:
+    """Wait for what is in flight; return what to say of what has failed without anybody looking."""
     for work in list(group.door.in_flight):
         try:
             work.wait(max(0.0, deadline - time.monotonic()))
@@ -35,13 +34,13 @@ def finish(group: ProcessGroup, deadline: float) -> None:
             raise DistTimeoutError(f"destroy of {group!r}: {error}") from error
         except Exception:  # told below, with those that failed earlier
             work.error_was_seen = False
-    for work in group.door.failed:
-        if not work.error_was_seen:  # the program dropped this Work, and with it its error
-            warnings.warn(f"{work!r}: {work.error}", RuntimeWarning, stacklevel=4)
+    # the program dropped these Works, and with them their errors
+    unseen = [f"{work!r}: {work.error}" for work in group.door.failed if not work.error_was_seen]
     group.door.failed.clear()
     for persistent in list(group.door.persistent):
         persistent.wait(max(0.0, deadline - time.monotonic()))
         persistent.free()
+    return unseen
 
 
 def meet(group: ProcessGroup, deadline: float) -> None:

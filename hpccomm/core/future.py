@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
+import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
+
+from ..errors import log_exception
 
 
 class Future(concurrent.futures.Future[Any]):
@@ -28,6 +32,10 @@ class Future(concurrent.futures.Future[Any]):
         `timeout` is in seconds; ``concurrent.futures.TimeoutError`` is raised when it passes.
         """
         return self.result(timeout)
+
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
+        """Call ``fn(self)`` when the future is completed, in the thread that completes it; at once if it is already."""
+        super().add_done_callback(functools.partial(_called, fn))
 
     def value(self) -> Any:
         """Return the value of a completed future, or raise its error; RuntimeError if it is not completed yet."""
@@ -58,6 +66,16 @@ class Future(concurrent.futures.Future[Any]):
         import asyncio  # takes 30 ms
 
         return asyncio.wrap_future(self).__await__()
+
+
+def _called(callback: Callable[[Any], object], future: Any) -> None:
+    """Call a callback; what ends a thread (sys.exit) must not end hpccomm's, which has other futures to complete."""
+    try:
+        callback(future)
+    except BaseException as error:
+        if isinstance(error, Exception) or threading.current_thread() is threading.main_thread():
+            raise
+        log_exception("a callback of %r raised", future)
 
 
 def collect_all(futures: Sequence[Future]) -> Future:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -254,28 +256,35 @@ class ProcessGroup(Operations):
         DistError
             Inside a coalescing() block.
         """
+        for text in self._destroy():  # at the last: with -W error a warning raises, on some ranks only
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+    def _destroy(self) -> list[str]:
+        """Destroy the group; return what to warn of."""
         if self.is_destroyed:
-            return
+            return []
         if self.door.block is not None:
             raise DistError(f"destroy of {self!r}: leave its coalescing() block first{here()}")
         self.agree_on("destroy")
-        for child in list(self.children):
-            child.destroy()
+        said = [text for child in list(self.children) for text in child._destroy()]
         deadline = time.monotonic() + as_seconds(self.timeout)
-        finish(self, deadline)
+        said += finish(self, deadline)
         if self.comm is not None:
             meet(self, deadline)
-        observers.group_gone(self)
-        for backend in self.door.backends.values():
-            backend.close()
-        self.door.close()
-        if self.comm is not None:
-            mpi_library.free(self.comm, repr(self), self.largest_tag)
-        self._close_store()
-        if self.door.check is not None:
-            self.door.check.close()
-        if self.on_destroy is not None:
-            self.on_destroy(self)
+        # From here on there is no way back: each step is taken, whatever one before it has raised.
+        with ExitStack() as steps:  # the last one first
+            if self.on_destroy is not None:
+                steps.callback(self.on_destroy, self)
+            if self.door.check is not None:
+                steps.callback(self.door.check.close)
+            steps.callback(self._close_store)
+            if self.comm is not None:
+                steps.callback(lambda: said.extend(mpi_library.free(self.comm, repr(self), self.largest_tag)))
+            steps.callback(self.door.close)
+            for backend in self.door.backends.values():
+                steps.callback(backend.close)
+            steps.callback(observers.group_gone, self)
+        return said
 
     def give_up(self, ranks: Sequence[int], refusal: str) -> None:
         """Let go of everything without the other ranks, because some (global) `ranks` have died.

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from datetime import timedelta
-from functools import partial
 from operator import attrgetter, methodcaller
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -431,13 +430,24 @@ def both(first: Callable[[], None] | None, second: Callable[[], None] | None) ->
     return one_after_the_other
 
 
-def once(step: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that calls `step`, which has to be one in C, the first time and never again.
+class Once:
+    """A function that calls `step`, which has to be one in C, once; and again only after `arm`.
 
-    What a signal's handler interrupts is done again from its beginning; a division must not be. Nothing can come
-    between C's taking `step` from the iterator and calling it.
+    What a signal's handler interrupts is done again from its beginning, and a division in place must not be: nothing
+    can come between C's taking `step` from the iterator and calling it.
     """
-    return partial(deque, map(methodcaller("__call__"), iter((step,))), 0)
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        self._step = step
+        self.arm()
+
+    def arm(self) -> None:
+        """Let it be called once more."""
+        self._pending = iter((self._step,))
+
+    def __call__(self) -> None:
+        """Call `step`, if that has not been done."""
+        deque(map(methodcaller("__call__"), self._pending), 0)
 
 
 def is_of_a_signal_handler(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
 from ..core.work import CompletedWork, Work
 from ..errors import UnsupportedOperationError, here
-from .reductions import as_bytes, contribution, deliver, in_place, room
+from .reductions import as_bytes, contribution, delivery, in_place, room
 from .works import WAITING, GlooWork, MessageWork, ReceiveWork, as_dist_error
 
 ProcessGroupGloo: Any = c10d.ProcessGroupGloo
@@ -124,7 +124,7 @@ class GlooBackend(Backend):
         flat, tensor, opts.reduceOp = contribution("reduce_scatter", np.concatenate(inputs, axis=None), op)
         start = sum(array.size for array in inputs[: self.rank])
         part = flat[start : start + output.size]
-        return GlooWork([self._gloo.allreduce([tensor], opts)], partial(deliver, output, part, op, self.size), flat)
+        return GlooWork([self._gloo.allreduce([tensor], opts)], delivery(output, part, op, self.size), flat)
 
     def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work:
         opts = c10d.ReduceScatterOptions()
@@ -132,7 +132,7 @@ class GlooBackend(Backend):
         sent, tensor, opts.reduceOp = contribution("reduce_scatter_single", array, op, copied=shares)
         buffer, room_tensor = room("reduce_scatter_single", output, op)
         work = self._gloo._reduce_scatter_base(room_tensor, tensor, opts)
-        return GlooWork([work], partial(deliver, output, buffer, op, self.size), (sent, buffer))
+        return GlooWork([work], delivery(output, buffer, op, self.size), (sent, buffer))
 
     def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work:
         sent = np.concatenate([in_bytes(array) for array in inputs])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch.distributed
 
 from ..core.reduce_op import ReduceOp
+from ..core.work import Once
 from ..errors import UnsupportedOperationError, here
 
 OPS: Any = torch.distributed.ReduceOp
@@ -30,9 +32,7 @@ Finish: TypeAlias = "Callable[[], None] | None"
 def in_place(operation: str, array: Any, op: ReduceOp, ranks: int) -> tuple[Any, Any, Finish, Any]:
     """Return (tensor, gloo's reduction, what to do afterwards or None, the memory of the tensor) to reduce `array`."""
     buffer, tensor, gloo_op = contribution(operation, array, op)
-    if buffer is array and op is not ReduceOp.AVG:
-        return tensor, gloo_op, None, buffer
-    return tensor, gloo_op, lambda: deliver(array, buffer, op, ranks), buffer
+    return tensor, gloo_op, delivery(array, buffer, op, ranks), buffer
 
 
 def contribution(operation: str, array: Any, op: ReduceOp, copied: bool = False) -> tuple[Any, Any, Any]:
@@ -57,12 +57,18 @@ def room(operation: str, output: Any, op: ReduceOp) -> tuple[Any, Any]:
     return buffer, as_tensor(buffer, seen_as)
 
 
-def deliver(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> None:
-    """Put reduced values into `output`."""
+def delivery(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> Finish:
+    """Return what puts reduced values into `output`, also when it is called again; None where they are there."""
+    if buffer is not output:
+        return lambda: _deliver(output, buffer, op, ranks)
+    return Once(partial(np.divide, output, ranks, output)) if op is ReduceOp.AVG else None
+
+
+def _deliver(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> None:
     with np.errstate(all="ignore"):
         if op is ReduceOp.AVG:
-            np.divide(buffer, ranks, out=buffer, casting="unsafe")
-        if buffer is not output:
+            np.divide(buffer.reshape(output.shape), ranks, out=output, casting="unsafe")
+        else:
             output[...] = buffer.reshape(output.shape)
 
 

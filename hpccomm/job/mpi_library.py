@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError
@@ -115,8 +114,8 @@ def _namespace() -> str:
         return ""
 
 
-def free(comm: MPI.Intracomm, group: str, largest_tag: int) -> None:
-    """Free the communicator of `group`, once all of its ranks are about to; messages still on it are dropped.
+def free(comm: MPI.Intracomm, group: str, largest_tag: int) -> list[str]:
+    """Free the communicator of `group`, once all of its ranks are about to; return what to say of dropped messages.
 
     MPI uses the context of a freed communicator again, for the next one: a message left on it would be received there.
     """
@@ -137,14 +136,13 @@ def free(comm: MPI.Intracomm, group: str, largest_tag: int) -> None:
     if spare is not None:
         release(spare)
     release(comm)
-    if left:
-        shown = "; ".join(left[:5]) + (" ..." if len(left) > 5 else "")
-        warnings.warn(
-            f"destroy of {group}: {len(left)} message{'s were' if len(left) > 1 else ' was'} sent to this rank and "
-            f"never received ({shown}; ranks of the group)",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+    if not left:
+        return []
+    shown = "; ".join(left[:5]) + (" ..." if len(left) > 5 else "")
+    return [
+        f"destroy of {group}: {len(left)} message{'s were' if len(left) > 1 else ' was'} sent to this rank and never "
+        f"received ({shown}; ranks of the group)"
+    ]
 
 
 def path_of_library(name: str, maps: str = "/proc/self/maps") -> str | None:

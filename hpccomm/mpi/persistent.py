@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
+from ..core.work import Once
 from ..process.tuning import Tuning
 from .datatypes import accumulation_dtype, message, parts
 from .layout import Finish, is_plain, recv_buffer
@@ -33,6 +34,8 @@ class MPIPersistentWork(PersistentWork):
         """Pack, and start every request."""
         if self._prepare is not None:
             self._prepare()
+        if isinstance(self._finish, Once):
+            self._finish.arm()
         if self._one is not None:
             self._one.Start()
         else:
@@ -69,11 +72,16 @@ class PersistentReceive(MPIPersistentWork):
         super().__init__([request], None, finish, buffer)
         self._nbytes: int = buffer.nbytes
 
+    def begin(self) -> None:
+        """As MPIPersistentWork."""
+        self._message = MPI.Status()
+        super().begin()
+
     def block(self) -> None:
         """As MPIPersistentWork; then look at the message."""
-        status = MPI.Status()
-        self._requests[0].Wait(status)
-        check_length("recv", status, self._nbytes)
+        if self._message.Get_source() == MPI.ANY_SOURCE:  # otherwise this was interrupted after it had come
+            self._requests[0].Wait(self._message)
+        check_length("recv", self._message, self._nbytes)
         if self._finish is not None:
             self._finish()
 

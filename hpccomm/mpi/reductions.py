@@ -13,6 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
+from ..core.work import Once
 from .datatypes import accumulation_dtype, arithmetic_type, mpi_op
 from .layout import Finish, recv_buffer, send_buffer
 
@@ -41,7 +42,7 @@ def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, MPI.Datatype, M
     datatype, operation, _, changes = plan(op, array.dtype)
     buffer = reduction_input(array, op) if changes else send_buffer(array)
     if buffer is array:
-        return array, datatype, operation, partial(np.divide, array, ranks, array) if op is AVG else None
+        return array, datatype, operation, Once(partial(np.divide, array, ranks, array)) if op is AVG else None
     return buffer, datatype, operation, partial(_deliver, array, buffer, op, ranks)
 
 
@@ -68,6 +69,8 @@ def reduction_output(output: Any, op: ReduceOp, ranks: int) -> tuple[Any, Finish
         buffer, unpack = recv_buffer(output)
         if op is not AVG:
             return buffer, unpack
+        if buffer is output:
+            return buffer, Once(partial(np.divide, buffer, ranks, buffer))
     return buffer, partial(_deliver, output, buffer, op, ranks)
 
 
@@ -83,11 +86,11 @@ def multiplied(array: Any, op: ReduceOp, out: Any) -> Any:
 
 
 def _deliver(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> None:
+    """Put the reduced values into `output`; the buffer stays as it is, so that this may be done again."""
     if op is AVG:
-        np.divide(buffer, ranks, buffer)
-    if buffer is output:
-        return
-    if output.dtype.itemsize == 2 and output.dtype is not buffer.dtype:  # a half precision may overflow
+        with np.errstate(all="ignore"):
+            np.divide(buffer, ranks, out=output, casting="unsafe")
+    elif output.dtype.itemsize == 2 and output.dtype is not buffer.dtype:  # a half precision may overflow
         with np.errstate(all="ignore"):
             output[...] = buffer  # rounds to nearest
     else:

@@ -123,8 +123,8 @@ class SmallAllReduce(PersistentWork):
                     sched_yield()
         except MPI.Exception as error:
             self.fail(error)
+        self._finish()  # which may be done again, until it is said to be
         self.is_active = False
-        self._finish()
         if self.operation is not None:
             self._ended(None)
         return True

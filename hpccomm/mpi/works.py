@@ -48,13 +48,16 @@ class MPIWorks(Work):
 
     def poll(self) -> bool:
         """Return whether every request is complete; this also lets MPI make progress."""
+        if not any(self._requests):  # it has been interrupted after they were done
+            return True
         self._statuses = [MPI.Status() for _ in self._requests]
         return MPI.Request.Testall(self._requests, self._statuses)
 
     def block(self) -> None:
         """Wait for every request; other threads run meanwhile."""
-        self._statuses = [MPI.Status() for _ in self._requests]
-        MPI.Request.Waitall(self._requests, self._statuses)
+        if any(self._requests):
+            self._statuses = [MPI.Status() for _ in self._requests]
+            MPI.Request.Waitall(self._requests, self._statuses)
 
     def translate_error(self, error: Exception) -> Exception:
         """Turn MPI's exceptions into DistBackendError."""
@@ -75,17 +78,19 @@ class ReceiveWork(MPIWork):
 
     def poll(self) -> bool:
         """As MPIWork; then look at the message."""
-        status = MPI.Status()
-        if not self._request.Test(status):
-            return False
-        self.source = check_length("", status, self._nbytes)
+        if self._request:  # it is null where this has been interrupted after the message had come
+            self._message = MPI.Status()
+            if not self._request.Test(self._message):
+                return False
+        self.source = check_length("", self._message, self._nbytes)
         return True
 
     def block(self) -> None:
         """As MPIWork; then look at the message."""
-        status = MPI.Status()
-        self._request.Wait(status)
-        self.source = check_length("", status, self._nbytes)
+        if self._request:
+            self._message = MPI.Status()
+            self._request.Wait(self._message)
+        self.source = check_length("", self._message, self._nbytes)
 
     def cancel(self) -> None:
         """Take the receive back (MPI_Cancel); it may have been matched already, and then completes."""

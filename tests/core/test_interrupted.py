@@ -1,0 +1,279 @@
+"""Exceptions of the program's own signal handlers, at every moment of `wait` and `is_completed`.
+
+CPython calls a handler in the main thread after any call; a profile function that raises after the k-th call is that
+moment, and can be had for each k in turn.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from tests.launch import launch, until
+
+pytestmark = pytest.mark.usefixtures("process_group")
+MOMENTS = 45  # more than there are calls in any of these waits
+
+
+class Alarm(Exception):
+    """What a handler of SIGALRM raises to bound a step."""
+
+
+def interrupted(function: Callable[[], Any], moment: int, error: type[BaseException]) -> None:
+    """Call `function`, and let a handler raise when its `moment`-th call has returned, if it comes so far."""
+    left = moment
+
+    def handler(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        if event in ("return", "c_return"):
+            left -= 1
+            below = frame if event == "c_return" else frame.f_back  # where the handler would find the program
+            if left == 0 and below is not None:
+                raise error
+
+    sys.setprofile(handler)
+    try:
+        function()
+    except error:
+        pass
+    finally:
+        sys.setprofile(None)
+
+
+def begin(kind: str, rank: int, size: int) -> tuple[Any, Callable[[], np.ndarray], np.ndarray]:
+    """Begin an operation; return its Work, what gives its result, and what that must be."""
+    values = np.arange(8.0) + rank
+    total = size * np.arange(8.0) + sum(range(size))
+    if kind == "contiguous":
+        return hc.all_reduce(values, async_op=True), lambda: values, total
+    if kind == "average":
+        return hc.all_reduce(values, "avg", async_op=True), lambda: values, total / size
+    if kind == "strided average":
+        array = np.repeat(values, 2)[::2]
+        return hc.all_reduce(array, "avg", async_op=True), lambda: array, total / size
+    if kind == "half average":
+        half = values.astype(np.float16)
+        return hc.all_reduce(half, "avg", async_op=True), lambda: half, (total / size).astype(np.float16)
+    if kind == "several":
+        arrays = [np.repeat(values, 2)[::2], values.astype(np.float32)]
+        work = hc.all_reduce_coalesced(arrays, "avg", async_op=True)
+        return work, lambda: np.array(arrays, float), np.array([total / size] * 2)
+    if kind == "message":
+        into = np.zeros(16)[::2]
+        work = hc.irecv(into, rank)
+        hc.isend(values, rank).wait()
+        return work, lambda: into, values
+    persistent = hc.all_reduce_init(values if kind == "small persistent" else np.repeat(values, 2)[::2], "avg")
+    persistent.start()
+    return persistent, lambda: persistent.output, total / size
+
+
+KINDS = ["contiguous", "average", "strided average", "half average", "several", "message"]
+KINDS += ["persistent", "small persistent"]
+
+
+@pytest.mark.parametrize("error", [Alarm, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", KINDS)
+def test_wait_goes_on_after_a_handler_has_raised_anywhere_in_it(
+    process_group: hc.ProcessGroup, kind: str, error: type[BaseException]
+) -> None:
+    for moment in range(1, MOMENTS):
+        work, result, expected = begin(kind, process_group.rank, process_group.size)
+        interrupted(work.wait, moment, error)
+        assert work.wait()
+        np.testing.assert_array_equal(result(), expected, str(moment))
+        if isinstance(work, hc.PersistentWork):
+            work.start()
+            work.wait()
+            work.free()
+        else:
+            assert work.exception() is None
+    assert not process_group.door.in_flight
+
+
+@pytest.mark.parametrize("kind", ["average", "strided average", "several", "message"])
+def test_another_thread_can_end_what_was_interrupted(process_group: hc.ProcessGroup, kind: str) -> None:
+    for moment in range(1, MOMENTS):
+        work, result, expected = begin(kind, process_group.rank, process_group.size)
+        interrupted(work.is_completed, moment, KeyboardInterrupt)
+        other = threading.Thread(target=work.wait, daemon=True)
+        other.start()
+        other.join(60)
+        assert not other.is_alive(), moment
+        np.testing.assert_array_equal(result(), expected, str(moment))
+
+
+def test_an_error_of_the_transport_still_ends_the_work(process_group: hc.ProcessGroup) -> None:
+    class Broken(hc.Work):
+        def poll(self) -> bool:
+            raise OSError("cable pulled")
+
+        block = poll
+
+    work = Broken()
+    for _ in range(2):
+        with pytest.raises(OSError, match="cable pulled"):
+            work.wait()
+    assert work.status is hc.WorkStatus.FAILED
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_real_alarm_bounds_a_wait_and_the_operation_goes_on(process_group: hc.ProcessGroup) -> None:
+    alarms = 0
+
+    def handler(*_: object) -> None:
+        raise Alarm
+
+    array = np.ones((50000, 2))[:, 0]
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        if process_group.rank == 0:
+            work = hc.all_reduce(array, "avg", async_op=True)
+            signal.setitimer(signal.ITIMER_REAL, 0.01, 0.002)
+            while alarms < 5:  # the others have not begun
+                try:
+                    work.wait(0.005)
+                except hc.DistTimeoutError:
+                    pass
+                except Alarm:
+                    alarms += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert work.alive is not None
+            assert not work.is_completed()
+        gone_on = hc.irecv(np.zeros(1), 0) if process_group.rank else None
+        if process_group.rank == 0:
+            for other in range(1, process_group.size):
+                hc.isend(np.zeros(1), other).wait()
+        else:
+            gone_on.wait()  # type: ignore[union-attr]
+            work = hc.all_reduce(array, "avg", async_op=True)
+        work.wait()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert (array == 1).all()
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_the_progress_thread_survives_what_a_callback_raises(
+    process_group: hc.ProcessGroup, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def callback(_: object) -> None:
+        raise error
+
+    called: list[int] = []
+    futures = []
+    for _ in range(3):
+        future = hc.all_reduce(np.ones(3), async_op=True).get_future()
+        if not future.done():  # otherwise it is called here, and raises here
+            future.add_done_callback(lambda future: callback(future) if threading.current_thread().daemon else None)
+        future.add_done_callback(lambda _: called.append(1))
+        futures.append(future)
+    for future in futures:
+        future.wait(60)
+    until(lambda: len(called) == 3, "call of every callback")
+    hc.all_reduce(np.ones(3), async_op=True).get_future().wait(60)
+
+
+class Leaves:
+    """A hook that ends the thread it is in."""
+
+    def begin(self, operation: hc.Operation) -> None:
+        pass
+
+    def end(self, operation: hc.Operation) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise SystemExit
+
+
+def test_the_progress_thread_survives_what_a_hook_raises(process_group: hc.ProcessGroup) -> None:
+    with process_group.register_hook(Leaves()):
+        for _ in range(3):
+            array = np.ones(3)
+            hc.all_reduce(array, async_op=True).get_future().wait(60)
+            assert (array == process_group.size).all()
+
+
+def test_a_group_whose_destruction_warns_is_destroyed_all_the_same(process_group: hc.ProcessGroup) -> None:
+    for where in ("before the ranks meet", "afterwards"):
+        group = hc.new_group()
+        assert isinstance(group, hc.ProcessGroup)
+        if where == "afterwards":
+            hc.isend(np.ones(3), process_group.rank, group=group).wait()
+        elif group.rank == 0:  # on one rank only
+            hc.irecv(np.ones(3), process_group.rank, group=group)
+            hc.isend(np.ones(2), process_group.rank, group=group).wait()
+        with pytest.warns(RuntimeWarning) if where == "afterwards" or group.rank == 0 else _nothing():
+            group.destroy()
+        assert group.is_destroyed
+        assert group not in process_group.children
+
+
+PROGRAM = """
+import warnings
+import numpy as np
+import hpccomm as hc
+
+warnings.simplefilter("error")
+world = hc.init_process_group()
+child = hc.new_group()
+hc.isend(np.ones(3), world.rank, group=child).wait()
+hc.isend(np.ones(3), world.rank).wait()
+try:
+    hc.destroy_process_group()
+except RuntimeWarning as warning:
+    print("said:", str(warning)[:11], hc.is_initialized(), world.is_destroyed, child.is_destroyed)
+with hc.init_process_group():
+    hc.barrier()
+"""
+
+FORKED = """
+import os
+import numpy as np
+import hpccomm as hc
+
+world = hc.init_process_group()
+work = hc.irecv(np.zeros(1), world.rank)
+child = os.fork()
+if child == 0:
+    for call in (lambda: hc.all_reduce(np.ones(3)), hc.barrier, work.wait, lambda: hc.new_group()):
+        try:
+            call()
+        except hc.DistError as error:
+            print("refused:", "forked" in str(error) or "this one was forked" in str(error))
+    os._exit(0)
+os.waitpid(child, 0)
+hc.isend(np.ones(1), world.rank).wait()
+work.wait()
+x = np.ones(3)
+hc.all_reduce(x)
+print("parent:", x.tolist())
+hc.destroy_process_group()
+"""
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (PROGRAM, ["said: destroy of  False True True"] * 2),
+        (FORKED, ["parent: [2.0, 2.0, 2.0]"] * 2 + ["refused: True"] * 8),
+    ],
+    ids=["warnings are errors", "forked"],
+)
+def test_programs(program: str, expected: list[str]) -> None:
+    done = launch(2, sys.executable, "-c", program)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, expected), done.stderr
