@@ -202,6 +202,7 @@ def test_the_progress_thread_survives_what_a_hook_raises(process_group: hc.Proce
             assert (array == process_group.size).all()
 
 
+@pytest.mark.mpi(min_size=2)  # MPICH's message to oneself in a group of one ends when it is received
 def test_a_group_whose_destruction_warns_is_destroyed_all_the_same(process_group: hc.ProcessGroup) -> None:
     for where in ("before the ranks meet", "afterwards"):
         group = hc.new_group()
@@ -230,7 +231,7 @@ hc.isend(np.ones(3), world.rank).wait()
 try:
     hc.destroy_process_group()
 except RuntimeWarning as warning:
-    print("said:", str(warning)[:11], hc.is_initialized(), world.is_destroyed, child.is_destroyed)
+    print(f"said: {str(warning)[:11]}", hc.is_initialized(), world.is_destroyed, child.is_destroyed, flush=True)
 with hc.init_process_group():
     hc.barrier()
 """
@@ -248,14 +249,14 @@ if child == 0:
         try:
             call()
         except hc.DistError as error:
-            print("refused:", "forked" in str(error) or "this one was forked" in str(error))
+            print(f"refused: {'forked from' in str(error)}", flush=True)
     os._exit(0)
 os.waitpid(child, 0)
 hc.isend(np.ones(1), world.rank).wait()
 work.wait()
 x = np.ones(3)
 hc.all_reduce(x)
-print("parent:", x.tolist())
+print(f"parent: {x.tolist()}", flush=True)
 hc.destroy_process_group()
 """
 
