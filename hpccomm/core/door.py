@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
