@@ -8,9 +8,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from datetime import timedelta
+from functools import partial
 from operator import attrgetter, methodcaller
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, here, log_exception
 from ..job import failures
@@ -422,12 +423,26 @@ def both(first: Callable[[], None] | None, second: Callable[[], None] | None) ->
     """Return a function that calls `first`, then `second`; where one is None, the other."""
     if first is None or second is None:
         return first or second
+    steps = repeatable(first), repeatable(second)
 
     def one_after_the_other() -> None:
-        first()
-        second()
+        for step in steps:
+            step()
 
     return one_after_the_other
+
+
+class InPlace(partial[Any]):
+    """A last step in C that must not be done twice: AVG's division of an array by the number of ranks."""
+
+
+@overload
+def repeatable(finish: None) -> None: ...
+@overload
+def repeatable(finish: Callable[[], None]) -> Callable[[], None]: ...
+def repeatable(finish: Callable[[], None] | None) -> Callable[[], None] | None:
+    """Return `finish` as it may be called again from its beginning, after a signal's handler has interrupted it."""
+    return Once(finish) if isinstance(finish, InPlace) else finish
 
 
 class Once:

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
-from ..core.work import Once
+from ..core.work import Once, repeatable
 from ..process.tuning import Tuning
 from .datatypes import accumulation_dtype, message, parts
 from .layout import Finish, is_plain, recv_buffer
@@ -27,7 +27,7 @@ class MPIPersistentWork(PersistentWork):
         self._requests = requests
         self._one = requests[0] if len(requests) == 1 else None
         self._prepare = prepare
-        self._finish = finish
+        self._finish = repeatable(finish)
         self._alive = alive
 
     def begin(self) -> None:

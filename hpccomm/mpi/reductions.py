@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
-from ..core.work import Once
+from ..core.work import InPlace
 from .datatypes import accumulation_dtype, arithmetic_type, mpi_op
 from .layout import Finish, recv_buffer, send_buffer
 
@@ -42,7 +42,7 @@ def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, MPI.Datatype, M
     datatype, operation, _, changes = plan(op, array.dtype)
     buffer = reduction_input(array, op) if changes else send_buffer(array)
     if buffer is array:
-        return array, datatype, operation, Once(partial(np.divide, array, ranks, array)) if op is AVG else None
+        return array, datatype, operation, InPlace(np.divide, array, ranks, array) if op is AVG else None
     return buffer, datatype, operation, partial(_deliver, array, buffer, op, ranks)
 
 
@@ -70,7 +70,7 @@ def reduction_output(output: Any, op: ReduceOp, ranks: int) -> tuple[Any, Finish
         if op is not AVG:
             return buffer, unpack
         if buffer is output:
-            return buffer, Once(partial(np.divide, buffer, ranks, buffer))
+            return buffer, InPlace(np.divide, buffer, ranks, buffer)
     return buffer, partial(_deliver, output, buffer, op, ranks)
 
 

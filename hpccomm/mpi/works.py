@@ -6,7 +6,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..core.work import Work, both
+from ..core.work import Work, both, repeatable
 from ..errors import DistBackendError, DistError, RankFailedError, here
 from ..job import failures
 from .layout import Finish
@@ -121,7 +121,7 @@ class SendReceiveWork(MPIWorks):
 def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | None:
     """Take what a call of MPI returned: a request makes a Work that keeps `alive`, None means that it is complete."""
     if request is not None:
-        return MPIWork(request, finish, alive)
+        return MPIWork(request, repeatable(finish), alive)
     if finish is not None:
         finish()
     return None
@@ -132,7 +132,7 @@ def all_done(requests: list[MPI.Request | None], finish: Finish, *alive: Any) ->
     pending = [request for request in requests if request is not None]
     if len(pending) < 2:
         return done(pending[0] if pending else None, finish, *alive)
-    return MPIWorks(pending, finish, alive)
+    return MPIWorks(pending, repeatable(finish), alive)
 
 
 def joined(works: list[Work | None], finish: Finish) -> Work | None:
