@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from ..launch import ROOT, clean_environment
+from ..launch import ROOT, clean_environment, time_limit
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
@@ -53,7 +53,7 @@ def run(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=time_limit(timeout),
         check=False,
     )
 
@@ -74,7 +74,7 @@ def succeeded(ended: subprocess.CompletedProcess[str]) -> str:
 
 def eventually(claim: Callable[[], object], timeout: float = 60, says: Callable[[], str] = lambda: "") -> None:
     """Wait until `claim` is true."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + time_limit(timeout)
     while not claim():
         assert time.monotonic() < deadline, f"not within {timeout} s: {says()}"
         time.sleep(0.1)
