@@ -1,6 +1,6 @@
 """A master in a process of its own, as tests start it: it prints its port, and ends with its input.
 
-A number on its input lets it open so many files at once, and print how many.
+A number on its input lets it open so many files at once, and print how many; a negative one lets it keep them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,14 @@ def main(files: int | None = None, **limits: float) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     master = Master(listen("127.0.0.1", 0), KEY, Limits(**limits))  # type: ignore[arg-type]
     print(master.port, flush=True)
+    kept = contextlib.ExitStack()
     for line in sys.stdin:
         with contextlib.ExitStack() as stack:
-            print(len([stack.enter_context(open(os.devnull, "rb")) for _ in range(int(line))]), flush=True)
+            opened = [stack.enter_context(open(os.devnull, "rb")) for _ in range(abs(int(line)))]
+            print(len(opened), flush=True)
+            if int(line) < 0:
+                kept.enter_context(stack.pop_all())
+    kept.close()
     master.close()
 
 

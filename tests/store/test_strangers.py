@@ -50,6 +50,19 @@ def test_silent_and_noisy_strangers_take_no_files_no_lines_and_nobodys_place() -
         assert len(server.ended().splitlines()) <= 10
 
 
+def test_clients_leave_files_to_a_program_that_has_many() -> None:
+    with Process(files=256) as server, contextlib.ExitStack() as stack:
+        assert server.opens(-150) == 150
+
+        def connect_all() -> None:
+            for _ in range(256 - 150 - 40):
+                stack.enter_context(client(server.port))
+
+        with pytest.raises(hc.DistNetworkError, match=r"it has \d+ clients, as many as its process may have open"):
+            connect_all()
+        assert server.opens(40) == 40
+
+
 def test_the_oldest_stranger_makes_room_for_the_next() -> None:
     with serving(handshake=10 * PATIENCE) as port, contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(connected(port)) for _ in range(STRANGERS + 1)]
