@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hmac
 import logging
 import os
@@ -44,7 +43,7 @@ class Limits(NamedTuple):
 
 
 class Server:
-    """Serve a table to those who have the key.
+    """The table, and those who have the key and use it.
 
     Where many connect who do not show the key, the oldest of them makes room for the next one: who has the key has
     shown it before so many others have come, or tries again. They never have more than a few of the process's files.
@@ -66,6 +65,7 @@ class Server:
         self.input = memoryview(bytearray(CHUNK))
         self._free = 0  # files that the process may still open, beside OTHER_FILES
         self._accepting: set[asyncio.Task[object]] = set()
+        self._pause: asyncio.TimerHandle | None = None  # until it accepts again
         self._has_complained = False
         self._waiting: dict[str, dict[Client, None]] = {}  # by key; in the order of arrival
 
@@ -80,6 +80,8 @@ class Server:
         await ended.wait()
         loop.remove_reader(end)
         loop.remove_reader(listener)
+        if self._pause is not None:
+            self._pause.cancel()
         listener.shutdown(socket.SHUT_RDWR)  # closing is not enough if a forked process has it, too
         listener.close()
         while self.clients or self._accepting:
@@ -95,11 +97,10 @@ class Server:
                 connection, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:
-                if listener.fileno() >= 0 and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    loop.remove_reader(listener)
-                    loop.call_later(PAUSE, loop.add_reader, listener, self._accept, loop, listener)
+            except OSError as error:  # no file or no memory for it, in the process or in the system
                 self._complain(error)
+                loop.remove_reader(listener)
+                self._pause = loop.call_later(PAUSE, loop.add_reader, listener, self._accept, loop, listener)
                 return
             if handshake.is_on_this_node(connection) and not handshake.is_own_user(connection):
                 connection.close()
@@ -118,8 +119,10 @@ class Server:
     def _count_files(self) -> None:
         try:
             used = len(os.listdir("/proc/self/fd"))
-        except OSError:  # only Linux has it, and it takes a file to look
+        except FileNotFoundError:  # only Linux has it
             used = len(self.clients)
+        except OSError:  # it takes a file to look
+            used = self._files
         self._free = self._files - OTHER_FILES - used
 
     def is_full(self) -> bool:

@@ -1,6 +1,7 @@
 """A master in a process of its own, as tests start it: it prints its port, and ends with its input.
 
-A number on its input lets it open so many files at once, and print how many; a negative one lets it keep them.
+A number on its input lets it open so many files at once, and print how many; a negative one
+lets it keep them, and 0 give back what it has kept.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ def main(files: int | None = None, **limits: float) -> None:
     print(master.port, flush=True)
     kept = contextlib.ExitStack()
     for line in sys.stdin:
-        with contextlib.ExitStack() as stack:
-            opened = [stack.enter_context(open(os.devnull, "rb")) for _ in range(abs(int(line)))]
-            print(len(opened), flush=True)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            opened = 0
+            for _ in range(abs(int(line))):
+                stack.enter_context(open(os.devnull, "rb"))
+                opened += 1
             if int(line) < 0:
                 kept.enter_context(stack.pop_all())
+            elif opened == 0:
+                kept.close()
+        print(opened, flush=True)
     kept.close()
     master.close()
 
