@@ -14,18 +14,26 @@ import struct
 from pathlib import Path
 
 LOOK, ASK = b"look", b"ask"
-CREDENTIALS = struct.Struct("3i")  # process, user, group: the kernel vouches for them
+CREDENTIALS = struct.Struct("3i")  # process, (real) user, group: the kernel vouches for them
 LONGEST = 1 << 13  # bytes of a letter
 
 
 class Mailbox:
-    """That of this process."""
+    """That of this process.
+
+    Attributes
+    ----------
+    is_open : bool
+        Whether letters come: not after one of another user's, who could keep the watchdog busy.
+    """
 
     def __init__(self) -> None:
+        self.is_open = False
         self._socket: socket.socket | None = None
         with contextlib.suppress(OSError, AttributeError):
             self._socket = _bound(_address(os.getpid()))
             self._socket.setblocking(False)
+            self.is_open = True
 
     def fileno(self) -> int:
         """Return its file; -1 where there is none."""
@@ -35,15 +43,16 @@ class Mailbox:
         """Let nobody reach it any more."""
         if self._socket is not None:
             self._socket.close()
-            self._socket = None
+            self._socket, self.is_open = None, False
 
     def askers(self) -> list[bytes]:
-        """Take what has come; return where `answer` reaches those that have asked for reports."""
+        """Return where `answer` reaches those that have asked for reports, of the letters that have come."""
         found = []
         with contextlib.suppress(OSError):  # there is nothing more
-            while self._socket is not None:
+            while self._socket is not None and self.is_open:
                 letter, _, user, sender = _received(self._socket)
-                if letter == ASK and user in (os.geteuid(), 0):
+                self.is_open = user in (os.getuid(), 0)
+                if letter == ASK and self.is_open:
                     found.append(sender)
         return found
 

@@ -154,6 +154,8 @@ class Watchdog:
                     self._say_goodbye()
                 self.look(time.monotonic())
                 askers = [] if mailbox is None else mailbox.askers()
+                if mailbox is not None and mailbox.fileno() in events and not mailbox.is_open:
+                    poll.unregister(mailbox.fileno())
                 if self._asked in events:
                     os.read(self._asked, 1 << 16)
                     askers.append(b"")  # SIGUSR2
@@ -201,8 +203,7 @@ class Watchdog:
         return True
 
     def _is_woken(self) -> bool:
-        mailbox = self.reporter.mailbox
-        return mailbox is not None and mailbox.fileno() >= 0
+        return self.reporter.mailbox is not None and self.reporter.mailbox.is_open
 
     # -- looking -----------------------------------------------------------------------------------------
 

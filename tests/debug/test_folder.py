@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -227,6 +228,22 @@ def test_a_mailbox_says_where_reports_go(tmp_path: Path) -> None:
         assert process.stdout.readline() == "ready\n"
         assert mailbox.ask(process.pid, 60) == (tmp_path, "token")
         process.communicate("\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who can be another user")
+def test_a_mailbox_is_for_its_user_s_letters_only() -> None:
+    with contextlib.closing(mailbox.Mailbox()) as box, mailbox._bound("") as sender:
+        sender.sendto(mailbox.ASK, mailbox._address(os.getpid()))
+        assert len(box.askers()) == 1
+        os.setresuid(65534, -1, -1)
+        try:
+            sender.sendto(mailbox.ASK, mailbox._address(os.getpid()))
+        finally:
+            os.setresuid(0, -1, -1)
+        assert box.askers() == []
+        assert not box.is_open
+        sender.sendto(mailbox.ASK, mailbox._address(os.getpid()))
+        assert box.askers() == []  # so nobody keeps it busy
 
 
 def test_a_run_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -559,8 +559,7 @@ def test_a_question_from_another_node(tmp_path: Path) -> None:
         def wake(self, process: int) -> None:
             woken.append(process)
 
-        def fileno(self) -> int:
-            return 1
+        is_open = True
 
     mailbox: Any = Woken()
     asks, answers = Reporter(0, 3, tmp_path, here), Watchdog(Reporter(1, 3, tmp_path, there))
