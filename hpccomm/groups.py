@@ -123,7 +123,7 @@ def new_group(
         parent: Any = world.comm
         everyone = parent.Get_group()
         chosen = everyone.Incl(members)
-        with failures.told("new_group", world.comm):
+        with failures.translating("new_group", world.comm):
             created = parent.Create_group(chosen, NEW_GROUP)
         chosen.Free()
         everyone.Free()
@@ -138,7 +138,7 @@ def _split_off(world: ProcessGroup, members: list[int]) -> Any:
     """Make the communicator by MPI_Comm_split: on Open MPI 5.0, MPI_Comm_create_group hangs when a member dies."""
     mpi = mpi_library.load()
     is_member = world.rank in members
-    with failures.told("new_group", world.comm):
+    with failures.translating("new_group", world.comm):
         comm: Any = world.comm
         return comm.Split(0 if is_member else mpi.UNDEFINED, members.index(world.rank) if is_member else 0)
 
@@ -367,14 +367,14 @@ def split_group(
     _usable("split_group", group)
     group.agree_on("split_group")
     mpi = mpi_library.load()
-    with failures.told("split_group", group.comm):
+    with failures.translating("split_group", group.comm):
         comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)
     name = _next_name(group_desc)
     if comm == mpi.COMM_NULL:
         _split_backends(group, config, None)
         return NonMember((), name, config)
     mpi_library.private(comm, group.owner.comm)
-    with failures.told("split_group", comm):
+    with failures.translating("split_group", comm):
         members = comm.allgather(group.ranks[group.rank])
     subgroup = _child(group.owner, comm, members, config, limits, name, group_desc)
     _split_backends(group, config, subgroup, color or 0)
@@ -457,7 +457,7 @@ def of_survivors(old: ProcessGroup) -> ProcessGroup:
         nodes = tuple(old.nodes[rank] for rank in members)
         fields = {name: getattr(old, name) for name in Membership.__dataclass_fields__}
         fields |= {"rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm, "nodes": nodes}
-        with failures.told("shrink_group", comm):
+        with failures.translating("shrink_group", comm):
             fields["place"] = old.place.without_the_dead(comm, nodes)
     old.give_up(dead, f"has been shrunk, {reason}; go on with what shrink_group returned")
     if owner is old:

@@ -69,7 +69,7 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     new = of_survivors(old)
     if is_world:
         replace_world(new)
-    with failures.told("shrink_group", new.comm):
+    with failures.translating("shrink_group", new.comm):
         connect(new)
     return new
 

@@ -310,7 +310,7 @@ class ProcessGroup(Operations):
         """See :func:`hpccomm.agree`."""
         if self.is_destroyed or self.comm is None:
             raise DistError(self.refusal if self.is_destroyed else f"agree: {self!r} has no MPI communicator{here()}")
-        with failures.told("agree", self.comm):
+        with failures.translating("agree", self.comm):
             return failures.agree(self.comm, bool(flag))
 
     @property

@@ -25,7 +25,7 @@ def watch(group: ProcessGroup | None = None) -> None:
 
 
 def attach(group: ProcessGroup) -> None:
-    """Take a new group; called by every rank of it."""
+    """Register what the settings ask for on a new group; every rank of it calls this."""
     groups_seen.see(group)
     if group.processes:
         watch(group)
@@ -41,7 +41,7 @@ def attach(group: ProcessGroup) -> None:
 
 
 def detach(group: ProcessGroup) -> None:
-    """See a group go: its ranks have met, and its communicator is still there; called by every rank of it."""
+    """Write what was recorded of a group that ends. Its ranks have met, and its communicator is still there."""
     if group.settings.trace != "0":
         trace_file.detach(group)
 

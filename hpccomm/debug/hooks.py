@@ -21,7 +21,7 @@ LOGGER = logging.getLogger("hpccomm.operations")
 
 
 def register_hook(hook: Hook) -> RemovableHandle:
-    """Let a hook see every operation of every group on this rank, also of groups that are made later.
+    """Register a hook on every group of this rank, also on those that are made later.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ INPUTS = {"inputs"}  # which it does not change
 
 
 def first_bad(array: Any) -> str | None:
-    """Say where an array is not finite; None where all of it is, or its dtype has no such values."""
+    """Return in words where an array is not finite; None where all of it is, or its dtype has no such values."""
     if array.dtype.kind not in "fc" and array.dtype.name != "bfloat16":
         return None
     bad = ~np.isfinite(array)  # of CuPy's arrays, too

@@ -67,13 +67,13 @@ class Reporter:
         seconds = seconds or {}
         me = threading.get_ident()
         operations, left, seen = [], False, set()
-        for doing in stacks.operations():
-            if doing.record.name == "leave":
+        for call in stacks.operations():
+            if call.record.name == "leave":
                 left = True
                 continue
-            seen.add((doing.record.group, doing.record.number, doing.record.name))
-            known = {"seconds": seconds.get(doing.key, 0.0), "waits": True}
-            operations.append({**doing.record.as_dict(), **known})
+            seen.add((call.record.group, call.record.number, call.record.name))
+            known = {"seconds": seconds.get(call.key, 0.0), "waits": True}
+            operations.append({**call.record.as_dict(), **known})
         for group in groups():
             for work in works_in_flight(group):
                 record = stacks.of_work(work)

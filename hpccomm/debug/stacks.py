@@ -45,7 +45,7 @@ OF_A_GROUP = {"self", "group", "parent", "comm"}  # arguments of the functions t
 
 
 @functools.cache
-def calls() -> dict[CodeType, str]:
+def public_functions() -> dict[CodeType, str]:
     """Return the public functions and methods in which ranks may wait for each other, by their code.
 
     It is asked for when the package has been imported, so what is added to it is among them.
@@ -60,7 +60,7 @@ def calls() -> dict[CodeType, str]:
     return found
 
 
-class Doing(NamedTuple):
+class CallInFlight(NamedTuple):
     """What one thread is in: an operation, or a wait for one.
 
     Attributes
@@ -89,7 +89,7 @@ class Doing(NamedTuple):
     is_polled: bool = False
 
 
-def operations(without: int = 0) -> Iterator[Doing]:
+def operations(without: int = 0) -> Iterator[CallInFlight]:
     """Yield the call that each thread is in, where ranks may wait for each other; `without` is the thread that asks."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for thread, frame in sys._current_frames().items():
@@ -99,18 +99,18 @@ def operations(without: int = 0) -> Iterator[Doing]:
                 yield found
 
 
-def of_thread(thread: int) -> Doing | None:
+def of_thread(thread: int) -> CallInFlight | None:
     """Return the call that one of the program's threads is in."""
     frame = sys._current_frames().get(thread)
     return None if frame is None else _call(frame)
 
 
-def _call(innermost: FrameType, is_own_thread: bool = False) -> Doing | None:
-    """Return the call that a thread is executing, from its outermost frame that tells of one.
+def _call(innermost: FrameType, is_own_thread: bool = False) -> CallInFlight | None:
+    """Return the call that a thread is executing, from its outermost frame of hpccomm that tells of one.
 
-    Of an operation that is more than the method of its name: the method.
+    An operation that is made of others is the one that the program has called.
     """
-    found, raises, public = None, False, calls()
+    found, raises, public = None, False, public_functions()
     for frame in _outwards(innermost):
         code = frame.f_code
         raises = raises or code in ABOUT_TO_RAISE
@@ -131,22 +131,22 @@ def _call(innermost: FrameType, is_own_thread: bool = False) -> Doing | None:
     return found._replace(can_raise=True) if raises else found
 
 
-def _at_the_door(frame: FrameType) -> Doing:
+def _at_the_door(frame: FrameType) -> CallInFlight:
     inside = frame.f_locals
     group, (name, _, _, arguments) = inside["self"].group, inside["call"]
     described = dict(zip(OPERATIONS[name].arguments, arguments)) if name in OPERATIONS else {}
     number = group.message_number if name in MESSAGES else group.sequence_number
-    return _doing(frame, group, name, number, described)
+    return _call_of(frame, group, name, number, described)
 
 
-def _in_a_method(frame: FrameType, name: str) -> Doing:
+def _in_a_method(frame: FrameType, name: str) -> CallInFlight:
     arguments = _arguments(frame)
     group = arguments.pop("self")
     number = 1 + (group.message_number if name in MESSAGES else group.sequence_number)  # a fast one counts at its end
-    return _doing(frame, group, name, number, arguments)
+    return _call_of(frame, group, name, number, arguments)
 
 
-def _in_a_function(frame: FrameType, name: str) -> Doing | None:
+def _in_a_function(frame: FrameType, name: str) -> CallInFlight | None:
     """Return a call that is no operation: of the group among its arguments, or else of the world."""
     arguments = _arguments(frame)
     group = next((each for each in arguments.values() if isinstance(each, ProcessGroup)), None)
@@ -157,16 +157,18 @@ def _in_a_function(frame: FrameType, name: str) -> Doing | None:
     if group is None:
         record = Record(WITHOUT_A_GROUP[name], 0, "", "world", where=place(frame))
         limit = _seconds(arguments.get("timeout"))
-        return Doing((_mark(frame), name), record, None, None, limit, False)
-    doing = _doing(frame, group, name, group.sequence_number + 1, arguments)
-    return doing._replace(can_raise=name == "destroy" or compares(group))
+        return CallInFlight((_mark(frame), name), record, None, None, limit, False)
+    call = _call_of(frame, group, name, group.sequence_number + 1, arguments)
+    return call._replace(can_raise=name == "destroy" or compares(group))
 
 
-def _doing(frame: FrameType, group: ProcessGroup, name: str, number: int, arguments: Mapping[str, Any]) -> Doing:
+def _call_of(
+    frame: FrameType, group: ProcessGroup, name: str, number: int, arguments: Mapping[str, Any]
+) -> CallInFlight:
     record = describe(group, name, number, arguments, where=place(frame))
     seconds = arguments.get("timeout")
     ends = seconds is not None or compares(group)
-    return Doing((_mark(frame), record.group, name, number), record, group, None, _seconds(seconds), ends)
+    return CallInFlight((_mark(frame), record.group, name, number), record, group, None, _seconds(seconds), ends)
 
 
 class _Mark:
@@ -177,7 +179,7 @@ class _Mark:
 
 
 def _mark(frame: FrameType) -> object:
-    """Return what tells a call from later ones of the same function; None while a debugger or profiler is there.
+    """Return the mark that tells a call from later ones of the same function; None while a debugger is there.
 
     Python looks at `f_trace` only in threads that are traced, and it goes with its frame. To keep frames themselves
     would keep the program's arrays alive.
@@ -187,7 +189,7 @@ def _mark(frame: FrameType) -> object:
     return frame.f_trace if isinstance(frame.f_trace, _Mark) else None
 
 
-def _in_a_wait(frame: FrameType) -> Doing | None:
+def _in_a_wait(frame: FrameType) -> CallInFlight | None:
     inside = frame.f_locals
     work, timeout = inside.get("self"), _seconds(inside.get("timeout"))
     if not isinstance(work, Work | PersistentWork) or work.group is None:
@@ -195,16 +197,16 @@ def _in_a_wait(frame: FrameType) -> Doing | None:
     return _waiting(work, place(frame), timeout, work.group.on_timeout == "raise")
 
 
-def asked_for(work: Work | PersistentWork) -> Doing:
+def asked_for(work: Work | PersistentWork) -> CallInFlight:
     """Return the wait for a Work that nobody is seen to wait for: the program asks again and again, or has a Future."""
     return _waiting(work, of_the_program().partition(" in ")[0], None, False, is_polled=True)
 
 
 def _waiting(
     work: Work | PersistentWork, where: str, timeout: float | None, can_raise: bool, is_polled: bool = False
-) -> Doing:
+) -> CallInFlight:
     record = of_work(work, where)
-    return Doing((id(work), record.number), record, work.group, weakref.ref(work), timeout, can_raise, is_polled)
+    return CallInFlight((id(work), record.number), record, work.group, weakref.ref(work), timeout, can_raise, is_polled)
 
 
 def _note_that_it_was_asked(work: Any) -> None:
@@ -286,7 +288,7 @@ def line(frame: FrameType) -> str:
 
 
 def of_the_program(thread: int | None = None) -> str:
-    """Return what a thread (default: the main one) is in of the program's own files: ``"train.py:88 in load"``."""
+    """Return where in the program a thread (default: the main one) is: ``"train.py:88 in load"``."""
     frame = sys._current_frames().get(thread or threading.main_thread().ident or 0)
     if frame is None:
         return ""

@@ -181,16 +181,16 @@ class _Case:
                     seen.add(rank)
                     pending.append(self._ranks[rank])
         found = Verdict(sorted(missed))
-        what = ((rank, (tuple(missed[rank]), self._doing(rank))) for rank in found.culprits)
-        for (keys, doing), ranks in alike(what).items():
-            if len(ranks) > 1 and doing.startswith("it "):
-                doing = f"each {doing.removeprefix('it ')}"
+        what = ((rank, (tuple(missed[rank]), self._activity(rank))) for rank in found.culprits)
+        for (keys, activity), ranks in alike(what).items():
+            if len(ranks) > 1 and activity.startswith("it "):
+                activity = f"each {activity.removeprefix('it ')}"
             for key in keys:
                 record = missed[ranks[0]][key]
                 others = [each for each in waiting if each.is_in(record) and each.rank not in ranks]
                 verb = "has not answered" if record.is_a_message else "never reached"
                 found.lines.append(
-                    f"{ranks_in_words(ranks)} {verb} {record}: {doing}; {self._who_waits(others, record)}"
+                    f"{ranks_in_words(ranks)} {verb} {record}: {activity}; {self._who_waits(others, record)}"
                 )
         return found
 
@@ -288,9 +288,9 @@ class _Case:
             return None
         ranks = [each.rank for each in few]
         own, seconds = next(each for each in few[0].waits if each[0].number == theirs.number)
-        doing = f"{by_number(few, 'it', 'they')} {_is_in(own, seconds, by_number(few, 'is', 'are'))}"
+        activity = f"{by_number(few, 'it', 'they')} {_is_in(own, seconds, by_number(few, 'is', 'are'))}"
         return Verdict(
-            ranks, [f"{ranks_in_words(ranks)} never reached {record}: {doing}; {self._who_waits(many, record)}"]
+            ranks, [f"{ranks_in_words(ranks)} never reached {record}: {activity}; {self._who_waits(many, record)}"]
         )
 
     def _those_who_have_left(self, waiting: list[_Rank]) -> Verdict:
@@ -301,8 +301,8 @@ class _Case:
                 if ahead:
                     own, seconds = next(own for own in ahead[0].waits if own[0].group == record.group)
                     ranks, still = [other.rank for other in ahead], [other for other in waiting if other.is_in(record)]
-                    doing = _is_in(own, seconds, by_number(ahead, "is", "are"))
-                    words = f"{ranks_in_words(ranks)} {by_number(ahead, 'has', 'have')} left {record}, and {doing}"
+                    activity = _is_in(own, seconds, by_number(ahead, "is", "are"))
+                    words = f"{ranks_in_words(ranks)} {by_number(ahead, 'has', 'have')} left {record}, and {activity}"
                     return Verdict(ranks, [f"{words}; {self._who_waits(still, record)} (was an error caught?)"])
         return Verdict()
 
@@ -324,7 +324,7 @@ class _Case:
                             why = "which MPI does not match"
                         found.lines.append(
                             f"rank {other.rank} has begun {record} {what}, {why}: "
-                            f"{self._doing(other.rank)}; {self._who_waits([each], record)}"
+                            f"{self._activity(other.rank)}; {self._who_waits([each], record)}"
                         )
             if found.culprits:
                 break
@@ -340,7 +340,7 @@ class _Case:
 
     # -- words -----------------------------------------------------------------------------------------------
 
-    def _doing(self, rank: int) -> str:
+    def _activity(self, rank: int) -> str:
         """Return the state in words of a rank that waits for nobody."""
         each = self._ranks[rank]
         for other in self._ranks:

@@ -31,7 +31,7 @@ from . import stacks
 from .groups_seen import groups
 from .mailbox import Mailbox
 from .report import Reporter, works_in_flight
-from .stacks import Doing
+from .stacks import CallInFlight
 from .trace.files import save
 from .verdict import Verdict, verdict
 from .words import duration
@@ -47,10 +47,10 @@ STATUS = 124  # of a job that is ended: as `timeout` does it
 
 
 @dataclass
-class _Sighting:
+class _Observed:
     """An operation that has been seen."""
 
-    doing: Doing
+    call: CallInFlight
     first: float
     last: float
     begun: int  # operations that the process had begun then
@@ -63,7 +63,7 @@ class Watchdog:
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
-        self._seen: dict[Any, _Sighting] = {}
+        self._seen: dict[Any, _Observed] = {}
         self._said: set[str] = set()
         self._has_stopped = False
         self._signals: list[int] = []  # those that are ours
@@ -210,60 +210,60 @@ class Watchdog:
     def look(self, now: float) -> None:
         """Look at what is in flight, and do what is due."""
         begun = sum(group.sequence_number + group.message_number for group in groups())
-        for doing in self._in_flight():
-            sighting = self._seen.get(doing.key)
-            if sighting is None or (doing.is_polled and begun != sighting.begun):  # it does not wait: it goes on
-                self._seen[doing.key] = sighting = _Sighting(doing, now, now, begun)
-            sighting.doing, sighting.last = doing, now
-        for key, sighting in list(self._seen.items()):
-            if sighting.last != now and not _is_polled(sighting, now):
+        for call in self._in_flight():
+            observed = self._seen.get(call.key)
+            if observed is None or (call.is_polled and begun != observed.begun):  # it does not wait: it goes on
+                self._seen[call.key] = observed = _Observed(call, now, now, begun)
+            observed.call, observed.last = call, now
+        for key, observed in list(self._seen.items()):
+            if observed.last != now and not _is_polled(observed, now):
                 del self._seen[key]
-        for sighting in list(self._seen.values()):
-            self._judge(sighting, now)
+        for observed in list(self._seen.values()):
+            self._judge(observed, now)
 
-    def _in_flight(self) -> list[Doing]:
-        found = {doing.key: doing for doing in stacks.operations(without=threading.get_ident())}
+    def _in_flight(self) -> list[CallInFlight]:
+        found = {call.key: call for call in stacks.operations(without=threading.get_ident())}
         for group in groups():
             for work in works_in_flight(group):
                 if _was_asked(work) or getattr(work, "has_future", False) or _gpu_is_busy(work):
-                    doing = stacks.asked_for(work)
-                    found.setdefault(doing.key, doing)
+                    call = stacks.asked_for(work)
+                    found.setdefault(call.key, call)
         return list(found.values())
 
-    def _judge(self, sighting: _Sighting, now: float) -> None:
-        doing, elapsed = sighting.doing, now - sighting.first
-        if doing.record.name == "leave":  # the others may compute for hours
+    def _judge(self, observed: _Observed, now: float) -> None:
+        call, elapsed = observed.call, now - observed.first
+        if call.record.name == "leave":  # the others may compute for hours
             return
-        limit = self._limit(doing)
-        if doing.can_raise or stacks.compares(doing.group):  # it ends by itself, earlier
+        limit = self._limit(call)
+        if call.can_raise or stacks.compares(call.group):  # it ends by itself, earlier
             limit = 1.1 * max(limit, SHORTEST_MEETING) + 2 * PATIENCE
-        if elapsed > limit and not sighting.has_timed_out:
-            sighting.has_timed_out = True
-            self._time_out(sighting, elapsed)
-        elif elapsed > max(WARN_AFTER, limit / 10) and not sighting.has_warned:
-            sighting.has_warned = True
+        if elapsed > limit and not observed.has_timed_out:
+            observed.has_timed_out = True
+            self._time_out(observed, elapsed)
+        elif elapsed > max(WARN_AFTER, limit / 10) and not observed.has_warned:
+            observed.has_warned = True
             tell(
-                f"hpccomm: rank {self.reporter.rank}: {doing.record} at {doing.record.where} has been in flight for "
+                f"hpccomm: rank {self.reporter.rank}: {call.record} at {call.record.where} has been in flight for "
                 f"{duration(elapsed)} (timeout {duration(limit)}); `hpccomm debug --pid {os.getpid()}` says who is late"
             )
 
-    def _limit(self, doing: Doing) -> float:
-        if doing.group is None:
-            return max(doing.timeout or self._timeout_of_init, SHORTEST_START)
-        limit = as_seconds(doing.group.timeout)
-        return limit if doing.timeout is None else max(limit, doing.timeout)
+    def _limit(self, call: CallInFlight) -> float:
+        if call.group is None:
+            return max(call.timeout or self._timeout_of_init, SHORTEST_START)
+        limit = as_seconds(call.group.timeout)
+        return limit if call.timeout is None else max(limit, call.timeout)
 
     def _seconds(self) -> dict[Any, float]:
         now = time.monotonic()
-        return {key: now - sighting.first for key, sighting in self._seen.items()}
+        return {key: now - observed.first for key, observed in self._seen.items()}
 
     # -- the end -----------------------------------------------------------------------------------------
 
-    def _time_out(self, sighting: _Sighting, elapsed: float) -> None:
-        doing, reporter = sighting.doing, self.reporter
-        action = "abort" if doing.group is None else doing.group.on_timeout
-        ends = action == "abort" or (action == "raise" and doing.work is None and not doing.can_raise)
-        what = f"{doing.record} at {doing.record.where} has not ended within {duration(elapsed)} (rank {reporter.rank})"
+    def _time_out(self, observed: _Observed, elapsed: float) -> None:
+        call, reporter = observed.call, self.reporter
+        action = "abort" if call.group is None else call.group.on_timeout
+        ends = action == "abort" or (action == "raise" and call.work is None and not call.can_raise)
+        what = f"{call.record} at {call.record.where} has not ended within {duration(elapsed)} (rank {reporter.rank})"
         try:
             if reporter.claim(elapsed):
                 lines = self.inquire().lines
@@ -324,8 +324,8 @@ class Watchdog:
 
     def _seconds_of(self, thread: int) -> float:
         """Return for how long a thread has been in what it is in."""
-        doing = stacks.of_thread(thread)
-        return self._seconds().get(None if doing is None else doing.key, LONGEST_PERIOD)
+        call = stacks.of_thread(thread)
+        return self._seconds().get(None if call is None else call.key, LONGEST_PERIOD)
 
     def _end(self) -> None:
         """End the job: the launcher ends the other ranks when one has ended like this. MPI_Abort might hang.
@@ -402,10 +402,10 @@ def _let_signals_through() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
 
 
-def _is_polled(sighting: _Sighting, now: float) -> bool:
+def _is_polled(observed: _Observed, now: float) -> bool:
     """Whether it is a Work that the program asks for again and again, and that has not ended."""
-    work = None if sighting.doing.work is None else sighting.doing.work()
-    if work is None or now - sighting.last > POLLED_WITHIN:
+    work = None if observed.call.work is None else observed.call.work()
+    if work is None or now - observed.last > POLLED_WITHIN:
         return False
     return work in works_in_flight(work.group)
 

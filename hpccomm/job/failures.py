@@ -155,7 +155,7 @@ def rank_failed(operation: str, ranks: tuple[int, ...]) -> RankFailedError:
 
 
 @contextlib.contextmanager
-def told(operation: str, comm: MPI.Intracomm | None) -> Iterator[None]:
+def translating(operation: str, comm: MPI.Intracomm | None) -> Iterator[None]:
     """Raise RankFailedError instead of what MPI says when a rank has died."""
     try:
         yield
@@ -206,7 +206,7 @@ def keep_spare(comm: Any, spare: Any = None) -> None:
     The thread would make its own later, by MPI_Comm_create_group, which on Open MPI 5.0 never returns if a member dies.
     """
     if is_on():
-        with told("making a group", comm):
+        with translating("making a group", comm):
             spare = spare or comm.Dup()
         watch(spare, comm)
         with _lock:

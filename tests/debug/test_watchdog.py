@@ -505,11 +505,11 @@ def in_another_thread(process_group: hc.ProcessGroup) -> Any:
 def test_what_is_seen_of_a_wait(process_group: hc.ProcessGroup, in_another_thread: Any) -> None:
     work = hc.irecv(np.zeros(3), src=hc.get_rank(), tag=9)
     look = in_another_thread(lambda: work.wait(timeout=50))
-    doing = until(lambda: look("recv"), "wait")
-    assert (doing.record.number, doing.record.async_op, doing.timeout) == (work.sequence_number, True, 50)
-    assert doing.work() is work
-    assert doing.record.where.startswith(("tests/debug/test_watchdog.py:", __file__))
-    assert (doing.record.dtype, doing.record.nbytes, doing.record.peer) == ("float64", 24, hc.get_rank())
+    call = until(lambda: look("recv"), "wait")
+    assert (call.record.number, call.record.async_op, call.timeout) == (work.sequence_number, True, 50)
+    assert call.work() is work
+    assert call.record.where.startswith(("tests/debug/test_watchdog.py:", __file__))
+    assert (call.record.dtype, call.record.nbytes, call.record.peer) == ("float64", 24, hc.get_rank())
     hc.isend(np.ones(3), dst=hc.get_rank(), tag=9).wait()
 
 
@@ -607,8 +607,8 @@ def test_a_gpu_is_asked_whether_it_is_busy(process_group: hc.ProcessGroup, tmp_p
     process_group.door.follow(work, "all_reduce", np.ones(3))
     watchdog = Watchdog(Reporter(0, 1, tmp_path))
     try:
-        (doing,) = watchdog._in_flight()
-        assert (doing.record.name, doing.record.nbytes, doing.work()) == ("all_reduce", 24, work)
+        (call,) = watchdog._in_flight()
+        assert (call.record.name, call.record.nbytes, call.work()) == ("all_reduce", 24, work)
         work.is_done = True
         assert watchdog._in_flight() == []
     finally:
@@ -621,8 +621,8 @@ def test_a_warning_after_a_tenth_of_the_time_and_once(
     process_group: hc.ProcessGroup, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = stacks.describe(process_group, "all_reduce", 7, {"array": np.ones(4)}, where="train.py:91")
-    doing = stacks.Doing(("all_reduce", 7), record, process_group, None, None, False)
-    monkeypatch.setattr(stacks, "operations", lambda without=0: [doing])
+    call = stacks.CallInFlight(("all_reduce", 7), record, process_group, None, None, False)
+    monkeypatch.setattr(stacks, "operations", lambda without=0: [call])
     watchdog = Watchdog(Reporter(3, 4, tmp_path))
     try:
         for second in (0, 100, 179, 181, 182):  # of 30 minutes
@@ -636,7 +636,7 @@ def test_a_warning_after_a_tenth_of_the_time_and_once(
                 )
         monkeypatch.setattr(stacks, "operations", lambda without=0: [])
         watchdog.look(1183.0)
-        monkeypatch.setattr(stacks, "operations", lambda without=0: [doing])
+        monkeypatch.setattr(stacks, "operations", lambda without=0: [call])
         watchdog.look(1300.0)  # the same again, after it had ended: from the beginning
         assert capsys.readouterr().err == ""
     finally:
@@ -650,8 +650,8 @@ def test_the_job_ends_also_where_nothing_can_be_written(
         raise OSError(28, "No space left on device")
 
     record = stacks.describe(process_group, "all_reduce", 7, {"array": np.ones(4)}, where="train.py:91")
-    doing = stacks.Doing(("all_reduce", 7), record, process_group, None, None, False)
-    monkeypatch.setattr(stacks, "operations", lambda without=0: [doing])
+    call = stacks.CallInFlight(("all_reduce", 7), record, process_group, None, None, False)
+    monkeypatch.setattr(stacks, "operations", lambda without=0: [call])
     watchdog = Watchdog(Reporter(3, 4, tmp_path))
     ended: list[bool] = []
     monkeypatch.setattr(watchdog, "_end", lambda: ended.append(True))

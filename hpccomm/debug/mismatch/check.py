@@ -44,7 +44,7 @@ class MismatchCheck:
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
-        with failures.told("making", group.comm):
+        with failures.translating("making", group.comm):
             self._comm = mpi_library.private(group.comm.Dup(), group.comm)
         self._exchange = Exchange(self._comm)
         self._messages = MessageCheck(group, self._comm)
@@ -61,7 +61,7 @@ class MismatchCheck:
     def begin(self, operation: Operation) -> None:
         """Raise on every rank if the ranks are not about to do the same; of a message, on the receiver."""
         if operation.name in MESSAGES:
-            with failures.told(operation.name, self._group.comm):
+            with failures.translating(operation.name, self._group.comm):
                 self._messages.begin(operation)
             return
         timeout = operation.arguments.get("timeout", as_seconds(self._group.timeout))
@@ -114,7 +114,7 @@ class MismatchCheck:
         def late(came: dict[int, Statement], missing: list[int]) -> str:
             return self._late(came, missing, timeout)
 
-        with failures.told(name, self._group.comm):
+        with failures.translating(name, self._group.comm):
             verdict, text = self._exchange(statement, timeout, self._judge, late)
         if verdict == TIMED_OUT:
             raise DistTimeoutError(f"{text}{who_is_late()}")

@@ -114,7 +114,7 @@ def attach(group: ProcessGroup) -> None:
 
 
 def detach(group: ProcessGroup) -> None:
-    """See a group go: with the largest one the recording is written. Every rank of the group calls it."""
+    """Write the recording when the largest group ends; every rank of a group that is destroyed calls it."""
     if _tracing is not None and _tracing.clocks.key == key_of(group):
         with contextlib.suppress(RuntimeError):  # MPI's, where a rank dies just now
             _tracing.clocks.measure(group)
@@ -135,9 +135,9 @@ def write_trace(folder: str | Path, is_final: bool = True) -> Path:
     clocks = Clocks() if _tracing is None else _tracing.clocks
     records = [] if recorder is None else recorder.records()
     groups = {}
-    for key, about in ({} if recorder is None else dict(recorder.groups)).items():
-        collectives, messages = about.numbers()
-        groups[key] = asdict(GroupInfo(about.name, about.ranks, collectives, messages))
+    for key, traced in ({} if recorder is None else dict(recorder.groups)).items():
+        collectives, messages = traced.numbers()
+        groups[key] = asdict(GroupInfo(traced.name, traced.ranks, collectives, messages))
     document = {
         "version": VERSION,
         "rank": rank,

@@ -125,7 +125,7 @@ class _Case:
         return History(culprits, [line, *filter(None, [hint])], {(found.group, found.number)})
 
     def _shifted(self, found: _Collective, both: list[list[int]]) -> str:
-        """Say if the fewer go on like the others one collective later, or earlier."""
+        """Return in words whether the fewer are one collective ahead of the others, or behind."""
         of_rank = self._collectives[found.group]
         few, many = both[0][0], both[-1][0]
         now, following = found.number, found.number + 1
@@ -191,7 +191,7 @@ class _Case:
         return History(sorted(ranks), [*lines, *filter(None, [hint])], {(each.group, each.number)})
 
     def _first_other_line(self, each: _Collective, rank: int, other: int) -> str:
-        """Say from where on the ranks have called from different lines: maybe there it left one out."""
+        """Return in words the first collective that two ranks have called from different lines."""
         of_rank = self._collectives[each.group]
         mine, theirs = of_rank.get(rank, {}), of_rank[other]
         for number in sorted(mine.keys() & theirs.keys()):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SIZE = 2000  # operations
 now = time.perf_counter  # with EPOCH it is the time since the epoch
 
-# (about, name, number, began, ended, dtype, bytes, op, peer, tag, where[, count, failed])
+# (traced, name, number, began, ended, dtype, bytes, op, peer, tag, where[, count, failed])
 Row: TypeAlias = "tuple[Any, ...] | Entry"
 ABOUT, NAME, NUMBER, BEGAN, ENDED, DTYPE, NBYTES, OP, PEER, TAG, WHERE, COUNT, FAILED = range(13)
 
@@ -42,7 +42,7 @@ TOTALS = {
 }
 
 
-class About:
+class TracedGroup:
     """What all rows of a group have in common, and how many operations have passed its door."""
 
     __slots__ = ("__weakref__", "_group", "collectives", "key", "last", "messages", "name", "ranks")
@@ -97,12 +97,12 @@ class Recorder:
     def __init__(self, size: int = SIZE, stack: bool = False) -> None:
         self.rows: deque[Row] = deque(maxlen=size)
         self.stack = stack
-        self.groups: dict[str, About] = {}
+        self.groups: dict[str, TracedGroup] = {}
 
     def hook_of(self, group: ProcessGroup) -> _GroupHook:
         """Return the hook of one group."""
-        about = self.groups[key_of(group)] = About(group)
-        return _GroupHook(self, about)
+        traced = self.groups[key_of(group)] = TracedGroup(group)
+        return _GroupHook(self, traced)
 
     def records(self) -> list[Record]:
         """Return the records of the ring and of what is in flight, in the order in which they began."""
@@ -117,23 +117,23 @@ class Recorder:
                 name = _recorded.get(frame.f_code)
                 seen = frame.f_locals if name is not None else {}
                 if "began" in seen and "work" not in seen and "number" not in seen:
-                    fast, about, array = seen["fast"], seen["about"], seen["array"]
-                    done = fast.messages + about.messages if name in MESSAGES else fast.count + about.collectives
+                    fast, traced, array = seen["fast"], seen["traced"], seen["array"]
+                    done = fast.messages + traced.messages if name in MESSAGES else fast.count + traced.collectives
                     peer = next((seen[each] for each in ("root", "dst", "src") if each in seen), None)
                     what = array.dtype, array.nbytes, seen.get("op"), peer, seen.get("tag")
-                    yield about, name, 1 + done, seen["began"], 0.0, *what, caller(frame) if self.stack else None
+                    yield traced, name, 1 + done, seen["began"], 0.0, *what, caller(frame) if self.stack else None
                 frame = frame.f_back
 
     def _record(self, row: Row) -> Record:
-        about, name, number, began, ended, dtype, nbytes, op, peer, tag, where, *more = row
+        traced, name, number, began, ended, dtype, nbytes, op, peer, tag, where, *more = row
         count = more[0] if more else None
         if type(row) is tuple and name in TOTALS:
-            nbytes = TOTALS[name](nbytes, len(about.ranks))
+            nbytes = TOTALS[name](nbytes, len(traced.ranks))
         return Record(
             name.removeprefix(ASYNC),
             number,
-            about.key,
-            about.name,
+            traced.key,
+            traced.name,
             dtype="" if dtype is None else str(dtype),
             count=(nbytes // dtype.itemsize if dtype is not None else 0) if count is None else count,
             nbytes=nbytes,
@@ -154,16 +154,16 @@ ASYNC = "async "  # before the name in a row
 class _GroupHook:
     """Records what passes the door of one group, and follows its fast path."""
 
-    def __init__(self, recorder: Recorder, about: About) -> None:
+    def __init__(self, recorder: Recorder, traced: TracedGroup) -> None:
         self._append = recorder.rows.append
         self._stack = recorder.stack
-        self._about = about
+        self._traced = traced
         self._followed = self._following = FastPath()
         self._open: dict[Operation, Entry] = {}
 
     def begin(self, operation: Operation) -> None:
-        about, group, arrays = self._about, operation.group, operation.arrays
-        about.collectives, about.messages = group.door.collectives, group.door.messages
+        traced, group, arrays = self._traced, operation.group, operation.arrays
+        traced.collectives, traced.messages = group.door.collectives, group.door.messages
         count = nbytes = 0
         for array in arrays:
             size = int(array.size)
@@ -173,7 +173,7 @@ class _GroupHook:
         dtype, arguments = arrays[0].dtype if arrays else None, operation.arguments
         what = dtype, nbytes, arguments.get("op"), operation.peer, arguments.get("tag")
         where = caller() if self._stack else None
-        entry = Entry((about, name, operation.sequence_number, now(), 0.0, *what, where, count))
+        entry = Entry((traced, name, operation.sequence_number, now(), 0.0, *what, where, count))
         self._open[operation] = entry
         self._append(entry)
 
@@ -184,14 +184,14 @@ class _GroupHook:
         """Return a fast path that does the same, with a row for each operation."""
         if self._followed is not fast:
             where = caller if self._stack else None
-            self._followed, self._following = fast, recorded_fast_path(fast, self._about, self._append, where)
+            self._followed, self._following = fast, recorded_fast_path(fast, self._traced, self._append, where)
         return self._following
 
 
 # -- the fast path -------------------------------------------------------------------------------------------
 
 
-def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], None], where: Any) -> FastPath:
+def recorded_fast_path(fast: FastPath, traced: TracedGroup, append: Callable[[Row], None], where: Any) -> FastPath:
     """Return a fast path that does what `fast` does, with a row for each operation.
 
     Of a row's time two looks at the clock are a third. Functions that share a few variables are quicker than methods
@@ -205,8 +205,8 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
         began = now()
         if not do_broadcast(array, root):
             return False
-        number, at = fast.count + about.collectives, where and where()
-        append((about, "broadcast", number, began, now(), array.dtype, array.nbytes, None, root, None, at))
+        number, at = fast.count + traced.collectives, where and where()
+        append((traced, "broadcast", number, began, now(), array.dtype, array.nbytes, None, root, None, at))
         return True
 
     do_all_reduce = fast.all_reduce
@@ -215,8 +215,8 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
         began = now()
         if not do_all_reduce(array, op):
             return False
-        number, at = fast.count + about.collectives, where and where()
-        append((about, "all_reduce", number, began, now(), array.dtype, array.nbytes, op, None, None, at))
+        number, at = fast.count + traced.collectives, where and where()
+        append((traced, "all_reduce", number, began, now(), array.dtype, array.nbytes, op, None, None, at))
         return True
 
     do_reduce = fast.reduce
@@ -225,8 +225,8 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
         began = now()
         if not do_reduce(array, root, op):
             return False
-        number, at = fast.count + about.collectives, where and where()
-        append((about, "reduce", number, began, now(), array.dtype, array.nbytes, op, root, None, at))
+        number, at = fast.count + traced.collectives, where and where()
+        append((traced, "reduce", number, began, now(), array.dtype, array.nbytes, op, root, None, at))
         return True
 
     do_all_gather_single = fast.all_gather_single
@@ -235,8 +235,8 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
         began = now()
         if not do_all_gather_single(output, array):
             return False
-        number, at = fast.count + about.collectives, where and where()
-        append((about, "all_gather_single", number, began, now(), output.dtype, output.nbytes, None, None, None, at))
+        number, at = fast.count + traced.collectives, where and where()
+        append((traced, "all_gather_single", number, began, now(), output.dtype, output.nbytes, None, None, None, at))
         return True
 
     do_reduce_scatter_single = fast.reduce_scatter_single
@@ -245,8 +245,8 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
         began = now()
         if not do_reduce_scatter_single(output, array, op):
             return False
-        number, at = fast.count + about.collectives, where and where()
-        append((about, "reduce_scatter_single", number, began, now(), output.dtype, output.nbytes, op, None, None, at))
+        number, at = fast.count + traced.collectives, where and where()
+        append((traced, "reduce_scatter_single", number, began, now(), output.dtype, output.nbytes, op, None, None, at))
         return True
 
     do_all_to_all_single = fast.all_to_all_single
@@ -255,8 +255,8 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
         began = now()
         if not do_all_to_all_single(output, array):
             return False
-        number, at = fast.count + about.collectives, where and where()
-        append((about, "all_to_all_single", number, began, now(), array.dtype, array.nbytes, None, None, None, at))
+        number, at = fast.count + traced.collectives, where and where()
+        append((traced, "all_to_all_single", number, began, now(), array.dtype, array.nbytes, None, None, None, at))
         return True
 
     do_send, do_recv, do_sendrecv = fast.send, fast.recv, fast.sendrecv
@@ -265,33 +265,33 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
         began = now()
         if not do_send(array, dst, tag):
             return False
-        number, at = fast.messages + about.messages, where and where()
-        append((about, "send", number, began, now(), array.dtype, array.nbytes, None, dst, tag, at))
+        number, at = fast.messages + traced.messages, where and where()
+        append((traced, "send", number, began, now(), array.dtype, array.nbytes, None, dst, tag, at))
         return True
 
     def recv(array: Any, src: int | None, tag: int) -> int | None:
         began = now()
         sender = do_recv(array, src, tag)
         if sender is not None:
-            number, at = fast.messages + about.messages, where and where()
-            append((about, "recv", number, began, now(), array.dtype, array.nbytes, None, src, tag, at))
+            number, at = fast.messages + traced.messages, where and where()
+            append((traced, "recv", number, began, now(), array.dtype, array.nbytes, None, src, tag, at))
         return sender
 
     def sendrecv(array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None) -> int | None:
         began = now()
         sender = do_sendrecv(array, dst, output, src, tag, recv_tag)
         if sender is not None:
-            number, at = fast.messages + about.messages, where and where()
+            number, at = fast.messages + traced.messages, where and where()
             nbytes = array.nbytes + output.nbytes
-            append((about, "sendrecv", number, began, now(), array.dtype, nbytes, None, dst, tag, at))
+            append((traced, "sendrecv", number, began, now(), array.dtype, nbytes, None, dst, tag, at))
         return sender
 
     def iall_reduce(array: Any, op: Any) -> Work | None:
         began, work = now(), fast.iall_reduce(array, op)
         if work is not None:
-            number, dtype = fast.count + about.collectives, array.dtype
+            number, dtype = fast.count + traced.collectives, array.dtype
             row = [
-                about,
+                traced,
                 "async all_reduce",
                 number,
                 began,
@@ -310,8 +310,8 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
     def isend(array: Any, dst: int, tag: int) -> Work | None:
         began, work = now(), fast.isend(array, dst, tag)
         if work is not None:
-            number, dtype = fast.messages + about.messages, array.dtype
-            row = [about, "async send", number, began, 0.0, dtype, array.nbytes, None, dst, tag, where and where()]
+            number, dtype = fast.messages + traced.messages, array.dtype
+            row = [traced, "async send", number, began, 0.0, dtype, array.nbytes, None, dst, tag, where and where()]
             append(entry := Entry(row))
             work.operation = entry  # type: ignore[assignment]
         return work
@@ -319,8 +319,8 @@ def recorded_fast_path(fast: FastPath, about: About, append: Callable[[Row], Non
     def irecv(array: Any, src: int | None, tag: int) -> Work | None:
         began, work = now(), fast.irecv(array, src, tag)
         if work is not None:
-            number, dtype = fast.messages + about.messages, array.dtype
-            row = [about, "async recv", number, began, 0.0, dtype, array.nbytes, None, src, tag, where and where()]
+            number, dtype = fast.messages + traced.messages, array.dtype
+            row = [traced, "async recv", number, began, 0.0, dtype, array.nbytes, None, src, tag, where and where()]
             append(entry := Entry(row))
             work.operation = entry  # type: ignore[assignment]
         return work
@@ -340,7 +340,7 @@ _recorded: dict[CodeType, str] = {}  # the functions of recorded fast paths
 
 
 def caller(frame: Any = None) -> tuple[CodeType, int] | None:
-    """Return where the program called: the code and the place in it, of which `line` makes text when asked for."""
+    """Return the code of the program that called and the place in it, of which `line` makes text when asked for."""
     frame = frame or sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
