@@ -355,19 +355,32 @@ def batch(messages: Sequence[tuple[Door, Call]]) -> list[Work]:
 
     Those of one backend of GPU arrays are launched together, beside those of other groups.
     """
-    for door, call in messages:
-        door.backends[call.device]  # made now, or refused by a group that is destroyed or has none for the array
     works: list[Any] = [None] * len(messages)
+    receives: list[int] = []
+    sends: list[int] = []
+    is_on_host = True
+    for i, (door, call) in enumerate(messages):
+        name, device, _, _ = call
+        (receives if name == "recv" else sends).append(i)
+        if device != "cpu":
+            is_on_host = False
+        if device not in door.backends:
+            door.backends[device]  # made now, or refused by a group that is destroyed or has none for the array
+    if is_on_host:
+        for i in receives:
+            door, (_, _, array, (_, source, tag)) = messages[i]
+            works[i] = door.group.recv(array, source, tag, True)  # by the fast path, maybe
+        for i in sends:
+            door, (_, _, array, (_, peer, tag)) = messages[i]
+            works[i] = door.group.send(array, peer, tag, True)
+        return works
     of_backend: dict[Backend, list[int]] = {}
-    for name in ("recv", "send"):
-        for i, (door, call) in enumerate(messages):
-            if call.name != name:
-                continue
-            if call.device != "cpu":
-                of_backend.setdefault(door.backends[call.device], []).append(i)
-                continue
-            _, peer, tag = call.arguments
-            works[i] = getattr(door.group, name)(call.result, peer, tag, True)  # by the fast path, maybe
+    for i in receives + sends:
+        door, call = messages[i]
+        if call.device == "cpu":
+            works[i] = door.run(call, True)
+        else:
+            of_backend.setdefault(door.backends[call.device], []).append(i)
     for backend, together in of_backend.items():
         with backend.batch([messages[i][1].arguments[0] for i in together]):
             for i in together:
