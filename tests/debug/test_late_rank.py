@@ -38,7 +38,7 @@ DOES_NOT_WAIT = {
     *("register_device", "send_init", "send_object_list"),
     *("checkpoint.Checkpoint", "checkpoint.CheckpointError", "checkpoint.NoCheckpointError"),
     *("checkpoint.latest", "checkpoint.steps"),
-    *("Future.value", "GradientBuckets.ready"),
+    *("Future.add_done_callback", "Future.value", "GradientBuckets.ready"),
     *("PersistentWork.begin", "PersistentWork.block", "PersistentWork.fail", "PersistentWork.give_up"),
     *("PersistentWork.poll", "PersistentWork.refuse_to_start", "PersistentWork.release", "PersistentWork.start"),
     *("ProcessGroup.abort", "ProcessGroup.enable_timing", "ProcessGroup.give_up", "ProcessGroup.is_destroyed"),
