@@ -51,7 +51,8 @@ def meet(group: ProcessGroup, deadline: float) -> None:
         nonlocal has_said
         if waited > LONELY and absent is not None and not has_said and group.rank < SPEAKERS:
             has_said = True
-            threading.Thread(target=_tell_of, args=(group, absent), daemon=True).start()  # asking takes seconds
+            thread = threading.Thread(target=_tell_of, args=(group, absent), name="hpccomm-destroy", daemon=True)
+            thread.start()  # asking takes seconds
         if waited > limit:
             raise DistTimeoutError(
                 f"destroy of {group!r}: other ranks have not called it within {waited:.1f} s; "
