@@ -372,7 +372,11 @@ def member(group: Group | None) -> ProcessGroup:
     if group is None:
         return _world or current_world()
     if type(group) is not ProcessGroup and not isinstance(group, (ProcessGroup, NonMember)):
-        raise TypeError(f"group is {group!r}; expected what new_group returns, or None for the world{here()}")
+        hint = ""
+        if type(group).__module__ == "mpi4py.MPI":  # of a program for mpi4py
+            is_op = type(group).__name__ == "Op"
+            hint = "; reductions are in place: all_reduce(array, op)" if is_op else "; new_group(comm=...) makes one"
+        raise TypeError(f"group is {group!r}; expected what new_group returns, or None for the world{hint}{here()}")
     return group  # type: ignore[return-value]
 
 

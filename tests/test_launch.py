@@ -184,6 +184,15 @@ def test_a_barrier_does_not_meet_the_destroy_of_other_ranks(tmp_path: Path) -> N
     assert "nobody has come" in run(program, tmp_path, ranks=2).stdout
 
 
+def test_a_program_that_forgot_its_launcher_is_told_what_to_type(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import numpy as np, hpccomm as hc\nwith hc.init_process_group():\n    hc.send(np.ones(1), dst=1)\n"
+    )
+    ended = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=100, env=clean_environment())
+    assert "its (global) ranks are 0; this job has one rank: mpiexec -n 4 " in ended.stderr
+
+
 def test_import_initialises_nothing(tmp_path: Path) -> None:
     program = """
         import sys, threading

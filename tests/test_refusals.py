@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 
@@ -94,9 +95,49 @@ def test_avg_of_a_prefix(function: Any) -> None:
 
 
 def test_unknown_reductions() -> None:
-    refused(ValueError, "no reduction is called 'mean'; the names are sum, avg", hc.all_reduce, np.ones(1), "mean")
+    refused(ValueError, "no reduction is called 'median'; the names are sum, avg", hc.all_reduce, np.ones(1), "median")
     refused(TypeError, "op is 3; expected a ReduceOp", hc.all_reduce, np.ones(1), 3)
     refused(TypeError, r"write ReduceOp\.PREMUL_SUM\(factor\)", hc.all_reduce, np.ones(1), hc.ReduceOp.PREMUL_SUM)
+    refused(TypeError, r'an MPI\.Op: write "sum" \(rank', hc.all_reduce, np.ones(1), np.sum)
+    refused(TypeError, r'an MPI\.Op: write "max" \(rank', hc.all_reduce, np.ones(1), np.maximum)
+    refused(TypeError, r"an MPI\.Op \(rank", hc.all_reduce, np.ones(1), lambda: None)
+
+
+def test_numpys_names_of_reductions(process_group: hc.ProcessGroup) -> None:
+    array = np.array([2.0, 3.0])
+    hc.all_reduce(array, "prod")
+    np.testing.assert_array_equal(array, np.array([2.0, 3.0]) ** process_group.size)
+    hc.all_reduce(array, "mean")
+    np.testing.assert_array_equal(array, np.array([2.0, 3.0]) ** process_group.size)
+
+
+def test_a_refused_reduction_is_one_error_and_not_two() -> None:
+    for array in (np.ones(1, int), np.array(["a"])):
+        with pytest.raises(TypeError, match="is not defined for array's dtype") as caught:
+            hc.all_reduce(array, "avg")
+        assert caught.value.__context__ is None
+
+
+def test_words_of_mpi4py(process_group: hc.ProcessGroup) -> None:
+    x = np.zeros(1)
+    refused(TypeError, r"reductions are in place: all_reduce\(array, op\)", hc.all_reduce, MPI.IN_PLACE, x, MPI.SUM)
+    refused(TypeError, r"new_group\(comm=\.\.\.\) makes one", hc.barrier, MPI.COMM_WORLD)
+    refused(ValueError, r"\(MPI\.ANY_SOURCE: leave src out\)", hc.recv, x, MPI.ANY_SOURCE)
+    refused(ValueError, r"\(MPI\.ANY_TAG: a receive names its tag\)", hc.recv, x, tag=MPI.ANY_TAG)
+
+
+def test_completion_of_a_group_shows_what_programs_use(process_group: hc.ProcessGroup) -> None:
+    shown = dir(process_group)
+    assert {"rank", "all_reduce", "isend", "irecv", "destroy", "store", "__enter__"} <= {*shown, "__enter__"}
+    assert not {"door", "settings", "give_up", "leave", "peer", "refusal"} & set(shown)
+    assert all(hasattr(process_group, name) for name in shown)
+
+
+def test_messages_by_the_methods_of_a_group(process_group: hc.ProcessGroup) -> None:
+    received = np.zeros(2)
+    works = [process_group.irecv(received, process_group.rank), process_group.isend(np.ones(2), process_group.rank)]
+    assert all(work.wait() for work in works)
+    np.testing.assert_array_equal(received, np.ones(2))
 
 
 # -- what is no array, or not a usable one -----------------------------------------------------------
@@ -185,8 +226,12 @@ def test_wrong_list_lengths(process_group: hc.ProcessGroup) -> None:
 def test_a_list_where_an_array_belongs_and_the_other_way_round(process_group: hc.ProcessGroup) -> None:
     n = process_group.size
     refused(
-        TypeError, "output_list is a ndarray; expected a list of arrays", hc.all_gather, np.zeros((n, 2)), np.zeros(2)
-    )
+        TypeError, "output_list is a ndarray; expected a list of arrays; for one array there is the _single form",
+        hc.all_gather, np.zeros((n, 2)), np.zeros(2),
+    )  # fmt: skip
+    for function in (hc.scatter, hc.gather):
+        match = r"_list is a ndarray; expected a list of arrays: list\(np\.split\(array, n\)\)"
+        refused(TypeError, match, function, np.zeros(2), np.zeros((n, 2)), process_group.rank)
     refused(TypeError, "output_list is a int; expected a list", hc.all_gather, 3, np.zeros(2))
     refused(TypeError, "arrays is a dict; expected a list", hc.all_reduce_coalesced, {"a": np.zeros(1)})
     refused(ValueError, "arrays is empty", hc.all_reduce_coalesced, [])

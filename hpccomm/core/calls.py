@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import here
+from ..process.alone import start_more
 from . import checks
 from .annotations import Integer
 from .arrays import Array
@@ -96,24 +97,24 @@ def all_gather_single(group: Membership, output: Array, input: Array, form: str 
     return Call(("all_gather_single", device, output, (out, view)))
 
 
-def gather(group: Membership, array: Array, gather_list: Sequence[Array] | None, root: int) -> Call:
+def gather(group: Membership, array: Array, gather_list: Any, root: int) -> Call:
     """Accept a list of one array for each rank on the root, and none elsewhere."""
     root = rank(group, "gather: root", root)
     device, view = checks.readable("gather", "array", array)
     outputs = None
     if has_list(group, "gather", "gather_list", gather_list, "destination", root):
-        device_out, outputs = checks.writable_list("gather", "gather_list", gather_list or (), group.size)
+        device_out, outputs = checks.writable_list("gather", "gather_list", gather_list, group.size)
         _check_own_part(group, "gather", "gather_list", device_out, outputs, "array", device, view)
     return Call(("gather", device, gather_list, (view, outputs, root)))
 
 
-def scatter(group: Membership, output: Array, scatter_list: Sequence[Array] | None, root: int) -> Call:
+def scatter(group: Membership, output: Array, scatter_list: Any, root: int) -> Call:
     """Accept a list of one array for each rank on the root, and none elsewhere."""
     root = rank(group, "scatter: root", root)
     device, view = checks.writable("scatter", "output", output)
     inputs = None
     if has_list(group, "scatter", "scatter_list", scatter_list, "source", root):
-        device_in, inputs = checks.readable_list("scatter", "scatter_list", scatter_list or (), group.size)
+        device_in, inputs = checks.readable_list("scatter", "scatter_list", scatter_list, group.size)
         _check_own_part(group, "scatter", "scatter_list", device_in, inputs, "output", device, view)
     return Call(("scatter", device, output, (view, inputs, root)))
 
@@ -343,24 +344,25 @@ def rank(group: Membership, what: str, given: Integer) -> int:
     """Return a rank of the group, having checked that it is one."""
     number = checks.integer(what, given)
     if not 0 <= number < group.size:
-        raise ValueError(f"{what} is {number}; expected 0 to {group.size - 1}{here()}")
+        raise ValueError(f"{what} is {number}; expected 0 to {group.size - 1}{start_more()}{here()}")
     return number
 
 
 def _tag(group: Membership, name: str, argument: str, given: int) -> int:
     tag = checks.integer(f"{name}: {argument}", given)
     if not 0 <= tag <= group.largest_tag:
-        raise ValueError(f"{name}: {argument} is {tag}; this MPI allows 0 to {group.largest_tag}{here()}")
+        hint = " (MPI.ANY_TAG: a receive names its tag)" if tag == -1 else ""  # it is -1 in MPICH and in Open MPI
+        raise ValueError(f"{name}: {argument} is {tag}; this MPI allows 0 to {group.largest_tag}{hint}{here()}")
     return tag
 
 
-def has_list(group: Membership, name: str, argument: str, given: Sequence[Any] | None, role: str, root: int) -> bool:
+def has_list(group: Membership, name: str, argument: str, given: Any, role: str, root: int) -> bool:
     """Whether this rank is the root, having checked that the list is given there and nowhere else."""
     if group.rank == root:
         if given is None:
             raise ValueError(f"{name}: {argument} is missing, and this rank is the {role}{here()}")
         return True
-    if given:
+    if given is not None and len(given):
         raise ValueError(
             f"{name}: {argument} is given, but this rank is not the {role}; pass it on that rank only{here()}"
         )

@@ -7,6 +7,7 @@ the argument, what was given, what was expected, and the rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import repeat
 from math import prod
 from operator import attrgetter, eq, index, mul
@@ -16,11 +17,17 @@ import numpy as np
 from numpy import ndarray  # looked up at every call
 
 from ..errors import here
+from ..process.alone import start_more
 from .arrays import Array, is_read_only, locate
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 
 _dtype, _size, _writeable = map(attrgetter, ("dtype", "size", "flags.writeable"))
 movable: set[np.dtype[Any]] = set()  # dtypes that have passed _check_dtype
+_HINTS = {  # where one array was given
+    "scatter_list": ": list(np.split(array, n))",
+    "gather_list": ": list(np.split(array, n))",
+    **dict.fromkeys(("output_list", "input_list"), "; for one array there is the _single form"),
+}
 _kinds: dict[Any, str] = {}  # what _kind_of has found
 _accepted: dict[tuple[Any, np.dtype[Any]], ReduceOp] = {}  # (op as given, dtype) that have passed `reduction`
 
@@ -79,7 +86,10 @@ def writable_list(
 def array_list(operation: str, argument: str, arrays: Sequence[Array], check: Any = writable) -> tuple[str, list[Any]]:
     """Return (device, views) of the arrays of a coalesced operation: one device, any dtypes."""
     if isinstance(arrays, np.ndarray) or not isinstance(arrays, Sequence):
-        raise TypeError(f"{operation}: {argument} is a {type(arrays).__name__}; expected a list of arrays{here()}")
+        hint = _HINTS.get(argument, "") if isinstance(arrays, np.ndarray) else ""
+        raise TypeError(
+            f"{operation}: {argument} is a {type(arrays).__name__}; expected a list of arrays{hint}{here()}"
+        )
     if not arrays:
         raise ValueError(f"{operation}: {argument} is empty{here()}")
     if _all_plain(arrays):
@@ -114,7 +124,7 @@ def _checked_list(
     if length is not None and len(views) != length:
         raise ValueError(
             f"{operation}: {argument} has {len(views)} array{'s' * (len(views) != 1)}, "
-            f"but the group has {length} rank{'s' * (length != 1)}{here()}"
+            f"but the group has {length} rank{'s' * (length != 1)}{start_more()}{here()}"
         )
     for i, view in enumerate(views):
         if view.dtype != views[0].dtype:
@@ -134,10 +144,9 @@ def reducible(
         except (KeyError, TypeError):  # not seen yet, or an op that can't be looked up
             pass
     device, view = (check or writable)(operation, argument, array)
-    try:
+    with suppress(KeyError, TypeError):
         return device, view, _accepted[op, view.dtype]
-    except (KeyError, TypeError):
-        return device, view, reduction(operation, argument, view, op)
+    return device, view, reduction(operation, argument, view, op)
 
 
 def pair(operation: str, output: Array, input: Array) -> tuple[str, Any, Any]:

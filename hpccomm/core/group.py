@@ -31,6 +31,12 @@ from .timeouts import as_seconds
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+PUBLIC = [  # beside the operations
+    "rank", "size", "ranks", "nodes", "local_rank", "local_ranks", "comm", "config", "device_id", "timeout", "name",
+    "on_timeout", "description", "group_name", "group_desc", "is_destroyed", "sequence_number", "message_number",
+    "store", "on", "group_rank", "global_rank", "register_hook", "enable_timing", "destroy", "agree", "abort",
+]  # fmt: skip
+
 
 class ProcessGroup(Operations):
     """A set of ranks that communicate, with a private MPI communicator and one backend per device.
@@ -241,6 +247,11 @@ class ProcessGroup(Operations):
             self.door.check.agree(name, *details)
 
     # -- life ------------------------------------------------------------------------------------
+
+    def __dir__(self) -> list[str]:
+        """Return what programs use, for completion; the rest of the names is for hpccomm's own files."""
+        own = {name for kind in type(self).__mro__ if kind.__module__.split(".")[0] != "hpccomm" for name in vars(kind)}
+        return sorted({*PUBLIC, *own, *(name for name in vars(Operations) if not name.startswith("_"))})
 
     def destroy(self) -> None:
         """Finish what is in flight, free the backends and the communicator. Every rank of the group calls it.

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import here
 from ..job import mpi_library
+from ..process.alone import start_more
 from . import calls, checks
 from .annotations import Integer
 from .options import Membership
@@ -57,11 +58,15 @@ class Members(Membership):
         number = checks.integer(f"{operation}: {argument}", global_rank)
         if number in self.group_ranks:
             return self.group_ranks[number]
-        if operation in TO_NOBODY and self.comm is not None and number == mpi_library.load().PROC_NULL:
-            raise NobodyThere(number)
+        hint = ""
+        if operation in TO_NOBODY and self.comm is not None:
+            mpi = mpi_library.load()
+            if number == mpi.PROC_NULL:
+                raise NobodyThere(number)
+            hint = " (MPI.ANY_SOURCE: leave src out)" if number == mpi.ANY_SOURCE and argument == "src" else ""
         raise ValueError(
             f"{operation}: {argument} is {global_rank}, which is not in the group; "
-            f"its (global) ranks are {some(self.ranks)}{here()}"
+            f"its (global) ranks are {some(self.ranks)}{hint or start_more()}{here()}"
         )
 
     def root(self, operation: str, argument: str, global_rank: Integer | None, group_rank: Integer | None) -> int:

@@ -150,6 +150,8 @@ def _nothing(name: str) -> Callable[..., Any]:
         group.says_no(name)
         if name.endswith("_init"):
             return NothingToStart()
+        if name in ("isend", "irecv"):
+            return done_work(name[1:])
         is_async = inspect.signature(method).bind(group, *arguments, **options).arguments.get("async_op", False)
         return done_work(name) if is_async else None
 
@@ -161,4 +163,6 @@ for _spec in OPERATIONS.values():
         if hasattr(ProcessGroup, _name):
             setattr(NonMember, _name, _nothing(_name))
 NonMember.peer_view = _nothing("peer_view")  # type: ignore[attr-defined]
+NonMember.isend = _nothing("isend")  # type: ignore[attr-defined]
+NonMember.irecv = _nothing("irecv")  # type: ignore[attr-defined]
 NonMember.agree = _nothing("agree")  # type: ignore[attr-defined]

@@ -213,6 +213,14 @@ class Operations(Members):
         call = calls.recv(self, array, src, tag, is_blocking=not async_op)
         return self.door.run(call, async_op)  # type: ignore[return-value]
 
+    def isend(self, array: Array, dst: int, tag: int = 0) -> Work:
+        """See :func:`hpccomm.isend`."""
+        return self.send(array, dst, tag, async_op=True)
+
+    def irecv(self, array: Array, src: int | None = None, tag: int = 0) -> Work:
+        """See :func:`hpccomm.irecv`."""
+        return self.recv(array, src, tag, async_op=True)
+
     @asynchronous_method
     def sendrecv(
         self, array: Array, dst: int, output: Array, src: int | None = None, tag: int = 0, recv_tag: int | None = None,

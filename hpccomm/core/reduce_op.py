@@ -94,6 +94,7 @@ _NAMED = {
 }
 for _name, _op in _NAMED.items():
     setattr(ReduceOp, _name, _op)
+_NUMPYS = {"PROD": "PRODUCT", "MEAN": "AVG", "ADD": "SUM", "MULTIPLY": "PRODUCT", "MINIMUM": "MIN", "MAXIMUM": "MAX"}
 
 
 def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
@@ -101,20 +102,24 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
     if type(op) is ReduceOp:
         return op
     if isinstance(op, str):
-        try:
-            return _NAMED[op.strip().upper()]
-        except KeyError:
-            raise ValueError(
-                f"{operation}: no reduction is called {op!r}; the names are {', '.join(_NAMED).lower()}, "
-                f"and ReduceOp.PREMUL_SUM(factor){here()}"
-            ) from None
+        given = op.strip().upper()
+        if _NUMPYS.get(given, given) in _NAMED:
+            return _NAMED[_NUMPYS.get(given, given)]
+        raise ValueError(
+            f"{operation}: no reduction is called {op!r}; the names are {', '.join(_NAMED).lower()}, "
+            f"and ReduceOp.PREMUL_SUM(factor){here()}"
+        )
     if type(op).__module__ == "mpi4py.MPI" and type(op).__name__ == "Op":
         return _from_mpi(operation, op)  # type: ignore[arg-type]
     if type(op).__module__.startswith("torch."):  # torch.distributed.ReduceOp.SUM, or a ReduceOp that was made of it
         name = getattr(getattr(op, "op", op), "name", None)
         if name in _NAMED:
             return _NAMED[name]
-    hint = ": write ReduceOp.PREMUL_SUM(factor)" if callable(op) else ""
+    hint, called = "", str(getattr(op, "__name__", "")).upper()
+    if called == "PREMUL_SUM":
+        hint = ": write ReduceOp.PREMUL_SUM(factor)"
+    elif _NUMPYS.get(called, called) in _NAMED:  # np.sum, max
+        hint = f': write "{_NUMPYS.get(called, called).lower()}"'
     raise TypeError(f"{operation}: op is {op!r}; expected a ReduceOp, its name, or an MPI.Op{hint}{here()}")
 
 

@@ -106,6 +106,11 @@ def _srun(library: str, command: str) -> str:
     return f"`srun --mpi={found.srun_type} {command}`" if found else f"`srun --mpi=TYPE {command}` (srun --mpi=list)"
 
 
+def start_more() -> str:
+    """Return the command to type, as a clause of a message, if no launcher has started this process; otherwise ""."""
+    return "" if launcher(os.environ) else f"; this job has one rank: mpiexec -n 4 {own_command()}"
+
+
 def _mpiexec(size: str, command: str) -> str:
     return f"`mpiexec -n {size} {command}`, or srun or mpiexec in a Slurm job"
 
