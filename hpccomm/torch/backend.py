@@ -280,8 +280,9 @@ def op_of(opts: Any) -> Any:
 def seen(tensor: Any) -> Any:
     """Return what hpccomm works on: NumPy's view where there is one without further ado, else the tensor."""
     try:
-        return tensor.numpy()
-    except (RuntimeError, TypeError):  # it has a gradient, is bfloat16, on a GPU: hpccomm knows
+        # After tensor.numpy() the storage can't be resized any more, as FSDP1 does; DLPack forgets is_neg.
+        return tensor if tensor.is_neg() else np.from_dlpack(tensor)
+    except (RuntimeError, TypeError, BufferError):  # it has a gradient, is bfloat16, on a GPU: hpccomm knows
         return tensor
 
 

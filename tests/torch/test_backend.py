@@ -26,6 +26,14 @@ def done(work: Any) -> None:
         work.wait()
 
 
+def test_a_tensor_that_was_communicated_can_still_be_resized() -> None:
+    tensor = of_rank(RANK)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, sum(of_rank(rank) for rank in range(SIZE)))
+    tensor.untyped_storage().resize_(0)
+    assert tensor.untyped_storage().nbytes() == 0
+
+
 @both_ways
 @every_dtype
 @pytest.mark.parametrize("op", ["SUM", "MIN", "MAX", "PRODUCT"])
