@@ -33,7 +33,14 @@ def report(rank: int, size: int, *operations: Any, reached: Mapping[str, int] | 
         for key in members
         if rank in members[key]
     }
-    known = {"operations": list(operations), "groups": groups, "left": False, "neighbours": {}, "size": size}
+    known = {
+        "operations": list(operations),
+        "groups": groups,
+        "left": False,
+        "reason": "asked",
+        "neighbours": {},
+        "size": size,
+    }
     return {"rank": rank, "program": "data.py:7 in load", **known, **fields}
 
 
