@@ -11,7 +11,6 @@ from .core.annotations import Integer
 from .core.backends import options_for
 from .core.c10d_names import c10d_names
 from .core.group import ProcessGroup, make_group
-from .core.members import some
 from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
 from .core.registry import BackendConfig
@@ -106,7 +105,7 @@ def new_group(
     if sort_ranks:
         members.sort()
     name = _next_name(group_desc)
-    _usable("new_group", world)
+    usable("new_group", world)
     if not use_local_synchronization:
         world.agree_on("new_group", f"ranks {', '.join(map(str, members))}", f"backend {config}")
     created = None
@@ -127,7 +126,7 @@ def new_group(
             created = parent.Create_group(chosen, NEW_GROUP)
         chosen.Free()
         everyone.Free()
-    group = _child(world, created, members, config, limits, name, group_desc)
+    group = child_of(world, created, members, config, limits, name, group_desc)
     if not use_local_synchronization:
         _split_backends(world, config, group)
     connect(group)
@@ -159,14 +158,14 @@ def _on_communicator(
         return NonMember((), name, config)
     if not isinstance(comm, mpi.Intracomm):
         raise TypeError(f"new_group: comm is {comm!r}; expected an mpi4py intracommunicator{here()}")
-    _usable("new_group", world)
+    usable("new_group", world)
     theirs, ours = comm.Get_group(), world.comm.Get_group()
     members = mpi.Group.Translate_ranks(theirs, None, ours)
     theirs.Free()
     ours.Free()
     if mpi.UNDEFINED in members:
         raise ValueError(f"new_group: rank {members.index(mpi.UNDEFINED)} of comm is not in the world group{here()}")
-    group = _child(world, comm.Dup(), members, config, limits, name, description)
+    group = child_of(world, comm.Dup(), members, config, limits, name, description)
     connect(group)
     return group
 
@@ -213,7 +212,7 @@ def new_subgroups(
     >>> alone.ranks  # on rank 3: (3,)
     (0,)
     """
-    parent = _member_of("new_subgroups", group)
+    parent = member_of("new_subgroups", group)
     if group_size is None:
         numbers = sorted(set(parent.nodes))
         rows = [[rank for rank, node in zip(parent.ranks, parent.nodes) if node == number] for number in numbers]
@@ -350,7 +349,7 @@ def split_group(
     >>> alone.ranks
     (0,)
     """
-    group = _member_of("split_group", parent)
+    group = member_of("split_group", parent)
     if split_ranks is None and isinstance(color, Sequence) and not isinstance(color, str) and _are_lists(color):
         color, split_ranks = None, color
     if split_ranks is not None:
@@ -364,7 +363,7 @@ def split_group(
     key = checks.integer("split_group: key", key)
     config = group.config if backend is None else BackendConfig(backend)
     limits = time_limit(timeout)(group)
-    _usable("split_group", group)
+    usable("split_group", group)
     group.agree_on("split_group")
     mpi = mpi_library.load()
     with failures.translating("split_group", group.comm):
@@ -376,7 +375,7 @@ def split_group(
     mpi_library.private(comm, group.owner.comm)
     with failures.translating("split_group", comm):
         members = comm.allgather(group.ranks[group.rank])
-    subgroup = _child(group.owner, comm, members, config, limits, name, group_desc)
+    subgroup = child_of(group.owner, comm, members, config, limits, name, group_desc)
     _split_backends(group, config, subgroup, color or 0)
     connect(subgroup)
     return subgroup
@@ -396,7 +395,7 @@ def _place_in(split_ranks: Sequence[Sequence[int]], group: ProcessGroup) -> tupl
     return found, 0 if found is None else rows[found].index(group.rank)
 
 
-def _child(
+def child_of(
     owner: ProcessGroup,
     comm: Any,
     ranks: Sequence[int],
@@ -434,40 +433,6 @@ def _child(
     return group
 
 
-def shrinkable(operation: str, group: Group | None) -> ProcessGroup:
-    """Return the group, of which another one can be made."""
-    found = _member_of(operation, group)
-    _usable(operation, found)
-    return found
-
-
-def of_survivors(old: ProcessGroup) -> ProcessGroup:
-    """Make the group of those ranks of `old` that live, and let go of `old`; each of them calls it."""
-    comm, members = failures.shrink(old.comm)
-    owner = old.owner
-    ranks = tuple(old.ranks[rank] for rank in members)
-    dead = tuple(rank for rank in old.ranks if rank not in ranks)
-    limits = {"timeout": old.timeout, "on_timeout": old.on_timeout}
-    reason = f"because ranks {some(dead)} have died" if dead else "although nobody has died"
-    if owner is old:
-        old.on_destroy = None
-        for child in list(old.children):
-            child.give_up(dead, f"was made from a group that has been shrunk, {reason}; make it again")
-        mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
-        nodes = tuple(old.nodes[rank] for rank in members)
-        fields = {name: getattr(old, name) for name in Membership.__dataclass_fields__}
-        fields |= {"rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm, "nodes": nodes}
-        with failures.translating("shrink_group", comm):
-            fields["place"] = old.place.without_the_dead(comm, nodes)
-    old.give_up(dead, f"has been shrunk, {reason}; go on with what shrink_group returned")
-    if owner is old:
-        new = make_group(Membership(**fields))
-    else:
-        new = _child(owner, comm, ranks, old.config, limits, old.name, old.description, is_duplicated=True)
-    old.successor = new
-    return new
-
-
 def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: ProcessGroup | None, color: int = 0) -> None:
     """Give a new group the connections that its parent already has; every rank of the parent calls it."""
     for device, backend in list(parent.door.backends.items()):
@@ -484,7 +449,7 @@ def _next_name(description: str | None) -> str:
     return description or f"group {_made}"
 
 
-def _member_of(operation: str, group: Group | None) -> ProcessGroup:
+def member_of(operation: str, group: Group | None) -> ProcessGroup:
     """Return the group, of which this process has to be a member."""
     found = member(group)
     if isinstance(found, NonMember):
@@ -492,7 +457,7 @@ def _member_of(operation: str, group: Group | None) -> ProcessGroup:
     return found
 
 
-def _usable(operation: str, group: ProcessGroup) -> None:
+def usable(operation: str, group: ProcessGroup) -> None:
     """Refuse a group of which no other can be made."""
     if group.is_destroyed:
         raise DistError(f"{operation}: {group.refusal}")

@@ -7,11 +7,13 @@ groups. A communicator that is given up is not freed: MPI may still hold message
 
 from __future__ import annotations
 
-from .core.group import ProcessGroup
+from .core.group import ProcessGroup, make_group
+from .core.members import some
 from .core.non_member import Group
+from .core.options import Membership, fields_of
 from .errors import UnsupportedOperationError, here
-from .groups import of_survivors, shrinkable
-from .job import failures
+from .groups import child_of, member_of, usable
+from .job import failures, mpi_library
 from .world import connect, current_world, is_initialized, member, replace_world
 
 
@@ -60,13 +62,14 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     >>> hc.get_world_size()  # 3
     1
     """
-    old = shrinkable("shrink_group", group)
+    old = member_of("shrink_group", group)
+    usable("shrink_group", old)
     if not failures.is_on():
         raise UnsupportedOperationError(
             f"shrink_group: this job does not survive dead ranks; {failures.HOW_TO_START}{here()}"
         )
     is_world = is_initialized() and old is current_world()
-    new = of_survivors(old)
+    new = _of_survivors(old)
     if is_world:
         replace_world(new)
     with failures.translating("shrink_group", new.comm):
@@ -108,3 +111,30 @@ def agree(flag: bool, group: Group | None = None) -> bool:
     False
     """
     return member(group).agree(flag)
+
+
+def _of_survivors(old: ProcessGroup) -> ProcessGroup:
+    """Make the group of those ranks of `old` that live, and let go of `old`; each of them calls it."""
+    comm, members = failures.shrink(old.comm)
+    owner = old.owner
+    ranks = tuple(old.ranks[rank] for rank in members)
+    dead = tuple(rank for rank in old.ranks if rank not in ranks)
+    limits = {"timeout": old.timeout, "on_timeout": old.on_timeout}
+    reason = f"because ranks {some(dead)} have died" if dead else "although nobody has died"
+    if owner is old:
+        old.on_destroy = None
+        for child in list(old.children):
+            child.give_up(dead, f"was made from a group that has been shrunk, {reason}; make it again")
+        mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
+        nodes = tuple(old.nodes[rank] for rank in members)
+        fields = fields_of(old)
+        fields |= {"rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm, "nodes": nodes}
+        with failures.translating("shrink_group", comm):
+            fields["place"] = old.place.without_the_dead(comm, nodes)
+    old.give_up(dead, f"has been shrunk, {reason}; go on with what shrink_group returned")
+    if owner is old:
+        new = make_group(Membership(**fields))
+    else:
+        new = child_of(owner, comm, ranks, old.config, limits, old.name, old.description, is_duplicated=True)
+    old.successor = new
+    return new
