@@ -445,6 +445,10 @@ def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: Proce
 
 def _next_name(description: str | None) -> str:
     global _made
+    try:
+        (description or "").encode()
+    except UnicodeEncodeError:  # MPI takes names as UTF-8
+        raise ValueError(f"group_desc is {description!r}, which has half a character{here()}") from None
     _made += 1
     return description or f"group {_made}"
 

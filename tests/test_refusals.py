@@ -133,6 +133,20 @@ def test_completion_of_a_group_shows_what_programs_use(process_group: hc.Process
     assert all(hasattr(process_group, name) for name in shown)
 
 
+def test_a_description_that_is_no_text() -> None:
+    refused(ValueError, r"group_desc is '\\udcff', which has half a character", hc.new_group, group_desc="\udcff")
+
+
+def test_an_array_is_no_list_of_objects(process_group: hc.ProcessGroup) -> None:
+    rank, size = process_group.rank, process_group.size
+    if size == 1:
+        return
+    work = process_group.isend(np.full(2, 2**62), (rank + 1) % size)
+    with pytest.raises(hc.DistBackendError, match="what came is not from send_object_list"):
+        process_group.recv_object_list([None], (rank - 1) % size)
+    assert work.wait()
+
+
 def test_messages_by_the_methods_of_a_group(process_group: hc.ProcessGroup) -> None:
     received = np.zeros(2)
     works = [process_group.irecv(received, process_group.rank), process_group.isend(np.ones(2), process_group.rank)]

@@ -16,7 +16,7 @@ from mpi4py.util import pkl5
 
 from ..core.backend import Backend
 from ..core.options import BackendOptions
-from ..errors import DistError, here
+from ..errors import DistBackendError, DistError, here
 from ..job.mpi_library import private
 from .works import as_backend_error
 
@@ -83,7 +83,10 @@ class ObjectTransport(Backend):
     def recv_object_list(self, src: int | None, tag: int) -> tuple[list[Any], int]:
         """Return the objects received, and their sender."""
         status = MPI.Status()
-        wrapped = self._messages.recv(None, MPI.ANY_SOURCE if src is None else src, tag, status)
+        try:
+            wrapped = self._messages.recv(None, MPI.ANY_SOURCE if src is None else src, tag, status)
+        except MemoryError:  # the bytes of an array, read as a length
+            raise DistBackendError("what came is not from send_object_list; receive arrays with recv") from None
         (received,) = _unwrapped("recv_object_list", [wrapped])
         return received, status.Get_source()
 
