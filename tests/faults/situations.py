@@ -29,6 +29,7 @@ CHILDREN = {
     "it ends by os._exit(3)": ("os._exit(3)", "3 << 8", ""),
     "it returns from the program": ("return", "0", ""),
     "an exception in it": ("1 / 0", "1 << 8", "ZeroDivisionError"),
+    "it calls an operation": ("hc.all_reduce(np.ones(3))", "1 << 8", "DistError: .* this one was forked from"),
 }
 PROCESSES = {
     "os.fork, and it is ended by SIGTERM": (
@@ -323,6 +324,64 @@ if r == 1: {late}
 hc.all_reduce(np.ones(10))
 """
 
+# Exceptions at a bad moment: rank 0 is interrupted twenty times before rank 1 comes, which it is told by a message.
+INTERRUPTS = """\
+world = hc.init_process_group(timeout=60)
+times = []
+def handler(*_):
+    times.append(1)
+    if len(times) <= 20: raise {error}
+x = np.ones((1000, 2))[:, 0]
+if r == 1: hc.recv(np.zeros(1), src=0)
+work = hc.all_reduce(x, "avg", async_op=True)
+if r == 0:
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.005)
+    while len(times) < 20:
+        try:
+            {waits}
+        except {error}: pass
+        except hc.DistTimeoutError: pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    hc.send(np.zeros(1), dst=1)
+work.wait()
+assert (x == 1).all()
+"""
+ENDS_A_THREAD = """\
+world = hc.init_process_group(timeout=60)
+def leave():
+    if threading.current_thread() is not threading.main_thread(): raise {error}
+class Hook:
+    def begin(self, operation): pass
+    def end(self, operation): {hook}
+world.register_hook(Hook())
+for turn in range(3):
+    future = hc.all_reduce(np.ones(10), async_op=True).get_future()
+    future.add_done_callback(lambda _: {callback})
+    future.wait(60)
+"""
+WARNED = """\
+world = hc.init_process_group()
+hc.isend(np.ones(3), (r + 1) % 3).wait()
+hc.barrier()
+try:
+    world.destroy()
+except RuntimeWarning as warning:
+    print(warning, file=sys.stderr)
+world = hc.init_process_group()
+"""
+QUICK_GROUPS = """\
+world = hc.init_process_group()
+until = time.monotonic() + 6  # twice the time limit
+while MPI.COMM_WORLD.bcast(time.monotonic() < until):
+    hc.new_group().destroy()
+"""
+WAITS_FOR_A_FUTURE = """\
+world = hc.init_process_group()
+if r == 1: time.sleep(600)
+hc.all_reduce(np.ones(10), async_op=True).get_future().wait()
+"""
+
 
 def situations() -> Iterator[Case]:
     """Return every case."""
@@ -453,3 +512,22 @@ def situations() -> Iterator[Case]:
         yield Case(names + what, "", body, late)
     body = f"{NO_DIRECTORY}if r == 1: os.rmdir(folder)\nworld = hc.init_process_group()\nos.chdir('/'){CHECK}"
     yield ok("the working directory is removed before init", "on one rank", body, env={"HPCCOMM_DEBUG_DIR": ""})
+
+    polls = "while not work.is_completed(): pass"
+    for error, waits, where in (
+        ("TimeoutError", "work.wait(0.02)", "Work.wait"),
+        ("KeyboardInterrupt", polls, "a poll"),
+    ):
+        body = INTERRUPTS.format(error=error, waits=waits) + CHECK
+        yield ok(f"a signal's handler raises {error}", f"in {where}", body)
+    for error in ("SystemExit", "KeyboardInterrupt"):
+        for where, how in (
+            ("callback", {"callback": "leave()", "hook": "pass"}),
+            ("hook", {"callback": 0, "hook": "leave()"}),
+        ):
+            body = ENDS_A_THREAD.format(error=error, **how) + CHECK
+            yield ok(f"{error} in the progress thread", f"in a {where}", body, rf"a {where}.* raised.*{error}")
+    said = "1 message was sent to this rank and never received"
+    yield ok("-W error, a message that nobody receives", "", WARNED + CHECK, said, env={"PYTHONWARNINGS": "error"})
+    yield ok("quick groups, for longer than the time limit", "", QUICK_GROUPS + CHECK)
+    yield Case("sleeps for ever", "and the others wait for a Future", WAITS_FOR_A_FUTURE, late)
