@@ -339,7 +339,7 @@ def bad_calls(name: str, group: hc.ProcessGroup) -> list[tuple[str, tuple[Any, .
         for value in (-1, 0.5, None, "x", 2**40):
             wrong(f"tag={value!r}", tag=value)
     if spec.reduces and name != "all_reduce_sparse":
-        for value in ("mean", None, 3, hc.ReduceOp.PREMUL_SUM("x"), hc.ReduceOp.BAND, [1]):
+        for value in ("median", None, 3, hc.ReduceOp.PREMUL_SUM("x"), hc.ReduceOp.BAND, [1]):
             wrong(f"op={value!r}", op=value)
     for place, argument in enumerate(fine.arguments):
         if name.endswith(("object", "object_list")) or name == "all_reduce_sparse":
