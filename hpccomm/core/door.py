@@ -252,6 +252,10 @@ class Door:
             self.group, name, self.number_of(name), device, async_op, described, self.hooks, persistent
         )
         operation.begin()
+        if isinstance(self.backends, Destroyed):  # by a hook
+            error = DistError(self.backends.refusal)
+            operation.end(error)
+            raise error
         return operation
 
     def add_hook(self, hook: Hook) -> None:

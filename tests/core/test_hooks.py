@@ -98,6 +98,19 @@ def test_a_hook_can_refuse(process_group: hc.ProcessGroup) -> None:
     assert (array == process_group.size).all()
 
 
+def test_a_hook_that_destroys_its_group() -> None:
+    class Destroy(Log):
+        def begin(self, operation: hc.Operation) -> None:
+            operation.group.destroy()
+
+    log, group = Log(), hc.new_group()
+    group.register_hook(log)
+    group.register_hook(Destroy())
+    with pytest.raises(hc.DistError, match="has been destroyed; make another one"):
+        group.all_reduce(np.ones(2))
+    assert log.lines == ["begin all_reduce", "end all_reduce DistError"]
+
+
 def test_who_has_seen_the_begin_sees_the_end(process_group: hc.ProcessGroup) -> None:
     first, last = Log(), Log()
 
