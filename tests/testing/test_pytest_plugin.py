@@ -203,6 +203,7 @@ def test_ranks_that_would_run_beside_each_other_are_refused(tmp_path: Path) -> N
 
 
 def test_xdist_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
     result = run("def test_it(): pass", tmp_path, 2, "--numprocesses=2")
     assert result.returncode not in (0, 124)
     assert "which are no ranks: leave it out, or --with-mpi" in result.stderr
