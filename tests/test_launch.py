@@ -308,3 +308,31 @@ def test_an_asynchronous_operation_that_others_never_join_does_not_hang_the_end_
     result = run(program, tmp_path, 2, timeout=60)
     assert result.returncode not in (0, 124)
     assert "DistTimeoutError: all_reduce #1: not done after 0.2 s" in result.stderr
+
+
+TIMED_OUT = """
+import numpy as np
+import hpccomm as hc
+
+with hc.init_process_group(timeout=60, on_timeout="raise") as world:
+    group = hc.new_group(timeout=2)
+    hc.all_reduce(np.ones(3), group=group)
+    if world.rank == 0:
+        work = {call}
+        try:
+            work.wait()
+        except hc.DistTimeoutError:
+            print("timed out", flush=True)
+with hc.init_process_group() as world:
+    x = np.ones(3)
+    hc.all_reduce(x)
+    print("again", x[0], flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "call", ["hc.barrier(group, True)", "hc.all_reduce(np.ones(1_000_000), group=group, async_op=True)"]
+)
+def test_what_has_timed_out_is_given_up_when_all_ranks_destroy_the_group(call: str, tmp_path: Path) -> None:
+    done = run(TIMED_OUT.format(call=call), tmp_path, ranks=2)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["again 2.0"] * 2 + ["timed out"]), done.stderr

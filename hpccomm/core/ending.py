@@ -26,8 +26,13 @@ SPEAKERS = 8  # ranks of a group that may say so in destroy: of a thousand many 
 
 
 def finish(group: ProcessGroup, deadline: float) -> list[str]:
-    """Wait for what is in flight; return what to say of what has failed without anybody looking."""
+    """Wait for what is in flight; return what to say of what has failed without anybody looking.
+
+    What has timed out already is left to `give_up_the_rest`: the others may be here, and come no more.
+    """
     for work in list(group.door.in_flight):
+        if work.has_timed_out:
+            continue
         try:
             work.wait(max(0.0, deadline - time.monotonic()))
         except DistTimeoutError as error:
@@ -65,6 +70,17 @@ def meet(group: ProcessGroup, deadline: float) -> None:
         if failures.is_on() or not isinstance(error, DistTimeoutError):
             group.leaving = None
         raise failures.translated("destroy", error, group.comm) or error from None
+
+
+def give_up_the_rest(group: ProcessGroup) -> bool:
+    """Give up what is still in flight when every rank has come to destroy the group; return whether there was any."""
+    error = DistTimeoutError(
+        f"given up when {group!r} was destroyed: not every rank has made the matching call{here()}"
+    )
+    left = [work for work in list(group.door.in_flight) if not work.has_ended()]
+    for work in left:
+        work.give_up(error, time.monotonic())
+    return bool(left)
 
 
 def abandon(group: ProcessGroup, dead: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from .backend import Backend
 from .backends import Destroyed, LazyBackends, NotOverridden, created, options_for
 from .calls import Call
 from .door import Door
-from .ending import abandon, finish, leave, meet
+from .ending import abandon, finish, give_up_the_rest, leave, meet
 from .hooks import Hook, RemovableHandle, Timing
 from .operation_list import OPERATIONS
 from .operations import Operations
@@ -282,6 +282,7 @@ class ProcessGroup(Operations):
         said += finish(self, deadline)
         if self.comm is not None:
             meet(self, deadline)
+        is_clean = not give_up_the_rest(self)  # otherwise MPI is at it for ever, and keeps the communicator
         # From here on there is no way back: each step is taken, whatever one before it has raised.
         with ExitStack() as steps:  # the last one first
             if self.on_destroy is not None:
@@ -289,11 +290,13 @@ class ProcessGroup(Operations):
             if self.door.check is not None:
                 steps.callback(self.door.check.close)
             steps.callback(self._close_store)
-            if self.comm is not None:
+            if self.comm is not None and not is_clean:
+                steps.callback(failures.forget, self.comm)
+            elif self.comm is not None:
                 steps.callback(lambda: said.extend(mpi_library.free(self.comm, repr(self), self.largest_tag)))
             steps.callback(self.door.close)
             for backend in self.door.backends.values():
-                steps.callback(backend.close)
+                steps.callback(backend.close if is_clean else backend.abort)
             steps.callback(observers.group_gone, self)
         return said
 
