@@ -107,14 +107,15 @@ class GlooBackend(Backend):
     def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work:
         if outputs is None:
             return self.send(array, root, GATHER, async_op)
-        outputs[root][...] = array.reshape(outputs[root].shape)
+        own = outputs[root]
+        own[...] = unaliased(array, own).reshape(own.shape)  # NumPy's copy is wrong between overlapping strides
         return self._received_from_all(outputs, GATHER)
 
     def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work:
         if inputs is None:
             return self._received(output, root, SCATTER, MessageWork)
         sent = [unaliased(array, output) for array in inputs]
-        output[...] = inputs[root].reshape(output.shape)
+        output[...] = sent[root].reshape(output.shape)
         others = [rank for rank in range(self.size) if rank != root]
         return MessageWork([self._gloo.send([as_bytes(sent[rank])], rank, SCATTER) for rank in others], None, sent)
 
@@ -198,7 +199,7 @@ class GlooBackend(Backend):
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
     ) -> Work:
         if dst == src == self.rank and tag == recv_tag and array.nbytes == output.nbytes:
-            in_bytes_of(output, in_bytes(array))
+            in_bytes_of(output, in_bytes(unaliased(array, output)))
             work: Work = CompletedWork()
             work.source = self.rank
             return work
