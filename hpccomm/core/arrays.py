@@ -220,7 +220,11 @@ def _host_view(array: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         bits, dtype = bits_of_torch(array)
-        return bits.numpy() if dtype is None else bits.numpy().view(dtype)
+        # After tensor.numpy() the storage can't be resized any more; DLPack forgets is_neg, which numpy() refuses.
+        view = None if bits.is_neg() else np.from_dlpack(bits)
+        if view is None or not view.flags.writeable:  # NumPy 1's is read-only
+            view = bits.numpy()
+        return view if dtype is None else view.view(dtype)
     return np.from_dlpack(array)
 
 

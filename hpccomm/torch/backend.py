@@ -281,9 +281,11 @@ def seen(tensor: Any) -> Any:
     """Return what hpccomm works on: NumPy's view where there is one without further ado, else the tensor."""
     try:
         # After tensor.numpy() the storage can't be resized any more, as FSDP1 does; DLPack forgets is_neg.
-        return tensor if tensor.is_neg() else np.from_dlpack(tensor)
+        if not tensor.is_neg() and (view := np.from_dlpack(tensor)).flags.writeable:  # NumPy 1's is read-only
+            return view
     except (RuntimeError, TypeError, BufferError):  # it has a gradient, is bfloat16, on a GPU: hpccomm knows
-        return tensor
+        pass
+    return tensor
 
 
 def all_seen(tensors: Sequence[Any]) -> list[Any]:

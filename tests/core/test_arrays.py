@@ -131,6 +131,23 @@ def test_bfloat16_tensors_are_seen_as_bfloat16() -> None:
     assert (device, view.dtype) == ("cpu", np.dtype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_torch_tensor_can_be_resized_afterwards(dtype: str) -> None:
+    if int(np.__version__.partition(".")[0]) < 2:
+        pytest.skip("NumPy 1 views DLPack for reading only")
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(2, dtype=getattr(torch, dtype))
+    hc.all_reduce(tensor)
+    tensor.untyped_storage().resize_(64)
+    assert tensor.untyped_storage().nbytes() == 64
+
+
+def test_a_torch_tensor_whose_sign_is_turned_lazily_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="resolve_neg"):
+        hc.all_reduce(torch.ones(2, dtype=torch.complex64).conj().imag)
+
+
 def test_bfloat16_without_ml_dtypes_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
