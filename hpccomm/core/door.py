@@ -123,6 +123,8 @@ class Door:
             self.follow(work, name, result, arguments[1] if name in MESSAGES else None)
             if async_op or persistent is not None:
                 return work
+            if work.keeps_time:  # its transport ends it
+                work.flight = work.flight._replace(patience=None)
             work.wait()  # a backend that has only asynchronous operations
             return work.source  # type: ignore[return-value]  # of a receive: the sender's rank
         elif operation is not None:
