@@ -240,7 +240,7 @@ def test_gpu_arrays_without_a_gpu_are_said_to_be_impossible_and_what_to_type() -
     ended = bench(2, "--device", "cuda", env={"CUDA_VISIBLE_DEVICES": ""})
     assert ended.returncode == 2
     assert ended.stderr.count("hpccomm bench: --device cuda: rank 0 has no usable GPU: ") == 1
-    assert ended.stderr.count("hpccomm bench --overhead --device cuda\n") == 1
+    assert ended.stderr.count("hpccomm info --gpu shows what is missing. Without a GPU: --device cpu\n") == 1
     assert "Traceback" not in ended.stderr
 
 

@@ -156,6 +156,7 @@ def test_another_user_of_the_node_is_not_heard(on_this_node: Master) -> None:
         done = subprocess.run(
             [sys.executable, "-c", OTHER_USER, on_this_node.host],
             cwd="/", capture_output=True, text=True, timeout=PATIENCE, check=False,
+            env={name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")},
         )  # fmt: skip
         assert (done.stdout, done.stderr) == ("b''\n", "")
         assert store.get("a") == b"1"
