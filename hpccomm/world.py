@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import errors
 from .core import observers
+from .core.arrays import instead_of_mpi4pys
 from .core.c10d_names import c10d_names
 from .core.group import ProcessGroup, make_group
 from .core.non_member import Group, NonMember
@@ -372,11 +373,10 @@ def member(group: Group | None) -> ProcessGroup:
     if group is None:
         return _world or current_world()
     if type(group) is not ProcessGroup and not isinstance(group, (ProcessGroup, NonMember)):
-        hint = ""
-        if type(group).__module__ == "mpi4py.MPI":  # of a program for mpi4py
-            is_op = type(group).__name__ == "Op"
-            hint = "; reductions are in place: all_reduce(array, op)" if is_op else "; new_group(comm=...) makes one"
-        raise TypeError(f"group is {group!r}; expected what new_group returns, or None for the world{hint}{here()}")
+        hint = instead_of_mpi4pys(group)
+        raise TypeError(
+            f"group is {group!r}; expected what new_group returns, or None for the world{hint and '; '}{hint}{here()}"
+        )
     return group  # type: ignore[return-value]
 
 

@@ -121,6 +121,11 @@ def test_a_refused_reduction_is_one_error_and_not_two() -> None:
 def test_words_of_mpi4py(process_group: hc.ProcessGroup) -> None:
     x = np.zeros(1)
     refused(TypeError, r"reductions are in place: all_reduce\(array, op\)", hc.all_reduce, MPI.IN_PLACE, x, MPI.SUM)
+    in_place = r"array is an InPlaceType; .* \(reductions are in place: all_reduce\(array, op\)\)"
+    refused(TypeError, in_place, hc.all_reduce, MPI.IN_PLACE)
+    refused(TypeError, "array is a BottomType; expected", hc.all_reduce, MPI.BOTTOM)
+    for described in ([x, 1, MPI.DOUBLE], (x, MPI.DOUBLE)):
+        refused(TypeError, r"\(without count and MPI datatype: the array, or array\[:n\]\)", hc.all_reduce, described)
     refused(TypeError, r"new_group\(comm=\.\.\.\) makes one", hc.barrier, MPI.COMM_WORLD)
     refused(ValueError, r"\(MPI\.ANY_SOURCE: leave src out\)", hc.recv, x, MPI.ANY_SOURCE)
     refused(ValueError, r"\(MPI\.ANY_TAG: a receive names its tag\)", hc.recv, x, tag=MPI.ANY_TAG)

@@ -20,6 +20,8 @@ BUILT_IN_DEVICES = ("cpu", "cuda", "rocm")
 # DLDeviceType (dlpack.h): pinned host memory is host memory, managed memory belongs to the GPU.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu", 13: "cuda"}
 
+_INSTEAD = "for a number: np.array(x); for other Python objects: the *_object functions"
+_PLACES_OF_MPI4PY = ("InPlaceType", "BottomType")
 _predicates: dict[str, Callable[[object], bool]] = {}
 _of_cupy: dict[type, str] = {}  # the types of CuPy's arrays, where no predicate has to be asked first
 
@@ -122,8 +124,8 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
         )
     if isinstance(array, np.ndarray):
         return "cpu", array.view(np.ndarray)
-    # A NumPy scalar has a buffer, but a copy of it: a result written there would vanish.
-    if not isinstance(array, np.generic):
+    # A NumPy scalar has a buffer, but a copy of it: a result would vanish there. MPI.IN_PLACE has that of nothing.
+    if not isinstance(array, np.generic) and type(array).__name__ not in _PLACES_OF_MPI4PY:
         if hasattr(array, "__dlpack_device__"):
             try:
                 device = _DLPACK_DEVICES.get(int(array.__dlpack_device__()[0]))
@@ -143,9 +145,19 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
             pass
     raise TypeError(
         f"{operation}: {argument} is {_a(array)}; expected a NumPy or CuPy array, or another object with the "
-        f"buffer protocol or DLPack (for a number: np.array(x); for other Python objects: the *_object "
-        f"functions){here()}"
+        f"buffer protocol or DLPack ({instead_of_mpi4pys(array) or _INSTEAD}){here()}"
     )
+
+
+def instead_of_mpi4pys(thing: object) -> str:
+    """Return what to write instead of an argument that a program for mpi4py has; "" of any other."""
+    if isinstance(thing, list | tuple) and thing and type(thing[-1]).__module__ == "mpi4py.MPI":
+        return "without count and MPI datatype: the array, or array[:n]"
+    if type(thing).__module__ != "mpi4py.MPI":
+        return ""
+    if type(thing).__name__ in ("Op", "InPlaceType"):
+        return "reductions are in place: all_reduce(array, op)"
+    return "new_group(comm=...) makes one" if hasattr(thing, "Get_rank") else ""
 
 
 def is_sparse(array: object) -> bool:
