@@ -168,7 +168,7 @@ class Work:
                 self.has_timed_out = timeout == self.flight.patience
                 raise DistTimeoutError(
                     f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
-                    f"flight. Has every rank of the group made the matching call?{here()}"
+                    f"flight, and the timeout has passed. Has every rank of the group made the matching call?{here()}"
                     + (who_is_late() if timeout == self.flight.patience else "")
                 )
             time.sleep(next(looks))

@@ -23,7 +23,7 @@ from hpccomm.bench import command, registry
 from hpccomm.cli import main as cli
 from hpccomm.process.tuning import tuning
 
-from ..launch import clean_environment, launch, mpiexec_folder
+from ..launch import clean_environment, launch, mpiexec_folder, time_limit
 
 pytestmark = pytest.mark.once
 BENCHMARKS = registry.load()
@@ -125,14 +125,14 @@ def test_a_table_a_picture_and_the_special_measurements(tmp_path: Path) -> None:
 def test_ctrl_c_keeps_the_rows_that_are_measured() -> None:
     command = [mpiexec_folder() / "mpiexec", "-n", "2", sys.executable, "-m", "hpccomm", "bench", "all_reduce"]
     with subprocess.Popen(
-        [*command, "-b", "8", "-e", "64", "-f", "4", "-n", "20000"],
+        [*command, "-b", "8", "-e", "64", "-f", "4", "-n", "5000"],
         env=clean_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     ) as job:
-        last_resort = threading.Timer(100, job.kill)
+        last_resort = threading.Timer(time_limit(100), job.kill)
         last_resort.start()
         assert job.stdout is not None
         read = iter(job.stdout)
