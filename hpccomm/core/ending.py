@@ -28,7 +28,8 @@ SPEAKERS = 8  # ranks of a group that may say so in destroy: of a thousand many 
 def finish(group: ProcessGroup, deadline: float) -> list[str]:
     """Wait for what is in flight; return what to say of what has failed without anybody looking.
 
-    What has timed out already is left to `give_up_the_rest`: the others may be here, and come no more.
+    What has timed out already is left to `give_up_the_rest`: the others may be here, and come no more. What a thread is
+    in is not: MPI could not be finalised under it.
     """
     for work in list(group.door.in_flight):
         if work.has_timed_out:

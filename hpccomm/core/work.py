@@ -90,6 +90,7 @@ class Work:
     error_was_seen = False  # by the program; the group tells of others when it is destroyed
     any_thread_may_poll = False  # it asks a GPU, and calls no MPI
     has_timed_out = False  # the program has been told that others did not come in the group's time
+    can_be_left = False  # for ever, in the transport: no thread of this process is in it
     was_asked = False  # since the watchdog has looked, which sets it back
     is_let_go_at_once = False  # or only when many are in flight
     keeps_time = False  # whether the transport ends it itself when a group with on_timeout="raise" has waited too long
@@ -165,7 +166,7 @@ class Work:
         looks = pauses()
         while not self.has_ended():
             if time.monotonic() >= deadline:
-                self.has_timed_out = timeout == self.flight.patience
+                self.has_timed_out = self.can_be_left and timeout == self.flight.patience
                 raise DistTimeoutError(
                     f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
                     f"flight, and the timeout has passed. Has every rank of the group made the matching call?{here()}"

@@ -19,6 +19,8 @@ class MPIWork(Work):
     not those of others (mpi4py 4.1: not those of reductions, of the root of Iscatterv, ...).
     """
 
+    can_be_left = True
+
     def __init__(self, request: MPI.Request, finish: Finish, alive: Any) -> None:
         self._finish = finish  # not by super(): there is one of these for every message
         self._request = request
@@ -39,6 +41,8 @@ class MPIWork(Work):
 
 class MPIWorks(Work):
     """An operation of several MPI requests."""
+
+    can_be_left = True
 
     def __init__(self, requests: list[MPI.Request], finish: Finish, alive: Any) -> None:
         super().__init__(finish)
