@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from .core.calls import time_to_wait
 from .core.observers import who_is_late
-from .core.timeouts import as_seconds
+from .core.timeouts import as_seconds, pauses
 from .core.work import Work
 from .errors import DistTimeoutError, here
 
@@ -109,7 +109,7 @@ def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = N
     if timeout is not None:
         seconds = time_to_wait("wait_any", timeout)
     deadline = None if seconds is None else time.monotonic() + seconds
-    pause = 0.0
+    looks = pauses()
     while pending:
         for i, work in pending:
             if work.is_completed():
@@ -118,6 +118,5 @@ def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = N
         if deadline is not None and time.monotonic() >= deadline:
             late = who_is_late() if timeout is None else ""
             raise DistTimeoutError(f"wait_any: none of {len(pending)} operations is done in time{here()}{late}")
-        time.sleep(pause)
-        pause = min(pause + 1e-6, 1e-3)
+        time.sleep(next(looks))
     return -1

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..process.proc import of_process
 from . import mailbox, report, stacks
 from .folder import put, runs
 from .verdict import Verdict, verdict
@@ -109,7 +110,7 @@ def _below(process: int) -> Iterator[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            parent = int(entry.read_text(errors="replace").rpartition(")")[2].split()[1])
+            parent = int(of_process(entry.parent.name)[1][1])
         except (OSError, ValueError, IndexError):  # it has ended
             continue
         children.setdefault(parent, []).append(int(entry.parent.name))

@@ -20,6 +20,7 @@ from typing import Any
 from ..core.group import ProcessGroup
 from ..core.persistent_work import PersistentWork
 from ..core.work import Work
+from ..process.proc import of_process
 from . import stacks
 from .folder import Folder, read_text
 from .groups_seen import groups, key_of, ranks_of
@@ -269,8 +270,7 @@ def works_in_flight(group: ProcessGroup) -> list[Work | PersistentWork]:
 def process_state(pid: int) -> str:
     """Return whether a process of this node is "running", "stopped" or "dead"."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            letter = file.read().rpartition(")")[2].split()[0]
+        letter = of_process(pid)[1][0]
     except FileNotFoundError:
         return "dead" if os.path.isdir("/proc/self") else "running"
     except (OSError, IndexError):

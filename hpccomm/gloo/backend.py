@@ -25,7 +25,7 @@ from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
 from ..core.work import CompletedWork, Work
 from ..errors import UnsupportedOperationError, here
-from .reductions import as_bytes, contribution, delivery, in_place, room
+from .reductions import as_bytes, contribution, delivery, room
 from .works import WAITING, GlooWork, MessageWork, ReceiveWork, as_dist_error
 
 ProcessGroupGloo: Any = c10d.ProcessGroupGloo
@@ -70,18 +70,16 @@ class GlooBackend(Backend):
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work:
         opts = c10d.AllreduceOptions()
-        tensor, opts.reduceOp, finish, alive = in_place("all_reduce", array, op, self.size)
-        return GlooWork([self._gloo.allreduce([tensor], opts)], finish, alive)
+        memory, tensor, opts.reduceOp = contribution("all_reduce", array, op)
+        return GlooWork([self._gloo.allreduce([tensor], opts)], delivery(array, memory, op, self.size), memory)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work:
         opts = c10d.ReduceOptions()
         opts.rootRank = root
-        if self.rank == root:
-            tensor, opts.reduceOp, finish, alive = in_place("reduce", array, op, self.size)
-        else:  # gloo writes partial results there
-            alive, tensor, opts.reduceOp = contribution("reduce", array, op, copied=True)
-            finish = None
-        return GlooWork([self._gloo.reduce([tensor], opts)], finish, alive)
+        is_root = self.rank == root  # elsewhere gloo writes partial results
+        memory, tensor, opts.reduceOp = contribution("reduce", array, op, copied=not is_root)
+        finish = delivery(array, memory, op, self.size) if is_root else None
+        return GlooWork([self._gloo.reduce([tensor], opts)], finish, memory)
 
     # -- one array from or to each rank ----------------------------------------------------------
 

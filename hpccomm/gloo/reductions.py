@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch.distributed
 
+from ..core.arithmetic import multiplied, truth
 from ..core.reduce_op import ReduceOp
 from ..core.work import Once
 from ..errors import UnsupportedOperationError, here
@@ -29,20 +30,13 @@ SUMS = ("SUM", "AVG", "PREMUL_SUM")
 Finish: TypeAlias = "Callable[[], None] | None"
 
 
-def in_place(operation: str, array: Any, op: ReduceOp, ranks: int) -> tuple[Any, Any, Finish, Any]:
-    """Return (tensor, gloo's reduction, what to do afterwards or None, the memory of the tensor) to reduce `array`."""
-    buffer, tensor, gloo_op = contribution(operation, array, op)
-    return tensor, gloo_op, delivery(array, buffer, op, ranks), buffer
-
-
 def contribution(operation: str, array: Any, op: ReduceOp, copied: bool = False) -> tuple[Any, Any, Any]:
     """Return (memory, tensor, gloo's reduction) of what this rank contributes; `array` itself where that can be."""
     wide, seen_as, name = plan(operation, array.dtype, op)
     if op.factor is not None:
-        with np.errstate(all="ignore"):
-            array = np.multiply(array, op.factor, out=np.empty(array.shape, array.dtype), casting="same_kind")
+        array = multiplied(array, op, np.empty(array.shape, array.dtype))
     if array.dtype.kind == "b":
-        array = np.not_equal(array.view(np.uint8), 0, out=np.empty(array.shape, bool))
+        array = truth(array)
     elif wide != array.dtype:
         array = array.astype(wide, order="C")
     elif copied or not array.flags.carray:

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from ..process.proc import of_process
 from ..process.stderr import tell
 
 ENOUGH = 1 << 16  # bytes: more than one signal's worth
@@ -55,5 +56,5 @@ class PeerFailures:
 
 def _is_there(pid: int) -> bool:
     with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return of_process(pid)[1][0] != "Z"
     return not Path("/proc/self/stat").exists()  # only Linux has it

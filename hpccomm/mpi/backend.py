@@ -85,13 +85,14 @@ class MPIBackend(Backend):
                 return self._thread.launch("all_reduce", array, op)
         elif self._windows and self._shared.all_reduce(array, op):
             return None
-        buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
+        buffer, how, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iallreduce if async_op else self._comm.Allreduce
         if buffer.nbytes <= self._segment_bytes:
-            return done(call(IN_PLACE, (buffer, datatype), mpi_op), finish, buffer)
+            return done(call(IN_PLACE, (buffer, how.datatype), how.op), finish, buffer)
         if not async_op and self._single_copy.all_reduce(buffer, op):
             return done(None, finish)
-        return all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in self._segments(buffer)], finish, buffer)
+        parts = self._segments(buffer)
+        return all_done([call(IN_PLACE, (part, how.datatype), how.op) for part in parts], finish, buffer)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op:
@@ -104,17 +105,18 @@ class MPIBackend(Backend):
             sent = reductions.reduction_input(array, op)
             datatype, mpi_op = reductions.mpi_type_and_op(sent.dtype, op)
             return all_done([call((part, datatype), None, mpi_op, root) for part in self._segments(sent)], None, sent)
-        buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
+        buffer, how, finish = reductions.in_place(array, op, self.size)
         return all_done(
-            [call(IN_PLACE, (part, datatype), mpi_op, root) for part in self._segments(buffer)], finish, buffer
+            [call(IN_PLACE, (part, how.datatype), how.op, root) for part in self._segments(buffer)], finish, buffer
         )
 
     def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op and array.nbytes >= self._thread_bytes:
             return self._thread.launch("scan", array, op)
-        buffer, datatype, mpi_op, finish = reductions.in_place(array, op, self.size)
+        buffer, how, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iscan if async_op else self._comm.Scan
-        return all_done([call(IN_PLACE, (part, datatype), mpi_op) for part in self._segments(buffer)], finish, buffer)
+        parts = self._segments(buffer)
+        return all_done([call(IN_PLACE, (part, how.datatype), how.op) for part in parts], finish, buffer)
 
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op and array.nbytes >= self._thread_bytes:

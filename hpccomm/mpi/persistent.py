@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..core.arithmetic import multiplied, truth
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
 from ..core.work import Once, repeatable
 from ..process.tuning import Tuning
-from .datatypes import accumulation_dtype, message, parts
+from .datatypes import message, parts
 from .layout import Finish, is_plain, recv_buffer
-from .reductions import mpi_type_and_op, multiplied, reduction_output
+from .reductions import mpi_type_and_op, plan, reduction_output
 from .segments import segments
 from .works import check_length
 
@@ -95,7 +96,7 @@ def set_up(comm: MPI.Intracomm, tuning: Tuning, operation: str, arguments: tuple
 
 def _all_reduce(comm: MPI.Intracomm, segment_bytes: int, array: Any, op: ReduceOp) -> PersistentWork:
     buffer, finish = reduction_output(array, op, comm.Get_size())
-    prepare = None if buffer is array and not _changes(array, op) else partial(_fill, buffer, array, op)
+    prepare = None if buffer is array and not plan(op, array.dtype).changes else partial(_fill, buffer, array, op)
     datatype, mpi_op = mpi_type_and_op(buffer.dtype, op)
     requests = [comm.Allreduce_init(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer, segment_bytes)]
     return MPIPersistentWork(requests, prepare, finish, buffer)
@@ -159,23 +160,18 @@ _OPERATIONS: dict[str, Callable[..., PersistentWork]] = {
 
 def _source(array: Any, output: Any = None, op: ReduceOp | None = None) -> tuple[Any, Finish]:
     """Return the buffer that is sent, and the function that fills it before each start (None: it is the array)."""
-    dtype = array.dtype if op is None or op.mpi_op is not None else accumulation_dtype(array.dtype)
+    how = None if op is None else plan(op, array.dtype)
     overlaps = output is not None and np.may_share_memory(array, output)
-    if is_plain(array) and dtype is array.dtype and not _changes(array, op) and not overlaps:
+    if is_plain(array) and not (how and how.changes) and not overlaps:
         return array, None
-    buffer = np.empty(array.shape, dtype)
+    buffer = np.empty(array.shape, how.dtype if how else array.dtype)
     return buffer, partial(_fill, buffer, array, op)
-
-
-def _changes(array: Any, op: ReduceOp | None) -> bool:
-    """Return whether other values than the array's own are sent."""
-    return op is not None and (op.factor is not None or array.dtype.kind == "b")
 
 
 def _fill(buffer: Any, array: Any, op: ReduceOp | None) -> None:
     if op is not None and op.factor is not None:
         multiplied(array, op, buffer)
     elif op is not None and array.dtype.kind == "b":
-        np.not_equal(array.view(np.uint8), 0, out=buffer)
+        truth(array, buffer)
     else:
         np.copyto(buffer, array, casting="unsafe")  # to a wider dtype, exactly

@@ -33,7 +33,7 @@ def prepared(operation: str, call: Callable[..., Any], rank: int, ranks: int) ->
             if name.startswith("output"):
                 buffer, then = reduction_output(array, op, ranks)
             elif is_written and names[0] == name:
-                buffer, _, _, then = in_place(array, op, ranks)
+                buffer, _, then = in_place(array, op, ranks)
             else:
                 return reduction_input(all_unaliased([array], outputs)[0], op)
             finish = both(finish, then)

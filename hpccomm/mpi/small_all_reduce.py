@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
+from ..core.arithmetic import multiplied
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
 from ..core.work import both
@@ -43,6 +44,15 @@ sched_yield = getattr(os, "sched_yield", partial(time.sleep, 1e-6))
 # x86 keeps the stores of a core in their order, and its loads too (Intel SDM, vol. 3A, 9.2.2); elsewhere it takes a
 # fence between the values and the flag, which MPI_Win_sync is.
 KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
+
+
+class Turn(NamedTuple):
+    """What is done in one of the two sets."""
+
+    fill: Callable[[], None]  # this rank's slot
+    flags: Any
+    look: Any  # at the flags of all
+    finish: Any
 
 
 class SmallAllReduce(PersistentWork):
@@ -66,14 +76,14 @@ class SmallAllReduce(PersistentWork):
             for row, half in zip(np.split(flags, 2), np.split(values, 2), strict=True)
         ]
 
-    def _set(self, window: Window, flags: Any, slots: Any, array: Any, op: ReduceOp) -> tuple[Any, ...]:
-        """Return the functions for one of the two sets: fill my slot, the flags, look at all flags, finish."""
+    def _set(self, window: Window, flags: Any, slots: Any, array: Any, op: ReduceOp) -> Turn:
+        """Return what is done in one of the two sets."""
         fill: Any
         finish: Any
         ranks, mine, ufunc = len(slots), slots[self._rank, ...], UFUNCS[op.name]  # the dots keep a 0-d array an array
         given = array if self._packing_into is None else mine
         if op.factor is not None:
-            fill = partial(_silently, np.multiply, given, op.factor, out=mine, casting="same_kind")
+            fill = partial(multiplied, given, op, mine)
         else:
             fill = None if given is mine else partial(mine.__setitem__, ..., array)
         if given is mine:
@@ -86,7 +96,7 @@ class SmallAllReduce(PersistentWork):
             finish = both(finish, partial(np.divide, array, ranks, out=array))
         if not KEEPS_ORDER:
             fill, finish = both(fill, window.sync), both(window.sync, finish)
-        return fill, flags, flags.tobytes, finish
+        return Turn(fill, flags, flags.tobytes, finish)
 
     # Of a microsecond, one call from `start` to `begin`, or from `wait` to `block`, takes a twentieth.
 
@@ -204,11 +214,6 @@ class SmallAllReduces:
             window.free()
         if self._node is not None:
             release(self._node)
-
-
-def _silently(step: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    with np.errstate(all="ignore"):  # as MPI, which does not warn of overflow
-        step(*arguments, **options)
 
 
 @functools.cache

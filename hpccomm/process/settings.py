@@ -13,9 +13,9 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
+from .proc import of_process
 from .tuning import Tuning, tuning
 
 INTRA_NODE_MODES = ("0", "1", "host")
@@ -173,19 +173,13 @@ def _launcher() -> str:
     """Name the launcher's process, which the ranks of a node have in common: by its number and when it began."""
     pid, began = os.getppid(), time.time()
     with contextlib.suppress(OSError, ValueError, IndexError):  # only Linux has it
-        name, fields = _process(pid)
+        name, fields = of_process(pid)
         above, the_other = name, fields
         while not above.startswith(LAUNCHERS) and int(the_other[1]) > 1:  # a shell, numactl, a container may be between
             number = int(the_other[1])
-            above, the_other = _process(number)
+            above, the_other = of_process(number)
             if above.startswith(LAUNCHERS):
                 pid, fields = number, the_other
         ticks, boot = int(fields[19]), time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         began = boot + ticks / os.sysconf("SC_CLK_TCK")
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(round(began)))}-{pid}"
-
-
-def _process(pid: int) -> tuple[str, list[str]]:
-    """Return a process's name, and what /proc says of it from its state on."""
-    before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
-    return before.partition("(")[2], after.split()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from ..core.timeouts import pauses
 from ..debug import report as debug_report
 from ..debug import watchdog
 from ..debug.words import alike, ranks_in_words
@@ -150,13 +151,12 @@ class Agreement:
         """Complete the request; but a rank that has failed does not wait for ever for the others."""
         grace = self._grace if grace is None else grace
         give_up = None if failure is None else time.monotonic() + grace
-        pause = 0.0
+        looks = pauses()
         while not request.Test():
             if give_up is not None and time.monotonic() > give_up:
                 message = f"failed, and the other ranks did not arrive within {grace:g} s:\n\n{failure}"
                 self._end_job("\n".join([message, "", *self._others()]))
-            time.sleep(pause)
-            pause = min(pause + 1e-5, 1e-3)
+            time.sleep(next(looks))
 
     def _others(self) -> list[str]:
         """Return where the other ranks are in their programs, if the suite has made a world: a thread in each knows."""

@@ -10,6 +10,7 @@ import numpy as np
 
 import hpccomm as hc
 
+from ...process.proc import of_process
 from ..measure import timed
 
 
@@ -57,8 +58,7 @@ def startup(repetitions: int = 5) -> list[Step]:
 def process_age() -> float | None:
     """Return the age of this process in seconds, where /proc knows it."""
     try:
-        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            started = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        started = int(of_process("self")[1][19]) / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
     except (OSError, ValueError, IndexError, AttributeError):
         return None
