@@ -257,7 +257,8 @@ class ProcessGroup(Operations):
         """Finish what is in flight, free the backends and the communicator. Every rank of the group calls it.
 
         Groups made from it are destroyed first. Afterwards every operation on the group is refused. Messages that
-        nobody has received are dropped, with a warning. A group that is destroyed already is left alone.
+        nobody has received are dropped, with a warning. A group that is destroyed already is left alone. In a group
+        with ``on_timeout="raise"``, what has timed out is given up when every rank has come.
 
         Raises
         ------
