@@ -108,7 +108,8 @@ def _srun(library: str, command: str) -> str:
 
 def start_more() -> str:
     """Return the command to type, as a clause of a message, if no launcher has started this process; otherwise ""."""
-    return "" if launcher(os.environ) else f"; this job has one rank: mpiexec -n 4 {own_command()}"
+    is_a_program = hasattr(sys.modules["__main__"], "__file__")  # and nobody types at a prompt
+    return "" if launcher(os.environ) or not is_a_program else f"; this job has one rank: mpiexec -n 4 {own_command()}"
 
 
 def _mpiexec(size: str, command: str) -> str:
