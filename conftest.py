@@ -26,3 +26,10 @@ def _world_for_doctests(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if hc.is_initialized():  # an example may have destroyed it
         hc.destroy_process_group()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-mpi's, which skips what is marked mpi, or lies in a folder of that name
+def pytest_collection_modifyitems(config: pytest.Config) -> None:
+    """Let processes of pytest-xdist, which are a rank each, run the tests of MPI too."""
+    if hasattr(config, "workerinput"):
+        config.option.with_mpi = True
