@@ -111,11 +111,11 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
         )
     if type(op).__module__ == "mpi4py.MPI" and type(op).__name__ == "Op":
         return _from_mpi(operation, op)  # type: ignore[arg-type]
-    if type(op).__module__.startswith("torch."):  # torch.distributed.ReduceOp.SUM, or a ReduceOp that was made of it
-        name = getattr(getattr(op, "op", op), "name", None)
-        if name in _NAMED:
-            return _NAMED[name]
     hint, called = "", str(getattr(op, "__name__", "")).upper()
+    if type(op).__module__.startswith("torch."):  # torch.distributed.ReduceOp.SUM, or a ReduceOp that was made of it
+        called = str(getattr(getattr(op, "op", op), "name", ""))
+        if called in _NAMED:
+            return _NAMED[called]
     if called == "PREMUL_SUM":
         hint = ": write ReduceOp.PREMUL_SUM(factor)"
     elif _NUMPYS.get(called, called) in _NAMED:  # np.sum, max
