@@ -470,12 +470,15 @@ def situations() -> Iterator[Case]:
     stuck = (
         r"\[rank 1\] Ctrl-C, inside MPI .*program\.py.*rank 1 is in all_reduce #2 of 'world' .*; Ctrl-C ends the job"
     )
-    yield Case("SIGINT to a rank", "in a collective that never ends", INTERRUPTED.format(comes=False), stuck)
+    yield Case(
+        "SIGINT to a rank", "in a collective that never ends", INTERRUPTED.format(comes=False), stuck, env=patient
+    )
     yield Case(
         "SIGINT to a rank",
         "in a collective that ends at once",
         INTERRUPTED.format(comes=True),
         ENDS.format(name="KeyboardInterrupt"),
+        env=patient,
     )
     yield Case("SIGINT to mpiexec (Ctrl-C)", "in a collective", MPIEXEC_INTERRUPTED, "")
 
