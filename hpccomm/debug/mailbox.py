@@ -25,10 +25,12 @@ class Mailbox:
     ----------
     is_open : bool
         Whether letters come: not after one of another user's, who could keep the watchdog busy.
+    was_woken : bool
+        Whether `askers` has found a letter since this was last set back.
     """
 
     def __init__(self) -> None:
-        self.is_open = False
+        self.is_open = self.was_woken = False
         self._socket: socket.socket | None = None
         with contextlib.suppress(OSError, AttributeError):
             self._socket = _bound(_address(os.getpid()))
@@ -52,6 +54,7 @@ class Mailbox:
             while self._socket is not None and self.is_open:
                 letter, _, user, sender = _received(self._socket)
                 self.is_open = user in (os.getuid(), 0)
+                self.was_woken = self.was_woken or self.is_open
                 if letter == ASK and self.is_open:
                     found.append(sender)
         return found

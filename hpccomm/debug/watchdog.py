@@ -154,6 +154,9 @@ class Watchdog:
                     self._say_goodbye()
                 self.look(time.monotonic())
                 askers = [] if mailbox is None else mailbox.askers()
+                is_woken = bool(events)
+                if mailbox is not None and mailbox.was_woken:  # maybe by a letter that has come after the poll
+                    mailbox.was_woken, is_woken = False, True
                 if mailbox is not None and mailbox.fileno() in events and not mailbox.is_open:
                     poll.unregister(mailbox.fileno())
                 if self._asked in events:
@@ -161,7 +164,7 @@ class Watchdog:
                     askers.append(b"")  # SIGUSR2
                 if askers:
                     self._ask_for(askers)
-                elif (len(events) or self._looks_for_questions()) and self.reporter.is_asked():
+                elif (is_woken or self._looks_for_questions()) and self.reporter.is_asked():
                     self._answer()
             except Exception as error:  # the watchdog must not end before the program
                 self._say_once(f"the watchdog of rank {self.reporter.rank} failed: {type(error).__name__}: {error}")

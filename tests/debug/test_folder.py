@@ -233,6 +233,11 @@ def test_a_mailbox_says_where_reports_go(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who can be another user")
 def test_a_mailbox_is_for_its_user_s_letters_only() -> None:
     with contextlib.closing(mailbox.Mailbox()) as box, mailbox._bound("") as sender:
+        assert box.askers() == []
+        assert not box.was_woken
+        sender.sendto(mailbox.LOOK, mailbox._address(os.getpid()))
+        assert box.askers() == []
+        assert box.was_woken  # also where the letter has come when nobody polled any more
         sender.sendto(mailbox.ASK, mailbox._address(os.getpid()))
         assert len(box.askers()) == 1
         os.setresuid(65534, -1, -1)
