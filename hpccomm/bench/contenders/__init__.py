@@ -1,8 +1,8 @@
 """The same work, done by different libraries.
 
-A contender has a method for each benchmark it can run, of the benchmark's name: it takes the case, the arrays and
-whether the operation is to be asynchronous, and returns a call: a function without arguments that does the work once.
-Everything that a program would prepare outside its loop is prepared outside the call.
+A contender has a method for each benchmark it can run, of the same name. It takes the case, the arrays and `async_op`,
+and returns a call: a function without arguments that does the work once. A program would prepare the rest outside its
+loop, and so does the method.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OF_DEVICE = {"cpu": CONTENDERS, "cuda": GPU_CONTENDERS}
 
 
 def contender_class(name: str, device: str = "cpu") -> type[Contender]:
-    """Return the class of a contender, by the name that ``--against`` takes."""
+    """Return the class of the contender that ``--against`` calls `name`."""
     module, _, attribute = OF_DEVICE[device][name].partition(":")
     found: type[Contender] = getattr(importlib.import_module(f".{module}", __package__), attribute)
     return found

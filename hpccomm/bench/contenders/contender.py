@@ -1,4 +1,4 @@
-"""Contender: what all have in common, and the benchmarks of messages."""
+"""Contender: the base class of all contenders, with the benchmarks of messages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ... import ProcessGroup
 
 Call: TypeAlias = Callable[[], Any]
+Method: TypeAlias = Callable[[Any, Case, Arrays, bool], Call]  # of a contender, for one benchmark
 
 
 class Unsupported(Exception):
@@ -20,7 +21,7 @@ class Unsupported(Exception):
 
 
 class Contender:
-    """A way to do the work of the benchmarks; see the package's text.
+    """A library that does the work of the benchmarks; see the package's text.
 
     Parameters
     ----------
@@ -32,7 +33,7 @@ class Contender:
 
     name: ClassVar[str]
     own_arrays: ClassVar[bool] = False  # whether it needs arrays of another kind than the other contenders
-    # What it raises for an operation, dtype or reduction that it does not have, before it communicates.
+    # Raised before any communication, for an operation, dtype or reduction that it does not have.
     refusals: ClassVar[tuple[type[Exception], ...]] = (Unsupported, NotImplementedError, TypeError, ValueError)
 
     def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
@@ -45,21 +46,21 @@ class Contender:
         return None
 
     def arrays(self, benchmark: Benchmark, case: Case) -> Arrays:
-        """Return the arrays that the contender works on, if it does not share those of the others."""
+        """Return this contender's own arrays, if it does not share those of the others."""
         return benchmark.arrays(case)
 
     def release(self) -> None:
-        """Give up the arrays of `arrays`; every rank calls it."""
+        """Release the arrays made by `arrays`; every rank calls it."""
 
     def close(self) -> None:
-        """Give up what the contender holds; every rank calls it."""
+        """Release communicators and groups; every rank calls it."""
 
     def start(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> Call:
         """Return a call that starts the operation and returns a handle for `wait` and `poll`."""
         return self._call(benchmark, case, arrays, True)
 
     def call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Return a call that does the whole operation: blocking, or started and waited for."""
+        """Return a call of the whole operation: blocking, or started and waited for."""
         call = self._call(benchmark, case, arrays, async_op)
         if not async_op or benchmark.kind == "message":  # those wait themselves
             return call
@@ -73,18 +74,18 @@ class Contender:
         made: Call = method(case, arrays, async_op)
         return made
 
-    # -- what the benchmarks of messages are made of ---------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------
 
     def wait(self, handle: Any) -> Any:
-        """Wait for what a call has started."""
+        """Wait for an operation that a call has started."""
         raise NotImplementedError
 
     def poll(self, handle: Any) -> bool:
-        """Whether it is done; gives the library a chance to make progress."""
+        """Return True if the operation is done; the library may progress it meanwhile."""
         raise NotImplementedError
 
     def wait_all(self, handles: Iterable[Any]) -> None:
-        """Wait for several."""
+        """Wait for several operations."""
         for handle in handles:
             self.wait(handle)
 
@@ -97,28 +98,21 @@ class Contender:
         raise NotImplementedError
 
     def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Send to the right neighbour and receive from the left one, both started and waited for."""
+        """Start a receive from the left neighbour and a send to the right one, and wait for both."""
         receive, send = self.receiver(arrays.receive, case.left, True), self.sender(arrays.send, case.right, True)
         return lambda: self.wait_all([receive(), send()])
 
     def ping_pong(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Send and receive, or receive and send."""
+        """Send and receive, or receive and send: the lower rank of a pair begins."""
         if case.peer is None:
             return idle
         send = self.sender(arrays.send, case.peer, async_op)
         receive = self.receiver(arrays.receive[0], case.peer, async_op)
         first, second = (send, receive) if case.rank < case.peer else (receive, send)
         wait = self.wait
-
-        def exchange() -> None:
-            first()
-            second()
-
-        def started_and_waited_for() -> None:
-            wait(first())
-            wait(second())
-
-        return started_and_waited_for if async_op else exchange
+        if async_op:
+            return lambda: (wait(first()), wait(second()))
+        return lambda: (first(), second())
 
     def bidirectional(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """Start all receives, then all sends, and wait for all."""
@@ -130,7 +124,7 @@ class Contender:
         return lambda: wait_all([start() for start in starts])
 
     def message_rate(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Start all sends, or all receives, wait for all, and let the receiver answer with one element."""
+        """Start all sends or all receives, wait for them, then pass one element back."""
         if case.peer is None:
             return idle
         wait_all = self.wait_all

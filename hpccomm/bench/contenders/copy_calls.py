@@ -1,4 +1,4 @@
-"""A plain copy of the array, on all ranks at once: what the memory of the machine allows at best."""
+"""A plain copy of the array, on all ranks at once: the limit that the machine's memory sets."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ class Copy(Contender):
     own_arrays = True
 
     def arrays(self, benchmark: Benchmark, case: Case) -> Arrays:
-        """Make the array and its copy, of which nothing is expected."""
         if benchmark.name != "all_reduce":
             raise Unsupported("a copy is compared with all_reduce only")
         return replace(benchmark.arrays(case), send=case.array(case.count), given=None, expected=None)
 
     def all_reduce(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Copy."""
         if async_op:
             raise Unsupported("a copy is not asynchronous")
         return partial(np.copyto, arrays.send, arrays.receive)

@@ -18,7 +18,7 @@ OPS = {"sum": "sum", "product": "prod", "min": "min", "max": "max"}
 
 
 class CupyxDistributed(Contender):
-    """The methods of NCCLBackend, which finds together by MPI."""
+    """The methods of NCCLBackend, whose ranks find each other over MPI."""
 
     name = "cupyx"
     refusals = (*Contender.refusals, RuntimeError)
@@ -37,7 +37,6 @@ class CupyxDistributed(Contender):
 
     @classmethod
     def missing(cls) -> str | None:
-        """CuPy may be there without NCCL."""
         try:
             if not importlib.import_module("cupy.cuda.nccl").available:
                 return "CuPy finds no NCCL library"
@@ -47,59 +46,45 @@ class CupyxDistributed(Contender):
         return None
 
     def close(self) -> None:
-        """Drop the backend, which destroys its communicator."""
-        del self._backend
+        del self._backend  # which destroys its communicator
 
     def wait(self, handle: Any) -> None:
         """Do nothing: what follows on the stream comes afterwards."""
 
     def sender(self, array: Any, peer: int, async_op: bool) -> Call:
-        """Send."""
         return partial(self._backend.send, array, peer)
 
     def receiver(self, array: Any, peer: int, async_op: bool) -> Call:
-        """Receive."""
         return partial(self._backend.recv, array, peer)
 
     def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Only with one and the same rank."""
         if case.left != case.right:
             raise Unsupported("cupyx sends to the rank that it receives from")
         return partial(self._backend.send_recv, arrays.send, arrays.receive, case.left)
 
     def bidirectional(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """There are no groups of messages."""
         raise Unsupported("cupyx has no groups of messages")
 
     def all_reduce(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """In place."""
         return partial(self._backend.all_reduce, arrays.receive, arrays.receive, _op(case))
 
     def reduce(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """In place."""
         return partial(self._backend.reduce, arrays.receive, arrays.receive, case.root, _op(case))
 
     def broadcast(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """In place."""
         return partial(self._backend.broadcast, arrays.receive, case.root)
 
     def all_gather_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """One array into one."""
         return partial(self._backend.all_gather, arrays.send, arrays.receive, case.part)
 
-    all_gather = all_gather_single
-
     def reduce_scatter_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """One array into one."""
         return partial(self._backend.reduce_scatter, arrays.send, arrays.receive, case.part, _op(case))
 
-    reduce_scatter = reduce_scatter_single
-
     def all_to_all_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Rows of one array into those of another."""
         return partial(self._backend.all_to_all, arrays.send, arrays.receive)
 
-    all_to_all = all_to_all_single
+    # A list of arrays in hpccomm is the rows of one array here.
+    all_gather, reduce_scatter, all_to_all = all_gather_single, reduce_scatter_single, all_to_all_single
 
 
 def _op(case: Case) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OverNCCL(HPCComm):
-    """The functions of hpccomm; of messages that cross, those that are one group of NCCL's."""
+    """The functions of hpccomm; messages that cross each other go in one group of NCCL's."""
 
     def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
         super().__init__(group, comm)
@@ -28,7 +28,6 @@ class OverNCCL(HPCComm):
 
     @classmethod
     def missing(cls) -> str | None:
-        """NCCL is no requirement of hpccomm's."""
         try:
             seam.nccl()
         except ImportError as error:
@@ -36,13 +35,12 @@ class OverNCCL(HPCComm):
         return None
 
     def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """To the right, from the left."""
         if not async_op:
             return super().sendrecv(case, arrays, async_op)
         return batch([self.receiver(arrays.receive, case.left, True), self.sender(arrays.send, case.right, True)])
 
     def bidirectional(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """As one batch: on a stream, a receive behind a send that nobody takes would wait for ever."""
+        """Return a call of one batch: on a stream, a receive behind an unmatched send would wait for ever."""
         if case.peer is None:
             return idle
         starts: list[Any] = [self.receiver(array, case.peer, True) for array in arrays.receive]

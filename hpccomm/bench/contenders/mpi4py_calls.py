@@ -1,4 +1,4 @@
-"""Raw mpi4py, as somebody who knows MPI well writes it: buffers named with their datatype, in place where MPI can."""
+"""Raw mpi4py, as an MPI expert writes it: buffers with their datatypes, in place where MPI can."""
 
 from __future__ import annotations
 
@@ -33,90 +33,67 @@ class RawMPI4py(Contender):
     name = "mpi4py"
 
     def wait(self, handle: MPI.Request) -> Any:
-        """MPI_Wait."""
         return handle.Wait()
 
     def poll(self, handle: MPI.Request) -> bool:
-        """MPI_Test."""
         return handle.Test()
 
     def wait_all(self, handles: Iterable[MPI.Request]) -> None:
-        """MPI_Waitall."""
         MPI.Request.Waitall(list(handles))
 
     def sender(self, array: Any, peer: int, async_op: bool) -> Call:
-        """MPI_Send or MPI_Isend."""
         return partial(self._method("Send", async_op), described(array), peer, 0)
 
     def receiver(self, array: Any, peer: int, async_op: bool) -> Call:
-        """MPI_Recv or MPI_Irecv."""
         return partial(self._method("Recv", async_op), described(array), peer, 0)
 
     def all_reduce(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Allreduce, in place."""
-        call = self._method("Allreduce", async_op)
-        operation = partial(call, MPI.IN_PLACE, reducible(arrays.receive), OPS[case.op])
+        operation = partial(self._method("Allreduce", async_op), MPI.IN_PLACE, reducible(arrays.receive), OPS[case.op])
         return _averaged(operation, case, arrays.receive, async_op)
 
     def reduce(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Reduce, in place on the root."""
-        call = self._method("Reduce", async_op)
-        buffer = reducible(arrays.receive)
-        send, receive = (MPI.IN_PLACE, buffer) if case.rank == case.root else (buffer, None)
-        result = arrays.receive if case.rank == case.root else None
-        return _averaged(partial(call, send, receive, OPS[case.op], case.root), case, result, async_op)
+        is_root, buffer = case.rank == case.root, reducible(arrays.receive)
+        send, receive = (MPI.IN_PLACE, buffer) if is_root else (buffer, None)
+        operation = partial(self._method("Reduce", async_op), send, receive, OPS[case.op], case.root)
+        return _averaged(operation, case, arrays.receive if is_root else None, async_op)
 
     def broadcast(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Bcast."""
         return partial(self._method("Bcast", async_op), described(arrays.receive), case.root)
 
     def all_gather_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Allgather."""
         return partial(self._method("Allgather", async_op), described(arrays.send), described(arrays.receive))
 
-    # A list of arrays in hpccomm is the rows of one array here: nobody would write it otherwise for MPI.
-    all_gather = all_gather_single
-
     def reduce_scatter_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Reduce_scatter_block."""
         call = self._method("Reduce_scatter_block", async_op)
         operation = partial(call, reducible(arrays.send), reducible(arrays.receive), OPS[case.op])
         return _averaged(operation, case, arrays.receive, async_op)
 
-    reduce_scatter = reduce_scatter_single
-
     def all_to_all_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Alltoall."""
         return partial(self._method("Alltoall", async_op), described(arrays.send), described(arrays.receive))
 
-    all_to_all = all_to_all_single
+    # A list of arrays in hpccomm is the rows of one array here: nobody would write it otherwise for MPI.
+    all_gather, reduce_scatter, all_to_all = all_gather_single, reduce_scatter_single, all_to_all_single
 
     def gather(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Gather."""
         call = self._method("Gather", async_op)
         receive = None if arrays.receive is None else described(arrays.receive)
         return partial(call, described(arrays.send), receive, case.root)
 
     def scatter(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Scatter."""
         call = self._method("Scatter", async_op)
         send = described(arrays.send) if case.rank == case.root else None
         return partial(call, send, described(arrays.receive), case.root)
 
     def scan(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Scan, in place."""
         return partial(self._method("Scan", async_op), MPI.IN_PLACE, reducible(arrays.receive), _plain(case))
 
     def exscan(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Exscan, in place."""
         return partial(self._method("Exscan", async_op), MPI.IN_PLACE, reducible(arrays.receive), _plain(case))
 
     def barrier(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Barrier."""
         return self._method("Barrier", async_op)
 
     def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Sendrecv."""
         if async_op:
             return super().sendrecv(case, arrays, async_op)
         send, receive = described(arrays.send), described(arrays.receive)
@@ -129,33 +106,31 @@ class RawMPI4py(Contender):
     # -- many arrays: packed into one that is kept, sent, and unpacked ------------------------------------
 
     def all_reduce_coalesced(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Allreduce of the packed arrays."""
         packed = np.empty(case.count, case.dtype)
         operation = partial(self.comm.Allreduce, MPI.IN_PLACE, reducible(packed), OPS[case.op])
         reduce = _averaged(operation, case, packed, async_op)
         return _coalesced(arrays.receive, packed, reduce, packed, arrays.receive, async_op)
 
     def broadcast_coalesced(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Bcast of the packed arrays."""
         packed = np.empty(case.count, case.dtype)
         broadcast = partial(self.comm.Bcast, described(packed), case.root)
         sent, received = (arrays.receive, []) if case.rank == case.root else ([], arrays.receive)
         return _coalesced(sent, packed, broadcast, packed, received, async_op)
 
     def all_gather_single_coalesced(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Allgather of the packed arrays; each of the results is a set of columns."""
-        packed, gathered = np.empty(case.part, case.dtype), np.empty((case.ranks, case.part), case.dtype)
-        gather = partial(self.comm.Allgather, described(packed), described(gathered))
-        return _coalesced(arrays.send, packed, gather, gathered, arrays.receive, async_op)
+        """Return a call of MPI_Allgather; each result is a block of columns of what it gathers."""
+        return self._all_gather(arrays, np.empty((case.ranks, case.part), case.dtype), async_op)
 
     def all_gather_coalesced(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Allgather of the packed arrays."""
-        packed, gathered = np.empty(case.part, case.dtype), np.empty(case.count, case.dtype)
+        return self._all_gather(arrays, np.empty(case.count, case.dtype), async_op)
+
+    def _all_gather(self, arrays: Arrays, gathered: Any, async_op: bool) -> Call:
+        packed = np.empty(gathered.size // self.comm.size, gathered.dtype)
         gather = partial(self.comm.Allgather, described(packed), described(gathered))
         return _coalesced(arrays.send, packed, gather, gathered, arrays.receive, async_op)
 
     def reduce_scatter_single_coalesced(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """MPI_Reduce_scatter_block of the packed arrays, each of which is a set of columns."""
+        """Return a call of MPI_Reduce_scatter_block, to which each array is a block of columns."""
         packed, result = np.empty((case.ranks, case.part), case.dtype), np.empty(case.part, case.dtype)
         operation = partial(self.comm.Reduce_scatter_block, reducible(packed), reducible(result), OPS[case.op])
         reduce = _averaged(operation, case, result, async_op)
@@ -164,7 +139,7 @@ class RawMPI4py(Contender):
 
 
 def _coalesced(sent: list[Any], packed: Any, operation: Call, result: Any, received: list[Any], async_op: bool) -> Call:
-    """Return a call that packs what is sent side by side, makes the operation, and unpacks what is received."""
+    """Return a call that packs `sent` side by side, communicates, and unpacks `result` into `received`."""
     if async_op:
         raise Unsupported("mpi4py has no asynchronous form of packing and unpacking")
     ends = np.cumsum([each.shape[-1] for each in received], dtype=int)
@@ -181,14 +156,14 @@ def _coalesced(sent: list[Any], packed: Any, operation: Call, result: Any, recei
 
 
 def described(array: Any) -> list[Any]:
-    """Return ``[array, datatype]``; as bytes where MPI has no such datatype."""
+    """Return ``[array, datatype]``, with MPI.BYTE where MPI has no such datatype."""
     if array.dtype in DATATYPES:
         return [array, DATATYPES[array.dtype]]
     return [array.view(np.uint8), MPI.BYTE]
 
 
 def reducible(array: Any) -> list[Any]:
-    """Return ``[array, datatype]`` for a reduction, which can't be done on bytes."""
+    """Return ``[array, datatype]`` for a reduction; Unsupported where MPI has no such datatype."""
     if array.dtype not in DATATYPES:
         raise Unsupported(f"MPI does not reduce {array.dtype}")
     return [array, DATATYPES[array.dtype]]
@@ -201,7 +176,7 @@ def _plain(case: Case) -> MPI.Op:
 
 
 def _averaged(call: Call, case: Case, result: Any, async_op: bool) -> Call:
-    """Add the division of AVG, which MPI does not have, where `result` is."""
+    """Return `call`, followed for AVG by the division of `result`: MPI has no such operation."""
     if case.op != "avg":
         return call
     if async_op:

@@ -19,7 +19,7 @@ class OneByOne(HPCComm):
             raise Unsupported("one by one is compared with blocking coalesced operations")
         single = getattr(self, benchmark.name.removesuffix("_coalesced"))
         received = arrays.receive
-        if benchmark.name == "all_gather_coalesced":  # all arrays of rank 0, then of rank 1 ...: one list for each
+        if benchmark.name == "all_gather_coalesced":  # all arrays of rank 0, then of rank 1, ...
             received = [received[i :: len(arrays.send)] for i in range(len(arrays.send))]
         sent = repeat(None) if arrays.send is None else arrays.send
         calls = [single(case, Arrays(receive, send), False) for receive, send in zip(received, sent, strict=False)]

@@ -8,7 +8,7 @@ from .hpccomm_calls import InAnotherGroup
 
 
 class Ordered(InAnotherGroup):
-    """The functions of hpccomm that reduce."""
+    """The functions of hpccomm that reduce, in rank order."""
 
     name = "ordered"
     configuration = "cpu:ordered"

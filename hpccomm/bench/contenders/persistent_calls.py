@@ -12,12 +12,12 @@ from .hpccomm_calls import HPCComm
 
 
 class Persistent(HPCComm):
-    """The functions of hpccomm whose names end with _init."""
+    """The functions of hpccomm with names in _init."""
 
     name = "persistent"
 
     def call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Start, and wait: blocking or not is the same here."""
+        """Return a call of start and wait, whether async_op or not."""
         operation = self._operation(benchmark, case, arrays)
 
         def call() -> None:
@@ -27,7 +27,6 @@ class Persistent(HPCComm):
         return call
 
     def start(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> Call:
-        """Start, for a measurement that waits later."""
         operation = self._operation(benchmark, case, arrays)
 
         def start() -> Any:
@@ -37,7 +36,7 @@ class Persistent(HPCComm):
         return start
 
     def _operation(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> hc.PersistentWork:
-        """Make the operation with the arguments that the plain function is called with, except async_op."""
+        """Return the persistent operation, made with the plain function's arguments but async_op."""
         init = getattr(hc, f"{benchmark.name}_init", None)
         if init is None:
             raise Unsupported(f"hpccomm has no {benchmark.name}_init")

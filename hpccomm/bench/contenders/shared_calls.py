@@ -1,4 +1,4 @@
-"""hpccomm, on node-shared arrays (`hpccomm.empty_shared`), which have faster operations where they lie on one node."""
+"""hpccomm on node-shared arrays (`hpccomm.empty_shared`), for which some operations are faster on one node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FASTER = ("all_reduce", "reduce", "broadcast", "all_gather_single", "reduce_scat
 
 
 class Shared(HPCComm):
-    """The functions of hpccomm, on arrays of another kind."""
+    """The functions of hpccomm, on node-shared arrays."""
 
     name = "shared"
     own_arrays = True
@@ -29,7 +29,7 @@ class Shared(HPCComm):
         self._parent = group
 
     def arrays(self, benchmark: Benchmark, case: Case) -> Arrays:
-        """Make the arrays in a group of their own, because their memory is given back with their group."""
+        """Return arrays in a group of their own: their memory is freed with their group."""
         if benchmark.name not in FASTER:
             raise Unsupported(f"{benchmark.name} is the same on node-shared arrays")
         group: Any = hc.split_group(self._parent, 0)
@@ -37,7 +37,6 @@ class Shared(HPCComm):
         return benchmark.arrays(replace(case, allocate=partial(hc.empty_shared, group=group)))
 
     def release(self) -> None:
-        """Give the memory back."""
         if self.group is not self._parent:
             hc.destroy_process_group(self.group)
             self.group = self._parent

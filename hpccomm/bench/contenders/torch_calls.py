@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import hpccomm as hc
@@ -16,6 +15,8 @@ from .torch_model import TorchModel
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+OLD_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
 
 
 class TorchDistributed(TorchModel):
@@ -32,8 +33,8 @@ class TorchDistributed(TorchModel):
 
         torch.set_num_threads(1)
         self.torch, self.library = torch, dist
-        self._group_of_torch: Any = None  # where there is a world group, of another contender's: one beside it
-        if dist.is_initialized():
+        self._group_of_torch: Any = None
+        if dist.is_initialized():  # by another contender
             self._group_of_torch = dist.new_group(backend=self.backend)
         else:
             self._init_process_group()
@@ -51,7 +52,6 @@ class TorchDistributed(TorchModel):
         dist.init_process_group(self.backend, store=store, rank=group.rank, world_size=group.size)
 
     def close(self) -> None:
-        """Destroy the process group; with the world's, all are."""
         if self.library.is_initialized():
             self.library.destroy_process_group(self._group_of_torch)
 
@@ -59,33 +59,22 @@ class TorchDistributed(TorchModel):
     def _group(self) -> Any:
         return self._group_of_torch
 
-    def all_gather_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """One tensor into one."""
-        function = getattr(self.library, "all_gather_single", None) or self.library.all_gather_into_tensor
-        return partial(function, self._flat(arrays.receive), self._flat(arrays.send), None, async_op)
-
-    def reduce_scatter_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """One tensor into one."""
-        function = getattr(self.library, "reduce_scatter_single", None) or self.library.reduce_scatter_tensor
-        out, tensor = self._flat(arrays.receive), self._flat(arrays.send)
-        return partial(function, out, tensor, self._op(case), None, async_op)
-
     def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Blocking or not, irecv and isend: torch has no sendrecv."""
         if case.ranks == 1:
             raise Unsupported("torch does not send to the same rank")
         return super().sendrecv(case, arrays, async_op)
 
+    def _function(self, name: str) -> Any:
+        return getattr(self.library, name, None) or getattr(self.library, OLD_NAMES[name])
+
     def _array(self, array: Any) -> Any:
+        flat = array.reshape(-1)
         if array.dtype.name == "bfloat16":
-            return self.torch.from_numpy(array.view("i2")).view(self.torch.bfloat16)
+            return self.torch.from_numpy(flat.view("i2")).view(self.torch.bfloat16)
         try:
-            return self.torch.from_numpy(array)
+            return self.torch.from_numpy(flat)
         except TypeError as error:
             raise Unsupported(f"torch has no {array.dtype}") from error
-
-    def _flat(self, array: Any) -> Any:
-        return self._array(array.reshape(-1))
 
     def _op(self, case: Case) -> Any:
         if case.op not in self.ops:
@@ -107,7 +96,6 @@ class TorchGloo(TorchDistributed):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Torch is no requirement of hpccomm's."""
         if importlib.util.find_spec("torch") is None:
             return "not installed (pip install torch)"
         dist = importlib.import_module("torch.distributed")
@@ -129,7 +117,6 @@ class TorchHPCComm(TorchDistributed):
 
     @classmethod
     def missing(cls) -> str | None:
-        """It takes a torch that is new enough."""
         if importlib.import_module("hpccomm.torch").is_available():
             return None
         return "no PyTorch 2.14 or newer (pip install 'hpccomm[torch]')"

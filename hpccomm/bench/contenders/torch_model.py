@@ -1,12 +1,50 @@
-"""The operations of torch.distributed's model, which have the same names and arguments in hpccomm and in torch."""
+"""The operations of torch.distributed's model, which have the same arguments in hpccomm and in torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ...core.operation_list import OPERATIONS
 from ..registry import Arrays, Case
-from .contender import Call, Contender
+from .contender import Call, Contender, Method
+
+
+def operation(name: str) -> Method:
+    """Return the method that calls the library's function `name`, with the arguments of the list of operations."""
+    arguments = [ARGUMENTS[each] for each in OPERATIONS[name].arguments]
+
+    def method(self: TorchModel, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        given = [argument(self, case, arrays) for argument in arguments]
+        return partial(self._function(name), *given, self._group, async_op)
+
+    return method
+
+
+def _input(arrays: Arrays) -> Any:
+    """Return what the operation reads: what it writes, if it works in place."""
+    return arrays.receive if arrays.send is None else arrays.send
+
+
+def _output_lists(arrays: Arrays) -> list[list[Any]]:
+    """Return a list for each rank: `receive` has them one after the other."""
+    received, count = arrays.receive, len(arrays.send)
+    return [received[start : start + count] for start in range(0, len(received), count)]
+
+
+ARGUMENTS: dict[str, Callable[[Any, Case, Arrays], Any]] = {
+    "array": lambda self, case, arrays: self._array(_input(arrays)),
+    "arrays": lambda self, case, arrays: self._rows(_input(arrays)),
+    "inputs": lambda self, case, arrays: self._rows(arrays.send) or None,  # none where only the root has any
+    "output": lambda self, case, arrays: self._array(arrays.receive),
+    "outputs": lambda self, case, arrays: None if arrays.receive is None else self._rows(arrays.receive),
+    "output_lists": lambda self, case, arrays: _output_lists(arrays),
+    "output_counts": lambda self, case, arrays: None,  # equal parts
+    "input_counts": lambda self, case, arrays: None,
+    "root": lambda self, case, arrays: self._rank(case.root),
+    "op": lambda self, case, arrays: self._op(case),
+}
 
 
 class TorchModel(Contender):
@@ -14,88 +52,48 @@ class TorchModel(Contender):
 
     library: Any
 
+    all_reduce = operation("all_reduce")
+    reduce = operation("reduce")
+    broadcast = operation("broadcast")
+    all_gather_single = operation("all_gather_single")
+    all_gather = operation("all_gather")
+    reduce_scatter_single = operation("reduce_scatter_single")
+    reduce_scatter = operation("reduce_scatter")
+    all_to_all_single = operation("all_to_all_single")
+    all_to_all = operation("all_to_all")
+    gather = operation("gather")
+    scatter = operation("scatter")
+    barrier = operation("barrier")
+
     def wait(self, handle: Any) -> Any:
         """Wait for a Work."""
         return handle.wait()
 
     def poll(self, handle: Any) -> bool:
-        """Whether a Work is done."""
+        """Return True if a Work is done."""
         return bool(handle.is_completed())
 
     def sender(self, array: Any, peer: int, async_op: bool) -> Call:
         """Return a call of send or isend."""
-        return partial(self.library.isend if async_op else self.library.send, self._array(array), *self._peer(peer))
+        return self._message(self.library.isend if async_op else self.library.send, array, peer)
 
     def receiver(self, array: Any, peer: int, async_op: bool) -> Call:
         """Return a call of recv or irecv."""
-        return partial(self.library.irecv if async_op else self.library.recv, self._array(array), *self._peer(peer))
+        return self._message(self.library.irecv if async_op else self.library.recv, array, peer)
 
-    def all_reduce(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """In place."""
-        return partial(self.library.all_reduce, self._array(arrays.receive), self._op(case), self._group, async_op)
-
-    def reduce(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """In place on the root."""
-        root, op = self._rank(case.root), self._op(case)
-        return partial(self.library.reduce, self._array(arrays.receive), root, op, self._group, async_op)
-
-    def broadcast(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """From the root."""
-        array, root = self._array(arrays.receive), self._rank(case.root)
-        return partial(self.library.broadcast, array, root, self._group, async_op)
-
-    def all_gather_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """One array into one."""
-        out, array = self._array(arrays.receive), self._array(arrays.send)
-        return partial(self.library.all_gather_single, out, array, self._group, async_op)
-
-    def all_gather(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """One array into a list of rows."""
-        out, array = self._rows(arrays.receive), self._array(arrays.send)
-        return partial(self.library.all_gather, out, array, self._group, async_op)
-
-    def reduce_scatter_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """One array into one."""
-        out, array = self._array(arrays.receive), self._array(arrays.send)
-        return partial(self.library.reduce_scatter_single, out, array, self._op(case), self._group, async_op)
-
-    def reduce_scatter(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """A list of rows into one array."""
-        out, rows = self._array(arrays.receive), self._rows(arrays.send)
-        return partial(self.library.reduce_scatter, out, rows, self._op(case), self._group, async_op)
-
-    def all_to_all_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """One array into one, equal parts."""
-        out, array = self._array(arrays.receive), self._array(arrays.send)
-        return partial(self.library.all_to_all_single, out, array, None, None, self._group, async_op)
-
-    def all_to_all(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """A list of rows into another."""
-        out, rows = self._rows(arrays.receive), self._rows(arrays.send)
-        return partial(self.library.all_to_all, out, rows, self._group, async_op)
-
-    def gather(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """One array into a list of rows on the root."""
-        rows = None if arrays.receive is None else self._rows(arrays.receive)
-        return partial(
-            self.library.gather, self._array(arrays.send), rows, self._rank(case.root), self._group, async_op
-        )
-
-    def scatter(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """A list of rows on the root into one array."""
-        out, rows = self._array(arrays.receive), self._rows(arrays.send) if case.rank == case.root else None
-        return partial(self.library.scatter, out, rows, self._rank(case.root), self._group, async_op)
-
-    def barrier(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        """Without arrays."""
-        return partial(self.library.barrier, self._group, async_op)
+    def _message(self, function: Callable[..., Any], array: Any, peer: int) -> Call:
+        group = () if self._group is None else (self._group,)
+        return partial(function, self._array(array), self._rank(peer), *group)
 
     # -- where the libraries differ ----------------------------------------------------------------------
 
     @property
     def _group(self) -> Any:
-        """What is passed as `group`: nothing for the world."""
+        """The argument `group`: None for the world."""
         return None
+
+    def _function(self, name: str) -> Any:
+        return getattr(self.library, name)
 
     def _array(self, array: Any) -> Any:
         return array
@@ -106,9 +104,6 @@ class TorchModel(Contender):
     def _rank(self, rank: int) -> int:
         """Return the rank in the world of a rank of the group."""
         return rank
-
-    def _peer(self, peer: int) -> tuple[Any, ...]:
-        return (self._rank(peer),) if self._group is None else (self._rank(peer), self._group)
 
     def _op(self, case: Case) -> Any:
         return getattr(self.library.ReduceOp, case.op.upper())

@@ -36,7 +36,6 @@ class TorchNCCL(TorchDistributed):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Torch is no requirement of hpccomm's, and may be there without CUDA."""
         if importlib.util.find_spec("torch") is None:
             return "not installed (pip install torch)"
         torch = importlib.import_module("torch")
@@ -47,6 +46,6 @@ class TorchNCCL(TorchDistributed):
 
     def _array(self, array: Any) -> Any:
         try:
-            return self.torch.from_dlpack(array)
+            return self.torch.from_dlpack(array.reshape(-1))
         except (RuntimeError, BufferError) as error:
             raise Unsupported(f"torch does not take {array.dtype}: {error}") from error
