@@ -23,67 +23,28 @@ class FastPath:
 
     The group asks here before it checks anything. A method does the whole operation and returns True (a receive: the
     rank the message came from; an asynchronous operation: its Work), or does nothing and returns False (None): then the
-    operation goes through the checks to the backend. This class leaves all of them to the backend; it is what a group
-    asks while the real one steps aside.
-
-    `count` is how many collectives it has done, `messages` how many messages: they are numbered with all others.
-    `is_open` is false in this class.
+    operation goes through the checks to the backend. This class leaves all of them to the backend; a group asks it
+    while the real one steps aside.
     """
 
-    is_open = False
+    is_open = False  # not in this class
     identify: Callable[[Exception, str], Exception] = staticmethod(lambda error, name: error)  # the door's own
-    count = 0
-    messages = 0
+    count = 0  # collectives done; they are numbered with all others
+    messages = 0  # messages done, likewise
 
-    def broadcast(self, array: Any, root: int) -> bool:
-        """See `Backend.broadcast`."""
+    def _not_done(self, *_: Any, **__: Any) -> bool:
         return False
 
-    def all_reduce(self, array: Any, op: Any) -> bool:
-        """See `Backend.all_reduce`."""
-        return False
-
-    def reduce(self, array: Any, root: int, op: Any) -> bool:
-        """See `Backend.reduce`."""
-        return False
-
-    def all_gather_single(self, output: Any, array: Any) -> bool:
-        """See `Backend.all_gather_single`."""
-        return False
-
-    def reduce_scatter_single(self, output: Any, array: Any, op: Any) -> bool:
-        """See `Backend.reduce_scatter_single`."""
-        return False
-
-    def all_to_all_single(self, output: Any, array: Any) -> bool:
-        """See `Backend.all_to_all_single`."""
-        return False
-
-    def send(self, array: Any, dst: int, tag: int) -> bool:
-        """See `Backend.send`."""
-        return False
-
-    def recv(self, array: Any, src: int | None, tag: int) -> int | None:
-        """See `Backend.recv`."""
+    def _no_sender(self, *_: Any, **__: Any) -> int | None:
         return None
 
-    def sendrecv(
-        self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None
-    ) -> int | None:
-        """See `Backend.sendrecv`."""
+    def _no_work(self, *_: Any, **__: Any) -> Work | None:
         return None
 
-    def iall_reduce(self, array: Any, op: Any) -> Work | None:
-        """See `Backend.all_reduce`, with ``async_op=True``."""
-        return None
-
-    def isend(self, array: Any, dst: int, tag: int) -> Work | None:
-        """See `Backend.send`, with ``async_op=True``."""
-        return None
-
-    def irecv(self, array: Any, src: int | None, tag: int) -> Work | None:
-        """See `Backend.recv`, with ``async_op=True``."""
-        return None
+    # each takes the arguments of Backend's method, without `async_op`
+    broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = all_to_all_single = send = _not_done
+    recv = sendrecv = _no_sender
+    iall_reduce = isend = irecv = _no_work
 
 
 class Backend:

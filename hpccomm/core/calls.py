@@ -1,8 +1,7 @@
-"""What each operation accepts: one function for each, used by its ordinary, persistent and batched form alike.
+"""The checks of each operation's arguments: one function for its ordinary, persistent and batched form alike.
 
-A function checks the arguments and returns the Call, which is all that the door (`Door.run`) needs to know.
-Nothing is sent, and no array is touched. `form` is added to the operation's name in messages: ``"_init"``. Ranks are
-ranks of the group.
+A function returns the Call, which is all that the door (`Door.run`) needs. Nothing is sent, and no array is touched.
+`form` is added to the operation's name in messages: ``"_init"``. Ranks are ranks of the group.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class Call(tuple[str, str, Any, tuple[Any, ...]]):
     ----------
     name : str
     device : str
-        Whose backend does it.
+        The device whose backend does it.
     result : object
-        What `Work.result` gives back.
+        The value of `Work.result`.
     arguments : tuple
         Those of the backend's method, without `async_op`.
     """
@@ -84,8 +83,7 @@ def scan(group: Membership, name: str, array: Array, op: ReduceOpLike) -> Call:
 def all_gather(group: Membership, output_list: Sequence[Array], array: Array) -> Call:
     """Accept a list of one array for each rank, this rank's as large as `array`."""
     device, view = checks.readable("all_gather", "array", array)
-    device_out, outputs = checks.writable_list("all_gather", "output_list", output_list, group.size)
-    _check_own_part(group, "all_gather", "output_list", device_out, outputs, "array", device, view)
+    outputs = _parts(group, "all_gather", "output_list", output_list, checks.writable, "array", device, view)
     return Call(("all_gather", device, output_list, (outputs, view)))
 
 
@@ -103,8 +101,7 @@ def gather(group: Membership, array: Array, gather_list: Any, root: int) -> Call
     device, view = checks.readable("gather", "array", array)
     outputs = None
     if has_list(group, "gather", "gather_list", gather_list, "destination", root):
-        device_out, outputs = checks.writable_list("gather", "gather_list", gather_list, group.size)
-        _check_own_part(group, "gather", "gather_list", device_out, outputs, "array", device, view)
+        outputs = _parts(group, "gather", "gather_list", gather_list, checks.writable, "array", device, view)
     return Call(("gather", device, gather_list, (view, outputs, root)))
 
 
@@ -114,19 +111,16 @@ def scatter(group: Membership, output: Array, scatter_list: Any, root: int) -> C
     device, view = checks.writable("scatter", "output", output)
     inputs = None
     if has_list(group, "scatter", "scatter_list", scatter_list, "source", root):
-        device_in, inputs = checks.readable_list("scatter", "scatter_list", scatter_list, group.size)
-        _check_own_part(group, "scatter", "scatter_list", device_in, inputs, "output", device, view)
+        inputs = _parts(group, "scatter", "scatter_list", scatter_list, checks.readable, "output", device, view)
     return Call(("scatter", device, output, (view, inputs, root)))
 
 
 def reduce_scatter(group: Membership, output: Array, input_list: Sequence[Array], op: ReduceOpLike) -> Call:
     """Accept a list of one array for each rank, this rank's as large as `output`."""
-    device, view = checks.writable("reduce_scatter", "output", output)
-    device_in, inputs = checks.readable_list("reduce_scatter", "input_list", input_list, group.size)
-    _check_own_part(group, "reduce_scatter", "input_list", device_in, inputs, "output", device, view)
-    return Call(
-        ("reduce_scatter", device, output, (view, inputs, checks.reduction("reduce_scatter", "output", view, op)))
-    )
+    name = "reduce_scatter"
+    device, view = checks.writable(name, "output", output)
+    inputs = _parts(group, name, "input_list", input_list, checks.readable, "output", device, view)
+    return Call((name, device, output, (view, inputs, checks.reduction(name, "output", view, op))))
 
 
 def reduce_scatter_single(group: Membership, output: Array, input: Array, op: ReduceOpLike, form: str = "") -> Call:
@@ -138,11 +132,10 @@ def reduce_scatter_single(group: Membership, output: Array, input: Array, op: Re
 
 
 def all_to_all(group: Membership, output_list: Sequence[Array], input_list: Sequence[Array]) -> Call:
-    """Accept two lists of one array for each rank; this rank's two are as large as each other."""
-    device, outputs = checks.writable_list("all_to_all", "output_list", output_list, group.size)
-    device_in, inputs = checks.readable_list("all_to_all", "input_list", input_list, group.size)
-    own = f"input_list[{group.rank}]"
-    _check_own_part(group, "all_to_all", "output_list", device, outputs, own, device_in, inputs[group.rank])
+    """Accept two lists of one array for each rank; this rank's two have the same size."""
+    device, inputs = checks.one_for_each_rank("all_to_all", "input_list", input_list, group.size, checks.readable)
+    own = f"input_list[{group.rank}]", device, inputs[group.rank]
+    outputs = _parts(group, "all_to_all", "output_list", output_list, checks.writable, *own)
     return Call(("all_to_all", device, output_list, (outputs, inputs)))
 
 
@@ -154,14 +147,14 @@ def all_to_all_single(
     input_split_sizes: Sequence[int] | np.ndarray | None,
     form: str = "",
 ) -> Call:
-    """Accept two arrays and how many rows of each belong to each rank; without split sizes all get as many."""
+    """Accept two arrays, and the number of rows of each for each rank; without split sizes the parts are equal."""
     name = "all_to_all_single" + form
     device, out, view = checks.pair(name, output, input)
     to_receive = checks.splits(name, "output", out, output_split_sizes, group.size)
     to_send = checks.splits(name, "input", view, input_split_sizes, group.size)
-    kept, room = to_send[group.rank], to_receive[group.rank]
-    if kept != room:
-        raise ValueError(f"{name}: this rank sends {kept} elements to itself, but output has room for {room}{here()}")
+    own, room = to_send[group.rank], to_receive[group.rank]
+    if own != room:
+        raise ValueError(f"{name}: this rank sends {own} elements to itself, but output has room for {room}{here()}")
     # Equal parts are a form, not a coincidence of counts: ranks can't see each other's counts, and decide alike.
     if not checks.has_splits(output_split_sizes) and not checks.has_splits(input_split_sizes):
         return Call(("all_to_all_single", device, output, (out, view, None, None)))
@@ -288,19 +281,13 @@ def _peer(group: Membership, name: str, argument: str, given: int, is_blocking: 
 # -- objects -----------------------------------------------------------------------------------------
 
 
-def send_object_list(group: Membership, dst: int, tag: int) -> tuple[int, int]:
-    """Accept a rank other than this one, and a tag."""
-    return _peer(group, "send_object_list", "dst", dst, True), _tag(group, "send_object_list", "tag", tag)
-
-
-def recv_object_list(group: Membership, src: int | None, tag: int) -> tuple[int | None, int]:
-    """Accept a rank other than this one (None: any), and a tag."""
-    source = None if src is None else _peer(group, "recv_object_list", "src", src, True)
-    return source, _tag(group, "recv_object_list", "tag", tag)
+def object_message(group: Membership, name: str, argument: str, peer: int | None, tag: int) -> tuple[int | None, int]:
+    """Accept a rank other than this one (None: any), and a tag; return both."""
+    return None if peer is None else _peer(group, name, argument, peer, True), _tag(group, name, "tag", tag)
 
 
 def slots(group: Membership, name: str, argument: str, given: Sequence[Any] | None) -> None:
-    """Refuse a list that has not one slot for each rank."""
+    """Raise if a list has not one slot for each rank."""
     if not hasattr(given, "__len__"):
         raise TypeError(f"{name}: {argument} is {given!r}; expected a list{here()}")
     if len(given) != group.size:  # type: ignore[arg-type]
@@ -313,11 +300,6 @@ def slots(group: Membership, name: str, argument: str, given: Sequence[Any] | No
 # -- the rest ----------------------------------------------------------------------------------------
 
 
-def monitored_barrier(group: Membership, timeout: timedelta | float | None) -> float:
-    """Accept a time of 0 or more; return it in seconds."""
-    return time_to_wait("monitored_barrier", group.timeout if timeout is None else timeout)
-
-
 def time_to_wait(name: str, timeout: timedelta | float) -> float:
     """Accept a time of 0 or more; return it in seconds."""
     seconds = as_seconds(timeout, f"{name}: timeout")
@@ -327,7 +309,7 @@ def time_to_wait(name: str, timeout: timedelta | float) -> float:
 
 
 def empty_shared(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Accept lengths of 0 or more and any dtype that can be moved."""
+    """Accept lengths of 0 or more and any dtype that can be moved; return both."""
     given = shape if isinstance(shape, tuple | list) else (shape,)
     lengths = tuple(checks.integer("empty_shared: a length of shape", length) for length in given)
     if any(length < 0 for length in lengths):
@@ -341,7 +323,7 @@ def empty_shared(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]
 
 
 def rank(group: Membership, what: str, given: Integer) -> int:
-    """Return a rank of the group, having checked that it is one."""
+    """Return `given` as an int; ValueError if it is no rank of the group."""
     number = checks.integer(what, given)
     if not 0 <= number < group.size:
         raise ValueError(f"{what} is {number}; expected 0 to {group.size - 1}{start_more()}{here()}")
@@ -357,7 +339,7 @@ def _tag(group: Membership, name: str, argument: str, given: int) -> int:
 
 
 def has_list(group: Membership, name: str, argument: str, given: Any, role: str, root: int) -> bool:
-    """Whether this rank is the root, having checked that the list is given there and nowhere else."""
+    """Return True on the root; raise if the list is missing there, or given on another rank."""
     if group.rank == root:
         if given is None:
             raise ValueError(f"{name}: {argument} is missing, and this rank is the {role}{here()}")
@@ -369,20 +351,15 @@ def has_list(group: Membership, name: str, argument: str, given: Any, role: str,
     return False
 
 
-def _check_own_part(
-    group: Membership,
-    name: str,
-    argument: str,
-    device: str,
-    parts: list[Any],
-    other: str,
-    other_device: str,
-    array: Any,
-) -> None:
-    names = f"{argument}[{group.rank}] and {other}"
-    part = parts[group.rank]
-    checks.alike(name, device, part, other_device, array, names)
-    checks.same_size(name, names, part, array)
+def _parts(
+    group: Membership, name: str, argument: str, given: Any, check: Any, other: str, other_device: str, array: Any
+) -> list[Any]:
+    """Return the views of a list of one array for each rank, this rank's like `array`, the argument `other`."""
+    device, parts = checks.one_for_each_rank(name, argument, given, group.size, check)
+    names, own = f"{argument}[{group.rank}] and {other}", parts[group.rank]
+    checks.alike(name, device, own, other_device, array, names)
+    checks.same_size(name, names, own, array)
+    return parts
 
 
 def _check_multiple(group: Membership, name: str, large_name: str, large: Any, small_name: str, small: Any) -> None:

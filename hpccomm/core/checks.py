@@ -1,7 +1,7 @@
-"""The checks of single arguments; `calls` puts them together for each operation.
+"""The checks of single arguments, which `calls` puts together for each operation.
 
-Each returns what the backends work on: the device, and the array as a view they can trust. Messages name the operation,
-the argument, what was given, what was expected, and the rank.
+Each returns the device of an array, and a view of it that a backend can trust. Messages name the operation, the
+argument, the given and the expected value, and the rank.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _HINTS = {  # where one array was given
     "gather_list": ": list(np.split(array, n))",
     **dict.fromkeys(("output_list", "input_list"), "; for one array there is the _single form"),
 }
-_kinds: dict[Any, str] = {}  # what _kind_of has found
+_kinds: dict[Any, str] = {}  # results of _kind_of
 _accepted: dict[tuple[Any, np.dtype[Any]], ReduceOp] = {}  # (op as given, dtype) that have passed `reduction`
 
 
 def integer(what: str, value: Any) -> int:
-    """Return `value` as an int: Python's and NumPy's integers are, bool and float are not."""
+    """Return `value`, a Python or NumPy integer, as an int; TypeError for bool and float."""
     if type(value) is int:
         return value
     if not isinstance(value, bool | np.bool_):
@@ -45,7 +45,7 @@ def integer(what: str, value: Any) -> int:
 
 
 def readable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
-    """Return (device, view) of an array that is only read."""
+    """Return the device and the view of an array that is only read."""
     device, view = ("cpu", array) if type(array) is ndarray else locate(operation, argument, array)
     if device == "cpu" and view.dtype not in movable:
         _check_dtype(operation, argument, view.dtype)
@@ -53,38 +53,18 @@ def readable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
 
 
 def writable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
-    """Return (device, view) of an array that is written."""
+    """Return the device and the view of an array that is written."""
     device, view = ("cpu", array) if type(array) is ndarray else locate(operation, argument, array)
-    if device == "cpu":
-        if view.dtype not in movable:
-            _check_dtype(operation, argument, view.dtype)
-        if not view.flags.writeable:
-            raise _read_only(operation, argument)
-    elif is_read_only(array):
-        raise _read_only(operation, argument)
+    if device == "cpu" and view.dtype not in movable:
+        _check_dtype(operation, argument, view.dtype)
+    is_writable = view.flags.writeable if device == "cpu" else not is_read_only(array)
+    if not is_writable:
+        raise ValueError(f"{operation}: {argument} is read-only, and the result would be written to it{here()}")
     return device, view
 
 
-def _read_only(operation: str, argument: str) -> ValueError:
-    return ValueError(f"{operation}: {argument} is read-only, and the result would be written to it{here()}")
-
-
-def readable_list(
-    operation: str, argument: str, arrays: Sequence[Array], length: int | None = None
-) -> tuple[str, list[Any]]:
-    """Return (device, views) of a list of arrays that are only read: one device, one dtype."""
-    return _checked_list(readable, operation, argument, arrays, length)
-
-
-def writable_list(
-    operation: str, argument: str, arrays: Sequence[Array], length: int | None = None
-) -> tuple[str, list[Any]]:
-    """Return (device, views) of a list of arrays that are written: one device, one dtype."""
-    return _checked_list(writable, operation, argument, arrays, length)
-
-
 def array_list(operation: str, argument: str, arrays: Sequence[Array], check: Any = writable) -> tuple[str, list[Any]]:
-    """Return (device, views) of the arrays of a coalesced operation: one device, any dtypes."""
+    """Return the device and the views of a list of arrays of one device, of any dtypes."""
     if isinstance(arrays, np.ndarray) or not isinstance(arrays, Sequence):
         hint = _HINTS.get(argument, "") if isinstance(arrays, np.ndarray) else ""
         raise TypeError(
@@ -104,7 +84,7 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
 
 
 def _all_plain(arrays: Sequence[Array]) -> bool:
-    """Return whether all the arrays pass the checks at once (there may be thousands of small ones)."""
+    """Return True if all arrays pass the checks, made at once (there may be thousands of small ones)."""
     return set(map(type, arrays)) == {ndarray} and set(map(_dtype, arrays)) <= movable and all(map(_writeable, arrays))
 
 
@@ -117,14 +97,15 @@ def reductions(operation: str, argument: str, arrays: list[Any], op: ReduceOpLik
     return reduce_op
 
 
-def _checked_list(
-    check: Any, operation: str, argument: str, arrays: Sequence[Array], length: int | None
+def one_for_each_rank(
+    operation: str, argument: str, arrays: Sequence[Array], ranks: int, check: Any = writable
 ) -> tuple[str, list[Any]]:
+    """Return the device and the views of a list of as many arrays as there are ranks, of one device and one dtype."""
     device, views = array_list(operation, argument, arrays, check)
-    if length is not None and len(views) != length:
+    if len(views) != ranks:
         raise ValueError(
             f"{operation}: {argument} has {len(views)} array{'s' * (len(views) != 1)}, "
-            f"but the group has {length} rank{'s' * (length != 1)}{start_more()}{here()}"
+            f"but the group has {ranks} rank{'s' * (ranks != 1)}{start_more()}{here()}"
         )
     for i, view in enumerate(views):
         if view.dtype != views[0].dtype:
@@ -137,7 +118,10 @@ def _checked_list(
 def reducible(
     operation: str, argument: str, array: Array, op: ReduceOpLike, check: Any = None
 ) -> tuple[str, Any, ReduceOp]:
-    """Return (device, view, op) of an array that is reduced in place; `check` is `readable` if it is not written."""
+    """Return the device and the view of an array that is reduced in place, and the op.
+
+    `check` is `readable` if the array is not written.
+    """
     if type(array) is ndarray and (check is readable or array.flags.writeable):
         try:
             return "cpu", array, _accepted[op, array.dtype]
@@ -150,7 +134,7 @@ def reducible(
 
 
 def pair(operation: str, output: Array, input: Array) -> tuple[str, Any, Any]:
-    """Return (device, output's view, input's view) of two arrays that have to be alike."""
+    """Return the device of two arrays of the same dtype, output's view, and input's view."""
     device, out = writable(operation, "output", output)
     device_in, view = readable(operation, "input", input)
     if device != device_in or out.dtype is not view.dtype:
@@ -169,14 +153,14 @@ def alike(
 
 
 def pairs_fit(large: list[Any], small: list[Any], ranks: int) -> bool:
-    """Return whether each of `large` has the dtype of its partner and `ranks` times its size, all at once."""
+    """Return True if each of `large` has the dtype of its partner in `small` and `ranks` times its size."""
     return list(map(_dtype, large)) == list(map(_dtype, small)) and all(
         map(eq, map(_size, large), map(mul, map(_size, small), repeat(ranks)))
     )
 
 
 def same_size(operation: str, names: str, one: Any, other: Any) -> None:
-    """Refuse two arrays that have not as many elements."""
+    """Raise if two arrays differ in their number of elements."""
     if one.size != other.size:
         raise ValueError(f"{operation}: {names} have {one.size} and {other.size} elements; expected as many{here()}")
 
@@ -190,7 +174,7 @@ def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> Re
         )
     if op.factor is not None:
         _check_factor(operation, array.dtype, op)
-    elif _is_common(array.dtype) and isinstance(given, ReduceOp | str) and op.mpi_op is None:  # there are but a few
+    elif isinstance(given, ReduceOp | str) and op.mpi_op is None and _is_common(array.dtype):  # there are but a few
         _accepted[given, array.dtype] = op
     return op
 
@@ -200,7 +184,7 @@ def _is_common(dtype: Any) -> bool:
 
 
 def _kind_of(dtype: Any) -> str:
-    """Return the letter of a dtype's kind, as NumPy's; "-" if it has no arithmetic."""
+    """Return NumPy's letter of a dtype's kind; "-" if it has no arithmetic."""
     if not hasattr(dtype, "name"):  # of another library
         raise TypeError(f"{dtype} is no dtype of NumPy's or CuPy's: convert the array to one that is{here()}")
     if dtype.name == "bfloat16":  # whose kind is V, for NumPy
@@ -247,14 +231,14 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
 
 
 def has_splits(split_sizes: Sequence[int] | np.ndarray | None) -> bool:
-    """Return whether the program gave split sizes; an empty list counts as none."""
+    """Return True if the program gave split sizes; an empty list counts as none."""
     return split_sizes is not None and (not hasattr(split_sizes, "__len__") or len(split_sizes) > 0)
 
 
 def splits(
     operation: str, argument: str, array: Any, given: Sequence[int] | np.ndarray | None, ranks: int
 ) -> list[int]:
-    """Return the number of elements of `array` for each rank, from split sizes along axis 0."""
+    """Return the number of elements of `array` that belong to each rank, by the given numbers of rows."""
     shape = array.shape or (1,)
     row = prod(shape[1:])
     if given is None or not has_splits(given):

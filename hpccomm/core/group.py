@@ -368,13 +368,6 @@ class ProcessGroup(Operations):
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}>"
 
-    # -- backends --------------------------------------------------------------------------------
-
-    def any_device(self) -> str:
-        """Return the device whose backend does operations without arrays: the host's, where the group has one."""
-        devices = self.config.device_map
-        return "cpu" if "cpu" in devices else next(iter(devices))
-
 
 def make_group(membership: Membership) -> ProcessGroup:
     """Make a group; a custom backend that is alone in its configuration may bring one of its own class."""

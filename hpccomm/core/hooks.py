@@ -1,8 +1,9 @@
-"""Hooks: what a program can hang on the one door that every operation of a group passes."""
+"""Hooks: methods of a program that the door calls at the beginning and the end of every operation of a group."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import InitVar, dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from .reduce_op import ReduceOp
 
 
+@dataclass(eq=False, repr=False)
 class Operation:
     """One operation of a group, as hooks see it.
 
@@ -28,18 +30,18 @@ class Operation:
         Its number among the collectives of its group, or among the messages of its group on this rank, from 1. The
         same number is the same collective on every rank.
     device : str
-        Whose backend does it: ``"cpu"``, ``"cuda"`` ... or ``"objects"``.
+        The device whose backend does it: ``"cpu"``, ``"cuda"`` ... or ``"objects"``.
     async_op : bool
     arguments : dict
-        What the backend is called with, by name: ``{"array": ..., "op": ReduceOp.SUM}``. Ranks in it are ranks of the
-        group. The names of each operation are in the documentation, "Operations".
+        The arguments of the backend's method, by name: ``{"array": ..., "op": ReduceOp.SUM}``. Ranks in it are ranks of
+        the group. The names of each operation are in the documentation, "Operations".
     error : BaseException or None
-        What went wrong, when it has ended.
+        The exception that ended it.
     outcome : object
-        In `end`, what a blocking operation has returned; of a receive that is the sender's rank in the group (for
-        Python objects: these, and the rank).
+        In `end`, the result of a blocking operation; of a receive that is the sender's rank in the group (for Python
+        objects: these, and the rank).
     work : PersistentWork or None
-        What is started, where a persistent operation is.
+        The persistent operation, of one of its starts.
 
     Examples
     --------
@@ -55,47 +57,24 @@ class Operation:
     ('broadcast', 12, 0, False)
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_hooks",
-        "arguments",
-        "async_op",
-        "began",
-        "device",
-        "ended",
-        "error",
-        "group",
-        "name",
-        "outcome",
-        "sequence_number",
-        "work",
-    )
+    group: ProcessGroup
+    name: str
+    sequence_number: int
+    device: str
+    async_op: bool
+    arguments: dict[str, Any]
+    hooks: InitVar[Sequence[Hook]] = ()
+    work: PersistentWork | None = None
+    error: BaseException | None = field(default=None, init=False)
+    outcome: Any = field(default=None, init=False)
+    began: float = field(default=0.0, init=False)  # a reading of time.perf_counter
+    ended: float = field(default=0.0, init=False)
 
-    def __init__(
-        self,
-        group: ProcessGroup,
-        name: str,
-        sequence_number: int,
-        device: str,
-        async_op: bool,
-        arguments: dict[str, Any],
-        hooks: Sequence[Hook] = (),
-        work: PersistentWork | None = None,
-    ) -> None:
-        self.group = group
-        self.name = name
-        self.sequence_number = sequence_number
-        self.device = device
-        self.async_op = async_op
-        self.arguments = arguments
-        self.error: BaseException | None = None
-        self.began = self.ended = 0.0  # readings of time.perf_counter
-        self.outcome: Any = None
-        self.work = work
+    def __post_init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = list(hooks)
 
     def begin(self) -> None:
-        """Tell the hooks that it is about to begin."""
+        """Call the hooks' `begin`."""
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             try:
@@ -107,7 +86,7 @@ class Operation:
         self.began = time.perf_counter()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Tell the same hooks that it has ended, also one that has been removed meanwhile."""
+        """Call the `end` of the same hooks, also of one that has been removed meanwhile."""
         self.ended = time.perf_counter()
         self.error = error
         errors = []
@@ -122,15 +101,15 @@ class Operation:
     @property
     def arrays(self) -> list[Any]:
         """The arrays among the arguments, those of lists one by one."""
-        found: list[Any] = []
+        arrays: list[Any] = []
         pending = list(self.arguments.values())
         while pending:
             value = pending.pop(0)
             if isinstance(value, list | tuple):
                 pending[:0] = value
             elif hasattr(value, "dtype") and hasattr(value, "size") and not isinstance(value, type):  # float64 has them
-                found.append(value)
-        return found
+                arrays.append(value)
+        return arrays
 
     @property
     def nbytes(self) -> int:
@@ -152,7 +131,7 @@ class Operation:
 
     @property
     def duration(self) -> float | None:
-        """Seconds from its beginning to when its end was noticed; None before."""
+        """The seconds from its beginning to when its end was noticed; None before."""
         return self.ended - self.began if self.began and self.ended else None
 
     def __repr__(self) -> str:
@@ -160,7 +139,7 @@ class Operation:
 
 
 class Hook(Protocol):
-    """What `ProcessGroup.register_hook` takes; both methods are called on every operation of the group.
+    """The type of hook that `ProcessGroup.register_hook` takes; every operation of the group calls both methods.
 
     Examples
     --------
@@ -179,24 +158,23 @@ class Hook(Protocol):
     """
 
     def begin(self, operation: Operation) -> None:
-        """Called before the transport is; what it raises keeps the operation from starting."""
+        """See an operation before its transport is called; an exception raised here keeps it from starting."""
 
     def end(self, operation: Operation) -> None:
-        """Called when the operation has ended, well or not: of an asynchronous one in the thread that notices."""
+        """See an operation that has ended, well or not: an asynchronous one in the thread that notices."""
 
 
 class Timing:
     """A hook that does nothing: with one, operations know when they began and ended."""
 
     def begin(self, operation: Operation) -> None:
-        """Nothing."""
+        """Do nothing."""
 
-    def end(self, operation: Operation) -> None:
-        """Nothing."""
+    end = begin
 
 
 class RemovableHandle:
-    """What `register_hook` returns: `remove` takes the hook away again, and so does the end of a ``with`` block.
+    """The handle of a registered hook: `remove` takes the hook away, and so does the end of a ``with`` block.
 
     Examples
     --------

@@ -25,17 +25,18 @@ SUM = ReduceOp.SUM
 
 
 class Operations(Members):
-    """The operations of :class:`ProcessGroup`, which gives them their backends and the door.
+    """The operations of :class:`ProcessGroup`, which gives them the door.
 
     `root`, `dst` and `src` are ranks of the group. A small operation in the ordinary case is done by the fast path;
-    every other one is checked (`calls`), and goes through `_run` to the backend of its arrays' device.
+    every other one is checked (`calls`), and goes through the door to the backend of its arrays' device.
     """
 
     door: Door
 
     def any_device(self) -> str:
-        """Return the device whose backend does operations without arrays."""
-        raise NotImplementedError
+        """Return the device whose backend does operations without arrays: the host, where the group has one."""
+        devices = self.config.device_map
+        return "cpu" if "cpu" in devices else next(iter(devices))
 
     # -- collectives -----------------------------------------------------------------------------
 
@@ -150,8 +151,8 @@ class Operations(Members):
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """See :func:`hpccomm.monitored_barrier`."""
-        device, seconds = self.any_device(), calls.monitored_barrier(self, timeout)
-        self._step("monitored_barrier", device, seconds, bool(wait_all_ranks))
+        seconds = calls.time_to_wait("monitored_barrier", self.timeout if timeout is None else timeout)
+        self._step("monitored_barrier", self.any_device(), seconds, bool(wait_all_ranks))
 
     # -- coalesced: many arrays in one message ---------------------------------------------------
 
@@ -314,13 +315,13 @@ class Operations(Members):
 
     def send_object_list(self, object_list: list[Any], dst: int, tag: int = 0) -> None:
         """See :func:`hpccomm.send_object_list`."""
-        peer, tag = calls.send_object_list(self, dst, tag)
-        self._step("send_object_list", OBJECTS, list(object_list), peer, tag)
+        message = calls.object_message(self, "send_object_list", "dst", dst, tag)
+        self._step("send_object_list", OBJECTS, list(object_list), *message)
 
     def recv_object_list(self, object_list: list[Any], src: int | None = None, tag: int = 0) -> int:
         """See :func:`hpccomm.recv_object_list`; returns the sender's *group* rank."""
-        source, tag = calls.recv_object_list(self, src, tag)
-        objects, sender = self._step("recv_object_list", OBJECTS, source, tag)
+        message = calls.object_message(self, "recv_object_list", "src", src, tag)
+        objects, sender = self._step("recv_object_list", OBJECTS, *message)
         _fill("recv_object_list", object_list, objects)
         return sender  # type: ignore[no-any-return]
 

@@ -401,7 +401,7 @@ class JoinedWork(Work):
 
     def poll(self) -> bool:
         """Return whether all are done; raise what went wrong in one of them."""
-        done = [work.is_completed() for work in self._works]  # a look at each lets it make progress
+        done = [work.has_ended() for work in self._works]  # a look at each lets it make progress
         if not all(done):
             return False
         self.block()

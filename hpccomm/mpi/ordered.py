@@ -49,7 +49,7 @@ class OrderedBackend(BackendOverMPI):
         self._thread = self.mpi._thread = CommunicationThread(
             self._comm, lambda comm: OrderedBackend(of_the_thread(options, comm))
         )
-        self.fast_path.all_reduce = fast_all_reduce(self.mpi.fast_path, self._comm)  # type: ignore[assignment, method-assign]
+        self.fast_path.all_reduce = fast_all_reduce(self.mpi.fast_path, self._comm)  # type: ignore[method-assign]
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if not order_matters(array, op):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.core.work import JoinedWork
 
 pytestmark = pytest.mark.usefixtures("process_group")
 needs_two = pytest.mark.mpi(min_size=2)
@@ -40,6 +41,16 @@ def test_the_result_of_a_list_operation_is_the_list(process_group: hc.ProcessGro
     outputs = [np.empty(1) for _ in range(process_group.size)]
     work = hc.all_gather(outputs, np.ones(1), async_op=True)
     assert work.result() is outputs
+
+
+def test_a_look_at_joined_works_does_not_note_that_the_program_asked_for_each(process_group: hc.ProcessGroup) -> None:
+    me = process_group.rank
+    works = [hc.irecv(np.zeros(1), me, tag=tag) for tag in (1, 2)]
+    assert not JoinedWork(works).has_ended()
+    assert [work.was_asked for work in works] == [False, False]
+    for tag in (1, 2):
+        hc.isend(np.ones(1), me, tag=tag).wait()
+    assert [work.wait(10) for work in works] == [True, True]
 
 
 def test_wait_with_a_timeout_leaves_the_receive_in_flight(process_group: hc.ProcessGroup) -> None:
