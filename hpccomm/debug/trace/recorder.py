@@ -1,6 +1,6 @@
-"""The flight recorder: the last operations of this process, through a hook at the door and along the fast path.
+"""The flight recorder: the last operations of this process, seen by a hook at the door and around the fast path.
 
-What is kept of an operation is a row: a few values, none of which keeps an array alive. It becomes a `Record` when
+Of each operation a row is kept: a few values, none of which keeps an array alive. A row becomes a `Record` when
 somebody asks for it.
 """
 
@@ -13,12 +13,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...core.backend import FastPath
 from ...core.hooks import Operation, RemovableHandle
-from ...core.operation_list import MESSAGES
-from ...core.work import Work
+from ...core.operation_list import MESSAGES, OPERATIONS
 from ..groups_seen import everywhere, key_of, ranks_of
 from ..records import Record
 from ..stacks import PACKAGE
@@ -28,24 +27,28 @@ if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
 SIZE = 2000  # operations
+DETAILS = ("op", "root", "dst", "src", "tag")  # what is kept of an operation's arguments
 now = time.perf_counter  # with EPOCH it is the time since the epoch
 
-# (traced, name, number, began, ended, dtype, bytes, op, peer, tag, where[, count, failed])
+# (kind, number, began, ended, dtype, nbytes, details, where, count, has_failed). On the fast path the count is None: it
+# follows from dtype and nbytes.
 Row: TypeAlias = "tuple[Any, ...] | Entry"
-ABOUT, NAME, NUMBER, BEGAN, ENDED, DTYPE, NBYTES, OP, PEER, TAG, WHERE, COUNT, FAILED = range(13)
+BEGAN, ENDED, HAS_FAILED = 2, 3, 9
 
-# Of these the fast path notes the bytes of the first array; this is for how many of it all arrays stand.
-TOTALS = {
-    "all_gather_single": lambda nbytes, ranks: nbytes + nbytes // ranks,
-    "reduce_scatter_single": lambda nbytes, ranks: nbytes * (ranks + 1),
-    "all_to_all_single": lambda nbytes, ranks: 2 * nbytes,
-}
+
+class Kind(NamedTuple):
+    """What rows of the same operation of the same group have in common; `details` names the values in theirs."""
+
+    traced: TracedGroup
+    name: str
+    async_op: bool
+    details: tuple[str, ...]
 
 
 class TracedGroup:
-    """What all rows of a group have in common, and how many operations have passed its door."""
+    """What all rows of a group have in common, and the numbers of operations that have passed its door."""
 
-    __slots__ = ("__weakref__", "_group", "collectives", "key", "last", "messages", "name", "ranks")
+    __slots__ = ("__weakref__", "_group", "_numbers", "collectives", "key", "messages", "name", "ranks")
 
     def __init__(self, group: ProcessGroup) -> None:
         self.key = key_of(group)
@@ -53,33 +56,31 @@ class TracedGroup:
         self.ranks: tuple[int, ...] = ranks_of(group)
         self.collectives = group.door.collectives
         self.messages = group.door.messages
-        self.last = (group.sequence_number, group.message_number)
+        self._numbers = (group.sequence_number, group.message_number)
         self._group = weakref.ref(group)
 
     def numbers(self) -> tuple[int, int]:
         """Return the numbers of collectives and of messages of the group that this rank has begun."""
         group = self._group()
         if group is not None:
-            self.last = (group.sequence_number, group.message_number)
-        return self.last
+            self._numbers = (group.sequence_number, group.message_number)
+        return self._numbers
 
 
 class Entry(list[Any]):
-    """The row of an operation that ends later; a Work calls `end`, as that of an `Operation`."""
+    """The row of an operation that ends later; a Work uses it as the `Operation` that it ends."""
 
     __slots__ = ("error", "outcome")
     error: BaseException | None
     outcome: Any
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note when it has ended."""
-        self[ENDED], self.error = now(), error
-        if error is not None:
-            self[COUNT:] = [None if len(self) <= COUNT else self[COUNT], True]
+        """Note the time of the end, and whether the operation has failed."""
+        self[ENDED], self[HAS_FAILED], self.error = now(), error is not None, error
 
     @property
     def duration(self) -> float | None:
-        """Seconds from its beginning to when its end was noticed; None before."""
+        """Seconds from the beginning to when the end was noticed; None before."""
         return self[ENDED] - self[BEGAN] if self[ENDED] else None
 
 
@@ -91,7 +92,7 @@ class Recorder:
     rows : deque
         The oldest first; those of asynchronous operations are there from their beginning, others from their end.
     groups : dict
-        By key, what is known of each group.
+        The traced groups, by key.
     """
 
     def __init__(self, size: int = SIZE, stack: bool = False) -> None:
@@ -105,75 +106,69 @@ class Recorder:
         return _GroupHook(self, traced)
 
     def records(self) -> list[Record]:
-        """Return the records of the ring and of what is in flight, in the order in which they began."""
-        rows = [*self._inside(), *list(self.rows)]
-        return [self._record(row) for row in sorted(rows, key=lambda row: row[BEGAN])]
+        """Return the last operations and those in flight, in the order in which they began."""
+        rows = [*self._in_flight_on_the_fast_path(), *list(self.rows)]
+        return [_record(row) for row in sorted(rows, key=lambda row: row[BEGAN])]
 
-    def _inside(self) -> Iterator[Row]:
-        """Find the threads that are in a recorded fast path: what they do gets its row when it ends."""
+    def _in_flight_on_the_fast_path(self) -> Iterator[Row]:
+        """Yield a row for each thread that is in a recorded fast path, which appends the row only at the end."""
         for outermost in sys._current_frames().values():
             frame: Any = outermost
             while frame is not None:
-                name = _recorded.get(frame.f_code)
-                seen = frame.f_locals if name is not None else {}
-                if "began" in seen and "work" not in seen and "number" not in seen:
-                    fast, traced, array = seen["fast"], seen["traced"], seen["array"]
-                    done = fast.messages + traced.messages if name in MESSAGES else fast.count + traced.collectives
-                    peer = next((seen[each] for each in ("root", "dst", "src") if each in seen), None)
-                    what = array.dtype, array.nbytes, seen.get("op"), peer, seen.get("tag")
-                    yield traced, name, 1 + done, seen["began"], 0.0, *what, caller(frame) if self.stack else None
+                seen = frame.f_locals if frame.f_code in _codes else {}
+                if "began" in seen and "outcome" not in seen:
+                    kind, arguments, at = seen["kind"], seen["arguments"], caller(frame) if self.stack else None
+                    number = 1 + kind.traced.numbers()[kind.name in MESSAGES]
+                    nbytes = sum(each.nbytes for each in arguments if hasattr(each, "nbytes"))
+                    what = arguments[0].dtype, nbytes, arguments[seen["details"]]
+                    yield kind, number, seen["began"], 0.0, *what, at, None, False
                 frame = frame.f_back
 
-    def _record(self, row: Row) -> Record:
-        traced, name, number, began, ended, dtype, nbytes, op, peer, tag, where, *more = row
-        count = more[0] if more else None
-        if type(row) is tuple and name in TOTALS:
-            nbytes = TOTALS[name](nbytes, len(traced.ranks))
-        return Record(
-            name.removeprefix(ASYNC),
-            number,
-            traced.key,
-            traced.name,
-            dtype="" if dtype is None else str(dtype),
-            count=(nbytes // dtype.itemsize if dtype is not None else 0) if count is None else count,
-            nbytes=nbytes,
-            op=op.upper() if isinstance(op, str) else "" if op is None else str(getattr(op, "name", op)),
-            peer=peer if isinstance(peer, int) else None,
-            tag=tag,
-            async_op=name.startswith(ASYNC),
-            begin=EPOCH + began,
-            end=EPOCH + ended if ended else 0.0,
-            state="failed" if more[1:] else "completed" if ended else "in flight",
-            where="" if where is None else line(*where),
-        )
 
-
-ASYNC = "async "  # before the name in a row
+def _record(row: Row) -> Record:
+    kind, number, began, ended, dtype, nbytes, values, where, count, has_failed = row
+    details = dict(zip(kind.details, values))
+    op = details.get("op")
+    peer = details.get("root", details.get("dst", details.get("src")))
+    return Record(
+        kind.name,
+        number,
+        kind.traced.key,
+        kind.traced.name,
+        dtype="" if dtype is None else str(dtype),
+        count=nbytes // dtype.itemsize if count is None else count,
+        nbytes=nbytes,
+        op=op.upper() if isinstance(op, str) else "" if op is None else str(getattr(op, "name", op)),
+        peer=peer if isinstance(peer, int) else None,
+        tag=details.get("tag"),
+        async_op=kind.async_op,
+        begin=EPOCH + began,
+        end=EPOCH + ended if ended else 0.0,
+        state="failed" if has_failed else "completed" if ended else "in flight",
+        where="" if where is None else line(*where),
+    )
 
 
 class _GroupHook:
-    """Records what passes the door of one group, and follows its fast path."""
+    """The hook that records the operations of one group, at its door and on its fast path."""
 
     def __init__(self, recorder: Recorder, traced: TracedGroup) -> None:
         self._append = recorder.rows.append
         self._stack = recorder.stack
         self._traced = traced
-        self._followed = self._following = FastPath()
+        self._fast = self._recorded = FastPath()
         self._open: dict[Operation, Entry] = {}
 
     def begin(self, operation: Operation) -> None:
-        traced, group, arrays = self._traced, operation.group, operation.arrays
-        traced.collectives, traced.messages = group.door.collectives, group.door.messages
-        count = nbytes = 0
-        for array in arrays:
-            size = int(array.size)
-            count += size
-            nbytes += size * array.dtype.itemsize
-        name = ASYNC + operation.name if operation.async_op else operation.name
-        dtype, arguments = arrays[0].dtype if arrays else None, operation.arguments
-        what = dtype, nbytes, arguments.get("op"), operation.peer, arguments.get("tag")
+        traced, door, arrays, arguments = self._traced, operation.group.door, operation.arrays, operation.arguments
+        traced.collectives, traced.messages = door.collectives, door.messages
+        counts = [int(array.size) for array in arrays]
+        nbytes = sum(count * array.dtype.itemsize for count, array in zip(counts, arrays))
+        details = tuple(name for name in DETAILS if name in arguments)
+        kind = Kind(traced, operation.name, operation.async_op, details)
+        what = arrays[0].dtype if arrays else None, nbytes, [arguments[name] for name in details]
         where = caller() if self._stack else None
-        entry = Entry((traced, name, operation.sequence_number, now(), 0.0, *what, where, count))
+        entry = Entry((kind, operation.sequence_number, now(), 0.0, *what, where, sum(counts), False))
         self._open[operation] = entry
         self._append(entry)
 
@@ -182,10 +177,10 @@ class _GroupHook:
 
     def around(self, fast: FastPath) -> FastPath:
         """Return a fast path that does the same, with a row for each operation."""
-        if self._followed is not fast:
+        if self._fast is not fast:
             where = caller if self._stack else None
-            self._followed, self._following = fast, recorded_fast_path(fast, self._traced, self._append, where)
-        return self._following
+            self._fast, self._recorded = fast, recorded_fast_path(fast, self._traced, self._append, where)
+        return self._recorded
 
 
 # -- the fast path -------------------------------------------------------------------------------------------
@@ -194,153 +189,57 @@ class _GroupHook:
 def recorded_fast_path(fast: FastPath, traced: TracedGroup, append: Callable[[Row], None], where: Any) -> FastPath:
     """Return a fast path that does what `fast` does, with a row for each operation.
 
-    Of a row's time two looks at the clock are a third. Functions that share a few variables are quicker than methods
-    that look them up, and one around all of them would cost as much again; so each is written out. `is_open` stays
-    false: a small persistent operation is to pass the door. What raises has no row.
+    `is_open` stays false: a small persistent operation is to pass the door. What raises has no row.
     """
-
-    do_broadcast = fast.broadcast
-
-    def broadcast(array: Any, root: int) -> bool:
-        began = now()
-        if not do_broadcast(array, root):
-            return False
-        number, at = fast.count + traced.collectives, where and where()
-        append((traced, "broadcast", number, began, now(), array.dtype, array.nbytes, None, root, None, at))
-        return True
-
-    do_all_reduce = fast.all_reduce
-
-    def all_reduce(array: Any, op: Any) -> bool:
-        began = now()
-        if not do_all_reduce(array, op):
-            return False
-        number, at = fast.count + traced.collectives, where and where()
-        append((traced, "all_reduce", number, began, now(), array.dtype, array.nbytes, op, None, None, at))
-        return True
-
-    do_reduce = fast.reduce
-
-    def reduce(array: Any, root: int, op: Any) -> bool:
-        began = now()
-        if not do_reduce(array, root, op):
-            return False
-        number, at = fast.count + traced.collectives, where and where()
-        append((traced, "reduce", number, began, now(), array.dtype, array.nbytes, op, root, None, at))
-        return True
-
-    do_all_gather_single = fast.all_gather_single
-
-    def all_gather_single(output: Any, array: Any) -> bool:
-        began = now()
-        if not do_all_gather_single(output, array):
-            return False
-        number, at = fast.count + traced.collectives, where and where()
-        append((traced, "all_gather_single", number, began, now(), output.dtype, output.nbytes, None, None, None, at))
-        return True
-
-    do_reduce_scatter_single = fast.reduce_scatter_single
-
-    def reduce_scatter_single(output: Any, array: Any, op: Any) -> bool:
-        began = now()
-        if not do_reduce_scatter_single(output, array, op):
-            return False
-        number, at = fast.count + traced.collectives, where and where()
-        append((traced, "reduce_scatter_single", number, began, now(), output.dtype, output.nbytes, op, None, None, at))
-        return True
-
-    do_all_to_all_single = fast.all_to_all_single
-
-    def all_to_all_single(output: Any, array: Any) -> bool:
-        began = now()
-        if not do_all_to_all_single(output, array):
-            return False
-        number, at = fast.count + traced.collectives, where and where()
-        append((traced, "all_to_all_single", number, began, now(), array.dtype, array.nbytes, None, None, None, at))
-        return True
-
-    do_send, do_recv, do_sendrecv = fast.send, fast.recv, fast.sendrecv
-
-    def send(array: Any, dst: int, tag: int) -> bool:
-        began = now()
-        if not do_send(array, dst, tag):
-            return False
-        number, at = fast.messages + traced.messages, where and where()
-        append((traced, "send", number, began, now(), array.dtype, array.nbytes, None, dst, tag, at))
-        return True
-
-    def recv(array: Any, src: int | None, tag: int) -> int | None:
-        began = now()
-        sender = do_recv(array, src, tag)
-        if sender is not None:
-            number, at = fast.messages + traced.messages, where and where()
-            append((traced, "recv", number, began, now(), array.dtype, array.nbytes, None, src, tag, at))
-        return sender
-
-    def sendrecv(array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None) -> int | None:
-        began = now()
-        sender = do_sendrecv(array, dst, output, src, tag, recv_tag)
-        if sender is not None:
-            number, at = fast.messages + traced.messages, where and where()
-            nbytes = array.nbytes + output.nbytes
-            append((traced, "sendrecv", number, began, now(), array.dtype, nbytes, None, dst, tag, at))
-        return sender
-
-    def iall_reduce(array: Any, op: Any) -> Work | None:
-        began, work = now(), fast.iall_reduce(array, op)
-        if work is not None:
-            number, dtype = fast.count + traced.collectives, array.dtype
-            row = [
-                traced,
-                "async all_reduce",
-                number,
-                began,
-                0.0,
-                dtype,
-                array.nbytes,
-                op,
-                None,
-                None,
-                where and where(),
-            ]
-            append(entry := Entry(row))
-            work.operation = entry  # type: ignore[assignment]  # all that a Work does with it is to end it
-        return work
-
-    def isend(array: Any, dst: int, tag: int) -> Work | None:
-        began, work = now(), fast.isend(array, dst, tag)
-        if work is not None:
-            number, dtype = fast.messages + traced.messages, array.dtype
-            row = [traced, "async send", number, began, 0.0, dtype, array.nbytes, None, dst, tag, where and where()]
-            append(entry := Entry(row))
-            work.operation = entry  # type: ignore[assignment]
-        return work
-
-    def irecv(array: Any, src: int | None, tag: int) -> Work | None:
-        began, work = now(), fast.irecv(array, src, tag)
-        if work is not None:
-            number, dtype = fast.messages + traced.messages, array.dtype
-            row = [traced, "async recv", number, began, 0.0, dtype, array.nbytes, None, src, tag, where and where()]
-            append(entry := Entry(row))
-            work.operation = entry  # type: ignore[assignment]
-        return work
-
     path = FastPath()
-    blocking = broadcast, all_reduce, reduce, all_gather_single, reduce_scatter_single, all_to_all_single
-    for function in (*blocking, send, recv, sendrecv, iall_reduce, isend, irecv):
-        setattr(path, function.__name__, function)
-        _recorded[function.__code__] = function.__name__
+    for name in OPERATIONS.keys() & vars(FastPath).keys():
+        setattr(path, name, _recorded(getattr(fast, name), fast, traced, name, append, where))
+    for name in ("all_reduce", "send", "recv"):
+        setattr(path, f"i{name}", _recorded(getattr(fast, f"i{name}"), fast, traced, name, append, where, True))
     return path
 
 
-_recorded: dict[CodeType, str] = {}  # the functions of recorded fast paths
+def _recorded(
+    do: Callable[..., Any],
+    fast: FastPath,
+    traced: TracedGroup,
+    name: str,
+    append: Callable[[Row], None],
+    where: Any,
+    is_async: bool = False,
+) -> Callable[..., Any]:
+    names, is_message = OPERATIONS[name].arguments, name in MESSAGES
+    second = max(names.index("array"), names.index("output")) if "output" in names else 0  # array, if there are two
+    details = slice(1, 5, 3) if name == "sendrecv" else slice(1 + (second > 0), None)  # all but the arrays
+    kind = Kind(traced, name, is_async, names[details])
+
+    def recorded(*arguments: Any) -> Any:  # of its time two looks at the clock are a third
+        began = now()
+        outcome = do(*arguments)
+        if outcome is None or outcome is False:  # a receive may come from rank 0
+            return outcome
+        array, at = arguments[0], where and where()
+        nbytes = array.nbytes + arguments[second].nbytes if second else array.nbytes
+        number = fast.messages + traced.messages if is_message else fast.count + traced.collectives
+        ended = 0.0 if is_async else now()
+        row: Row = (kind, number, began, ended, array.dtype, nbytes, arguments[details], at, None, False)
+        if is_async:
+            outcome.operation = row = Entry(row)
+        append(row)
+        return outcome
+
+    _codes.add(recorded.__code__)
+    return recorded
+
+
+_codes: set[CodeType] = set()  # that of `recorded`: of a thread inside it the frame is read
 
 
 # -- where -----------------------------------------------------------------------------------------------------
 
 
 def caller(frame: Any = None) -> tuple[CodeType, int] | None:
-    """Return the code of the program that called and the place in it, of which `line` makes text when asked for."""
+    """Return the code of the program that called hpccomm, and the instruction in it; `line` makes text of them."""
     frame = frame or sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
@@ -349,10 +248,7 @@ def caller(frame: Any = None) -> tuple[CodeType, int] | None:
 
 def line(code: CodeType, instruction: int) -> str:
     """Return ``"train.py:91"``: relative to the working directory where it is in it."""
-    number = code.co_firstlineno
-    for start, end, at in code.co_lines():
-        if start <= instruction < end and at is not None:
-            number = at
+    number = next((at for start, end, at in code.co_lines() if start <= instruction < end and at), code.co_firstlineno)
     return f"{code.co_filename.removeprefix(os.getcwd() + os.sep)}:{number}"
 
 
