@@ -64,11 +64,11 @@ class Reporter:
     # -- this rank -------------------------------------------------------------------------------------------
 
     def state(self, reason: str, seconds: Mapping[Any, float] | None = None) -> dict[str, Any]:
-        """Return the state of this process; `seconds` says how long, by the keys of `stacks.operations`."""
+        """Return the state of this process; `seconds` says how long, by the keys of `stacks.calls_in_flight`."""
         seconds = seconds or {}
         me = threading.get_ident()
         operations, left, seen = [], False, set()
-        for call in stacks.operations():
+        for call in stacks.calls_in_flight():
             if call.record.name == "leave":
                 left = True
                 continue
@@ -77,11 +77,11 @@ class Reporter:
             operations.append({**call.record.as_dict(), **known})
         for group in groups():
             for work in works_in_flight(group):
-                record = stacks.of_work(work)
+                record = stacks.record_of(work)
                 if (record.group, record.number, record.name) not in seen:
                     key = (id(work), record.number)
                     if key in seconds:  # the program asks for it, or has a Future
-                        record = stacks.asked_for(work).record
+                        record = stacks.polled_call(work).record
                     known = {"seconds": seconds.get(key, 0.0), "waits": key in seconds}
                     operations.append({**record.as_dict(), **known})
         return {
@@ -92,7 +92,7 @@ class Reporter:
             "pid": os.getpid(),
             "time": time.time(),
             "reason": reason,
-            "program": stacks.of_the_program(),
+            "program": stacks.place_in_program(),
             "left": left,
             "ended": ended,
             "operations": operations,

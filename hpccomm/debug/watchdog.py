@@ -225,11 +225,11 @@ class Watchdog:
             self._judge(observed, now)
 
     def _in_flight(self) -> list[CallInFlight]:
-        found = {call.key: call for call in stacks.operations(without=threading.get_ident())}
+        found = {call.key: call for call in stacks.calls_in_flight(without=threading.get_ident())}
         for group in groups():
             for work in works_in_flight(group):
                 if _was_asked(work) or getattr(work, "has_future", False) or _gpu_is_busy(work):
-                    call = stacks.asked_for(work)
+                    call = stacks.polled_call(work)
                     found.setdefault(call.key, call)
         return list(found.values())
 
@@ -238,7 +238,7 @@ class Watchdog:
         if call.record.name == "leave":  # the others may compute for hours
             return
         limit = self._limit(call)
-        if call.can_raise or stacks.compares(call.group):  # it ends by itself, earlier
+        if call.can_raise or stacks.is_in_mismatch_check(call.group):  # it ends by itself, earlier
             limit = 1.1 * max(limit, SHORTEST_MEETING) + 2 * PATIENCE
         if elapsed > limit and not observed.has_timed_out:
             observed.has_timed_out = True
@@ -327,7 +327,7 @@ class Watchdog:
 
     def _seconds_of(self, thread: int) -> float:
         """Return for how long a thread has been in what it is in."""
-        call = stacks.of_thread(thread)
+        call = stacks.call_of_thread(thread)
         return self._seconds().get(None if call is None else call.key, LONGEST_PERIOD)
 
     def _end(self) -> None:
@@ -369,9 +369,9 @@ def _pipe() -> tuple[int, int]:
 def _end_on_ctrl_c(rank: int) -> None:
     """End the job, and say where this rank is, if Python does not come to KeyboardInterrupt: MPI has the thread."""
     main = threading.main_thread().ident or 0
-    stuck_in = stacks.of_thread(main)
+    stuck_in = stacks.call_of_thread(main)
     time.sleep(PATIENCE_WITH_PYTHON)
-    now = stacks.of_thread(main)
+    now = stacks.call_of_thread(main)
     if stuck_in is None or now is None or now.key != stuck_in.key:
         return
     lines = [f"[rank {rank}] Ctrl-C, inside MPI (most recent call last):"]

@@ -119,7 +119,7 @@ def test_many_quick_calls_are_not_one_that_hangs(
         return go_on.acquire(timeout=60) and flag
 
     def look() -> tuple[Any, ...]:
-        (found,) = (each for each in stacks.operations() if each.record.name == "agree")
+        (found,) = (each for each in stacks.calls_in_flight() if each.record.name == "agree")
         return found.key
 
     monkeypatch.setattr(failures, "agree", agreed)
@@ -151,7 +151,7 @@ def test_wait_any_ends_where_groups_raise(process_group: hc.ProcessGroup) -> Non
 
 def test_a_look_keeps_no_array_alive(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(failures, "agree", lambda comm, flag: [seen.extend(stacks.operations()), flag][1])
+    monkeypatch.setattr(failures, "agree", lambda comm, flag: [seen.extend(stacks.calls_in_flight()), flag][1])
 
     class Flag:
         pass

@@ -207,7 +207,7 @@ def test_ctrl_c_names_who_is_blocked_and_who_is_at_the_end_of_a_with_block(tmp_p
         def press():
             if world.rank == 0:
                 until_in_mpi()
-            while stacks.of_thread(main) is None:
+            while stacks.call_of_thread(main) is None:
                 time.sleep(0.01)
             (folder / f"waits{world.rank}").touch()
             while world.rank == 0 and not (folder / "waits1").exists():
@@ -236,7 +236,7 @@ def test_ctrl_c_ends_one_rank_that_waits_for_itself(tmp_path: Path) -> None:
         from hpccomm.debug import stacks
         main = threading.get_ident()
         def press():
-            while stacks.of_thread(main) is None:
+            while stacks.call_of_thread(main) is None:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGINT)
         hc.init_process_group()
@@ -491,7 +491,7 @@ def in_another_thread(process_group: hc.ProcessGroup) -> Any:
         threads.append(thread)
 
         def look(name: str) -> Any:
-            found = [each for each in stacks.operations() if each.record.name == name]
+            found = [each for each in stacks.calls_in_flight() if each.record.name == name]
             return found[0] if found else None
 
         return look
@@ -515,7 +515,7 @@ def test_what_is_seen_of_a_wait(process_group: hc.ProcessGroup, in_another_threa
 
 def test_nothing_in_flight_is_nothing_seen(process_group: hc.ProcessGroup) -> None:
     hc.all_reduce(np.ones(3))
-    assert list(stacks.operations()) == []
+    assert list(stacks.calls_in_flight()) == []
 
 
 def test_the_watchdog_survives_its_own_failure_and_tells_of_it_once(
@@ -622,7 +622,7 @@ def test_a_warning_after_a_tenth_of_the_time_and_once(
 ) -> None:
     record = stacks.describe(process_group, "all_reduce", 7, {"array": np.ones(4)}, where="train.py:91")
     call = stacks.CallInFlight(("all_reduce", 7), record, process_group, None, None, False)
-    monkeypatch.setattr(stacks, "operations", lambda without=0: [call])
+    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [call])
     watchdog = Watchdog(Reporter(3, 4, tmp_path))
     try:
         for second in (0, 100, 179, 181, 182):  # of 30 minutes
@@ -634,9 +634,9 @@ def test_a_warning_after_a_tenth_of_the_time_and_once(
                     "hpccomm: rank 3: all_reduce #7 of 'world' (32 B float64) at train.py:91 has been in flight for "
                     "3 min (timeout 30 min); `hpccomm debug --pid "
                 )
-        monkeypatch.setattr(stacks, "operations", lambda without=0: [])
+        monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [])
         watchdog.look(1183.0)
-        monkeypatch.setattr(stacks, "operations", lambda without=0: [call])
+        monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [call])
         watchdog.look(1300.0)  # the same again, after it had ended: from the beginning
         assert capsys.readouterr().err == ""
     finally:
@@ -651,7 +651,7 @@ def test_the_job_ends_also_where_nothing_can_be_written(
 
     record = stacks.describe(process_group, "all_reduce", 7, {"array": np.ones(4)}, where="train.py:91")
     call = stacks.CallInFlight(("all_reduce", 7), record, process_group, None, None, False)
-    monkeypatch.setattr(stacks, "operations", lambda without=0: [call])
+    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [call])
     watchdog = Watchdog(Reporter(3, 4, tmp_path))
     ended: list[bool] = []
     monkeypatch.setattr(watchdog, "_end", lambda: ended.append(True))

@@ -12,7 +12,7 @@ from ...core.arrays import count_of
 from ...core.hooks import Operation
 from ...core.operation_list import OPERATIONS, START
 from ...core.registry import OBJECTS
-from ..stacks import place
+from ..stacks import program_line
 
 LONGEST = 600  # characters of one call
 LONGEST_LIST = 100  # what differs between many sizes would not be seen in the words anyway
@@ -36,7 +36,7 @@ def array_in_words(array: Any) -> str:
 
 def caller() -> str:
     """Return the line of the program that has called hpccomm, ``train.py:91``."""
-    return place(sys._getframe(1))
+    return program_line(sys._getframe(1))
 
 
 def _plain(name: str) -> str:
