@@ -1,7 +1,7 @@
-"""Packing: the contiguous memory that a transport reads and writes, for GPU arrays of any layout.
+"""Packing: the contiguous buffers of an operation on GPU arrays of any layout.
 
-An array that is contiguous is its own buffer; every other one is packed into a temporary one before the transport
-works, and unpacked after it, both on a stream.
+A contiguous array is its own buffer. Any other is packed into a temporary one before the transport works and unpacked
+after it, both on a stream.
 """
 
 from __future__ import annotations
@@ -18,21 +18,16 @@ from .seam import Runtime
 
 
 class Packing:
-    """The temporary memory of one operation; `alive` must be kept until it is done."""
+    """The buffers of one operation, packed on `stream`; `alive` holds temporary ones, to be kept until it is done."""
 
-    __slots__ = ("_device", "_runtime", "_stream", "_unpacking", "alive")
+    __slots__ = ("_device", "_runtime", "_unpacking", "alive", "stream")
 
     def __init__(self, runtime: Runtime, device: int, stream: int) -> None:
         self._runtime = runtime
         self._device = device
-        self._stream = stream
+        self.stream = stream
         self._unpacking: list[tuple[Any, Any]] = []
         self.alive: list[Any] = []
-
-    @property
-    def stream(self) -> int:
-        """The stream of the operation."""
-        return self._stream
 
     def send_buffer(self, array: Any) -> Any:
         """Return a contiguous array with the values of `array`."""
@@ -42,7 +37,7 @@ class Packing:
         """Return a contiguous array; `unpack` copies its values to `array`."""
         if array.flags.c_contiguous:
             return array
-        buffer = self._empty_like(array)
+        buffer = self.empty(array.shape, array.dtype)
         self._unpacking.append((array, buffer))
         return buffer
 
@@ -69,40 +64,37 @@ class Packing:
         if factor is None or not array.size:
             return array if array is target else self.send_buffer(array)
         if target is None:
-            target = self._empty_like(array)
+            target = self.empty(array.shape, array.dtype)
         self._do(self._runtime.multiply, target, array, factor)
         return target
 
     def copy(self, target: Any, source: Any) -> None:
-        """Copy an array, among others what a rank sends to itself."""
+        """Copy an array: to pack it, or because a rank sends it to itself."""
         self._do(self._runtime.copy, target, source)
 
     def _do(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function of CUDA, whose last argument is the stream."""
-        function(*arguments, self._stream)
+        """Call a function of the seam, whose last argument is the stream."""
+        function(*arguments, self.stream)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return a contiguous array for this operation."""
-        buffer = self._runtime.empty(shape, dtype, self._device, self._stream)
+        buffer = self._runtime.empty(shape, dtype, self._device, self.stream)
         self.alive.append(buffer)
         return buffer
 
     def _packed(self, array: Any) -> Any:
-        buffer = self._empty_like(array)
+        buffer = self.empty(array.shape, array.dtype)
         self.copy(buffer, array)
         return buffer
 
-    def _empty_like(self, array: Any) -> Any:
-        return self.empty(array.shape, array.dtype)
-
     def unpack(self, stream: int) -> None:
-        """Copy to the arrays that are not contiguous."""
+        """Copy the buffers of `recv_buffer` and `in_place` to their arrays."""
         for array, buffer in self._unpacking:
             self._runtime.copy(array, buffer, stream)
 
 
 def gpu_of(array: Any) -> int:
-    """Return the number of an array's GPU; TypeError if it is one of another library that CuPy can't view."""
+    """Return the number of an array's GPU; raise TypeError for an array that CuPy can't view."""
     try:
         return array.data.device_id  # type: ignore[no-any-return]
     except AttributeError:
@@ -113,12 +105,11 @@ def gpu_of(array: Any) -> int:
 
 
 def on_the_host(array: Any) -> Any:
-    """Return a NumPy array with the values that a GPU array has on the program's current stream, in C order."""
-    runtime, device = seam.runtime(), array.data.device_id
+    """Return a NumPy array, in C order, with the values that a GPU array has on the current stream."""
+    runtime, device, host = seam.runtime(), array.data.device_id, np.empty(array.shape, array.dtype)
     with seam.on_device(runtime, device):
         stream = runtime.current_stream(device)
         contiguous = Packing(runtime, device, stream).send_buffer(array)
-        host = np.empty(array.shape, array.dtype)
         runtime.to_host(host, contiguous, stream)
         runtime.synchronize_stream(stream)
     return host

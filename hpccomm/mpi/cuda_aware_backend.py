@@ -17,7 +17,7 @@ from ..core.backend import Backend
 from ..core.options import BackendOptions
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work
-from ..cuda.staged_backend import Stage, StagedBackend
+from ..cuda.staged_backend import StagedBackend, Staging
 from .datatypes import DIRECT, LARGEST_COUNT
 from .works import MPIWork, ReceiveWork, check_length
 
@@ -34,68 +34,70 @@ class CudaAwareBackend(StagedBackend):
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
         if async_op or not _fits(array):
             return super().broadcast(array, root, async_op)
-        stage = self._stage(array)
-        buffer = stage.send_buffer(array) if root == self.rank else stage.recv_buffer(array)
-        return self._call(stage, self._comm.Bcast, _bytes(buffer), root)
+        staging = self._staging(array)
+        buffer = staging.send_buffer(array) if root == self.rank else staging.recv_buffer(array)
+        return self._call(staging, self._comm.Bcast, _bytes(buffer), root)
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op or (op, array.dtype) not in DIRECT or not _fits(array):
             return super().all_reduce(array, op, async_op)
         datatype, mpi_op = DIRECT[op, array.dtype]
-        stage = self._stage(array)
-        return self._call(stage, self._comm.Allreduce, IN_PLACE, _numbers(stage.in_place(array), datatype), mpi_op)
+        staging = self._staging(array)
+        return self._call(staging, self._comm.Allreduce, IN_PLACE, _numbers(staging.in_place(array), datatype), mpi_op)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op or (op, array.dtype) not in DIRECT or not _fits(array):
             return super().reduce(array, root, op, async_op)
         datatype, mpi_op = DIRECT[op, array.dtype]
-        stage = self._stage(array)
+        staging = self._staging(array)
         call = self._comm.Reduce
         if root == self.rank:
-            return self._call(stage, call, IN_PLACE, _numbers(stage.in_place(array), datatype), mpi_op, root)
-        return self._call(stage, call, _numbers(stage.send_buffer(array), datatype), None, mpi_op, root)
+            return self._call(staging, call, IN_PLACE, _numbers(staging.in_place(array), datatype), mpi_op, root)
+        return self._call(staging, call, _numbers(staging.send_buffer(array), datatype), None, mpi_op, root)
 
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
         if async_op or not _fits(output):
             return super().all_gather_single(output, array, async_op)
-        stage = self._stage(output, array)
-        (sent,) = stage.unaliased([array], [output])
-        return self._call(stage, self._comm.Allgather, _bytes(sent), _bytes(stage.recv_buffer(output)))
+        staging = self._staging(output, array)
+        (sent,) = staging.unaliased([array], [output])
+        return self._call(staging, self._comm.Allgather, _bytes(sent), _bytes(staging.recv_buffer(output)))
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
         if not _fits(array):
             return super().send(array, dst, tag, async_op)
-        stage = self._stage(array)
-        stage.alive.append(array)
+        staging = self._staging(array)
+        staging.alive.append(array)
         call = self._comm.Isend if async_op else self._comm.Send
-        return self._call(stage, call, _bytes(stage.send_buffer(array)), dst, tag)
+        return self._call(staging, call, _bytes(staging.send_buffer(array)), dst, tag)
 
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int | None:
         if not _fits(array):
             return super().recv(array, src, tag, async_op)
-        stage = self._stage(array)
-        buffer = stage.recv_buffer(array)
+        staging = self._staging(array)
+        buffer = staging.recv_buffer(array)
         source = MPI.ANY_SOURCE if src is None else src
-        stage.synchronize()
+        staging.synchronize()
         if async_op:
-            with stage.on_its_gpu():
+            with staging.on_its_gpu():
                 request = self._comm.Irecv(_bytes(buffer), source, tag)
-            return GPUReceiveWork(request, buffer.nbytes, stage.deliver, (array, stage.alive)).on(stage.on_its_gpu)
+            return GPUReceiveWork(request, buffer.nbytes, staging.copy_back, (array, staging.alive)).on(
+                staging.on_its_gpu
+            )
         status = MPI.Status()
-        with stage.on_its_gpu():
+        with staging.on_its_gpu():
             self._comm.Recv(_bytes(buffer), source, tag, status)
         check_length("recv", status, buffer.nbytes)
-        stage.deliver()
+        staging.copy_back()
         return status.Get_source()
 
-    def _call(self, stage: Stage, call: Any, *arguments: Any) -> Work | None:
+    def _call(self, staging: Staging, call: Any, *arguments: Any) -> Work | None:
         """Call MPI when the packing is done; unpack when MPI is done."""
-        stage.synchronize()
-        with stage.on_its_gpu():
+        staging.synchronize()
+        with staging.on_its_gpu():
             request = call(*arguments)
         if request is not None:
-            return GPUWork(request, stage.deliver, (arguments, stage)).on(stage.on_its_gpu)
-        stage.deliver()
+            return GPUWork(request, staging.copy_back, (arguments, staging)).on(staging.on_its_gpu)
+        staging.copy_back()
         return None
 
 

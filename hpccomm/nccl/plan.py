@@ -103,7 +103,7 @@ class Plan(Packing):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return temporary memory, which a CUDA graph would use again when it has been freed."""
         if not self.is_kept:
-            refuse_capture(self._runtime, self._stream, "an operation that needs temporary memory")
+            refuse_capture(self._runtime, self.stream, "an operation that needs temporary memory")
         return super().empty(shape, dtype)
 
     def _call(self, size: int, function: Callable[..., None], *arguments: int) -> None:
