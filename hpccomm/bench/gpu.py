@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..cuda import seam
-from ..cuda.choice import Sight, choose, look
+from ..cuda.choice import VisibleGPUs, choose, visible_gpus
 from ..errors import DistBackendError
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ def take(comm: MPI.Intracomm, ranks: Sequence[int]) -> str | None:
     `ranks` are the names of the ranks of `comm`.
     """
     try:
-        sight = look(seam.runtime(), None)
+        visible = visible_gpus(seam.runtime(), None)
     except ImportError as error:
-        sight = Sight(error=str(error))
+        visible = VisibleGPUs(error=str(error))
     try:
-        devices = choose(comm.allgather(sight), ranks)
+        devices = choose(comm.allgather(visible), ranks)
     except DistBackendError as error:
         return str(error)
     seam.runtime().use_device(devices[comm.Get_rank()])

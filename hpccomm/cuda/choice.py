@@ -1,8 +1,4 @@
-"""Which GPU each rank takes where the program leaves that to hpccomm (``device_id="auto"``, or no array to go by).
-
-By identity, not by number: each rank says which GPUs it sees, and takes one that the fewest have taken. Local ranks are
-wrong where ``--gpu-bind`` or containers show ranks different GPUs. An array that is there already says more.
-"""
+"""Assignment of GPUs to ranks where the program leaves it to hpccomm: ``device_id="auto"``, or no array to go by."""
 
 from __future__ import annotations
 
@@ -15,48 +11,51 @@ from ..errors import DistBackendError, here
 from .seam import Runtime
 
 
-class Sight(NamedTuple):
-    """The GPUs that a rank may take: their identities in CUDA's order, from number `first` on."""
+class VisibleGPUs(NamedTuple):
+    """The GPUs that CUDA shows a rank, or the error it gave: their identities, the first of which is GPU `first`."""
 
     gpus: tuple[str, ...] = ()
     first: int = 0
-    mig_instances: int = 0  # that CUDA_VISIBLE_DEVICES names
+    mig_instances: int = 0  # in CUDA_VISIBLE_DEVICES
     error: str | None = None
 
 
-def look(runtime: Runtime, number: int | None, environ: Mapping[str, str] = os.environ) -> Sight:
-    """Return the GPUs that this rank sees: all that CUDA shows, or only the one of this number; never raises."""
+def visible_gpus(runtime: Runtime, device: int | None, environ: Mapping[str, str] = os.environ) -> VisibleGPUs:
+    """Return the GPUs that CUDA shows this rank, or only GPU `device`; never raise."""
     instances = mig_instances(environ)
     try:
-        if number is not None:
-            return Sight((runtime.identity(number),), number, instances)
+        if device is not None:
+            return VisibleGPUs((runtime.identity(device),), device, instances)
         count = runtime.device_count()
         if count == 0:
             variable = environ.get("CUDA_VISIBLE_DEVICES")
             because = "" if variable is None else f" (CUDA_VISIBLE_DEVICES is {variable!r})"
             raise DistBackendError(f"CUDA shows no GPU{because}")
-        return Sight(tuple(runtime.identity(each) for each in range(count)), 0, instances)
+        return VisibleGPUs(tuple(runtime.identity(each) for each in range(count)), 0, instances)
     except Exception as error:  # the other ranks have to learn of whatever it is
-        return Sight(error=runtime.explain(error) or str(error))
+        return VisibleGPUs(error=runtime.explain(error) or str(error))
 
 
-def choose(sights: Sequence[Sight], ranks: Sequence[int]) -> list[int]:
-    """Return the number of each rank's GPU, given what all see; `ranks` are their names. Every rank computes the same.
+def choose(visible: Sequence[VisibleGPUs], ranks: Sequence[int]) -> list[int]:
+    """Return the number of each rank's GPU; `ranks` are the ranks' names in an error. Every rank computes the same.
 
-    DistBackendError if a rank has none.
+    Raises
+    ------
+    DistBackendError
+        A rank has no usable GPU.
     """
-    for rank, sight in zip(ranks, sights, strict=True):
-        if sight.error is not None:
-            raise DistBackendError(f"rank {rank} has no usable GPU: {sight.error}{here()}")
-    return [sight.first + index for sight, index in zip(sights, take_turns([s.gpus for s in sights]), strict=True)]
+    for rank, gpus in zip(ranks, visible, strict=True):
+        if gpus.error is not None:
+            raise DistBackendError(f"rank {rank} has no usable GPU: {gpus.error}{here()}")
+    return [each.first + index for each, index in zip(visible, take_turns([each.gpus for each in visible]))]
 
 
 def take_turns(visible: Sequence[Sequence[str]]) -> list[int]:
-    """Return for each rank the index, in what it sees, of the GPU that it takes.
+    """Return the index of each rank's GPU among those visible to it.
 
-    Each takes the GPU that the fewest have taken before; those that see the fewest come first, then by rank. On a node
-    where all ranks see all GPUs that is the local rank modulo their number. It is not where they see different ones,
-    and there the local rank would be wrong:
+    A rank takes the GPU that the fewest have taken so far; those with the fewest visible GPUs go first, then the lower
+    rank. Where all ranks of a node see all GPUs, that is the local rank modulo their number. Where they see different
+    ones, the local rank would be wrong:
 
     * ``srun --gpus-per-task=1`` (which implies ``--gpu-bind=per_task:1``) and ``--gpu-bind=single:N``, ``map:`` show
       each task its own GPU. With cgroups (ConstrainDevices) CUDA_VISIBLE_DEVICES is then 0 in every task, without them
@@ -68,8 +67,7 @@ def take_turns(visible: Sequence[Sequence[str]]) -> list[int]:
     * Containers that share a machine but no memory are several nodes for MPI: all would begin with the first GPU.
     * Of several MIG instances CUDA shows a process the first only (MIG user guide, "CUDA Device Enumeration"): index 0.
 
-    So GPUs are told apart by their identity, which is unique among all machines, and not by number. More ranks than
-    GPUs share them evenly.
+    So GPUs are compared by identity, which is unique among all machines. More ranks than GPUs share them evenly.
     """
     taken: Counter[str] = Counter()
     indices = [0] * len(visible)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
-from .patience import Patience
+from .time_limit import TimeLimit
 
 OWN_THREADS = "hpccomm-"  # how their names begin
 PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.cupy_nccl"}
@@ -153,7 +153,7 @@ class Communicator(Protocol):
     """NCCL's communicator (ncclComm_t). Counts are elements, types and operations nccl.h's numbers.
 
     One thread at a time calls it. A function that NCCL has not finished when it returns (ncclInProgress, where the
-    communicator does not block) waits with the Patience that the communicator was made with.
+    communicator does not block) waits with the TimeLimit that the communicator was made with.
     """
 
     def group_start(self) -> None:
@@ -186,7 +186,7 @@ class Communicator(Protocol):
     def all_to_all(self, send: int, recv: int, count: int, datatype: int, stream: int) -> None:
         """ncclAlltoAll, where `NCCL.has_all_to_all`; `count` is that of one part."""
 
-    def split(self, color: int, key: int, patience: Patience | None) -> Communicator | None:
+    def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
         """ncclCommSplit; None for ``color=-1``. Nothing may be in flight on this communicator."""
 
     def async_error(self) -> str | None:
@@ -210,10 +210,10 @@ class NCCL(Protocol):
     def unique_id(self) -> Any:
         """Return a new id for `connect`; it can be pickled."""
 
-    def connect(self, size: int, unique_id: Any, rank: int, patience: Patience | None) -> Communicator:
+    def connect(self, size: int, unique_id: Any, rank: int, time_limit: TimeLimit | None) -> Communicator:
         """Make the communicator of this thread's current GPU (ncclCommInitRank); every rank calls it.
 
-        It blocks without `patience`, and does not with it (ncclConfig_t.blocking).
+        It blocks without `time_limit`, and does not with it (ncclConfig_t.blocking).
         """
 
     def explain(self, error: Exception) -> str | None:

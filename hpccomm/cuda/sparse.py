@@ -15,25 +15,19 @@ from . import seam
 
 
 def all_reduce(group: Membership, backends: Mapping[str, Backend], matrix: Any, async_op: bool) -> Work | None:
-    """Gather everybody's rows, columns and values as three arrays, and add up the entries on each GPU.
-
-    The dtype of the entries has no room for rows and columns beside the values there.
-    """
+    """Gather the rows, columns and values of all ranks as three arrays, and sum the entries on each GPU."""
     runtime = seam.runtime()
     coordinates = matrix.tocoo()
     mine = [coordinates.row, coordinates.col, coordinates.data]
     device = matrix.data.data.device_id
     stream = runtime.current_stream(device)
     counts = counts_of_all(group, backends, coordinates.data.size)
-    everybody = [runtime.empty((int(counts.sum()),), each.dtype, device, stream) for each in mine]
+    gathered = [runtime.empty((int(counts.sum()),), each.dtype, device, stream) for each in mine]
     ends = np.cumsum(counts)
-    outputs = [
-        [each[end - count : end] for each in everybody]
-        for count, end in zip(counts.tolist(), ends.tolist(), strict=True)
-    ]
+    outputs = [[each[end - count : end] for each in gathered] for count, end in zip(counts.tolist(), ends.tolist())]
 
     def assign() -> None:
-        rows, columns, values = everybody
+        rows, columns, values = gathered
         runtime.sum_entries(matrix, rows, columns, values, device, runtime.current_stream(device))
 
     return finished(backends["cuda"].all_gather_coalesced(outputs, mine, async_op), assign)

@@ -16,13 +16,12 @@ MAIN = threading.main_thread().ident
 
 
 class CudaWork(Work):
-    """An operation on a stream of its transport; an event marks its end.
+    """An operation on a stream; an event marks its end.
 
-    `let_go` takes the event back when it has passed. `failure` returns the error of the transport, or None.
+    `let_go` takes the event back once it has passed; `failure` returns the error of the transport, or None.
     """
 
     is_let_go_at_once = True  # its arrays are memory of the GPU
-
     any_thread_may_poll = True
 
     def __init__(
@@ -39,14 +38,14 @@ class CudaWork(Work):
         self._let_go = let_go
         self._failure = failure
         self._wait_blocks = wait_blocks
-        self._event = 0  # until the batch that the operation belongs to has been launched
+        self._event = 0  # until its batch has been launched
 
     def launched(self, event: int) -> None:
-        """Take the event recorded after the operation."""
+        """Set the event recorded behind the operation."""
         self._event = event
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Make this thread's current stream wait for the operation, not the host; with a `timeout`, the host."""
+        """Make this thread's current stream wait for the operation; with a `timeout`, block the host."""
         if timeout is not None or self._wait_blocks or self._finish is not None:
             return super().wait(timeout)
         if self._runtime.current_device() != self._device:
@@ -59,7 +58,7 @@ class CudaWork(Work):
 
     def _make_stream_wait(self) -> bool:
         self._runtime.wait(self._runtime.current_stream(self._device), self._event)
-        return False  # the host does not know when it ends
+        return False  # whether it has ended
 
     def synchronize(self) -> None:
         """Block the host until the result is in the output arrays."""
@@ -71,7 +70,7 @@ class CudaWork(Work):
         return self._event != 0 and self._ask(self._runtime.is_done)
 
     def block(self) -> None:
-        """Return when the event has passed; raise the error of the transport."""
+        """Block the host until the event has passed; raise the error of the transport."""
         self._raise_failure()
         try:
             self._ask(self._runtime.synchronize_event)
@@ -80,7 +79,7 @@ class CudaWork(Work):
             self._let_go(self._event)
 
     def _ask(self, function: Callable[[int], T]) -> T:
-        """Ask CUDA for the event: from a thread whose current GPU may be another one; an error is the backend's."""
+        """Return CUDA's answer for the event on the right GPU; raise its errors as DistBackendError."""
         try:
             if threading.get_ident() == MAIN:  # whose current GPU is the program's business
                 return function(self._event)
@@ -93,8 +92,7 @@ class CudaWork(Work):
             raise DistBackendError(f"CUDA reports {text}{here()}", self.op_type) from error
 
     def _raise_failure(self) -> None:
-        failure = self._failure()
-        if failure is not None:
+        if (failure := self._failure()) is not None:
             raise failure
 
     def _advance(self, step: Callable[[], bool | None], ending: WorkStatus = COMPLETED) -> bool:

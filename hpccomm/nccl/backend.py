@@ -22,9 +22,9 @@ from ..core.timeouts import as_seconds
 from ..core.work import Work
 from ..cuda import seam
 from ..cuda.packing import gpu_of
-from ..cuda.patience import Patience
+from ..cuda.time_limit import TimeLimit
 from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
-from .bootstrap import Unavailable, agreed, connect
+from .bootstrap import Unavailable, all_or_none, connect
 from .connection import Connection
 from .intra_node import IntraNode
 from .persistent import NCCLPersistentWork
@@ -73,10 +73,10 @@ class NCCLBackend(Backend):
         named = self._options.device_id
         if named is not None:
             device = None if named == "auto" else named
-        patience = self._patience()
-        if patience is not None:
+        time_limit = self._time_limit()
+        if time_limit is not None:
             self._meeting = self._meeting or self._mpi.Ibarrier()  # that of the last try, if that took too long
-            patience.wait_while(lambda: not self._meeting.Test())  # type: ignore[union-attr]
+            time_limit.wait_while(lambda: not self._meeting.Test())  # type: ignore[union-attr]
             self._meeting = None
         comm, device = connect(
             self._nccl,
@@ -86,20 +86,20 @@ class NCCLBackend(Backend):
             device,
             becomes_current=named is not None,
             may_do_without=self._options.settings.intra_node == "host",
-            patience=patience,
+            time_limit=time_limit,
         )
-        return self._connected(comm, device, patience)
+        return self._connected(comm, device, time_limit)
 
-    def _patience(self) -> Patience | None:
+    def _time_limit(self) -> TimeLimit | None:
         """Return how long to wait for NCCL, where a time-out is to be an error; elsewhere it ends the job, or is left.
 
         A communicator that does not block costs NCCL a thread for each call.
         """
-        return Patience(as_seconds(self._options.timeout)) if self._options.on_timeout == "raise" else None
+        return TimeLimit(as_seconds(self._options.timeout)) if self._options.on_timeout == "raise" else None
 
-    def _connected(self, comm: seam.Communicator, device: int, patience: Patience | None) -> Connection:
+    def _connected(self, comm: seam.Communicator, device: int, time_limit: TimeLimit | None) -> Connection:
         settings = self._options.settings
-        self._connection = Connection(self._runtime, comm, device, settings.blocking_wait, patience)
+        self._connection = Connection(self._runtime, comm, device, settings.blocking_wait, time_limit)
         if settings.intra_node != "0":
             by_host = settings.intra_node == "host"
             self._intra_node = IntraNode(self._runtime, self._mpi, device, self._connection.stream, by_host)
@@ -110,19 +110,19 @@ class NCCLBackend(Backend):
         if connection is None:
             return None
         new = None if options is None else type(self)(replace(options, device_id=connection.device))
-        patience = None if new is None else new._patience()
+        time_limit = None if new is None else new._time_limit()
 
         def made() -> seam.Communicator | None:
             key = 0 if options is None else options.rank
-            comm = connection.split(-1 if options is None else color, key, patience)
+            comm = connection.split(-1 if options is None else color, key, time_limit)
             if isinstance(comm, Unavailable) and options is not None and options.size == 1:  # no other has its GPU
                 with seam.on_device(self._runtime, connection.device):
-                    return self._nccl.connect(1, self._nccl.unique_id(), 0, patience)
+                    return self._nccl.connect(1, self._nccl.unique_id(), 0, time_limit)
             return comm
 
-        comm = agreed(self._nccl, self._mpi, self._options.ranks, made)
+        comm = all_or_none(self._nccl, self._mpi, self._options.ranks, made)
         if comm is not None and new is not None:
-            new._connected(comm, connection.device, patience)
+            new._connected(comm, connection.device, time_limit)
         return new
 
     # -- one array -------------------------------------------------------------------------------

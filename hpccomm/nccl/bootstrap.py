@@ -1,4 +1,4 @@
-"""How the ranks of a group find together in one NCCL communicator: over MPI."""
+"""Bootstrap of NCCL over MPI: the ranks of a group agree on their GPUs, and connect one communicator."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from ..cuda.choice import Sight, choose, look
-from ..cuda.patience import Patience
+from ..cuda.choice import VisibleGPUs, choose, visible_gpus
 from ..cuda.seam import NCCL, Communicator, Runtime, on_device
+from ..cuda.time_limit import TimeLimit
 from ..errors import DistBackendError, DistError, DistTimeoutError, here
 
 if TYPE_CHECKING:
@@ -26,45 +26,44 @@ def connect(
     comm: MPI.Intracomm,
     ranks: Sequence[int],
     device: int | None,
-    becomes_current: bool = False,
-    may_do_without: bool = False,
-    patience: Patience | None = None,
+    becomes_current: bool,
+    may_do_without: bool,
+    time_limit: TimeLimit | None,
 ) -> tuple[Communicator, int]:
-    """Make the communicator of the ranks of `comm`, whose global ranks are `ranks`; return it and this rank's GPU.
+    """Return a communicator of the ranks of `comm`, and this rank's GPU: `device`, or its turn where that is None.
 
-    `device` is that GPU if it has been decided; otherwise the ranks that have None take turns.
+    `ranks` are the global ranks, for errors. Where NCCL can't be used because ranks share a GPU, and the group
+    `may_do_without`, the communicator is `Unavailable`.
 
     Raises
     ------
     DistBackendError
-        On every rank: two ranks have the same GPU, or one of them finds no GPU, or NCCL gives no unique id or does not
-        connect one.
+        On every rank: two ranks have the same GPU, a rank has no GPU, or NCCL can't connect one.
     """
-    sight = look(runtime, device)
+    rank = comm.Get_rank()
+    visible = visible_gpus(runtime, device)
     if os.environ.get("NCCL_COMM_BLOCKING") == "0":
-        sight = Sight(error="NCCL_COMM_BLOCKING=0 is set, and hpccomm chooses itself what blocks; unset it")
-    sights: list[tuple[Sight, bool]] = comm.allgather((sight, _may_share(nccl)))
-    seen = [sight for sight, _ in sights]
-    devices = choose(seen, ranks)
-    device = devices[comm.Get_rank()]
-    shared = _check_gpus(seen, devices, ranks, all(may_share for _, may_share in sights))
+        visible = VisibleGPUs(error="NCCL_COMM_BLOCKING=0 is set, and hpccomm chooses itself what blocks; unset it")
+    visible_to, may_share = zip(*comm.allgather((visible, _may_share(nccl))))
+    devices = choose(visible_to, ranks)
+    device = devices[rank]
+    shared = None if all(may_share) else _shared_gpus(visible_to, devices, ranks)
     if shared is not None:
         if not may_do_without:
             raise DistBackendError(shared)
         return cast("Communicator", Unavailable(shared)), device
-    # One broadcast carries (what went wrong, the id), so that nobody waits for an id that never comes.
-    error, unique_id = comm.bcast(_unique_id(nccl) if comm.Get_rank() == 0 else None)
+    # One broadcast carries (error, id), so that nobody waits for an id that never comes.
+    error, unique_id = comm.bcast(_unique_id(nccl) if rank == 0 else None)
     if error is not None:
         raise DistBackendError(f"NCCL on rank {ranks[0]} can't make a unique id: {error}{here()}")
     if becomes_current:  # before NCCL is called: going back from there would make a context on the GPU of before
         runtime.use_device(device)
     with on_device(runtime, device):
-        made = agreed(nccl, comm, ranks, lambda: nccl.connect(comm.Get_size(), unique_id, comm.Get_rank(), patience))
-    return made, device
+        return all_or_none(nccl, comm, ranks, lambda: nccl.connect(len(ranks), unique_id, rank, time_limit)), device
 
 
-def agreed(nccl: NCCL, comm: MPI.Intracomm, ranks: Sequence[int], make: Callable[[], T]) -> T:
-    """Return the outcome of `make`; raise on every rank of `comm` if it raises on one."""
+def all_or_none(nccl: NCCL, comm: MPI.Intracomm, ranks: Sequence[int], make: Callable[[], T]) -> T:
+    """Return the communicator that `make` makes; raise on every rank of `comm` if it raises on one."""
     made: T | None = None
     error: tuple[type[DistError], str] | None = None
     try:
@@ -73,11 +72,11 @@ def agreed(nccl: NCCL, comm: MPI.Intracomm, ranks: Sequence[int], make: Callable
         error = DistTimeoutError, str(raised)
     except Exception as raised:  # the others have to learn of whatever it is
         error = DistBackendError, f"NCCL reports {nccl.explain(raised) or repr(raised)}{here()}"
-    errors = [(rank, *told) for rank, told in zip(ranks, comm.allgather(error), strict=True) if told is not None]
+    errors = [(rank, *each) for rank, each in zip(ranks, comm.allgather(error), strict=True) if each is not None]
     if errors:
         if made is not None:
             made.abort()
-        rank, kind, text = min(errors, key=lambda each: each[1] is DistTimeoutError)  # those may come of the others
+        rank, kind, text = min(errors, key=lambda each: each[1] is DistTimeoutError)  # which others may have caused
         raise kind(f"rank {rank} could not be connected: {text}")
     return made  # type: ignore[return-value]
 
@@ -92,17 +91,17 @@ def _unique_id(nccl: NCCL) -> tuple[str | None, Any]:
 def _may_share(nccl: NCCL) -> bool:
     try:
         return nccl.version() >= SHARING and os.environ.get(MAY_SHARE) == "1"
-    except Exception:  # what is wrong with NCCL shows when it is used; the others must not wait for this rank
+    except Exception:  # it shows when NCCL is used; the others must not wait for this rank
         return False
 
 
-def _check_gpus(sights: Sequence[Sight], devices: Sequence[int], ranks: Sequence[int], may_share: bool) -> str | None:
-    """Return the error text if ranks have the same GPU without permission, else None."""
+def _shared_gpus(visible: Sequence[VisibleGPUs], devices: Sequence[int], ranks: Sequence[int]) -> str | None:
+    """Return the error text for ranks that have the same GPU; None if there are none."""
     ranks_of: dict[str, list[int]] = {}
-    for rank, sight, device in zip(ranks, sights, devices, strict=True):
-        ranks_of.setdefault(sight.gpus[device - sight.first], []).append(rank)
+    for rank, gpus, device in zip(ranks, visible, devices, strict=True):
+        ranks_of.setdefault(gpus.gpus[device - gpus.first], []).append(rank)
     shared = [together for together in ranks_of.values() if len(together) > 1]
-    if not shared or may_share:
+    if not shared:
         return None
     # NCCL issue 1716: no two instances of one GPU.
     mig = (
@@ -112,13 +111,13 @@ def _check_gpus(sights: Sequence[Sight], devices: Sequence[int], ranks: Sequence
     return (
         f"ranks {'; '.join(', '.join(map(str, together)) for together in shared)} have the same GPU. Give each "
         f"rank one of its own: init_process_group(device_id='auto'), or a number, before it makes arrays."
-        f"{mig if any(sight.mig_instances for sight in sights) else ''} To share "
+        f"{mig if any(gpus.mig_instances for gpus in visible) else ''} To share "
         f"one on purpose: {MAY_SHARE}=1 with NCCL 2.30 or newer, or 'cuda:mpi'{here()}"
     )
 
 
 class Unavailable:
-    """Stands for NCCL's communicator where ranks share a GPU and only ``HPCCOMM_INTRA_NODE=host`` can be used."""
+    """The communicator of ranks that share a GPU, where only ``HPCCOMM_INTRA_NODE=host`` can be used."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -128,8 +127,8 @@ class Unavailable:
             f"{operation} needs NCCL; HPCCOMM_INTRA_NODE=host has only all_reduce (SUM) of small arrays. {self._reason}"
         )
 
-    def split(self, color: int, key: int, patience: Patience | None) -> Unavailable | None:
-        """Return itself: the new group can't use NCCL either."""
+    def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Unavailable | None:
+        """Return this: the new group can't use NCCL either."""
         return None if color < 0 else self
 
     def async_error(self) -> None:

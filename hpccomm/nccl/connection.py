@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ..core.work import Work
-from ..cuda.patience import Patience
 from ..cuda.seam import Communicator, Runtime, on_device
+from ..cuda.time_limit import TimeLimit
 from ..cuda.work import CudaWork
 from ..errors import DistBackendError, DistTimeoutError, here
 from .async_errors import AsyncErrors
@@ -38,7 +38,7 @@ class Connection:
     """The state of a group on one GPU; `comm` is a communicator of the seam."""
 
     def __init__(
-        self, runtime: Runtime, comm: Communicator, device: int, wait_blocks: bool, patience: Patience | None = None
+        self, runtime: Runtime, comm: Communicator, device: int, wait_blocks: bool, time_limit: TimeLimit | None = None
     ) -> None:
         self.runtime = runtime
         self.comm = comm
@@ -55,8 +55,8 @@ class Connection:
         self._events: list[int] = []  # not in use
         self._in_flight: dict[int, Any] = {}  # by the event that marks its end: what must be kept until then
         self._batch: list[tuple[tuple[Plan, Any], CudaWork]] | None = None
-        if patience is not None:
-            patience.failure = lambda: self.failure
+        if time_limit is not None:
+            time_limit.failure = lambda: self.failure
         self._async_errors = AsyncErrors(self._look, self.fail)
 
     # -- operations ------------------------------------------------------------------------------
@@ -193,12 +193,12 @@ class Connection:
                     for in_use, work in launched:  # nothing of NCCL was on the stream before the end of the group
                         self._mark_end(in_use, work)
 
-    def split(self, color: int, key: int, patience: Patience | None) -> Communicator | None:
+    def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
         """Split the communicator (ncclCommSplit); every rank of the group calls it."""
         with on_device(self.runtime, self.device):
             self.synchronize()  # NCCL wants nothing in flight
             with self._issuing():
-                return self.comm.split(color, key, patience)
+                return self.comm.split(color, key, time_limit)
 
     def synchronize(self) -> None:
         """Block the host until the current stream and this one have done everything; the GPU is the current one."""

@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 from ..cuda.cupy_runtime import INSTALL
-from ..cuda.patience import Patience
+from ..cuda.time_limit import TimeLimit
 from . import libnccl
 from .libnccl import RESULTS, NCCLError
 
@@ -44,9 +44,9 @@ class NCCL:
     def unique_id(self) -> Any:
         return nccl.get_unique_id()
 
-    def connect(self, size: int, unique_id: Any, rank: int, patience: Patience | None) -> libnccl.Communicator:
-        if patience is not None:
-            return self.library.connect(size, unique_id, rank, patience)
+    def connect(self, size: int, unique_id: Any, rank: int, time_limit: TimeLimit | None) -> libnccl.Communicator:
+        if time_limit is not None:
+            return self.library.connect(size, unique_id, rank, time_limit)
         return Communicator(self.library, nccl.NcclCommunicator(size, unique_id, rank))
 
     def explain(self, error: Exception) -> str | None:
@@ -61,7 +61,7 @@ class Communicator(libnccl.Communicator):
     """A communicator that blocks, whose operations are CuPy's own, so that the seam costs nothing."""
 
     def __init__(self, library: libnccl.Library, comm: Any) -> None:
-        super().__init__(library, ctypes.c_void_p(comm.comm), patience=None)
+        super().__init__(library, ctypes.c_void_p(comm.comm), time_limit=None)
         # CuPy destroys a communicator that is dropped, which would wait for the other ranks in a finaliser. One
         # reference is never given back; destroy() and abort() free what belongs to NCCL.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import partial
 
-from ..cuda.patience import Patience
+from ..cuda.time_limit import TimeLimit
 from ..errors import DistBackendError, here
 
 SUCCESS, IN_PROGRESS = 0, 7
@@ -115,13 +115,13 @@ class Library:
         """Return the text of the last error in this process (the function's argument is unused)."""
         return (self._last_error(None) or b"").decode(errors="replace").strip()
 
-    def connect(self, size: int, unique_id: bytes, rank: int, patience: Patience) -> Communicator:
+    def connect(self, size: int, unique_id: bytes, rank: int, time_limit: TimeLimit) -> Communicator:
         """Make a communicator that does not block."""
         comm = COMM()
         made = UniqueId()
         ctypes.memmove(ctypes.byref(made), unique_id, UNIQUE_ID_BYTES)
         code = self["ncclCommInitRankConfig"](comm, size, made, rank, Config(blocking=False))
-        connected = Communicator(self, comm, patience)
+        connected = Communicator(self, comm, time_limit)
         try:
             connected.finish(code)
         except Exception:
@@ -132,12 +132,12 @@ class Library:
 
 
 class Communicator:
-    """An ncclComm_t whose calls wait with `patience` where they are in progress; without one it blocks."""
+    """An ncclComm_t whose calls wait with `time_limit` where they are in progress; without one it blocks."""
 
-    def __init__(self, library: Library, comm: c_void_p, patience: Patience | None) -> None:
+    def __init__(self, library: Library, comm: c_void_p, time_limit: TimeLimit | None) -> None:
         self._library = library
         self._comm = comm
-        self._patience = patience
+        self._time_limit = time_limit
         self.all_reduce = partial(self._operate, "ncclAllReduce")
         self.reduce = partial(self._operate, "ncclReduce")
         self.broadcast = partial(self._operate, "ncclBroadcast")
@@ -158,8 +158,8 @@ class Communicator:
 
     def finish(self, code: int) -> None:
         """Return when NCCL is done with the call that has returned `code`, and raise its error."""
-        if code == IN_PROGRESS and self._patience is not None:
-            self._patience.wait_while(lambda: self._state() == IN_PROGRESS)
+        if code == IN_PROGRESS and self._time_limit is not None:
+            self._time_limit.wait_while(lambda: self._state() == IN_PROGRESS)
             code = self._state()
         if code != SUCCESS:
             raise NCCLError(code)
@@ -168,10 +168,10 @@ class Communicator:
         state = c_int()
         return self._library["ncclCommGetAsyncError"](self._comm, state) or state.value
 
-    def split(self, color: int, key: int, patience: Patience | None) -> Communicator | None:
+    def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
         made = COMM()  # NCCL sets the pointer when it is done
-        self.finish(self._library["ncclCommSplit"](self._comm, color, key, made, Config(blocking=patience is None)))
-        return Communicator(self._library, made, patience) if made else None
+        self.finish(self._library["ncclCommSplit"](self._comm, color, key, made, Config(blocking=time_limit is None)))
+        return Communicator(self._library, made, time_limit) if made else None
 
     def async_error(self) -> str | None:
         state = self._state()

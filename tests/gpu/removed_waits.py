@@ -43,10 +43,10 @@ FIRST = {  # the files of tests, or tests, that notice soonest; then come all ot
     "test_streams::test_the_gpu_need_not_be_the_current_one test_life",
     "mpi/cuda_aware_backend.py": "test_staged",
     "nccl/async_errors.py": "test_life",
-    "nccl/backend.py": "test_overlap test_streams::test_what_nccl_uses_is_kept_without_the_work test_patience",
+    "nccl/backend.py": "test_overlap test_streams::test_what_nccl_uses_is_kept_without_the_work test_time_limit",
     "nccl/connection.py": "test_streams test_life test_persistent",
     "nccl/intra_node.py": "test_intra_node",
-    "nccl/libnccl.py": "test_patience",
+    "nccl/libnccl.py": "test_time_limit",
     "nccl/persistent.py": "test_persistent test_life",
 }
 

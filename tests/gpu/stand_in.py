@@ -36,8 +36,8 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
-from hpccomm.cuda.patience import Patience
 from hpccomm.cuda.seam import Kernel
+from hpccomm.cuda.time_limit import TimeLimit
 from hpccomm.nccl.intra_node import MAX_RANKS
 
 from .gpus import extent
@@ -806,10 +806,10 @@ class NCCL:
         fail()
         return tempfile.mkdtemp(prefix="hpccomm-nccl-")
 
-    def connect(self, size: int, unique_id: str, rank: int, patience: Patience | None) -> Communicator:
+    def connect(self, size: int, unique_id: str, rank: int, time_limit: TimeLimit | None) -> Communicator:
         fail()
-        MACHINE.calls.append("connect" if patience is None else "connect, not blocking")
-        made = Communicator(blocks=patience is None, patience=patience)
+        MACHINE.calls.append("connect" if time_limit is None else "connect, not blocking")
+        made = Communicator(blocks=time_limit is None, time_limit=time_limit)
         made.begin(made.find_together(size, unique_id, rank))
         return made
 
@@ -835,9 +835,9 @@ class Communicator:
 
     comm: MPI.Intracomm
 
-    def __init__(self, blocks: bool, patience: Patience | None = None) -> None:
+    def __init__(self, blocks: bool, time_limit: TimeLimit | None = None) -> None:
         self.blocks = blocks
-        self.patience = patience  # None: somebody else asks
+        self.time_limit = time_limit  # None: somebody else asks
         self.state = "in use"
         self.is_finalized = False
         self.job: Job | None = None
@@ -861,8 +861,8 @@ class Communicator:
         self.job = job
         while self.is_in_progress() and self.blocks:
             time.sleep(1e-4)
-        if self.patience is not None:
-            self.patience.wait_while(self.is_in_progress)
+        if self.time_limit is not None:
+            self.time_limit.wait_while(self.is_in_progress)
 
     def is_in_progress(self) -> bool:
         """Go on with the job; say whether it is still not done."""
@@ -1030,8 +1030,8 @@ class Communicator:
         clock, stream = MACHINE.clock(stream), MACHINE.launched.get(stream, stream)
         self.posted.append(Message(self, stream, clock[stream], request, deliver))
 
-    def split(self, color: int, key: int, patience: Patience | None) -> Communicator | None:
-        made = Communicator(blocks=patience is None, patience=patience)
+    def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
+        made = Communicator(blocks=time_limit is None, time_limit=time_limit)
         self.begin(self.halve(color, key, made))
         return None if color < 0 else made
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpccomm.cuda.choice import Sight, choose, look, mig_instances, take_turns
+from hpccomm.cuda.choice import VisibleGPUs, choose, mig_instances, take_turns, visible_gpus
 
 pytestmark = pytest.mark.serial
 
@@ -38,8 +38,9 @@ def test_the_table(visible: list[list[str]], indices: list[int]) -> None:
 
 
 def test_a_rank_whose_gpu_is_decided_keeps_it_and_counts() -> None:
-    sights = [Sight(("a", "b")), Sight(("a",), first=0), Sight(("b",), first=1), Sight(("a", "b"))]
-    assert choose(sights, range(4)) == [0, 0, 1, 1]
+    both = VisibleGPUs(("a", "b"))
+    visible = [both, VisibleGPUs(("a",), first=0), VisibleGPUs(("b",), first=1), both]
+    assert choose(visible, range(4)) == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_no_gpu_is_explained_with_the_variable(machine: Any) -> None:
     from . import stand_in
 
     machine.devices = 0
-    assert look(stand_in.Runtime(), None, {"CUDA_VISIBLE_DEVICES": "-1"}).error == (
+    assert visible_gpus(stand_in.Runtime(), None, {"CUDA_VISIBLE_DEVICES": "-1"}).error == (
         "CUDA shows no GPU (CUDA_VISIBLE_DEVICES is '-1')"
     )
-    assert look(stand_in.Runtime(), None, {}).error == "CUDA shows no GPU"
+    assert visible_gpus(stand_in.Runtime(), None, {}).error == "CUDA shows no GPU"

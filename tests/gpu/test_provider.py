@@ -12,7 +12,7 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.cuda import seam
-from hpccomm.cuda.patience import Patience
+from hpccomm.cuda.time_limit import TimeLimit
 from hpccomm.nccl import libnccl
 
 from ..launch import launch
@@ -73,9 +73,9 @@ def test_the_last_error_is_told(cupy_nccl: Any) -> None:
     if gpus.is_real():
         pytest.skip("here is a GPU")
     nccl = seam.nccl()
-    for patience in (None, Patience(20)):
+    for time_limit in (None, TimeLimit(20)):
         with pytest.raises(Exception, match=r"NCCL|ncclUnhandledCudaError") as caught:
-            nccl.connect(1, nccl.unique_id(), 0, patience)
+            nccl.connect(1, nccl.unique_id(), 0, time_limit)
         assert nccl.explain(caught.value).startswith("ncclUnhandledCudaError (1): Cuda failure")
 
 

@@ -1,4 +1,4 @@
-"""Patience: how long NCCL may be in the middle of a call, where its communicators do not block."""
+"""TimeLimit: the longest duration of a call of NCCL, where its communicators do not block."""
 
 from __future__ import annotations
 
@@ -10,28 +10,15 @@ from ..errors import DistTimeoutError, here
 SHORTEST_PAUSE, LONGEST_PAUSE = 10e-6, 1e-3  # seconds between two looks
 
 
-class Patience:
-    """The time limit of a group for each call of NCCL.
-
-    Attributes
-    ----------
-    seconds : float
-    failure : callable
-        Returns the error that has ended the connection, or None: then nobody waits any longer.
-    """
+class TimeLimit:
+    """A group's time limit for each call of NCCL; `failure` returns the error of the connection, if it has failed."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.failure: Callable[[], Exception | None] = lambda: None
 
     def wait_while(self, is_in_progress: Callable[[], bool]) -> None:
-        """Return when NCCL is done with a call.
-
-        Raises
-        ------
-        DistTimeoutError
-            It has not been within `seconds`.
-        """
+        """Wait for the end of a call; raise the connection's failure, and DistTimeoutError after `seconds`."""
         deadline, pause = time.monotonic() + self.seconds, SHORTEST_PAUSE
         while is_in_progress():
             failure = self.failure()
