@@ -1,11 +1,12 @@
 """The collective operations, as users call them.
 
-Every function ends with ``group=None, async_op=False``. `group` is what :func:`new_group` returned, or None for
-the world; every rank of the group makes the same call. With ``async_op=False`` the call returns None when the
-result is in place. With ``async_op=True`` it returns a :class:`Work` at once; until that has completed, the arrays
-may be neither read nor written. The group keeps them alive meanwhile, so the program may drop its own references
-to them, and the Work as well. All ranks of a group must use the same `async_op` (MPI matches blocking operations
-with blocking ones).
+Every function ends with ``group=None, async_op=False``, which :func:`all_reduce` explains. Until an asynchronous
+operation has completed, its arrays may be neither read nor written. The group keeps them alive, so the program may drop
+its own references to them, and the Work as well. MPI matches blocking operations with blocking ones only, so all ranks
+give the same `async_op`.
+
+Sizes and ranks that do not fit raise ValueError; dtypes that do not fit, and what is no array or no list, TypeError: on
+each rank that can see it, before anything is sent or written.
 
 c10d's names of arguments (``tensor=``, ``output_tensor=`` ...) are taken as keywords too.
 
@@ -41,24 +42,20 @@ def broadcast(
     group_src: Integer | None = None,
     tensor: Array = NAMED,
 ) -> Work | None:
-    """Copy `array` of one rank to all ranks of the group, in place.
+    """Copy `array` of one rank to all ranks of the group, in place: MPI_Bcast (MPI-4.1 §6.4).
 
     Parameters
     ----------
     array : array
         Read on the source, written on the others: same dtype and number of elements everywhere.
-    src : int
-        The source's *global* rank.
+    src, group_src : int
+        The source: its *global* rank, or its rank in the group.
     group, async_op
-        See :mod:`hpccomm.collectives`.
-    group_src : int, optional
-        The source's rank in the group, instead of `src`.
+        As for :func:`all_reduce`.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
 
     Raises
     ------
@@ -66,10 +63,6 @@ def broadcast(
         `src` is not in the group, both or neither of `src` and `group_src` are given, or `array` is read-only.
     TypeError
         `array` is not an array, or its dtype holds Python objects or has a foreign byte order.
-
-    Notes
-    -----
-    Semantics: MPI_Bcast (MPI-4.1 §6.4).
 
     Examples
     --------
@@ -80,8 +73,8 @@ def broadcast(
     """
     if tensor is not None:
         array = either("broadcast", array=array, tensor=tensor)
-    found = member(group)
-    return found.broadcast(array, found.peer("broadcast", "src", src, group_src), async_op)
+    group = member(group)
+    return group.broadcast(array, group.peer("broadcast", "src", src, group_src), async_op)
 
 
 @asynchronous
@@ -92,7 +85,7 @@ def all_reduce(
     async_op: bool = False,
     tensor: Array = NAMED,
 ) -> Work | None:
-    """Reduce `array` over all ranks of the group, in place.
+    """Reduce `array` over all ranks of the group, in place: MPI_Allreduce (MPI-4.1 §6.9.6).
 
     Parameters
     ----------
@@ -100,15 +93,16 @@ def all_reduce(
         The contribution, overwritten by the result: same dtype and number of elements everywhere. A sparse
         matrix (CSR, CSC or COO, with SUM) may have a different pattern on each rank; it becomes the sum.
     op : ReduceOp, str or mpi4py.MPI.Op
-        Default: SUM.
-    group, async_op
-        See :mod:`hpccomm.collectives`.
+        Such as ``"max"``. Default: SUM. float16 and bfloat16 are accumulated in float32.
+    group : ProcessGroup, optional
+        What :func:`new_group` returned; every rank of it makes the same call. Default: the world.
+    async_op : bool
+        True on all ranks: return a Work at once; until it has completed, `array` may not be touched.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
+        None, when the result is in place. With ``async_op=True`` the Work.
 
     Raises
     ------
@@ -117,10 +111,6 @@ def all_reduce(
     TypeError
         `array` is not an array, or `op` is not defined for its dtype (AVG on integers, MAX on complex).
         The array is untouched then.
-
-    Notes
-    -----
-    Semantics: MPI_Allreduce (MPI-4.1 §6.9.6). float16 and bfloat16 are accumulated in float32.
 
     Examples
     --------
@@ -147,34 +137,21 @@ def reduce(
     group_dst: Integer | None = None,
     tensor: Array = NAMED,
 ) -> Work | None:
-    """Reduce `array` over all ranks of the group, in place on one rank; on the others it is only read.
+    """Reduce `array` over all ranks of the group, in place on one rank: MPI_Reduce (MPI-4.1 §6.9.1).
 
     Parameters
     ----------
     array : array
-        The contribution; on the destination, the result.
-    dst : int
-        The destination's *global* rank.
-    op : ReduceOp, str or mpi4py.MPI.Op
-    group, async_op
-        See :mod:`hpccomm.collectives`.
-    group_dst : int, optional
-        The destination's rank in the group, instead of `dst`.
+        The contribution; on the destination, the result. On the others it is only read, which torch.distributed does
+        not promise.
+    dst, group_dst : int
+        The destination: its *global* rank, or its rank in the group.
+    op, group, async_op
+        As for :func:`all_reduce`. The errors are those of :func:`all_reduce` and :func:`broadcast`.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`all_reduce` and :func:`broadcast`.
-
-    Notes
-    -----
-    Semantics: MPI_Reduce (MPI-4.1 §6.9.1). In torch.distributed the other ranks' tensors may be overwritten.
 
     Examples
     --------
@@ -185,33 +162,19 @@ def reduce(
     """
     if tensor is not None:
         array = either("reduce", array=array, tensor=tensor)
-    found = member(group)
-    return found.reduce(array, found.peer("reduce", "dst", dst, group_dst), op, async_op)
+    group = member(group)
+    return group.reduce(array, group.peer("reduce", "dst", dst, group_dst), op, async_op)
 
 
 @asynchronous
 def scan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False) -> Work | None:
-    """Replace `array` of rank r by the reduction of the arrays of ranks 0 to r (inclusive prefix).
+    """Replace `array` of rank r by the reduction of the arrays of ranks 0 to r: MPI_Scan (MPI-4.1 §6.11.1).
 
-    Parameters
-    ----------
-    array, op, group, async_op
-        As for :func:`all_reduce`; AVG is refused.
+    Arguments and errors are those of :func:`all_reduce`; AVG is refused.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`all_reduce`.
-
-    Notes
-    -----
-    Semantics: MPI_Scan (MPI-4.1 §6.11.1).
 
     Examples
     --------
@@ -225,29 +188,14 @@ def scan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async
 
 @asynchronous
 def exscan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False) -> Work | None:
-    """Replace `array` of rank r by the reduction of the arrays of ranks 0 to r-1 (exclusive prefix).
+    """Replace `array` of rank r by the reduction of the arrays of ranks 0 to r-1: MPI_Exscan (MPI-4.1 §6.11.2).
 
-    Rank 0 has no ranks before it: its array keeps its value.
-
-    Parameters
-    ----------
-    array, op, group, async_op
-        As for :func:`all_reduce`; AVG is refused.
+    Rank 0 has no ranks before it: its array keeps its value, which MPI leaves undefined. Arguments and errors are those
+    of :func:`all_reduce`; AVG is refused.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`all_reduce`.
-
-    Notes
-    -----
-    Semantics: MPI_Exscan (MPI-4.1 §6.11.2), which leaves rank 0's buffer undefined; here it is unchanged.
 
     Examples
     --------
@@ -264,7 +212,7 @@ def exscan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, asy
 def all_gather(
     output_list: Sequence[Array], array: Array, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Collect the `array` of every rank in a list, on every rank.
+    """Collect the `array` of every rank in a list, on every rank: MPI_Allgatherv (MPI-4.1 §6.7).
 
     Parameters
     ----------
@@ -274,24 +222,16 @@ def all_gather(
     array : array
         This rank's contribution, of the same dtype.
     group, async_op
-        See :mod:`hpccomm.collectives`.
+        As for :func:`all_reduce`.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
 
     Raises
     ------
-    ValueError
-        The list does not have one array per rank, or its part for this rank does not have the size of `array`.
-    TypeError
-        Dtypes differ.
-
-    Notes
-    -----
-    Semantics: MPI_Allgatherv (MPI-4.1 §6.7).
+    ValueError, TypeError
+        The list does not have one array per rank, or this rank's part of it has not the size or dtype of `array`.
 
     Examples
     --------
@@ -312,7 +252,9 @@ def all_gather_single(
     output_tensor: Array = NAMED,
     input_tensor: Array = NAMED,
 ) -> Work | None:
-    """Collect the `input` of every rank in one array, on every rank.
+    """Collect the `input` of every rank in one array, on every rank: MPI_Allgather (MPI-4.1 §6.7).
+
+    It is also called `all_gather_into_tensor`.
 
     Parameters
     ----------
@@ -322,22 +264,16 @@ def all_gather_single(
     input : array
         This rank's contribution: the same number of elements on every rank. It may be this rank's part of `output`.
     group, async_op
-        See :mod:`hpccomm.collectives`.
+        As for :func:`all_reduce`.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
 
     Raises
     ------
     ValueError, TypeError
         Sizes or dtypes do not fit.
-
-    Notes
-    -----
-    Semantics: MPI_Allgather (MPI-4.1 §6.7). Also called `all_gather_into_tensor`.
 
     Examples
     --------
@@ -363,7 +299,7 @@ def gather(
     async_op: bool = False,
     group_dst: Integer | None = None,
 ) -> Work | None:
-    """Collect the `array` of every rank in a list, on one rank.
+    """Collect the `array` of every rank in a list, on one rank: MPI_Gatherv (MPI-4.1 §6.5).
 
     Parameters
     ----------
@@ -371,29 +307,19 @@ def gather(
         This rank's contribution. Sizes may differ between ranks.
     gather_list : list of arrays
         On the destination: one per rank, as the `output_list` of :func:`all_gather`. Elsewhere: None.
-    dst : int
-        The destination's *global* rank. Default: 0 (of the group, if neither is given).
+    dst, group_dst : int, optional
+        The destination: its *global* rank, or its rank in the group. Default: the group's first rank.
     group, async_op
-        See :mod:`hpccomm.collectives`.
-    group_dst : int, optional
-        The destination's rank in the group, instead of `dst`.
+        As for :func:`all_reduce`.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
 
     Raises
     ------
-    ValueError
-        The list is missing on the destination or given elsewhere, or sizes do not fit.
-    TypeError
-        Dtypes differ.
-
-    Notes
-    -----
-    Semantics: MPI_Gatherv (MPI-4.1 §6.5).
+    ValueError, TypeError
+        The list is missing on the destination or given elsewhere, or sizes or dtypes do not fit.
 
     Examples
     --------
@@ -402,8 +328,8 @@ def gather(
     >>> parts  # on rank 0 of 2: [array([7., 7.]), array([8., 8.])]; on rank 1: None
     [array([7., 7.])]
     """
-    found = member(group)
-    return found.gather(array, gather_list, found.root("gather", "dst", dst, group_dst), async_op)
+    group = member(group)
+    return group.gather(array, gather_list, group.root("gather", "dst", dst, group_dst), async_op)
 
 
 @asynchronous
@@ -416,7 +342,7 @@ def scatter(
     async_op: bool = False,
     group_src: Integer | None = None,
 ) -> Work | None:
-    """Hand out the arrays of a list on one rank, one to each rank.
+    """Hand out the arrays of a list on one rank, one to each rank: MPI_Scatterv (MPI-4.1 §6.6).
 
     Parameters
     ----------
@@ -424,29 +350,19 @@ def scatter(
         Receives this rank's part. Sizes may differ between ranks.
     scatter_list : list of arrays
         On the source: one per rank. Elsewhere: None.
-    src : int
-        The source's *global* rank. Default: 0 (of the group, if neither is given).
+    src, group_src : int, optional
+        The source: its *global* rank, or its rank in the group. Default: the group's first rank.
     group, async_op
-        See :mod:`hpccomm.collectives`.
-    group_src : int, optional
-        The source's rank in the group, instead of `src`.
+        As for :func:`all_reduce`.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
 
     Raises
     ------
-    ValueError
-        The list is missing on the source or given elsewhere, or sizes do not fit.
-    TypeError
-        Dtypes differ.
-
-    Notes
-    -----
-    Semantics: MPI_Scatterv (MPI-4.1 §6.6).
+    ValueError, TypeError
+        The list is missing on the source or given elsewhere, or sizes or dtypes do not fit.
 
     Examples
     --------
@@ -456,8 +372,8 @@ def scatter(
     >>> part  # on rank 1: array([8., 8.])
     array([7., 7.])
     """
-    found = member(group)
-    return found.scatter(output, scatter_list, found.root("scatter", "src", src, group_src), async_op)
+    group = member(group)
+    return group.scatter(output, scatter_list, group.root("scatter", "src", src, group_src), async_op)
 
 
 @asynchronous
@@ -468,7 +384,7 @@ def reduce_scatter(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Reduce lists of arrays over the ranks: rank r receives the reduction of the ``input_list[r]`` of all ranks.
+    """Reduce lists of arrays, their r-th arrays onto rank r: MPI_Reduce_scatter (MPI-4.1 §6.10.2).
 
     Parameters
     ----------
@@ -476,24 +392,12 @@ def reduce_scatter(
         Receives this rank's part. Sizes may differ between ranks.
     input_list : list of arrays
         One per rank: ``input_list[r]`` has as many elements as the `output` of rank r. All have one dtype.
-    op : ReduceOp, str or mpi4py.MPI.Op
-    group, async_op
-        See :mod:`hpccomm.collectives`.
+    op, group, async_op
+        As for :func:`all_reduce`, and so are the errors.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        Sizes or dtypes do not fit, or `op` is not defined for the dtype.
-
-    Notes
-    -----
-    Semantics: MPI_Reduce_scatter (MPI-4.1 §6.10.2).
 
     Examples
     --------
@@ -509,7 +413,9 @@ def reduce_scatter(
 def reduce_scatter_single(
     output: Array, input: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Reduce `input` over the ranks and hand out the result in equal parts, in rank order.
+    """Reduce `input` over the ranks and hand out the result in equal parts: MPI_Reduce_scatter_block (MPI-4.1 §6.10.1).
+
+    It is also called `reduce_scatter_tensor`.
 
     Parameters
     ----------
@@ -517,24 +423,12 @@ def reduce_scatter_single(
         Receives part r of the reduced input on rank r.
     input : array
         `n` times as many elements as `output`, the same dtype.
-    op : ReduceOp, str or mpi4py.MPI.Op
-    group, async_op
-        See :mod:`hpccomm.collectives`.
+    op, group, async_op
+        As for :func:`all_reduce`, and so are the errors.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        Sizes or dtypes do not fit, or `op` is not defined for the dtype.
-
-    Notes
-    -----
-    Semantics: MPI_Reduce_scatter_block (MPI-4.1 §6.10.1). Also called `reduce_scatter_tensor`.
 
     Examples
     --------
@@ -551,7 +445,7 @@ def reduce_scatter_single(
 def all_to_all(
     output_list: Sequence[Array], input_list: Sequence[Array], group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Send a different array to each rank, and receive one from each.
+    """Send a different array to each rank, and receive one from each: MPI_Alltoallv (MPI-4.1 §6.8).
 
     Parameters
     ----------
@@ -560,22 +454,11 @@ def all_to_all(
     input_list : list of arrays
         ``input_list[r]`` goes to rank r.
     group, async_op
-        See :mod:`hpccomm.collectives`.
+        As for :func:`all_gather`, and so are the errors.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        A list does not have one array per rank, or sizes or dtypes do not fit.
-
-    Notes
-    -----
-    Semantics: MPI_Alltoallv (MPI-4.1 §6.8).
 
     Examples
     --------
@@ -597,7 +480,9 @@ def all_to_all_single(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Send a part of `input` to each rank, and receive a part of `output` from each.
+    """Send a part of `input` to each rank, and receive a part of `output` from each: MPI_Alltoall (MPI-4.1 §6.8).
+
+    With split sizes it is MPI_Alltoallv.
 
     Parameters
     ----------
@@ -609,24 +494,16 @@ def all_to_all_single(
         Rows of `output` that come from, and of `input` that go to, each rank. Default (then on every
         rank): equal parts.
     group, async_op
-        See :mod:`hpccomm.collectives`.
+        As for :func:`all_reduce`.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
 
     Raises
     ------
-    ValueError
-        Split sizes do not add up to the rows, or axis 0 can't be shared equally and no sizes are given.
-    TypeError
-        Dtypes differ.
-
-    Notes
-    -----
-    Semantics: MPI_Alltoall, and with split sizes MPI_Alltoallv (MPI-4.1 §6.8).
+    ValueError, TypeError
+        Split sizes do not add up to the rows, axis 0 has no equal parts and no sizes are given, or dtypes differ.
 
     Examples
     --------
@@ -636,8 +513,8 @@ def all_to_all_single(
     >>> received  # on rank 1 of 2: array([ 1.,  1., 11., 11.])
     array([0., 0.])
     """
-    found = member(group)
-    return found.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
+    group = member(group)
+    return group.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
 
 
 @asynchronous
@@ -647,12 +524,12 @@ def barrier(
     device_ids: Sequence[int] | None = None,
     timeout: timedelta | float | None = None,
 ) -> Work | None:
-    """Return when every rank of the group has called it.
+    """Wait until every rank of the group has called it: MPI_Barrier (MPI-4.1 §6.3).
 
     Parameters
     ----------
     group, async_op
-        See :mod:`hpccomm.collectives`.
+        As for :func:`all_reduce`.
     device_ids : list of int, optional
         For scripts written for torch.distributed, and ignored: the ranks meet on the host.
     timeout : timedelta or float (seconds), optional
@@ -662,17 +539,13 @@ def barrier(
     Returns
     -------
     Work or None
-        None, when every rank has called it. With ``async_op=True`` a :class:`Work`, at once, which completes then.
+        With ``async_op=True`` a Work that completes when every rank has called it.
 
     Raises
     ------
     DistTimeoutError
-        Not every rank has called it within `timeout`. The barrier stays in flight; :func:`monitored_barrier` says who
-        is missing.
-
-    Notes
-    -----
-    Semantics: MPI_Barrier (MPI-4.1 §6.3).
+        Not every rank has called it within `timeout`. The barrier stays in flight; :func:`monitored_barrier` names the
+        missing ranks.
 
     Examples
     --------
@@ -693,12 +566,14 @@ def barrier(
 def monitored_barrier(
     group: Group | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Return when every rank of the group has called it; otherwise say which have not.
+    """Wait until every rank of the group has called it, or name those that have not, as torch.distributed's.
+
+    The group can be used on afterwards.
 
     Parameters
     ----------
-    group
-        See :mod:`hpccomm.collectives`.
+    group : ProcessGroup, optional
+        Default: the world.
     timeout : timedelta or float (seconds), optional
         How long to wait. Default: the group's timeout.
     wait_all_ranks : bool
@@ -712,10 +587,6 @@ def monitored_barrier(
     ------
     DistTimeoutError
         On every rank that has called it, naming the (global) ranks that have not.
-
-    Notes
-    -----
-    Semantics: torch.distributed.monitored_barrier. The group can be used on afterwards.
 
     Examples
     --------
@@ -745,18 +616,11 @@ def all_reduce_coalesced(
     arrays : list of arrays
         The same list of sizes and dtypes on every rank; they must not share memory. Those of one dtype leave together.
     op, group, async_op
-        As for :func:`all_reduce`.
+        As for :func:`all_reduce`, and so are the errors.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`all_reduce`.
 
     Examples
     --------
@@ -783,18 +647,11 @@ def broadcast_coalesced(
     arrays : list of arrays
         The same list of sizes and dtypes on every rank; dtypes may be mixed.
     src, group, async_op, group_src
-        As for :func:`broadcast`.
+        As for :func:`broadcast`, and so are the errors.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`broadcast`.
 
     Examples
     --------
@@ -803,8 +660,8 @@ def broadcast_coalesced(
     >>> weights, bias  # on every rank
     (array([7., 7.]), array([0, 1, 2]))
     """
-    found = member(group)
-    return found.broadcast_coalesced(arrays, found.peer("broadcast_coalesced", "src", src, group_src), async_op)
+    group = member(group)
+    return group.broadcast_coalesced(arrays, group.peer("broadcast_coalesced", "src", src, group_src), async_op)
 
 
 @asynchronous
@@ -821,18 +678,11 @@ def all_gather_coalesced(
     arrays : list of arrays
         This rank's contributions; dtypes may be mixed.
     group, async_op
-        See :mod:`hpccomm.collectives`.
+        As for :func:`all_gather`, and so are the errors.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`all_gather`.
 
     Examples
     --------
@@ -854,20 +704,13 @@ def all_gather_single_coalesced(
     Parameters
     ----------
     outputs, inputs : lists of arrays, of equal length
-        Each pair as for :func:`all_gather_single`; dtypes may be mixed.
+        Each pair as for :func:`all_gather_single`, and so are the errors; dtypes may be mixed.
     group, async_op
-        See :mod:`hpccomm.collectives`.
+        As for :func:`all_reduce`.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`all_gather_single`.
 
     Examples
     --------
@@ -893,20 +736,13 @@ def reduce_scatter_single_coalesced(
     Parameters
     ----------
     outputs, inputs : lists of arrays, of equal length
-        Each pair as for :func:`reduce_scatter_single`.
+        Each pair as for :func:`reduce_scatter_single`, and so are the errors.
     op, group, async_op
         As for :func:`all_reduce`.
 
     Returns
     -------
     Work or None
-        None, when the result is in place. With ``async_op=True`` a :class:`Work`, at once; the arrays may not be
-        touched until it has completed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`reduce_scatter_single`.
 
     Examples
     --------

@@ -16,7 +16,7 @@ from .core.options import Membership, time_limit
 from .core.registry import BackendConfig
 from .errors import DistError, here
 from .job import failures, mpi_library
-from .world import connect, current_world, member
+from .world import connect, current_world, member_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -451,14 +451,6 @@ def _next_name(description: str | None) -> str:
         raise ValueError(f"group_desc is {description!r}, which has half a character{here()}") from None
     _made += 1
     return description or f"group {_made}"
-
-
-def member_of(operation: str, group: Group | None) -> ProcessGroup:
-    """Return the group, of which this process has to be a member."""
-    found = member(group)
-    if isinstance(found, NonMember):
-        raise ValueError(f"{operation}: this process is not a member of {found!r}{here()}")
-    return found
 
 
 def usable(operation: str, group: ProcessGroup) -> None:

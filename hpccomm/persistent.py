@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from .core.annotations import Array, Integer
-from .core.members import NobodyThere
 from .core.non_member import Group, NothingToStart
 from .core.persistent_work import PersistentWork
 from .core.reduce_op import ReduceOp, ReduceOpLike
@@ -23,7 +22,7 @@ SUM = ReduceOp.SUM
 
 
 def all_reduce_init(array: Array, op: ReduceOpLike = SUM, group: Group | None = None) -> PersistentWork:
-    """Set up an :func:`all_reduce` of `array`, to be started again and again.
+    """Set up an :func:`all_reduce` of `array`, to be started again and again: MPI_Allreduce_init (MPI-4.1 §6.13).
 
     Parameters
     ----------
@@ -43,10 +42,6 @@ def all_reduce_init(array: Array, op: ReduceOpLike = SUM, group: Group | None = 
     UnsupportedOperationError
         The backend of the arrays' device has no persistent operations.
 
-    Notes
-    -----
-    Semantics: MPI_Allreduce_init (MPI-4.1 §6.13).
-
     Examples
     --------
     >>> x = np.zeros(2)
@@ -64,12 +59,11 @@ def all_reduce_init(array: Array, op: ReduceOpLike = SUM, group: Group | None = 
 def all_reduce_coalesced_init(
     arrays: Sequence[Array], op: ReduceOpLike = SUM, group: Group | None = None
 ) -> PersistentWork:
-    """Set up an :func:`all_reduce_coalesced` of `arrays`; see there for parameters and errors.
+    """Set up an :func:`all_reduce_coalesced` of `arrays`; otherwise as :func:`all_reduce_init`.
 
     Returns
     -------
     PersistentWork
-        Its `start` and `wait` reduce what the arrays hold then.
 
     Examples
     --------
@@ -87,29 +81,13 @@ def all_reduce_coalesced_init(
 def broadcast_init(
     array: Array, src: Integer | None = None, group: Group | None = None, group_src: Integer | None = None
 ) -> PersistentWork:
-    """Set up a :func:`broadcast` of `array`, to be started again and again.
+    """Set up a :func:`broadcast` of `array`, to be started again and again: MPI_Bcast_init (MPI-4.1 §6.13).
 
-    Parameters
-    ----------
-    array, src, group, group_src
-        As for :func:`broadcast`.
+    Arguments and errors are those of :func:`broadcast`, the result is that of :func:`all_reduce_init`.
 
     Returns
     -------
     PersistentWork
-        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
-        kept alive until it is freed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`broadcast`.
-    UnsupportedOperationError
-        The backend of the arrays' device has no persistent operations.
-
-    Notes
-    -----
-    Semantics: MPI_Bcast_init (MPI-4.1 §6.13).
 
     Examples
     --------
@@ -121,34 +99,18 @@ def broadcast_init(
     >>> x  # on every rank
     array([0., 1.])
     """
-    found = member(group)
-    return found.broadcast_init(array, found.peer("broadcast_init", "src", src, group_src))
+    group = member(group)
+    return group.broadcast_init(array, group.peer("broadcast_init", "src", src, group_src))
 
 
 def all_gather_single_init(output: Array, input: Array, group: Group | None = None) -> PersistentWork:
-    """Set up an :func:`all_gather_single`, to be started again and again.
+    """Set up an :func:`all_gather_single`, to be started again and again: MPI_Allgather_init (MPI-4.1 §6.13).
 
-    Parameters
-    ----------
-    output, input, group
-        As for :func:`all_gather_single`.
+    Arguments and errors are those of :func:`all_gather_single`, the result is that of :func:`all_reduce_init`.
 
     Returns
     -------
     PersistentWork
-        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
-        kept alive until it is freed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`all_gather_single`.
-    UnsupportedOperationError
-        The backend of the arrays' device has no persistent operations.
-
-    Notes
-    -----
-    Semantics: MPI_Allgather_init (MPI-4.1 §6.13).
 
     Examples
     --------
@@ -166,29 +128,13 @@ def all_gather_single_init(output: Array, input: Array, group: Group | None = No
 def reduce_scatter_single_init(
     output: Array, input: Array, op: ReduceOpLike = SUM, group: Group | None = None
 ) -> PersistentWork:
-    """Set up a :func:`reduce_scatter_single`, to be started again and again.
+    """Set up a :func:`reduce_scatter_single`, to be started again: MPI_Reduce_scatter_block_init (MPI-4.1 §6.13).
 
-    Parameters
-    ----------
-    output, input, op, group
-        As for :func:`reduce_scatter_single`.
+    Arguments and errors are those of :func:`reduce_scatter_single`, the result is that of :func:`all_reduce_init`.
 
     Returns
     -------
     PersistentWork
-        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
-        kept alive until it is freed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`reduce_scatter_single`.
-    UnsupportedOperationError
-        The backend of the arrays' device has no persistent operations.
-
-    Notes
-    -----
-    Semantics: MPI_Reduce_scatter_block_init (MPI-4.1 §6.13).
 
     Examples
     --------
@@ -210,29 +156,14 @@ def all_to_all_single_init(
     input_split_sizes: Sequence[int] | np.ndarray | None = None,
     group: Group | None = None,
 ) -> PersistentWork:
-    """Set up an :func:`all_to_all_single`, to be started again and again.
+    """Set up an :func:`all_to_all_single`, to be started again and again: MPI_Alltoall_init (MPI-4.1 §6.13).
 
-    Parameters
-    ----------
-    output, input, output_split_sizes, input_split_sizes, group
-        As for :func:`all_to_all_single`.
+    With split sizes it is MPI_Alltoallv_init. Arguments and errors are those of :func:`all_to_all_single`, the result
+    is that of :func:`all_reduce_init`.
 
     Returns
     -------
     PersistentWork
-        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
-        kept alive until it is freed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`all_to_all_single`.
-    UnsupportedOperationError
-        The backend of the arrays' device has no persistent operations.
-
-    Notes
-    -----
-    Semantics: MPI_Alltoall_init, and with split sizes MPI_Alltoallv_init (MPI-4.1 §6.13).
 
     Examples
     --------
@@ -255,29 +186,13 @@ def send_init(
     tag: int = 0,
     group_dst: Integer | None = None,
 ) -> PersistentWork:
-    """Set up an :func:`isend` of `array`, to be started again and again.
+    """Set up an :func:`isend` of `array`, to be started again and again: MPI_Send_init (MPI-4.1 §3.9).
 
-    Parameters
-    ----------
-    array, dst, group, tag, group_dst
-        As for :func:`isend`.
+    Arguments and errors are those of :func:`isend`, the result is that of :func:`all_reduce_init`.
 
     Returns
     -------
     PersistentWork
-        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
-        kept alive until it is freed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`isend`.
-    UnsupportedOperationError
-        The backend of the arrays' device has no persistent operations.
-
-    Notes
-    -----
-    Semantics: MPI_Send_init (MPI-4.1 §3.9).
 
     Examples
     --------
@@ -292,12 +207,9 @@ def send_init(
     >>> left  # on every rank
     array([3.])
     """
-    found = member(group)
-    try:
-        peer = found.peer("send_init", "dst", dst, group_dst)
-    except NobodyThere:
-        return NothingToStart()
-    return found.send_init(array, peer, tag)
+    group = member(group)
+    peer = group.peer("send_init", "dst", dst, group_dst)
+    return group.send_init(array, peer, tag) if peer >= 0 else NothingToStart()
 
 
 def recv_init(
@@ -307,29 +219,13 @@ def recv_init(
     tag: int = 0,
     group_src: Integer | None = None,
 ) -> PersistentWork:
-    """Set up an :func:`irecv` into `array`, to be started again and again.
+    """Set up an :func:`irecv` into `array`, to be started again and again: MPI_Recv_init (MPI-4.1 §3.9).
 
-    Parameters
-    ----------
-    array, src, group, tag, group_src
-        As for :func:`irecv`.
+    Arguments and errors are those of :func:`irecv`, the result is that of :func:`all_reduce_init`.
 
     Returns
     -------
     PersistentWork
-        The operation, ready to be started. Between its `start` and its `wait` the arrays may not be touched; they are
-        kept alive until it is freed.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`irecv`.
-    UnsupportedOperationError
-        The backend of the arrays' device has no persistent operations.
-
-    Notes
-    -----
-    Semantics: MPI_Recv_init (MPI-4.1 §3.9).
 
     Examples
     --------
@@ -343,9 +239,6 @@ def recv_init(
     array([0., 1.])
     >>> receive.free()
     """
-    found = member(group)
-    try:
-        peer = found.source("recv_init", src, group_src)
-    except NobodyThere:
-        return NothingToStart()
-    return found.recv_init(array, peer, tag)
+    group = member(group)
+    peer = group.source("recv_init", src, group_src)
+    return NothingToStart() if peer is not None and peer < 0 else group.recv_init(array, peer, tag)

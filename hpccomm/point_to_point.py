@@ -3,7 +3,8 @@
 `dst` and `src` are *global* ranks, also with ``group=``; `group_dst` and `group_src` are ranks in the group.
 A message is received by the call whose source, tag and group match it; two messages that match the same
 receive arrive in the order they were sent. ``MPI.PROC_NULL`` as `dst` or `src` is nobody, as in MPI: nothing is sent,
-nothing is written, and the call is complete.
+nothing is written, and the call is complete. On a rank outside the group (`group` is a NonMember) a message does
+nothing, and returns None, or a Work that is done.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from .core.annotations import NAMED, Array, Integer, asynchronous
 from .core.c10d_names import either
 from .core.calls import Call
 from .core.door import Door, batch
-from .core.members import NobodyThere
 from .core.non_member import Group, NonMember, done_work
 from .core.work import Work
 from .errors import here
@@ -39,33 +39,28 @@ def send(
     group_dst: Integer | None = None,
     tensor: Array = NAMED,
 ) -> None:
-    """Send `array` to one rank; it may be changed as soon as the call returns.
+    """Send `array` to one rank: MPI_Send (MPI-4.1 §3.2). The array may be changed as soon as the call returns.
+
+    The call may or may not wait for the receiver.
 
     Parameters
     ----------
     array : array
-    dst : int
-        The receiver's *global* rank.
+    dst, group_dst : int
+        The receiver: its *global* rank, or its rank in the group.
     group : ProcessGroup, optional
         Default: the world.
     tag : int
         0 or more, up to what MPI allows (MPI_TAG_UB), at least 32762; the receive must have the same.
-    group_dst : int, optional
-        The receiver's rank in the group, instead of `dst`.
 
     Returns
     -------
     None
-        When `array` may be changed again.
 
     Raises
     ------
     ValueError
         The receiver is not in the group, or is this rank itself; the tag is out of range.
-
-    Notes
-    -----
-    Semantics: MPI_Send (MPI-4.1 §3.2): the call may or may not wait for the receiver.
 
     Examples
     --------
@@ -84,12 +79,10 @@ def send(
     """
     if tensor is not None:
         array = either("send", array=array, tensor=tensor)
-    found = member(group)
-    try:
-        peer = found.peer("send", "dst", dst, group_dst)
-    except NobodyThere:
-        return
-    found.send(array, peer, tag)
+    group = member(group)
+    peer = group.peer("send", "dst", dst, group_dst)
+    if peer >= 0:
+        group.send(array, peer, tag)
 
 
 def recv(
@@ -100,34 +93,28 @@ def recv(
     group_src: Integer | None = None,
     tensor: Array = NAMED,
 ) -> int:
-    """Receive a message into `array`.
+    """Receive a message into `array`: MPI_Recv (MPI-4.1 §3.2).
 
     Parameters
     ----------
     array : array
         As many bytes as the message has.
-    src : int, optional
-        The sender's *global* rank. Default: any rank of the group.
+    src, group_src : int, optional
+        The sender: its *global* rank, or its rank in the group. Default: any rank of the group.
     group, tag
         As for :func:`send`.
-    group_src : int, optional
-        The sender's rank in the group, instead of `src`.
 
     Returns
     -------
     int
-        The sender's *global* rank. (None, if `group` is a NonMember.)
+        The sender's *global* rank.
 
     Raises
     ------
     ValueError
-        `src` is not in the group, or is this rank itself; the tag is out of range.
+        The sender is not in the group, or is this rank itself; the tag is out of range.
     DistBackendError
         The message is longer or shorter than `array`.
-
-    Notes
-    -----
-    Semantics: MPI_Recv (MPI-4.1 §3.2).
 
     Examples
     --------
@@ -140,13 +127,12 @@ def recv(
     """
     if tensor is not None:
         array = either("recv", array=array, tensor=tensor)
-    found = member(group)
-    try:
-        peer = found.source("recv", src, group_src)
-    except NobodyThere as nobody:
-        return nobody.rank
-    source: Any = found.recv(array, peer, tag)
-    return source if source is None else found.ranks[source]  # type: ignore[return-value]
+    group = member(group)
+    peer = group.source("recv", src, group_src)
+    if peer is not None and peer < 0:
+        return peer
+    source: Any = group.recv(array, peer, tag)
+    return source if source is None else group.ranks[source]  # type: ignore[return-value]
 
 
 @overload
@@ -165,28 +151,14 @@ def isend(
     group_dst: Integer | None = None,
     tensor: Array = NAMED,
 ) -> Work:
-    """Start to send `array` to one rank.
+    """Start to send `array` to one rank: MPI_Isend (MPI-4.1 §3.7.2).
 
-    Parameters
-    ----------
-    array : array
-        It may not be changed until the Work is done. The group keeps it alive until then.
-    dst, group, tag, group_dst
-        As for :func:`send`; `dst` may also be this rank itself.
+    Arguments and errors are those of :func:`send`, but the receiver may also be this rank itself. The array may not be
+    changed until the Work is done; the group keeps it alive until then.
 
     Returns
     -------
     Work
-        Done when `array` may be changed. (None, if `group` is a NonMember.)
-
-    Raises
-    ------
-    ValueError
-        The receiver is not in the group; the tag is out of range.
-
-    Notes
-    -----
-    Semantics: MPI_Isend (MPI-4.1 §3.7.2).
 
     Examples
     --------
@@ -201,12 +173,9 @@ def isend(
     """
     if tensor is not None:
         array = either("isend", array=array, tensor=tensor)
-    found = member(group)
-    try:
-        peer = found.peer("isend", "dst", dst, group_dst)
-    except NobodyThere:
-        return done_work("send")
-    return found.send(array, peer, tag, async_op=True)
+    group = member(group)
+    peer = group.peer("isend", "dst", dst, group_dst)
+    return group.send(array, peer, tag, async_op=True) if peer >= 0 else done_work("send")
 
 
 def irecv(
@@ -217,32 +186,16 @@ def irecv(
     group_src: Integer | None = None,
     tensor: Array = NAMED,
 ) -> Work:
-    """Start to receive a message into `array`.
+    """Start to receive a message into `array`: MPI_Irecv (MPI-4.1 §3.7.2).
 
-    Parameters
-    ----------
-    array : array
-        As many bytes as the message has. It may be neither read nor written until the Work is done. The group keeps it
-        alive until then.
-    src, group, tag, group_src
-        As for :func:`recv`; `src` may also be this rank itself.
+    Arguments and errors are those of :func:`recv`, but the sender may also be this rank itself, and a message of
+    another size is an error of the Work. The array may be neither read nor written until the Work is done; the group
+    keeps it alive until then.
 
     Returns
     -------
     Work
-        Done when the message is in `array`; its `source_rank()` is the sender's global rank, and its `abort()` takes
-        the receive back. (None, if `group` is a NonMember.)
-
-    Raises
-    ------
-    ValueError
-        `src` is not in the group; the tag is out of range.
-    DistBackendError
-        From the Work: the message is longer or shorter than `array`.
-
-    Notes
-    -----
-    Semantics: MPI_Irecv (MPI-4.1 §3.7.2).
+        Its `source_rank()` is the sender's global rank, and its `abort()` takes the receive back.
 
     Examples
     --------
@@ -257,12 +210,11 @@ def irecv(
     """
     if tensor is not None:
         array = either("irecv", array=array, tensor=tensor)
-    found = member(group)
-    try:
-        peer = found.source("irecv", src, group_src)
-    except NobodyThere as nobody:
-        return done_work("recv", nobody.rank)
-    return found.recv(array, peer, tag, async_op=True)
+    group = member(group)
+    peer = group.source("irecv", src, group_src)
+    if peer is not None and peer < 0:
+        return done_work("recv", peer)
+    return group.recv(array, peer, tag, async_op=True)
 
 
 @asynchronous
@@ -278,14 +230,16 @@ def sendrecv(
     group_dst: Integer | None = None,
     group_src: Integer | None = None,
 ) -> int | Work:
-    """Send `array` to one rank and receive `output` from another (or the same) at once, without deadlock.
+    """Send `array` to one rank and receive `output` from another (or the same) at once: MPI_Sendrecv (MPI-4.1 §3.10).
+
+    Ranks that face each other do not deadlock in it.
 
     Parameters
     ----------
     array, dst, tag, group, group_dst
-        What is sent, and where to, as for :func:`send`; `dst` may also be this rank itself.
+        As for :func:`send`; the receiver may also be this rank itself.
     output, src, group_src
-        What is received, and where from, as for :func:`recv`.
+        As for :func:`recv`, and so are the errors.
     recv_tag : int, optional
         The tag of the message received. Default: `tag`.
     async_op : bool
@@ -296,15 +250,6 @@ def sendrecv(
     int or Work
         The global rank of the sender of `output`. With ``async_op=True`` a Work, whose `source_rank()` is that rank.
 
-    Raises
-    ------
-    ValueError, DistBackendError
-        As :func:`send` and :func:`recv`.
-
-    Notes
-    -----
-    Semantics: MPI_Sendrecv (MPI-4.1 §3.10).
-
     Examples
     --------
     >>> n, me = hc.get_world_size(), hc.get_rank()
@@ -314,20 +259,18 @@ def sendrecv(
     >>> left  # on rank 2: array([10.])
     array([0.])
     """
-    found = member(group)
-    try:
-        to, source = found.peer("sendrecv", "dst", dst, group_dst), found.source("sendrecv", src, group_src)
-    except NobodyThere as nobody:
-        if dst == nobody.rank:
-            receive = irecv if async_op else recv
-            return receive(output, src, group, tag if recv_tag is None else recv_tag, group_src)
-        to = found.peer("sendrecv", "dst", dst, group_dst)
+    group = member(group)
+    peer, source = group.peer("sendrecv", "dst", dst, group_dst), group.source("sendrecv", src, group_src)
+    if peer < 0:
+        receive = irecv if async_op else recv
+        return receive(output, src, group, tag if recv_tag is None else recv_tag, group_src)
+    if source is not None and source < 0:
         if async_op:
-            return isend(array, group=group, tag=tag, group_dst=to)
-        send(array, group=group, tag=tag, group_dst=to)
-        return nobody.rank
-    outcome: Any = found.sendrecv(array, to, output, source, tag, recv_tag, async_op)
-    return found.ranks[outcome] if isinstance(outcome, int) else outcome
+            return isend(array, group=group, tag=tag, group_dst=peer)
+        send(array, group=group, tag=tag, group_dst=peer)
+        return source
+    outcome: Any = group.sendrecv(array, peer, output, source, tag, recv_tag, async_op)
+    return group.ranks[outcome] if isinstance(outcome, int) else outcome
 
 
 class P2POp:
@@ -338,12 +281,10 @@ class P2POp:
     op : callable
         :func:`isend` or :func:`irecv`.
     array : array
-    peer : int, optional
-        The other rank's *global* rank.
+    peer, group_peer : int, optional
+        The other rank: its *global* rank, or its rank in the group. Default of a receive: any rank.
     group, tag
         As for :func:`send`.
-    group_peer : int, optional
-        The other rank's rank in the group, instead of `peer`.
 
     Examples
     --------
@@ -379,9 +320,7 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Start several sends and receives.
-
-    Receives are started before sends, so that arriving data finds its place.
+    """Start several sends and receives; receives first, so that arriving data finds its place.
 
     Parameters
     ----------
@@ -398,7 +337,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     TypeError
         The list holds something other than a P2POp.
     ValueError
-        As :func:`isend` and :func:`irecv`.
+        As :func:`isend` and :func:`irecv`; nothing has been started then.
 
     Examples
     --------
@@ -418,24 +357,20 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         if type(each) is not P2POp:
             raise TypeError(f"batch_isend_irecv: the list holds {each!r}; expected P2POp objects{here()}")
         group = member(each.group)
+        is_receive = each.op is irecv
+        name = "recv" if is_receive else "send"
         if isinstance(group, NonMember):
             group.says_no("batch_isend_irecv")
-            works.append(done_work("recv" if each.op is irecv else "send"))
+            works.append(done_work(name))
             continue
-        name = "recv" if each.op is irecv else "send"
-        try:
-            plain = group.plain_message(name, each.array, each.peer, each.tag)
-            if plain is not None and each.group_peer is None:
-                call = plain
-            elif name == "recv":
-                source = group.source("irecv", each.peer, each.group_peer)
-                call = calls.recv(group, each.array, source, each.tag)
-            else:
-                peer = group.peer("isend", "dst", each.peer, each.group_peer)
-                call = calls.send(group, each.array, peer, each.tag)
-        except NobodyThere as nobody:
-            works.append(done_work("send") if each.op is isend else done_work("recv", nobody.rank))
-            continue
+        call = group.plain_message(name, each.array, each.peer, each.tag)
+        if call is None or each.group_peer is not None:
+            ranks = each.peer, each.group_peer
+            peer: Any = group.source("irecv", *ranks) if is_receive else group.peer("isend", "dst", *ranks)
+            if peer is not None and peer < 0:
+                works.append(done_work(name, peer if is_receive else None))
+                continue
+            call = (calls.recv if is_receive else calls.send)(group, each.array, peer, each.tag)
         messages.append((group.door, call))
         works.append(None)
     if len(messages) == len(works):

@@ -1,25 +1,21 @@
-"""Who is where: ranks in groups, on nodes, and the device map of a group."""
+"""Who is where: ranks in groups, on nodes, and the device map of a group.
+
+`group` is a ProcessGroup, or None: the world. A process that is not a member of it has rank -1 there, and sizes of -1.
+"""
 
 from __future__ import annotations
 
 from .core.annotations import Integer
-from .core.non_member import Group, NonMember
-from .errors import here
-from .world import is_initialized, member
+from .core.non_member import Group
+from .world import is_initialized, member, member_of
 
 
 def get_rank(group: Group | None = None) -> int:
-    """Return this process's rank in `group`.
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        Default: the world.
+    """Return this process's rank in `group` (default: the world), from 0; -1 if it is not a member.
 
     Returns
     -------
     int
-        From 0; -1 if this process is not a member.
 
     Examples
     --------
@@ -30,17 +26,11 @@ def get_rank(group: Group | None = None) -> int:
 
 
 def get_world_size(group: Group | None = None) -> int:
-    """Return the number of ranks of `group`.
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        Default: the world.
+    """Return the number of ranks of `group` (default: the world); -1 if this process is not a member.
 
     Returns
     -------
     int
-        -1 if this process is not a member.
 
     Examples
     --------
@@ -53,16 +43,9 @@ def get_world_size(group: Group | None = None) -> int:
 def get_group_rank(group: Group | None, global_rank: Integer) -> int:
     """Convert a global rank into the rank in `group`.
 
-    Parameters
-    ----------
-    group : ProcessGroup
-    global_rank : int
-        The rank in the world.
-
     Returns
     -------
     int
-        The rank in `group`.
 
     Raises
     ------
@@ -83,16 +66,9 @@ def get_group_rank(group: Group | None, global_rank: Integer) -> int:
 def get_global_rank(group: Group | None, group_rank: Integer) -> int:
     """Convert a rank in `group` into the global rank.
 
-    Parameters
-    ----------
-    group : ProcessGroup
-    group_rank : int
-        The rank in `group`.
-
     Returns
     -------
     int
-        The rank in the world.
 
     Raises
     ------
@@ -111,17 +87,11 @@ def get_global_rank(group: Group | None, group_rank: Integer) -> int:
 
 
 def get_process_group_ranks(group: Group | None = None) -> list[int]:
-    """Return the global ranks of the members of `group`.
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        Default: the world.
+    """Return the global ranks of the members of `group` (default: the world), in the order of their ranks in it.
 
     Returns
     -------
     list of int
-        In the order of their ranks in `group`.
 
     Examples
     --------
@@ -134,23 +104,17 @@ def get_process_group_ranks(group: Group | None = None) -> list[int]:
 def get_local_rank(group: Group | None = None) -> int:
     """Return this process's rank among the members of `group` on its node: the usual number of its GPU.
 
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        Default: the world.
-
     Returns
     -------
     int
-        -1 if this process is no member; otherwise from 0.
+        From 0; -1 if this process is not a member.
 
     Examples
     --------
     >>> hc.get_local_rank()  # on 2 nodes with 4 ranks each: 0, 1, 2, 3, 0, 1, 2, 3
     0
     """
-    found = member(group)
-    return found.rank if isinstance(found, NonMember) else found.local_rank
+    return member(group).local_rank
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
@@ -159,17 +123,11 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     Parameters
     ----------
     fallback_rank : int, optional
-        What to return before :func:`init_process_group`.
+        The result before :func:`init_process_group`. Default: DistError.
 
     Returns
     -------
     int
-        From 0.
-
-    Raises
-    ------
-    DistError
-        There is no process group, and no `fallback_rank`.
 
     Examples
     --------
@@ -180,83 +138,60 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_local_size(group: Group | None = None) -> int:
-    """Return the number of members of `group` on this node.
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        Default: the world.
+    """Return the number of members of `group` (default: the world) on this node; -1 if this process is not a member.
 
     Returns
     -------
     int
-        -1 if this process is no member.
 
     Examples
     --------
     >>> hc.get_local_size()  # on 2 nodes with 4 ranks each: 4
     1
     """
-    found = member(group)
-    return found.size if isinstance(found, NonMember) else len(found.local_ranks)
+    group = member(group)
+    return len(group.local_ranks) if group.rank >= 0 else -1
 
 
 def get_node_rank(group: Group | None = None) -> int:
-    """Return the number of this node among the nodes of `group`.
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        Default: the world.
+    """Return the number of this node among the nodes of `group` (default: the world).
 
     Returns
     -------
     int
-        -1 if this process is no member; otherwise from 0; the nodes are counted in the order of their lowest ranks.
+        Counted from 0, in the order of the nodes' lowest ranks; -1 if this process is not a member.
 
     Examples
     --------
     >>> hc.get_node_rank()  # on 2 nodes with 4 ranks each: 0, 0, 0, 0, 1, 1, 1, 1
     0
     """
-    found = member(group)
-    return found.rank if isinstance(found, NonMember) else sorted(set(found.nodes)).index(found.nodes[found.rank])
+    group = member(group)
+    return sorted(set(group.nodes)).index(group.nodes[group.rank]) if group.rank >= 0 else -1
 
 
 def get_node_count(group: Group | None = None) -> int:
-    """Return the number of nodes on which the members of `group` run.
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        Default: the world.
+    """Return the number of nodes of the members of `group` (default: the world); -1 if this process is not a member.
 
     Returns
     -------
     int
-        -1 if this process is no member.
 
     Examples
     --------
     >>> hc.get_node_count()  # on 2 nodes with 4 ranks each: 2
     1
     """
-    found = member(group)
-    return found.size if isinstance(found, NonMember) else len(set(found.nodes))
+    group = member(group)
+    return len(set(group.nodes)) if group.rank >= 0 else -1
 
 
 def get_backend_config(group: Group | None = None) -> str:
-    """Return the device map of `group` as text.
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        Default: the world.
+    """Return the device map of `group` (default: the world): ``"device:backend"`` for each device, with commas between.
 
     Returns
     -------
     str
-        ``"device:backend"`` for each device, with commas between.
 
     Examples
     --------
@@ -270,11 +205,6 @@ def get_backend_config(group: Group | None = None) -> str:
 def get_backend(group: Group | None = None) -> str:
     """Return the name of the backend for host arrays, or of the only one; :func:`get_backend_config` has all.
 
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        Default: the world.
-
     Returns
     -------
     str
@@ -282,15 +212,12 @@ def get_backend(group: Group | None = None) -> str:
     Raises
     ------
     ValueError
-        This rank is not in the group.
+        This process is not a member of `group`.
 
     Examples
     --------
     >>> hc.get_backend()
     'mpi'
     """
-    found = member(group)
-    if found.rank < 0:  # a NonMember
-        raise ValueError(f"get_backend: this rank is not in the group ({found!r}){here()}")
-    device_map = found.config.device_map
+    device_map = member_of("get_backend", group).config.device_map
     return device_map.get("cpu", next(iter(device_map.values())))

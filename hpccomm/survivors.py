@@ -12,9 +12,9 @@ from .core.members import some
 from .core.non_member import Group
 from .core.options import Membership, fields_of
 from .errors import UnsupportedOperationError, here
-from .groups import child_of, member_of, usable
+from .groups import child_of, usable
 from .job import failures, mpi_library
-from .world import connect, current_world, is_initialized, member, replace_world
+from .world import connect, current_world, is_initialized, member, member_of, replace_world
 
 
 def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:

@@ -380,6 +380,14 @@ def member(group: Group | None) -> ProcessGroup:
     return group  # type: ignore[return-value]
 
 
+def member_of(operation: str, group: Group | None) -> ProcessGroup:
+    """Return the group to call, of which this process has to be a member."""
+    found = member(group)
+    if isinstance(found, NonMember):
+        raise ValueError(f"{operation}: this process is not a member of {found!r}{here()}")
+    return found
+
+
 class _WorldAttribute(type):
     @property
     def WORLD(cls) -> ProcessGroup | Any:  # not None, which every program would have to rule out first

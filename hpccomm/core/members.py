@@ -17,14 +17,6 @@ from .options import Membership
 TO_NOBODY = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "send_init", "recv_init"})  # may be MPI.PROC_NULL
 
 
-class NobodyThere(Exception):
-    """The peer of a message is MPI.PROC_NULL, `rank`: there is nothing to do. Other messages pay nothing for it."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self.rank = rank
-
-
 class Members(Membership):
     """The members of a group, and which of them a rank in the group or a global rank means."""
 
@@ -46,7 +38,10 @@ class Members(Membership):
         return self.ranks[calls.rank(self, "group rank", group_rank)]
 
     def peer(self, operation: str, argument: str, global_rank: Integer | None, group_rank: Integer | None) -> int:
-        """Return the group rank that ``src=`` (a global rank) or ``group_src=`` (a group rank) names."""
+        """Return the group rank that ``src=`` (a global rank) or ``group_src=`` (a group rank) names.
+
+        Of a message it may be MPI.PROC_NULL, which is negative: there is nothing to send or to receive.
+        """
         if group_rank is None and type(global_rank) is int and global_rank in self.group_ranks:
             return self.group_ranks[global_rank]
         if global_rank is not None and group_rank is not None:
@@ -62,7 +57,7 @@ class Members(Membership):
         if operation in TO_NOBODY and self.comm is not None:
             mpi = mpi_library.load()
             if number == mpi.PROC_NULL:
-                raise NobodyThere(number)
+                return number
             hint = " (MPI.ANY_SOURCE: leave src out)" if number == mpi.ANY_SOURCE and argument == "src" else ""
         raise ValueError(
             f"{operation}: {argument} is {global_rank}, which is not in the group; "

@@ -50,7 +50,7 @@ class NonMember:
     True
     """
 
-    rank = -1
+    rank = local_rank = -1
     size = -1
     comm = None
     is_destroyed = False
@@ -89,8 +89,8 @@ class NonMember:
         return self.ranks[group_rank]
 
     def peer(self, *_: object) -> int:
-        """Return a rank that nothing is sent to."""
-        return -1
+        """Return some rank: nothing is sent to it."""
+        return 0
 
     root = source = peer
 
