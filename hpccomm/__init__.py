@@ -3,8 +3,9 @@
 >>> import hpccomm as hc
 """
 
-from . import checkpoint
-from .buckets import GradientBuckets
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .coalescing import coalescing
 from .collectives import (
     all_gather,
@@ -30,7 +31,6 @@ from .collectives import (
 )
 from .core.arrays import device_of, register_device
 from .core.backend import Backend
-from .core.future import Future, collect_all
 from .core.group import ProcessGroup
 from .core.hooks import Hook, Operation, RemovableHandle
 from .core.non_member import NonMember
@@ -48,45 +48,6 @@ from .errors import (
     RankFailedError,
     UnsupportedOperationError,
 )
-from .groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
-from .mpi.over_mpi import BackendOverMPI
-from .objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
-)
-from .persistent import (
-    all_gather_single_init,
-    all_reduce_coalesced_init,
-    all_reduce_init,
-    all_to_all_single_init,
-    broadcast_init,
-    recv_init,
-    reduce_scatter_single_init,
-    send_init,
-)
-from .point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send, sendrecv
-from .ranks import (
-    get_backend,
-    get_backend_config,
-    get_global_rank,
-    get_group_rank,
-    get_local_rank,
-    get_local_size,
-    get_node_count,
-    get_node_local_rank,
-    get_node_rank,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
-)
-from .shared import empty_shared, fence, peer_view
-from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
-from .survivors import agree, shrink_group
-from .waiting import wait_all, wait_any
 from .world import (
     GroupMember,
     destroy_process_group,
@@ -98,12 +59,80 @@ from .world import (
     is_nccl_available,
 )
 
+if TYPE_CHECKING:
+    from . import checkpoint
+    from .buckets import GradientBuckets
+    from .core.future import Future, collect_all
+    from .groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
+    from .mpi.over_mpi import BackendOverMPI
+    from .objects import (
+        all_gather_object,
+        broadcast_object_list,
+        gather_object,
+        recv_object_list,
+        scatter_object_list,
+        send_object_list,
+    )
+    from .persistent import (
+        all_gather_single_init,
+        all_reduce_coalesced_init,
+        all_reduce_init,
+        all_to_all_single_init,
+        broadcast_init,
+        recv_init,
+        reduce_scatter_single_init,
+        send_init,
+    )
+    from .point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send, sendrecv
+    from .ranks import (
+        get_backend,
+        get_backend_config,
+        get_global_rank,
+        get_group_rank,
+        get_local_rank,
+        get_local_size,
+        get_node_count,
+        get_node_local_rank,
+        get_node_rank,
+        get_process_group_ranks,
+        get_rank,
+        get_world_size,
+    )
+    from .shared import empty_shared, fence, peer_view
+    from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
+    from .survivors import agree, shrink_group
+    from .waiting import wait_all, wait_any
+
 __version__ = "0.1.0"
 
 # c10d's other names
 all_gather_into_tensor = all_gather_single
 reduce_scatter_tensor = reduce_scatter_single
 group = GroupMember
+
+# What a program need not use is imported when it does: each file is looked up and read by every rank of a job.
+LATER = {
+    name: module
+    for module, names in {
+        "buckets": "GradientBuckets",
+        "core.future": "Future collect_all",
+        "groups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
+        "mpi.over_mpi": "BackendOverMPI",
+        "objects": "all_gather_object broadcast_object_list gather_object recv_object_list "
+        "scatter_object_list send_object_list",
+        "persistent": "all_gather_single_init all_reduce_coalesced_init all_reduce_init "
+        "all_to_all_single_init broadcast_init recv_init reduce_scatter_single_init send_init",
+        "point_to_point": "P2POp batch_isend_irecv irecv isend recv send sendrecv",
+        "ranks": "get_backend get_backend_config get_global_rank get_group_rank get_local_rank "
+        "get_local_size get_node_count get_node_local_rank get_node_rank "
+        "get_process_group_ranks get_rank get_world_size",
+        "shared": "empty_shared fence peer_view",
+        "store": "FileStore HashStore PrefixStore QueueEmptyError Store TCPStore",
+        "survivors": "agree shrink_group",
+        "waiting": "wait_all wait_any",
+    }.items()
+    for name in names.split()
+}
 
 __all__ = [
     "Backend",
@@ -222,3 +251,15 @@ __all__ = [
 def __dir__() -> list[str]:
     """Return the public names, for completion: of the modules only those that are used by their names."""
     return [*__all__, "checkpoint", "__version__"]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import what is used for the first time."""
+        if name == "checkpoint":
+            return import_module(f"{__name__}.checkpoint")
+        if name not in LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(f"{__name__}.{LATER[name]}"), name)
+        return found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +46,25 @@ def test_completion_shows_what_is_public() -> None:
     shown = [name for name in dir(hc) if not name.startswith("_")]
     assert shown == sorted([*hc.__all__, "checkpoint"])
     assert [name for name in shown if isinstance(getattr(hc, name), types.ModuleType)] == ["checkpoint"]
+
+
+def test_names_that_are_imported_later_are_those_that_type_checkers_see() -> None:
+    branches = [node for node in ast.parse(Path(hc.__file__).read_text()).body if isinstance(node, ast.If)]
+    seen = {
+        name.name: node.module for node in branches[0].body if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    assert seen.pop("checkpoint") is None
+    assert seen == hc.LATER
+    assert set(hc.LATER) < set(hc.__all__)
+
+
+def test_names_that_are_imported_later_are_those_of_their_modules() -> None:
+    for name, module in hc.LATER.items():
+        assert getattr(hc, name) is getattr(importlib.import_module(f"hpccomm.{module}"), name)
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        _ = hc.no_such_name
+
+
+def test_no_name_that_is_imported_later_is_hidden_by_a_module_of_that_name() -> None:
+    modules = {path.stem for path in Path(hc.__file__).parent.iterdir()}
+    assert not modules & set(hc.LATER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -161,7 +161,7 @@ def is_backend_available(name: str) -> bool:
     (True, False)
     """
     name = name.strip().lower()
-    if name not in known_backends():
+    if name not in REGISTRY and name not in known_backends():
         return False
     try:
         REGISTRY[name].load()
@@ -203,9 +203,10 @@ class BackendConfig:
     def __init__(self, backend: str | None = None) -> None:
         if backend is None:
             self.device_map = dict(DEFAULT_DEVICE_MAP)
-            for name in known_backends():
+            own = known_devices()[len(BUILT_IN_DEVICES) :]
+            for name in known_backends() if own else ():  # mostly none: then no package is looked for
                 for device in REGISTRY[name].devices:
-                    if device not in BUILT_IN_DEVICES:
+                    if device in own:
                         self.device_map.setdefault(device, name)
         elif isinstance(backend, str):
             self.device_map = self._parse(backend)
@@ -216,7 +217,7 @@ class BackendConfig:
     def _parse(cls, text: str) -> dict[str, str]:
         if ":" not in text and "," not in text:
             name = text.strip().lower()
-            cls._known("backend", name, known_backends(), text)
+            cls._known("backend", name, REGISTRY if name in REGISTRY else known_backends(), text)
             return dict.fromkeys(REGISTRY[name].devices, name)
         device_map: dict[str, str] = {}
         for part in text.split(","):
@@ -227,14 +228,14 @@ class BackendConfig:
                     f"the devices are {', '.join(known_devices())}, the backends {', '.join(known_backends())}{here()}"
                 )
             cls._known("device", device, known_devices(), text)
-            cls._known("backend", name, known_backends(), text)
+            cls._known("backend", name, REGISTRY if name in REGISTRY else known_backends(), text)
             if device in device_map:
                 raise ValueError(f"backend {text!r}: {part!r} maps {device!r} a second time{here()}")
             device_map[device] = name
         return device_map
 
     @staticmethod
-    def _known(what: str, name: str, names: Sequence[str], text: str) -> None:
+    def _known(what: str, name: str, names: Iterable[str], text: str) -> None:
         if name not in names:
             raise ValueError(
                 f"backend {text!r}: no {what} is called {name!r}; the {what}s are {', '.join(names)}{here()}"

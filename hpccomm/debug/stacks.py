@@ -44,18 +44,23 @@ WITHOUT_A_GROUP = {"init_process_group": "init_process_group", "on": "ProcessGro
 NAMES_OF_GROUPS = {"self", "group", "parent", "comm"}  # arguments of the functions that ranks call together
 
 
-@functools.cache
 def public_functions() -> dict[CodeType, str]:
     """Return the names of the public functions and methods in which ranks may wait for each other, by their code.
 
-    The first call comes when the package has been imported, so what is added to it is among them.
+    What is added to the package is among them; what is in modules that the program has not used yet is not.
     """
     package: Any = sys.modules["hpccomm"]
-    methods = [each for base in ProcessGroup.__mro__ for each in vars(base).items()]
+    modules = [sys.modules.get(f"hpccomm.{package.LATER.get(name)}", package) for name in package.__all__]
+    return _names_by_code(tuple(vars(module).get(name) for module, name in zip(modules, package.__all__)))
+
+
+@functools.lru_cache(maxsize=1)
+def _names_by_code(functions: tuple[Any, ...]) -> dict[CodeType, str]:
+    methods = [each for base in ProcessGroup.__mro__ for name, each in vars(base).items() if not name.startswith("_")]
     names = {}
-    for name, each in [*((name, getattr(package, name)) for name in package.__all__), *methods]:
+    for each in (*functions, *methods):
         code = getattr(inspect.unwrap(each), "__code__", None)
-        if code is not None and not name.startswith("_") and NAMES_OF_GROUPS & set(_argument_names(code)):
+        if code is not None and NAMES_OF_GROUPS & set(_argument_names(code)):
             names[code] = code.co_name
     return names
 
