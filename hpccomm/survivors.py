@@ -8,7 +8,7 @@ groups. A communicator that is given up is not freed: MPI may still hold message
 from __future__ import annotations
 
 from .core.group import ProcessGroup, make_group
-from .core.members import some
+from .core.members import abridged
 from .core.non_member import Group
 from .core.options import Membership, fields_of
 from .errors import UnsupportedOperationError, here
@@ -120,7 +120,7 @@ def _of_survivors(old: ProcessGroup) -> ProcessGroup:
     ranks = tuple(old.ranks[rank] for rank in members)
     dead = tuple(rank for rank in old.ranks if rank not in ranks)
     limits = {"timeout": old.timeout, "on_timeout": old.on_timeout}
-    reason = f"because ranks {some(dead)} have died" if dead else "although nobody has died"
+    reason = f"because ranks {abridged(dead)} have died" if dead else "although nobody has died"
     if owner is old:
         old.on_destroy = None
         for child in list(old.children):

@@ -1,4 +1,4 @@
-"""The backends of a group: each made when the first array of its device comes along, all refused after its end."""
+"""The backends of a group: each is made for the first array of its device, and all are refused after its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .backend import Backend
 from .late import OBJECT_TRANSPORT, late
 from .members import Members
 from .options import BackendOptions, fields_of
-from .registry import OBJECTS, has_store
+from .registry import OBJECTS
 
 if TYPE_CHECKING:
     from .door import Door
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LazyBackends(dict[str, Backend]):
-    """The backends by device; each is made when the first array of its device comes along."""
+    """The backends by device; each is made for the first array of its device."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
@@ -29,7 +29,7 @@ class LazyBackends(dict[str, Backend]):
         return backend
 
     def put(self, device: str, backend: Backend) -> None:
-        """Let `backend` serve a device; that of the host may have a fast path."""
+        """Add the backend of a device; the host's may have a fast path."""
         self[device] = backend
         if device == "cpu":
             self._door.take_fast_path(backend.fast_path)
@@ -46,7 +46,7 @@ class Destroyed(dict[str, Backend]):
 
 
 class NotOverridden(Backend):
-    """Serves the operations that a ProcessGroup class of the program's own does not override: it refuses them."""
+    """The backend of a ProcessGroup class of the program's own: it refuses every operation not overridden there."""
 
     def __init__(self, group: ProcessGroup, name: str) -> None:
         super().__init__(group.rank, group.size)
@@ -65,7 +65,7 @@ class NotOverridden(Backend):
 
 
 def make_backend(group: ProcessGroup, device: str) -> Backend:
-    """Make the backend that serves a device in a group."""
+    """Make the backend of a device in a group."""
     if device == OBJECTS:
         return cast("Backend", late(OBJECT_TRANSPORT)(options_for(group, device)))
     name = group.config.device_map.get(device)
@@ -84,13 +84,14 @@ def make_backend(group: ProcessGroup, device: str) -> Backend:
 
 
 def options_for(group: ProcessGroup, device: str) -> BackendOptions:
-    """Return the options of a group for the creator of the backend of a device."""
-    has_its_own = group.place is not None and has_store(group.config.device_map.get(device, "mpi"))
-    return BackendOptions(**fields_of(group), device=device, store=group.store if has_its_own else None)
+    """Return the options for the creator of the backend of a device in a group."""
+    row = registry.REGISTRY[group.config.device_map.get(device, "mpi")]
+    store = group.store if row.uses_store and group.place is not None else None
+    return BackendOptions(**fields_of(group), device=device, store=store)
 
 
 def created(name: str, options: BackendOptions) -> Backend | Members:
-    """Call the creator of a backend."""
+    """Return a new backend, or the whole group that its creator made."""
     row = registry.REGISTRY[name]
     try:
         creator = row.load()

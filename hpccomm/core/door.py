@@ -1,8 +1,8 @@
 """Door: the one way of a group's operations to their transports.
 
-It gives each its number, tells hooks, puts errors in the words of the call, and keeps what is in flight. Only the fast
-path calls a transport beside it, and counts for itself. The watchdog reads `self`, `call` and `work` of the functions
-here that `debug/stacks.py` names: a thread that is inside one is in that operation.
+It numbers operations, calls hooks, translates the transports' errors, and keeps the Works in flight. Only the fast path
+calls a transport beside it, and numbers its operations itself. The watchdog reads `self`, `call` and `work` of the
+functions here that `debug/stacks.py` names: a thread that is inside one is in that operation.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from .work import CompletedWork, JoinedWork, Work, WorkStatus
 if TYPE_CHECKING:
     from .group import ProcessGroup
 
-REAP_ABOVE = 64  # works in flight above which a new one first lets go of the completed
+REAP_ABOVE = 64  # Works in flight; from there on, each new one first drops those that are completed
 STEPS_ASIDE = FastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 DOORS: weakref.WeakSet[Door] = weakref.WeakSet()  # of all groups of this process
 
 
 class Check(Protocol):
-    """What compares the calls of all ranks: HPCCOMM_DEBUG=DETAIL."""
+    """The comparison of all ranks' calls: HPCCOMM_DEBUG=DETAIL."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether this rank waits for others in it, which ends by itself when the time is up."""
+        """True while this rank waits in it for others, which has a time limit of its own."""
 
     def set_up(self, call: Call) -> int:
         """Compare the set-up of a persistent operation; return its number, the same on every rank."""
@@ -49,36 +49,24 @@ class Check(Protocol):
         """Raise on every rank if not every rank makes this call, which is no operation."""
 
     def close(self) -> None:
-        """Free what it holds; every rank is about to."""
+        """Free its resources; every rank is about to."""
 
 
 class Door:
-    """The door of one group.
-
-    Attributes
-    ----------
-    backends : dict of str to Backend
-        By device; each is made when it is first asked for.
-    fast : FastPath
-        What is asked first: that of the host's backend, or one that steps aside.
-    in_flight : dict of Work to None
-        The oldest first.
-    persistent : list of PersistentWork
-        Those that have not been freed.
-    """
+    """The door of one group."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
-        self.backends: dict[str, Backend] = LazyBackends(self)
-        self.fast = self.fast_path = STEPS_ASIDE
+        self.backends: dict[str, Backend] = LazyBackends(self)  # by device
+        self.fast = self.fast_path = STEPS_ASIDE  # the one to ask first; that of the host's backend
         self.hooks: tuple[Hook, ...] = ()
         self.check: Check | None = None
         self.block: Block | None = None  # the coalescing() block that collects
         self.collectives = self.messages = 0  # those that did not take the fast path
         self.recent: deque[Recent] = deque(maxlen=8)  # the last collectives but fast ones, and set-ups: for reports
-        self.in_flight: dict[Work, None] = {}
+        self.in_flight: dict[Work, None] = {}  # the oldest first
         self.failed: list[Work] = []
-        self.persistent: list[PersistentWork] = []
+        self.persistent: list[PersistentWork] = []  # those that have not been freed
         self.patience = as_seconds(group.timeout) if group.on_timeout == "raise" else None
         DOORS.add(self)
 
@@ -91,10 +79,10 @@ class Door:
         step: Callable[[], Any] | None = None,
         persistent: PersistentWork | None = None,
     ) -> Work | None:
-        """Do an operation whose arguments have been checked; return its Work, or what the transport returns.
+        """Do an operation whose arguments have been checked; return its Work, or the transport's result.
 
-        It is the backend's method of that name, or `step`, for one that is more than a call of one backend; or the
-        start of a `persistent` one.
+        The transport is called by the backend's method of that name; or by `step`, where an operation is more than a
+        call of one backend, or the start of a `persistent` one.
         """
         name, device, result, arguments = call
         if self.block is not None and self.block.is_of_this_thread():
@@ -133,7 +121,7 @@ class Door:
         return outcome  # type: ignore[no-any-return]
 
     def follow(self, work: Work, name: str, result: Any, peer: int | None = None) -> None:
-        """Keep the Work of an operation that has begun, and through it its arrays, while it is in flight."""
+        """Keep the Work of an operation that has begun, and so its arrays, while it is in flight."""
         if name in MESSAGES:
             number = self.messages + self.fast_path.messages
         else:
@@ -161,13 +149,13 @@ class Door:
         return work
 
     def start(self, work: PersistentWork) -> None:
-        """Begin a persistent operation: an operation of its own each time."""
+        """Begin a persistent operation; each start has a number of its own."""
         if self.block is not None and self.block.is_of_this_thread():
             self.block.refuse(work.call.name)
         self.run(work.call, False, work.begin, work)
 
     def open_block(self, async_ops: bool) -> Block:
-        """Collect the operations of this thread from now on, to be one operation."""
+        """Return a new block, which collects the operations of this thread from now on."""
         if isinstance(self.backends, Destroyed):
             raise DistError(f"coalescing: the process group {self.group.name!r} has been destroyed{here()}")
         if self.block is not None:
@@ -177,26 +165,26 @@ class Door:
         return self.block
 
     def close_block(self) -> None:
-        """Collect no more."""
+        """End the collecting."""
         self.block = None
         self.choose_fast_path()
 
     # -- errors ----------------------------------------------------------------------------------
 
     def identify(self, error: Exception, operation: str, number: int) -> None:
-        """Fill in which operation of this group an error of a transport is about."""
+        """Put the operation, its number and the group into an error of a transport."""
         if isinstance(error, DistBackendError):
             error.identify(operation, number, self.group.name)
         elif isinstance(error, UnsupportedOperationError):
             error.operation = operation  # that was called: it may be made of the one that is missing
 
     def identify_fast(self, error: Exception, name: str) -> Exception:
-        """As `identify`, for the operation that the fast path has just counted; return the error."""
+        """Do as `identify` for the operation that the fast path has just counted; return the error."""
         self.identify(error, name, self.number_of(name))
         return error
 
     def number_of(self, name: str) -> int:
-        """Return the number of operations so far that are counted together with those called `name`."""
+        """Return the number of messages begun so far, if `name` is one, and of collectives otherwise."""
         if name in MESSAGES:
             return self.messages + self.fast_path.messages
         return self.collectives + self.fast_path.count
@@ -204,7 +192,7 @@ class Door:
     def _fail(
         self, backend: Backend, called: str, number: int, error: Exception, operation: Operation | None
     ) -> NoReturn:
-        """Raise what went wrong in an operation, in the words of the transport."""
+        """Raise the error of an operation, as its transport translates it."""
         translated = backend.translate_error(called, error)
         self.identify(translated, called, number)
         if operation is not None:
@@ -216,7 +204,7 @@ class Door:
     # -- what is in flight -----------------------------------------------------------------------
 
     def ended(self, work: Work, status: WorkStatus) -> None:
-        """Hear that a Work has failed, or that one has ended that hooks follow; the Work calls it, once."""
+        """Take note of a Work that has failed, or that has ended while hooks follow it; the Work calls it, once."""
         operation = work.operation
         if operation is not None:
             operation.outcome = work.source
@@ -234,7 +222,7 @@ class Door:
             self.failed.append(work)
 
     def reap(self) -> None:
-        """Let go of completed works that the program has dropped, from the oldest on."""
+        """Forget completed Works, from the oldest on, to the first that is in flight or has a Future."""
         while True:
             try:
                 oldest = next(iter(self.in_flight))
@@ -261,26 +249,26 @@ class Door:
         return operation
 
     def add_hook(self, hook: Hook) -> None:
-        """Let `hook` see every operation from now on."""
+        """Call `hook` for every operation from now on."""
         self.hooks = (*self.hooks, hook)
         self.choose_fast_path()
 
     def remove_hook(self, hook: Hook) -> None:
-        """Let it see no more."""
+        """Call `hook` no more."""
         self.hooks = tuple(each for each in self.hooks if each is not hook)
         self.choose_fast_path()
 
     def take_fast_path(self, fast_path: FastPath) -> None:
-        """Take that of a backend, which has just been made."""
+        """Use the fast path of a backend that has just been made."""
         self.fast_path = fast_path
         if fast_path.is_open:
             fast_path.identify = self.identify_fast
         self.choose_fast_path()
 
     def choose_fast_path(self) -> None:
-        """Let the fast path step aside while a hook listens, a block collects, or the group is destroyed.
+        """Set `fast`: one that steps aside while a hook listens, a block collects, or the group is destroyed.
 
-        A hook that has a method `around` follows the fast path itself: it returns one that it has put around it.
+        A hook with a method `around` follows the fast path itself: the method returns one that it has put around it.
         """
         followers = [getattr(hook, "around", None) for hook in self.hooks]
         self.fast = self.fast_path
@@ -304,7 +292,7 @@ class Door:
 
 
 class Block:
-    """What a coalescing() block has collected: the operations of one thread, which leave together at its end."""
+    """The operations that a coalescing() block has collected from one thread; they start together at its end."""
 
     def __init__(self, door: Door, async_ops: bool) -> None:
         self._door = door
@@ -314,11 +302,11 @@ class Block:
         self.work: Work | None = None  # of all of them, with `async_ops`
 
     def is_of_this_thread(self) -> bool:
-        """Whether the block is one of the thread that asks."""
+        """Return True in the thread that has opened the block."""
         return threading.get_ident() == self._thread
 
     def collect(self, call: Call, async_op: bool) -> None:
-        """Put an operation, whose arguments have been checked, in the queue."""
+        """Add an operation, whose arguments have been checked."""
         name = call.name
         if not (name in OPERATIONS and OPERATIONS[name].is_collected):
             self.refuse(name)
@@ -327,21 +315,21 @@ class Block:
         self._calls.append(call)
 
     def refuse(self, name: str) -> NoReturn:
-        """Raise what an operation that can't be collected raises."""
+        """Raise the error of an operation that can't be collected."""
         takes = ", ".join(spec.name for spec in OPERATIONS.values() if spec.is_collected)
         raise UnsupportedOperationError(
             f"can't be collected in a coalescing() block, which takes {takes}; call it outside{here()}", name
         )
 
     def leave(self) -> None:
-        """Do what was collected, as one operation."""
+        """Do the collected operations, as one."""
         if self._calls:
             described = [(call.name, call.arguments) for call in self._calls]
             call = Call(("coalescing", self._calls[0].device, None, (described,)))
             self.work = self._door.run(call, self._async_ops, self._send)
 
     def _send(self) -> Work | None:
-        """Do what was collected, neighbours of a kind at once; one Work stands for all."""
+        """Do the collected operations, neighbours of a kind at once; return one Work for all."""
         works = []
         for (name, device, shared), same in groupby(self._calls, key=_kind):
             columns = [list(column) for column in zip(*(_arrays(call) for call in same), strict=True)]
@@ -357,9 +345,9 @@ class Block:
 
 
 def batch(messages: Sequence[tuple[Door, Call]]) -> list[Work]:
-    """Start messages, of one group or several, and return their Works; receives first, so that data finds its place.
+    """Start messages of one group or several, receives first; return their Works.
 
-    Those of one backend of GPU arrays are launched together, beside those of other groups.
+    Those of one backend of GPU arrays are launched together.
     """
     works: list[Any] = [None] * len(messages)
     receives: list[int] = []
@@ -409,6 +397,6 @@ def _arrays(call: Call) -> list[Any]:
 
 
 def _kind(call: Call) -> tuple[str, str, tuple[Any, ...]]:
-    """Return the operation, the device, and the op or root: neighbours with the same leave together."""
+    """Return the operation, the device, and the op or root: neighbours that have these in common start together."""
     shared = zip(call.arguments, OPERATIONS[call.name].arguments)
     return call.name, call.device, tuple(each for each, argument in shared if argument in ("op", "root"))

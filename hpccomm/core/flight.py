@@ -1,4 +1,4 @@
-"""Flight: what a group knows of one operation in flight. The Work owns its status, and tells the door of its end."""
+"""Flight: a group's record of one operation in flight. The Work owns its status, and tells the door of its end."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ if TYPE_CHECKING:
 
 
 class Owner(Protocol):
-    """What a Work knows of the door that it has come through."""
+    """The part of the door that a Work uses."""
 
     group: ProcessGroup
     in_flight: dict[Work, None]
 
     def ended(self, work: Work, status: WorkStatus) -> None:
-        """Hear that a Work has failed, or that one has ended that hooks follow; the Work calls it, once."""
+        """Take note of a Work that has failed, or that has ended while hooks follow it; the Work calls it, once."""
 
     def identify(self, error: Exception, operation: str, number: int) -> None:
-        """Fill in which operation of the group a transport's error is about."""
+        """Put the operation, its number and the group into an error of a transport."""
 
 
 class Flight(NamedTuple):
-    """Which operation of which group a Work is. `debug/` reads it too, from any thread; it never changes."""
+    """The operation of a Work, and its group. It never changes; `debug/` reads it too, from any thread."""
 
     door: Owner
     op_type: str = ""
     number: int = 0  # among the collectives, or the messages, of the group on this rank
-    result: Any = None  # what `Work.result` gives back
+    result: Any = None  # the value of `Work.result`
     peer: int | None = None  # of a message: the rank of the group at its other end
     patience: float | None = None  # seconds that `wait` waits where it is not told
 
@@ -42,11 +42,10 @@ class Nobody:
     def __init__(self) -> None:
         self.in_flight: dict[Work, None] = {}
 
-    def ended(self, work: Work, status: WorkStatus) -> None:
-        """Nobody listens."""
+    def ended(self, *_: Any, **__: Any) -> None:
+        """Do nothing: the Work that this one is a part of does."""
 
-    def identify(self, error: Exception, operation: str, number: int) -> None:
-        """Leave it to the Work that this one is a part of."""
+    identify = ended
 
 
 NOT_FOLLOWED = Flight(Nobody())

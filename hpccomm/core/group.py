@@ -25,7 +25,7 @@ from .hooks import Hook, RemovableHandle, Timing
 from .operation_list import OPERATIONS
 from .operations import Operations
 from .options import Membership, fields_of, time_limit
-from .registry import BackendConfig, is_custom
+from .registry import BackendConfig
 from .timeouts import as_seconds
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ProcessGroup(Operations):
     rank : int
         This process's rank in the group.
     size : int
-        How many ranks there are.
+        The number of ranks.
     ranks : tuple of int
         The global rank of each member.
     nodes : tuple of int
@@ -64,11 +64,12 @@ class ProcessGroup(Operations):
     comm : mpi4py.MPI.Intracomm
         The group's own communicator. Duplicate it for messages of your own.
     config : BackendConfig
-        Which backend serves which device.
+        The backend of each device.
     timeout : timedelta
-        How long an operation may take, and what destroy allows.
+        The time limit of operations, monitored_barrier and destroy.
     on_timeout : str
-        What happens then: ``"abort"``, ``"raise"`` or ``"warn"``.
+        ``"abort"`` ends the job after that time, ``"raise"`` raises DistTimeoutError where that is possible, ``"warn"``
+        goes on.
     name : str
         For messages; also ``group_name``.
     description : str
@@ -96,7 +97,7 @@ class ProcessGroup(Operations):
         self._store: Any = None
 
     def __init_subclass__(cls) -> None:
-        """Let the operations that a class of the program's own overrides pass the door."""
+        """Make the operations that a class of the program's own overrides pass the door."""
         super().__init_subclass__()
         for name in OPERATIONS.keys() & vars(cls).keys():
             setattr(cls, name, _through_the_door(name, vars(cls)[name]))
@@ -120,23 +121,23 @@ class ProcessGroup(Operations):
         comm : mpi4py.MPI.Intracomm
             It is duplicated, so that messages on it never mix with the group's.
         config : BackendConfig or str, optional
-            Which backend serves which device, as for :func:`init_process_group`.
-        timeout : timedelta or float (seconds), optional
-            How long an operation may take. Default: ``HPCCOMM_TIMEOUT``, or 30 minutes.
+            The backend of each device, as `backend` of :func:`init_process_group`.
+        timeout
+            As for :func:`init_process_group`.
         name : str, optional
             A name for messages.
 
         Returns
         -------
         ProcessGroup
-            To be destroyed by its :meth:`destroy`, or the end of a ``with`` block.
+            The group; :meth:`destroy`, or the end of a ``with`` block, destroys it.
 
         Raises
         ------
         TypeError
             `comm` is no intracommunicator.
         ValueError
-            `config` or `timeout` makes no sense, or an environment variable HPCCOMM_* of rank 0 (on every rank).
+            `config` or `timeout` is invalid, or an environment variable HPCCOMM_* of rank 0 (on every rank).
 
         Examples
         --------
@@ -182,16 +183,16 @@ class ProcessGroup(Operations):
 
     @property
     def sequence_number(self) -> int:
-        """How many collectives of this group this rank has begun: those of the same number belong together."""
+        """The number of collectives that this rank has begun in this group: the same number is the same collective."""
         return self.door.number_of("barrier")
 
     @property
     def message_number(self) -> int:
-        """How many messages this rank has begun to send or to receive in this group."""
+        """The number of messages that this rank has begun to send or to receive in this group."""
         return self.door.number_of("send")
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
-        """Let `hook` see every operation of this group on this rank, until the handle's ``remove()``.
+        """Call `hook` for every operation of this group on this rank, until the handle's ``remove()``.
 
         ``hook.begin(operation)`` is called before the transport is, ``hook.end(operation)`` when the operation has
         ended; each gets the same :class:`Operation`. While a hook is registered, small operations take the long way.
@@ -222,10 +223,10 @@ class ProcessGroup(Operations):
         return RemovableHandle(functools.partial(self.door.remove_hook, hook))
 
     def enable_timing(self) -> None:
-        """Let every Work of this group on this rank know how long it took: see :meth:`Work.get_duration`.
+        """Measure how long each operation takes from now on, on this rank: see :meth:`Work.get_duration`.
 
-        From now on; on this rank only. Small operations take the long way then, which costs some microseconds. c10d
-        calls it ``_enable_collectives_timing``.
+        Small operations take the long way then, which costs some microseconds. c10d calls it
+        ``_enable_collectives_timing``.
 
         Examples
         --------
@@ -241,7 +242,7 @@ class ProcessGroup(Operations):
             self.register_hook(Timing())
 
     def agree_on(self, name: str, *details: str) -> None:
-        """Raise on every rank if not every rank makes this call, where ranks compare: HPCCOMM_DEBUG=DETAIL."""
+        """Raise on every rank if not every rank makes this call, where calls are compared: HPCCOMM_DEBUG=DETAIL."""
         self.door.recent.append((self.sequence_number, f"{name} ({details[0]})" if details else name, "", 0))
         if self.door.check is not None:
             self.door.check.agree(name, *details)
@@ -249,7 +250,7 @@ class ProcessGroup(Operations):
     # -- life ------------------------------------------------------------------------------------
 
     def __dir__(self) -> list[str]:
-        """Return what programs use, for completion; the rest of the names is for hpccomm's own files."""
+        """Return the names for programs, which completion shows; others are for hpccomm's own files."""
         own = {name for kind in type(self).__mro__ if kind.__module__.split(".")[0] != "hpccomm" for name in vars(kind)}
         return sorted({*PUBLIC, *own, *(name for name in vars(Operations) if not name.startswith("_"))})
 
@@ -272,15 +273,15 @@ class ProcessGroup(Operations):
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _destroy(self) -> list[str]:
-        """Destroy the group; return what to warn of."""
+        """Destroy the group; return the warnings."""
         if self.is_destroyed:
             return []
         if self.door.block is not None:
             raise DistError(f"destroy of {self!r}: leave its coalescing() block first{here()}")
         self.agree_on("destroy")
-        said = [text for child in list(self.children) for text in child._destroy()]
+        warned = [text for child in list(self.children) for text in child._destroy()]
         deadline = time.monotonic() + as_seconds(self.timeout)
-        said += finish(self, deadline)
+        warned += finish(self, deadline)
         if self.comm is not None:
             meet(self, deadline)
         is_clean = not give_up_the_rest(self)  # otherwise MPI is at it for ever, and keeps the communicator
@@ -294,18 +295,18 @@ class ProcessGroup(Operations):
             if self.comm is not None and not is_clean:
                 steps.callback(failures.forget, self.comm)
             elif self.comm is not None:
-                steps.callback(lambda: said.extend(mpi_library.free(self.comm, repr(self), self.largest_tag)))
+                steps.callback(lambda: warned.extend(mpi_library.free(self.comm, repr(self), self.largest_tag)))
             steps.callback(self.door.close)
             for backend in self.door.backends.values():
                 steps.callback(backend.close if is_clean else backend.abort)
             steps.callback(observers.group_gone, self)
-        return said
+        return warned
 
     def give_up(self, ranks: Sequence[int], refusal: str) -> None:
-        """Let go of everything without the other ranks, because some (global) `ranks` have died.
+        """Free the group without the other ranks, because some (global) `ranks` have died.
 
-        What is in flight ends with RankFailedError; `refusal` is what operations say from now on. The communicator is
-        not freed, because MPI may still have messages on it.
+        Operations in flight end with RankFailedError; later ones raise a DistError with the text `refusal`. The
+        communicator is not freed, because MPI may still have messages on it.
         """
         abandon(self, ranks)
         if self.comm is not None:
@@ -330,7 +331,7 @@ class ProcessGroup(Operations):
 
     @property
     def refusal(self) -> str:
-        """What a destroyed group says to every operation."""
+        """The text of the error that every operation of a destroyed group raises."""
         return getattr(self.door.backends, "refusal", "")
 
     def leave(self) -> None:
@@ -339,7 +340,7 @@ class ProcessGroup(Operations):
 
     @property
     def is_destroyed(self) -> bool:
-        """Whether the group has been destroyed, so that it refuses every operation."""
+        """True if the group has been destroyed: it refuses every operation."""
         return isinstance(self.door.backends, Destroyed)
 
     def abort(self, status: int = 1) -> NoReturn:
@@ -370,11 +371,11 @@ class ProcessGroup(Operations):
 
 
 def make_group(membership: Membership) -> ProcessGroup:
-    """Make a group; a custom backend that is alone in its configuration may bring one of its own class."""
+    """Make a group, which a custom backend that is alone in its configuration may create as one of its own class."""
     fields = fields_of(membership)
     group = ProcessGroup(**fields)
     names = set(group.config.device_map.values())
-    if len(names) == 1 and is_custom(*names):
+    if len(names) == 1 and not names & registry.BUILT_IN:
         (name,), device = names, next(iter(group.config.device_map))
         made = created(name, options_for(group, device))
         if isinstance(made, Backend):
@@ -391,7 +392,7 @@ def make_group(membership: Membership) -> ProcessGroup:
 
 
 def _through_the_door(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a group's own operation `name` as one that hooks see; it sees to its arguments itself."""
+    """Return a class's own operation `name` as one that passes the door; it checks its arguments itself."""
     signature = inspect.signature(override)
 
     @functools.wraps(override)

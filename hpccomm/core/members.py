@@ -1,4 +1,4 @@
-"""The ranks of a group: in the group and global, and what arguments name them."""
+"""The ranks of a group, and the conversion of global ranks, group ranks and arguments into each other."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ TO_NOBODY = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "send_init"
 
 
 class Members(Membership):
-    """The members of a group, and which of them a rank in the group or a global rank means."""
+    """The members of a group, found by their ranks in the group and by their global ranks."""
 
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
         super().__init__(rank, size, **fields)
         self.group_ranks = {global_rank: group_rank for group_rank, global_rank in enumerate(self.ranks)}
 
     def group_rank(self, global_rank: Integer) -> int:
-        """Convert a global rank into the rank in this group; ValueError if it is not a member."""
+        """Return the rank in this group of a global rank; ValueError if it is not a member."""
         try:
             return self.group_ranks[checks.integer("global rank", global_rank)]
         except KeyError:
             raise ValueError(
-                f"rank {global_rank} is not a member of {self!r}, whose ranks are {some(self.ranks)}{here()}"
+                f"rank {global_rank} is not a member of {self!r}, whose ranks are {abridged(self.ranks)}{here()}"
             ) from None
 
     def global_rank(self, group_rank: Integer) -> int:
-        """Convert a rank in this group into the global rank; ValueError if there is no such rank."""
+        """Return the global rank of a rank in this group; ValueError if there is no such rank."""
         return self.ranks[calls.rank(self, "group rank", group_rank)]
 
     def peer(self, operation: str, argument: str, global_rank: Integer | None, group_rank: Integer | None) -> int:
@@ -61,25 +61,25 @@ class Members(Membership):
             hint = " (MPI.ANY_SOURCE: leave src out)" if number == mpi.ANY_SOURCE and argument == "src" else ""
         raise ValueError(
             f"{operation}: {argument} is {global_rank}, which is not in the group; "
-            f"its (global) ranks are {some(self.ranks)}{hint or start_more()}{here()}"
+            f"its (global) ranks are {abridged(self.ranks)}{hint or start_more()}{here()}"
         )
 
     def root(self, operation: str, argument: str, global_rank: Integer | None, group_rank: Integer | None) -> int:
-        """As `peer`; the group's first rank if neither is given."""
+        """Return the rank as `peer` does; the group's first if neither is given."""
         if global_rank is None and group_rank is None:
             return 0
         return self.peer(operation, argument, global_rank, group_rank)
 
     def source(self, operation: str, global_rank: Integer | None, group_rank: Integer | None) -> int | None:
-        """As `peer` for the source of a message: None, which is any rank, where neither is given."""
+        """Return the rank as `peer` does; None, which is any rank, if neither is given."""
         if global_rank is None and group_rank is None:
             return None
         return self.peer(operation, "src", global_rank, group_rank)
 
     def plain_message(self, name: str, array: Any, peer: int | None, tag: int) -> calls.Call | None:
-        """Return the Call of a message against which nothing can be said, found out in few look-ups; or None.
+        """Return the Call of a "send" or "recv" in the ordinary case, after few checks; None for all others.
 
-        `name` is "send" or "recv", and `peer` a *global* rank.
+        `peer` is a *global* rank.
         """
         if (
             type(array) is np.ndarray
@@ -93,6 +93,6 @@ class Members(Membership):
         return None
 
 
-def some(ranks: Sequence[int]) -> str:
-    """Name some ranks of maybe very many."""
+def abridged(ranks: Sequence[int]) -> str:
+    """Return the ranks as text; of more than 16 the first ones and the last."""
     return ", ".join(map(str, ranks)) if len(ranks) <= 16 else f"{', '.join(map(str, ranks[:8]))} ... {ranks[-1]}"

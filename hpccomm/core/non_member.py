@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from ..errors import here
 from .group import ProcessGroup
-from .members import some
+from .members import abridged
 from .operation_list import OPERATIONS
 from .options import DEFAULT_TIMEOUT
 from .persistent_work import PersistentWork
@@ -79,7 +79,7 @@ class NonMember:
     def group_rank(self, global_rank: int) -> int:
         """Return the rank in the group of a global rank; ValueError if it is no member."""
         if global_rank not in self.ranks:
-            raise ValueError(f"rank {global_rank} is not a member of {self!r} ({some(self.ranks)}){here()}")
+            raise ValueError(f"rank {global_rank} is not a member of {self!r} ({abridged(self.ranks)}){here()}")
         return self.ranks.index(global_rank)
 
     def global_rank(self, group_rank: int) -> int:

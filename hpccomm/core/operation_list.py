@@ -1,6 +1,6 @@
-"""The list of operations: what each is called, what it is about, and which forms it has.
+"""The list of operations: the name, the arguments and the forms of each.
 
-Hooks get their description of an operation from it, `NonMember` its methods, the documentation its table
+Hooks get the names of an operation's arguments from it, `NonMember` its methods, the documentation its table
 (``docs/guide/operations.md``), and the tests their matrix. Adding an operation begins with a line here.
 """
 
@@ -11,59 +11,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OperationSpec:
-    """One operation.
+    """One operation."""
 
-    Attributes
-    ----------
-    name : str
-        What it is called in `hpccomm`, in `ProcessGroup` and in `Backend`.
-    arguments : tuple of str
-        What describes a call of it, in the order in which `Backend`'s method takes it.
-    alike : tuple of str
-        Those arrays among them whose dtypes and sizes are the same on every rank; of others only the dtype is.
-    summary : str
-        What it does.
-    is_asynchronous : bool
-        Whether it takes ``async_op``.
-    is_collected : bool
-        Whether a coalescing() block collects it.
-    is_persistent : bool
-        Whether there is a ``*_init`` form.
-    """
-
-    name: str
-    arguments: tuple[str, ...]
+    name: str  # in `hpccomm`, in `ProcessGroup` and in `Backend`
+    arguments: tuple[str, ...]  # in the order of the method of `Backend`
     summary: str
-    is_asynchronous: bool = True
-    is_collected: bool = False
-    is_persistent: bool = False
-    alike: tuple[str, ...] = ()
+    is_asynchronous: bool  # it takes ``async_op``
+    is_collected: bool  # by a coalescing() block
+    is_persistent: bool  # there is a ``*_init`` form
+    alike: tuple[str, ...]  # the arrays whose dtypes and sizes are the same on every rank; of others only the dtype is
 
     @property
     def has_equal_counts(self) -> bool:
-        """Whether all arrays together have as many elements on every rank."""
-        return bool(self.alike) and all(name in self.alike or name in NO_ARRAYS for name in self.arguments)
+        """True if all arrays together have the same number of elements on every rank."""
+        return bool(self.alike) and {*self.arguments} <= {*self.alike, "root", "op"}
 
     @property
     def reduces(self) -> bool:
-        """Whether it combines the ranks' arrays by a ReduceOp."""
+        """True if it combines the ranks' arrays by a ReduceOp."""
         return "op" in self.arguments
 
     @property
     def is_a_message(self) -> bool:
-        """Whether it is between two ranks."""
+        """True if it is between two ranks."""
         return "dst" in self.arguments or "src" in self.arguments
 
 
-NO_ARRAYS = {"root", "op"}
-
-
 def _spec(name: str, arguments: str, summary: str, forms: str = "async") -> OperationSpec:
-    words, names = forms.split(), arguments.split()
-    alike = tuple(each.rstrip("*") for each in names if each.endswith("*"))
+    words, names = forms.split(), arguments.replace("*", "").split()
+    alike = tuple(each[:-1] for each in arguments.split() if each.endswith("*"))
     is_asynchronous, is_collected, is_persistent = (form in words for form in ("async", "collected", "persistent"))
-    all_names = tuple(each.rstrip("*") for each in names)
-    return OperationSpec(name, all_names, summary, is_asynchronous, is_collected, is_persistent, alike)
+    return OperationSpec(name, tuple(names), summary, is_asynchronous, is_collected, is_persistent, alike)
 
 
 OPERATIONS: dict[str, OperationSpec] = {
@@ -110,9 +88,9 @@ OPERATIONS: dict[str, OperationSpec] = {
     )
 }
 
-START = "_start"  # what the start of a persistent operation is called: "all_reduce_start"
+START = "_start"  # the end of the name of a persistent operation's start: "all_reduce_start"
 
-CALLED = {  # what a program has called, by operation and whether it is asynchronous, where that has another name
+CALLED = {  # the function that a program has called, by operation and `async_op`, where it has another name
     ("send", True): "isend",
     ("recv", True): "irecv",
     ("all_reduce_sparse", False): "all_reduce",
@@ -149,7 +127,7 @@ COMMAND = (
 
 
 def as_markdown() -> str:
-    """Return the page of the documentation that has them all."""
+    """Return the documentation's page of all operations."""
     head = "operation", "what it does", "forms", "arguments in a hook"
     rows: list[tuple[str, ...]] = [head, ("---",) * len(head)]
     for spec in OPERATIONS.values():

@@ -1,4 +1,4 @@
-"""What a group is made of, and what the creator of a backend is told of it: one list of fields for both."""
+"""The fields of a group, which the creators of its backends get too; the checks of its time-outs."""
 
 from __future__ import annotations
 
@@ -22,38 +22,20 @@ LONGEST_TIMEOUT = timedelta.max.total_seconds() / 2
 
 @dataclass(eq=False, repr=False)
 class Membership:
-    """The members of a group, as one of them sees it.
+    """The members of a group, as one of them sees it: the fields that :class:`ProcessGroup` describes, and some more.
 
     Attributes
     ----------
-    rank : int
-        This process's rank in the group.
-    size : int
-        How many ranks there are.
-    ranks : tuple of int
-        The global rank of each member.
-    comm : mpi4py.MPI.Intracomm
-        The group's private communicator. Traffic of your own on it would mix with hpccomm's: duplicate it first.
-    nodes : tuple of int
-        The number of the node of each member.
     processes : dict of int to int
         The process of each rank (of MPI.COMM_WORLD) on this node, of a group made on a communicator; otherwise empty.
-    config : BackendConfig
     settings : Settings
-        What the environment variables HPCCOMM_* say, the same on every rank.
-    timeout : timedelta
-        How long an operation may take, and what monitored_barrier and destroy allow.
-    on_timeout : str
-        What happens then: ``"abort"`` ends the job, ``"raise"`` raises DistTimeoutError where that is possible,
-        ``"warn"`` goes on.
-    name : str
-    description : str
+        The values of the environment variables HPCCOMM_*, the same on every rank.
     device_id : int, "auto" or None
-        What init_process_group was told of this rank's GPU.
+        The `device_id` of init_process_group: this rank's GPU.
     largest_tag : int
-        The largest tag that a message may have.
+        The largest tag of a message.
     place : Place or None
-        Where the group's store is.
+        The place of the group's store.
     """
 
     rank: int
@@ -88,7 +70,7 @@ class Membership:
 
     @property
     def tuning(self) -> Tuning:
-        """From which sizes on an operation is done in which way."""
+        """The sizes from which on an operation is done in another way."""
         return self.settings.tuning
 
     @tuning.setter
@@ -108,7 +90,7 @@ class Membership:
 
 @dataclass(eq=False, repr=False)
 class BackendOptions(Membership):
-    """What the creator of a backend is given (``register_backend(..., extended_api=True)``): its group, and its device.
+    """The argument of a backend's creator (``register_backend(..., extended_api=True)``): its group, and its device.
 
     It has the attributes of a :class:`ProcessGroup`, and:
 
@@ -117,9 +99,7 @@ class BackendOptions(Membership):
     device : str
         The device whose arrays the backend will serve.
     store : Store or None
-        The group's, for the ranks of the backend to find each other.
-    group_name : str
-        The name of the group.
+        The group's store, by which the ranks of the backend can find each other.
 
     Examples
     --------
@@ -133,33 +113,32 @@ class BackendOptions(Membership):
 
 
 def fields_of(membership: Membership) -> dict[str, Any]:
-    """Return the fields that a group and what the creators of its backends are told have in common."""
+    """Return the fields of a group, for another Membership."""
     return {name: getattr(membership, name) for name in Membership.__dataclass_fields__}
 
 
 def time_limit(
     timeout: timedelta | float | None = None, on_timeout: str | None = None
 ) -> Callable[[Membership | Settings], dict[str, Any]]:
-    """Check what the program says of time limits; return a function that fills in the rest for a new group.
+    """Return a function that returns the fields `timeout` and `on_timeout` of a new group, having checked those given.
 
-    It takes the group that the new one is made from, or the settings where there is none, and returns the fields
-    `timeout` and `on_timeout`.
+    Its argument is the group that the new one is made from, or the settings where there is none: the default of both.
     """
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     if timeout is not None:
         seconds = as_seconds(timeout)
         if not seconds > 0:
             raise ValueError(f"timeout is {timeout}; expected a positive timedelta or number of seconds{here()}")
-        said["timeout"] = timedelta(seconds=min(seconds, LONGEST_TIMEOUT))
+        given["timeout"] = timedelta(seconds=min(seconds, LONGEST_TIMEOUT))
     if on_timeout is not None:
         if on_timeout not in ON_TIMEOUT:
             raise ValueError(f"on_timeout is {on_timeout!r}; expected 'abort', 'raise' or 'warn'{here()}")
-        said["on_timeout"] = on_timeout
+        given["on_timeout"] = on_timeout
 
     def fields(parent: Membership | Settings) -> dict[str, Any]:
         timeout = parent.timeout
         if not isinstance(timeout, timedelta):
             timeout = DEFAULT_TIMEOUT if timeout is None else timedelta(seconds=min(timeout, LONGEST_TIMEOUT))
-        return {"timeout": timeout, "on_timeout": parent.on_timeout, **said}
+        return {"timeout": timeout, "on_timeout": parent.on_timeout, **given}
 
     return fields

@@ -1,4 +1,4 @@
-"""The registry of backends, by name; BackendConfig: which of them serves which device."""
+"""The registry of backends, by name; BackendConfig: the backend of each device."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Creator = Callable[..., "Backend | ProcessGroup"]
 
 @dataclass
 class Registered:
-    """One row of the registry; `creator` is a function, or a "module:name" that is imported when needed."""
+    """One row of the registry."""
 
-    creator: Creator | str
+    creator: Creator | str  # a function, or a "module:name" that is imported when it is needed
     devices: tuple[str, ...]
     extended_api: bool
-    needs: str | None = None  # a "module:function" that raises ImportError where what it needs is not installed
+    needs: str | None = None  # a "module:function" that raises ImportError if a package is missing
     uses_store: bool = True  # the group's, which is opened for it
     connects: bool = False  # all ranks, when it is made: so it is made with its group, not with the first array
 
     def load(self) -> Creator:
-        """Return the creator, imported; ImportError says what is missing."""
+        """Return the creator, imported; ImportError names the missing package."""
         if self.needs is not None:
             late(self.needs)()
         if isinstance(self.creator, str):
@@ -132,19 +132,9 @@ def _announced_backends() -> list[tuple[str, str]]:
     return [(entry.name.lower(), entry.value) for entry in entry_points(group="hpccomm.backends")]
 
 
-def has_store(name: str) -> bool:
-    """Return whether the backend `name` gets the group's store: hpccomm's own on MPI and NCCL have no use for it."""
-    return REGISTRY[name].uses_store
-
-
-def is_custom(name: str) -> bool:
-    """Return whether `name` comes from register_backend or an installed package, and not from hpccomm."""
-    return name not in BUILT_IN
-
-
 @c10d_names(backend="name")
 def is_backend_available(name: str) -> bool:
-    """Return whether there is a backend called `name`, and what it needs is installed here.
+    """Return True if there is a backend called `name`, and the packages that it needs are installed here.
 
     Parameters
     ----------
@@ -171,7 +161,7 @@ def is_backend_available(name: str) -> bool:
 
 
 class BackendConfig:
-    """Which backend serves which device, parsed from what the program wrote.
+    """The backend of each device of a group, parsed from the program's text.
 
     Parameters
     ----------

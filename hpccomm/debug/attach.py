@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..core.members import some
+from ..core.members import abridged
 from ..process.stderr import tell
 from . import groups_seen, watchdog
 from .trace import files as trace_file
@@ -50,4 +50,4 @@ def _say(group: ProcessGroup) -> None:
     """Print what a new group is; its first rank does."""
     nodes = f"{len(set(group.nodes))} node{'s' if len(set(group.nodes)) > 1 else ''}"
     limit = f"timeout {group.timeout.total_seconds():g} s, then {group.on_timeout}"
-    tell(f"hpccomm: made {group.name!r}: ranks {some(group.ranks)} on {nodes}, {group.config}, {limit}")
+    tell(f"hpccomm: made {group.name!r}: ranks {abridged(group.ranks)} on {nodes}, {group.config}, {limit}")

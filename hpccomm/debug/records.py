@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.arrays import count_of
 from ..core.hooks import Operation
-from ..core.members import some
+from ..core.members import abridged
 from ..core.operation_list import MESSAGES, OPERATIONS, START
 from .groups_seen import key_of
 from .words import alike, size_in_words
@@ -131,7 +131,7 @@ def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str
         op="" if op is None else str(getattr(op, "name", op)).upper(),
         peer=peer if isinstance(peer, int) else None,
         tag=arguments.get("tag"),
-        details=f"ranks {some(ranks)}" if ranks else "",
+        details=f"ranks {abridged(ranks)}" if ranks else "",
         sizes=sizes_by_rank(operation),
         **fields,
     )
