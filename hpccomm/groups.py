@@ -187,7 +187,7 @@ def new_subgroups(
     group_size : int, optional
         Ranks in each subgroup. Default: each node becomes a subgroup, wherever its ranks are.
     group : ProcessGroup, optional
-        What to split. Default: the world.
+        The group to split. Default: the world.
     timeout, backend, group_desc
         As for :func:`new_group`.
 
@@ -301,20 +301,18 @@ def split_group(
     group_desc: str | None = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
 ) -> Group:
-    """Split `parent` into one group for each `color`, as MPI_Comm_split.
-
-    Every rank of `parent` calls it.
+    """Split `parent` into one group for each `color`: MPI_Comm_split (MPI-4.1 §7.4.2). Every rank of `parent` calls it.
 
     Parameters
     ----------
     parent : ProcessGroup, optional
-        What to split. Default: the world.
+        The group to split. Default: the world.
     color : int, optional
         Ranks with the same color, 0 or more, form a group. Default: this rank is in no group.
     key : int
         The ranks of a group are ordered by `key`, then by their rank in `parent`.
     timeout, backend, group_desc
-        As for :func:`new_group`; the default is what `parent` has.
+        As for :func:`new_group`; the default is that of `parent`.
     split_ranks : list of lists of int, optional
         Instead of `color` and `key`, as in c10d: the ranks in `parent` of each group, in their order in the group, the
         same on every rank. A rank in none of them gets a NonMember. In the place of `color` it is understood, too.
@@ -332,10 +330,6 @@ def split_group(
         `color` or `key` is no integer.
     DistError
         `parent` has been destroyed.
-
-    Notes
-    -----
-    Semantics: MPI_Comm_split (MPI-4.1 §7.4.2).
 
     Examples
     --------

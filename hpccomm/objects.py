@@ -4,7 +4,7 @@ Objects travel over the group's MPI communicator, whatever the device map says. 
 arrays) are sent out of band, without a copy into the pickle (PEP 574). Unpickling runs
 code that the sender chose: that is fine inside one job, and nowhere else.
 
-An object that can't be pickled raises the same error on every rank that takes part, and the group goes on.
+An object that can't be pickled raises the same TypeError on every rank that takes part, and the group goes on.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
         One slot per rank; overwritten.
     obj : object
         This rank's contribution, picklable.
-    group
-        See :mod:`hpccomm.collectives`.
+    group : ProcessGroup, optional
+        Default: the world.
 
     Returns
     -------
     None
-        `object_list` is complete.
 
     Raises
     ------
@@ -72,14 +71,11 @@ def gather_object(
     Returns
     -------
     None
-        `object_gather_list` is complete on the destination.
 
     Raises
     ------
-    ValueError
-        The list is missing on the destination or given elsewhere, or does not have one slot per rank.
-    TypeError
-        On every rank: an object of some rank can't be pickled.
+    ValueError, TypeError
+        As :func:`all_gather_object`; also if the list is missing on the destination or given elsewhere.
 
     Examples
     --------
@@ -101,21 +97,13 @@ def broadcast_object_list(
     Parameters
     ----------
     object_list : list
-        Read on the source, overwritten on the others: the same length everywhere.
+        Read on the source, overwritten on the others: the same length everywhere, or ValueError.
     src, group, group_src
         As for :func:`broadcast`, with rank 0 as the default.
 
     Returns
     -------
     None
-        `object_list` holds the objects of the source.
-
-    Raises
-    ------
-    ValueError
-        The source's list has another length.
-    TypeError
-        On every rank: an object can't be pickled.
 
     Examples
     --------
@@ -149,14 +137,11 @@ def scatter_object_list(
     Returns
     -------
     None
-        ``scatter_object_output_list[0]`` is this rank's object.
 
     Raises
     ------
-    ValueError
+    ValueError, TypeError
         The output list is empty, or the input list is missing on the source or does not have one object per rank.
-    TypeError
-        On every rank: an object can't be pickled.
 
     Examples
     --------
@@ -181,19 +166,11 @@ def send_object_list(
 ) -> None:
     """Send the objects of a list to one rank.
 
-    Parameters are those of :func:`send`.
+    The other arguments, and the errors, are those of :func:`send`.
 
     Returns
     -------
     None
-        When the objects may be changed again.
-
-    Raises
-    ------
-    ValueError
-        As :func:`send`.
-    TypeError
-        On the sender and on the receiver: an object can't be pickled.
 
     Examples
     --------
@@ -223,21 +200,14 @@ def recv_object_list(
     Parameters
     ----------
     object_list : list
-        Overwritten: as many slots as the sender's list has objects.
+        Overwritten: as many slots as the sender's list has objects, or ValueError.
     src, group, tag, group_src
-        As for :func:`recv`; ``src=None`` receives from any rank.
+        As for :func:`recv`, and so are the errors.
 
     Returns
     -------
     int
-        The sender's *global* rank. (None, if `group` is a NonMember.)
-
-    Raises
-    ------
-    ValueError
-        As :func:`recv`, or the lists differ in length.
-    TypeError
-        The sender could not pickle an object.
+        The sender's *global* rank.
 
     Examples
     --------

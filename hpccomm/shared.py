@@ -1,4 +1,7 @@
-"""Node-shared arrays: NumPy arrays that the other ranks of the node can read and write directly."""
+"""Node-shared arrays: NumPy arrays that the other ranks of the node can read and write directly.
+
+The group's backend for host arrays has to be MPI: otherwise these functions raise UnsupportedOperationError.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from .world import member
 
 
 def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group | None = None) -> np.ndarray:
-    """Make a NumPy array on each rank, in memory that all ranks of its node share.
+    """Make an array on each rank, in memory that its node shares: MPI_Win_allocate_shared (MPI-4.1 §12.2.3).
 
     Every rank of the group calls it, and gets an array of its own. :func:`peer_view` gives access to the arrays of the
     neighbours on the node; a :func:`fence` must separate one rank's writing from another's reading.
@@ -43,14 +46,12 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
         The node has no room for it (on every rank).
     TypeError
         `dtype` holds Python objects or has a foreign byte order.
-    UnsupportedOperationError
-        The group's backend for host arrays is not MPI.
 
     Notes
     -----
-    The memory is a window of MPI_Win_allocate_shared (MPI-4.1 §12.2.3). It is given back when the group is destroyed;
-    if a rank still has the array or a view of it by then, it stays valid memory, and is given back when the
-    process ends. For arrays that are needed for a part of the program only, make a group for them, and destroy it.
+    The memory is given back when the group is destroyed; if a rank still has the array or a view of it by then, it
+    stays valid memory, and is given back when the process ends. For arrays that are needed for a part of the program
+    only, make a group for them, and destroy it.
 
     Examples
     --------
@@ -65,15 +66,15 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
 
 
 def peer_view(array: np.ndarray, rank: Integer, group: Group | None = None) -> np.ndarray:
-    """Return another rank's node-shared array as a NumPy array on this rank: its memory itself, no copy.
+    """Return the node-shared array of another rank, not a copy of it: MPI_Win_shared_query (MPI-4.1 §12.2.3).
 
-    A local operation. Values that the other rank writes are there after both have called :func:`fence`; likewise
-    those that this rank writes to the view.
+    The call is local. Values that the other rank writes are there after both have called :func:`fence`; likewise those
+    that this rank writes to the view.
 
     Parameters
     ----------
     array : numpy.ndarray
-        What :func:`empty_shared` returned, or a view of it: of ``x[1:-1]`` the result is the neighbour's ``x[1:-1]``.
+        An array of :func:`empty_shared`, or a view of it: of ``x[1:-1]`` the result is the neighbour's ``x[1:-1]``.
     rank : int
         The *global* rank of the neighbour, on the same node. This rank itself is allowed.
     group : ProcessGroup, optional
@@ -89,12 +90,6 @@ def peer_view(array: np.ndarray, rank: Integer, group: Group | None = None) -> n
     ValueError
         `rank` is on another node or not in the group, or `array` is not a node-shared array of the group (a
         `peer_view` is not: it is another rank's).
-    UnsupportedOperationError
-        The group's backend for host arrays is not MPI.
-
-    Notes
-    -----
-    Semantics: MPI_Win_shared_query (MPI-4.1 §12.2.3).
 
     Examples
     --------
@@ -105,38 +100,30 @@ def peer_view(array: np.ndarray, rank: Integer, group: Group | None = None) -> n
     >>> x[0].item()
     7.0
     """
-    found = member(group)
-    return found.peer_view(array, found.peer("peer_view", "rank", rank, None))
+    group = member(group)
+    return group.peer_view(array, group.peer("peer_view", "rank", rank, None))
 
 
 def fence(array: np.ndarray, group: Group | None = None) -> None:
-    """Wait for all ranks of the node; afterwards what each wrote to the shared array before is visible to all.
+    """Wait for all ranks of the node; afterwards each sees what the others wrote to the shared array before.
 
     Every rank of the group calls it. It is needed twice around an exchange: after the writing and before others read,
-    and after the reading and before it is overwritten. The collectives need none.
+    and after the reading and before it is overwritten. The collectives need none. Ranks of other nodes are not waited
+    for. It is MPI_Win_sync, a barrier of the node, MPI_Win_sync (MPI-4.1 §12.8).
 
     Parameters
     ----------
-    array : numpy.ndarray
-        What :func:`empty_shared` returned, or a view of it. The fence is for the whole array.
-    group : ProcessGroup, optional
-        The group that `array` was made with. Default: the world.
+    array, group
+        As for :func:`peer_view`. The fence is for the whole array.
 
     Returns
     -------
     None
-        When all ranks of the group on this node have called it.
 
     Raises
     ------
     ValueError
         `array` is not a node-shared array of the group.
-    UnsupportedOperationError
-        The group's backend for host arrays is not MPI.
-
-    Notes
-    -----
-    MPI_Win_sync, a barrier of the node, MPI_Win_sync (MPI-4.1 §12.8). Ranks of other nodes are not waited for.
 
     Examples
     --------

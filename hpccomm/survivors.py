@@ -24,8 +24,12 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     by a RankFailedError, and have to call it too. Several ranks may have died, also during the call.
 
     The world is replaced: ``group=None`` means the new one from here on. Ranks are counted anew from 0, in their old
-    order, and `get_rank` says the new one. Groups made from the old world refuse every operation: make them again.
+    order, and `get_rank` returns the new one. Groups made from the old world refuse every operation: make them again.
     A smaller group is replaced in its world, which stays as it is, and so do the global ranks.
+
+    What is in flight in the old group ends with RankFailedError. Its backends are closed, and made again when the first
+    array comes along. Its node-shared arrays stay readable, but their operations don't work. It is MPIX_Comm_revoke and
+    MPIX_Comm_shrink of ULFM.
 
     Parameters
     ----------
@@ -43,12 +47,6 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
         The job does not survive dead ranks: it was not started with ``mpirun --with-ft ulfm`` (Open MPI).
     DistError
         `group` has been destroyed or shrunk before.
-
-    Notes
-    -----
-    What is in flight in the old group ends with RankFailedError. Its backends are closed, and made again when the first
-    array comes along. Node-shared arrays of it stay readable, but their operations don't. Semantics: MPIX_Comm_revoke
-    and MPIX_Comm_shrink of ULFM.
 
     Examples
     --------
@@ -78,10 +76,11 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
 
 
 def agree(flag: bool, group: Group | None = None) -> bool:
-    """Return whether `flag` is true on all ranks of `group` that are alive: the same answer on all of them.
+    """Return True, on every rank, if `flag` is true on all ranks of `group` that are alive: MPIX_Comm_agree of ULFM.
 
     Every rank that is alive calls it. Under ``mpirun --with-ft ulfm`` (Open MPI) it gives its answer also while ranks
-    die, and in a group that has lost ranks; otherwise it is an ordinary reduction.
+    die, and in a group that has lost ranks, having acknowledged the failures first; otherwise it is an ordinary
+    reduction.
 
     Parameters
     ----------
@@ -99,10 +98,6 @@ def agree(flag: bool, group: Group | None = None) -> bool:
     DistError
         `group` has been destroyed or shrunk.
 
-    Notes
-    -----
-    Semantics: MPIX_Comm_agree of ULFM, with failures acknowledged first.
-
     Examples
     --------
     >>> hc.agree(True)
@@ -114,7 +109,7 @@ def agree(flag: bool, group: Group | None = None) -> bool:
 
 
 def _of_survivors(old: ProcessGroup) -> ProcessGroup:
-    """Make the group of those ranks of `old` that live, and let go of `old`; each of them calls it."""
+    """Make the group of those ranks of `old` that live, and abandon `old`; each of them calls it."""
     comm, members = failures.shrink(old.comm)
     owner = old.owner
     ranks = tuple(old.ranks[rank] for rank in members)

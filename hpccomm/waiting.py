@@ -14,31 +14,26 @@ from .errors import DistTimeoutError, here
 
 
 def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = None) -> None:
-    """Wait until all of `works` are done, also where one has failed.
+    """Wait until all of `works` are done, also where one has failed: MPI_Waitall (MPI-4.1 §3.7.5).
 
     Parameters
     ----------
     works : list of Work
-        Of any groups and operations, in any order. None is skipped, so that what `isend` returned may be in the list on
-        every rank.
+        Of any groups and operations, in any order. None is skipped, so that the results of `isend` may be in the list
+        on every rank.
     timeout : timedelta or float (seconds), optional
         For all of them together. Default: as for :meth:`Work.wait`.
 
     Returns
     -------
     None
-        When all are done.
 
     Raises
     ------
     DistTimeoutError
         The timeout has passed. Those that are not done stay in flight.
     Exception
-        What went wrong in the first of those that have failed.
-
-    Notes
-    -----
-    Semantics: MPI_Waitall (MPI-4.1 §3.7.5).
+        The error of the first of those that have failed.
 
     Examples
     --------
@@ -65,7 +60,9 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
 
 
 def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = None) -> int:
-    """Wait until one of `works` is done, and return its index.
+    """Wait until one of `works` is done, and return its index: MPI_Waitany (MPI-4.1 §3.7.5).
+
+    On GPU arrays the host waits.
 
     Parameters
     ----------
@@ -77,18 +74,14 @@ def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = N
     Returns
     -------
     int
-        Where in the list the first one stands that is done; -1 if there is none to wait for.
+        The index of the first one in the list that is done; -1 if there is none to wait for.
 
     Raises
     ------
     DistTimeoutError
         None is done after the timeout; they stay in flight.
     Exception
-        What went wrong in that one.
-
-    Notes
-    -----
-    Semantics: MPI_Waitany (MPI-4.1 §3.7.5). On GPU arrays the host waits.
+        The error of that one.
 
     Examples
     --------

@@ -46,7 +46,7 @@ observers.answer_with(explain, agreed)
 
 
 def is_mpi_available() -> bool:
-    """Return whether mpi4py finds an MPI library. Asking loads the library, and so initialises MPI.
+    """True if mpi4py finds an MPI library. Asking loads the library, and so initialises MPI.
 
     Returns
     -------
@@ -65,7 +65,7 @@ def is_mpi_available() -> bool:
 
 
 def is_available() -> bool:
-    """Return whether hpccomm can be used here: the same as :func:`is_mpi_available`.
+    """True if hpccomm can be used here: the same as :func:`is_mpi_available`.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def is_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Return whether GPU arrays can be sent through NCCL here (CuPy is installed, and finds NCCL).
+    """True if GPU arrays can be sent through NCCL here (CuPy is installed, and finds NCCL).
 
     Returns
     -------
@@ -95,7 +95,7 @@ def is_nccl_available() -> bool:
 
 
 def is_gloo_available() -> bool:
-    """Return whether host arrays can be sent over gloo here (PyTorch is installed, and has it): ``cpu:gloo``.
+    """True if host arrays can be sent over gloo here (PyTorch is installed, and has it): ``cpu:gloo``.
 
     Returns
     -------
@@ -110,12 +110,11 @@ def is_gloo_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return whether there is a world group.
+    """True between :func:`init_process_group` and :func:`destroy_process_group`: there is a world group.
 
     Returns
     -------
     bool
-        True between :func:`init_process_group` and :func:`destroy_process_group`.
 
     Examples
     --------
@@ -155,23 +154,23 @@ def init_process_group(
         known device is mapped. A backend is made when the first array of its device is used, so the default also
         runs where there is no GPU.
     init_method : str, optional
-        For scripts written for torch.distributed: ``"env://"``, ``"tcp://host:port"`` or ``"file:///path"`` say where
-        the groups' :attr:`~ProcessGroup.store` is; rank 0 listens there. Ranks come from MPI all the same, and what the
-        method says of them (``RANK``, ``WORLD_SIZE``) is checked. Default: rank 0 listens at a port of its own.
+        For scripts written for torch.distributed: ``"env://"``, ``"tcp://host:port"`` or ``"file:///path"``, the
+        address of the groups' :attr:`~ProcessGroup.store`, where rank 0 listens. Ranks come from MPI all the same, and
+        those of the method (``RANK``, ``WORLD_SIZE``) are checked. Default: rank 0 listens at a port of its own.
     timeout : timedelta or float (seconds), optional
         How long an operation may take, and destroy and `monitored_barrier` wait. Default: ``HPCCOMM_TIMEOUT`` (in
         seconds), or 30 minutes.
     world_size, rank : int, optional
-        For scripts written for torch.distributed: checked against what MPI says.
+        For scripts written for torch.distributed: compared with MPI's.
     store : Store, optional
-        The store of which the groups' are parts, instead of `init_method`. Every rank gives one, of the same table.
+        Instead of `init_method`: the store in which the groups have theirs. Every rank gives one, of the same table.
     group_name : str, optional
         A name for messages.
     comm : mpi4py.MPI.Intracomm, optional
         The processes that form the world; it is duplicated. Default: ``MPI.COMM_WORLD``.
     on_timeout : str, optional
-        What happens when an operation takes longer: ``"abort"``: a report says which rank is to blame, and the job ends
-        with status 124; ``"raise"``: waits on Works raise DistTimeoutError; ``"warn"``: only the report. Default:
+        When an operation takes longer: ``"abort"``: a report names the rank that is to blame, and the job ends with
+        status 124; ``"raise"``: waits on Works raise DistTimeoutError; ``"warn"``: only the report. Default:
         ``HPCCOMM_ON_TIMEOUT``, or ``"abort"``.
     device_id : int or "auto", optional
         The number of this rank's GPU (or a ``cupy.cuda.Device``); ``"auto"``: the ranks take turns at the GPUs that
@@ -179,15 +178,15 @@ def init_process_group(
         and the ranks are connected by NCCL now instead of at the first operation on a GPU array. Every rank gives one,
         or none does. Default: the GPU of the first array.
     on_peer_failure : callable, optional
-        Called when another rank has died, where the launcher tells this one instead of ending it: MPICH's ``mpiexec
-        -disable-auto-cleanup``. It gets that rank, or None where it can't be told, and runs in a thread of its own,
-        while the program goes on or waits for ever: it may write what is worth keeping, and then call ``os._exit``. It
-        may not communicate. Default: the launcher ends the job.
+        Called with the rank that has died, where the launcher tells the others instead of ending them: MPICH's
+        ``mpiexec -disable-auto-cleanup``. The rank is None where it is not known. It runs in a thread of its own, while
+        the program goes on or waits for ever: it may write what is worth keeping, and then call ``os._exit``. It may
+        not communicate. Default: the launcher ends the job.
 
     Returns
     -------
     ProcessGroup
-        The world group, which is what ``group=None`` means everywhere. It is a context manager that destroys it.
+        The world group, which ``group=None`` means everywhere. As a context manager it is destroyed at the end.
 
     Raises
     ------
@@ -259,7 +258,7 @@ def init_process_group(
 
 
 def destroy_process_group(group: Group | None = None) -> None:
-    """Finish what is in flight on `group` and free it; without `group`, on every group, the world last.
+    """Finish the operations in flight on `group` and free it; without `group`, all groups, the world last.
 
     Every rank of the group calls it. The group refuses every operation afterwards. After the world is destroyed,
     init_process_group may be called again. The end of a ``with`` block of a group does the same.
@@ -294,7 +293,7 @@ def destroy_process_group(group: Group | None = None) -> None:
 
 
 def _forget(_: ProcessGroup) -> None:
-    """Forget the world, which has been destroyed by one of the three ways."""
+    """Forget the world, which has been destroyed."""
     global _world, _peer_failures
     _world = None
     errors.set_rank(None)
@@ -320,7 +319,7 @@ def _leave(pid: int) -> None:
 
 
 def connect(group: ProcessGroup) -> None:
-    """Connect the GPUs of a new group now, if the program has said at init which they are."""
+    """Connect the GPUs of a new group now, if init was given their numbers."""
     if group.device_id is not None and "cuda" in group.config.device_map and "cuda" not in group.door.backends:
         device = group.door.backends["cuda"].connect()
         if group.device_id == "auto" and isinstance(device, int):  # the groups made from this one have the same GPU
@@ -358,7 +357,7 @@ def _device_number(device_id: Any, config: BackendConfig) -> int | Literal["auto
     return number
 
 
-# -- what the functions ask --------------------------------------------------------------------------
+# -- the group of a call -----------------------------------------------------------------------------
 
 
 def current_world() -> ProcessGroup:

@@ -1,4 +1,4 @@
-"""Agreement: what the ranks of a pytest run tell each other, and what happens when they can't."""
+"""Agreement: the ranks of a pytest run compare their tests and outcomes; where one does not come, the job ends."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Agreement:
     # -- collection: the same tests everywhere ---------------------------------------------------
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep what has gone wrong, for rank 0 to show."""
+        """Keep the errors of this rank's collection, for rank 0 to show."""
         if report.failed:
             self._not_collected.append(f"{report.nodeid}\n{report.longreprtext}")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, Any, Any]:
-        """Stop all ranks where one could not collect its tests, or where their lists of tests differ."""
+        """Stop all ranks if one could not collect its tests, or if their lists of tests differ."""
         try:
             result = yield
         except BaseException as error:
@@ -63,7 +63,7 @@ class Agreement:
         everybody = self._exchange(mine, "errors during collection" if mine[0] else None)
         if everybody[:, 0].any():
             session.testsfailed = session.testsfailed or 1
-            self._show_what_others_have(self._comm.gather("\n\n".join(self._not_collected)))
+            self._show_errors_of_others(self._comm.gather("\n\n".join(self._not_collected)))
         elif not (everybody == everybody[0]).all():
             listing = self._comm.allgather(names)
             everywhere = set(listing[0]).intersection(*listing[1:])
@@ -74,8 +74,8 @@ class Agreement:
             )  # fmt: skip
         return result
 
-    def _show_what_others_have(self, errors: list[str] | None) -> None:
-        """Print the errors of other ranks' collections that this one has not, on rank 0."""
+    def _show_errors_of_others(self, errors: list[str] | None) -> None:
+        """Print, on rank 0, the errors of other ranks' collections that it has not itself."""
         if errors is None:
             return
         writer = self._config.get_terminal_writer()
@@ -141,14 +141,14 @@ class Agreement:
     # -- inside ----------------------------------------------------------------------------------
 
     def _exchange(self, numbers: list[int], failure: str | None) -> Any:
-        """Return the numbers of all ranks, one row each; `failure` is what went wrong on this rank, or None."""
+        """Return the numbers of all ranks, one row each; `failure` is the error of this rank, or None."""
         mine = np.array(numbers, np.int64)
         everybody = np.empty((self._comm.Get_size(), len(numbers)), np.int64)
         self._wait(self._comm.Iallgather(mine, everybody), failure)
         return everybody
 
     def _wait(self, request: MPI.Request, failure: str | None, grace: float | None = None) -> None:
-        """Complete the request; but a rank that has failed does not wait for ever for the others."""
+        """Complete the request; a rank that has failed does not wait for ever for the others."""
         grace = self._grace if grace is None else grace
         give_up = None if failure is None else time.monotonic() + grace
         looks = pauses()
@@ -159,12 +159,12 @@ class Agreement:
             time.sleep(next(looks))
 
     def _others(self) -> list[str]:
-        """Return where the other ranks are in their programs, if the suite has made a world: a thread in each knows."""
+        """Return the places of the other ranks in their programs: nothing, if the suite has made no world."""
         others = [(rank, place) for rank, place in watchdog.places().items() if rank != self._rank]
         return [f"{ranks_in_words(ranks)}: at {place}" for place, ranks in alike(others).items()]
 
     def _uncaptured(self) -> TextIO | None:
-        """Return the stderr that pytest does not hold back, for who is about to end the job."""
+        """Return the stderr that pytest does not capture, for a rank that is about to end the job."""
         capture = self._config.pluginmanager.getplugin("capturemanager")
         if capture is not None:
             capture.suspend(in_=True)
