@@ -1,6 +1,6 @@
 """The command line of ``hpccomm bench``.
 
-No progress bar: mpiexec forwards stdout and stderr independently, so rows had to be held back, and Ctrl-C lost them.
+No progress bar: mpiexec forwards stdout and stderr independently, so rows had to wait for it, and Ctrl-C lost them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,10 +40,9 @@ SPECIAL = {
 ALONE = {
     "pairs": "Latency and bandwidth between every two ranks; slow pairs are named. Not together with others.",
 }
-NEEDS = {"plot": "matplotlib"}  # options, and modules that hpccomm does not require
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 AGAINST = {"cpu": ["mpi4py"], "cuda": ["cuda:mpi", "nccl", "cupyx", "torch"]}  # by default
-GPU_BATCH = 2e-3  # seconds of a batch, in which waiting for the GPU is no matter
+GPU_BATCH = 2e-3  # seconds of a batch: beside them, waiting for the GPU takes nothing
 OK, WRONG, MISUSED = 0, 1, 2
 
 DESCRIPTION = """\
@@ -53,7 +53,7 @@ On GPU arrays: mpirun -n 4 hpccomm bench --device cuda; time is until the GPU is
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options."""
+    """Add the options to `parser`."""
     parser.description = DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what the command line asks for, and return the exit status: the same on every rank."""
+    """Run the measurements that the command line asks for; return the exit status, the same on every rank."""
     benchmarks = registry.load()
     if arguments.list:
         return _say("\n".join(_listed(benchmarks.values())))
@@ -128,11 +128,11 @@ def run(arguments: argparse.Namespace) -> int:
             sys.exit(128 + signal.SIGINT)
 
 
-# -- what there is to do -------------------------------------------------------------------------------------
+# -- the choice of measurements, and mistakes ----------------------------------------------------------------
 
 
 def chosen(names: Sequence[str], benchmarks: dict[str, Benchmark], device: str = "cpu") -> list[str]:
-    """Return the benchmarks that the words of the command line stand for, each once, in their order."""
+    """Return the names of the benchmarks that the command line asks for, each once, in its order."""
     found: list[str] = []
     for name in names or ["all_reduce"]:
         if name == "all":
@@ -161,7 +161,7 @@ def sizes_of(begin: int, end: int, step: int) -> list[int]:
 
 
 def _problem(arguments: argparse.Namespace) -> str | None:
-    """Return the mistake in the options, as far as it shows without MPI."""
+    """Return the first mistake in the options that shows without MPI, or None."""
     sizes_of(arguments.begin, arguments.end, arguments.factor)
     device = arguments.device
     for name in arguments.against or ():
@@ -172,15 +172,15 @@ def _problem(arguments: argparse.Namespace) -> str | None:
     kind = "f" if arguments.dtype.name == "bfloat16" else arguments.dtype.kind
     if kind not in getattr(getattr(hc.ReduceOp, arguments.op.upper()), "kinds", kind):
         return f"--op {arguments.op} has no meaning for {arguments.dtype}"
-    for option, module in NEEDS.items():
-        if getattr(arguments, option) and importlib.util.find_spec(module) is None:
-            return f"--{option} needs {module}: pip install 'hpccomm[cli]'"
+    if arguments.plot and importlib.util.find_spec("matplotlib") is None:
+        return "--plot needs matplotlib: pip install 'hpccomm[cli]'"
     if arguments.plot and _study(arguments) is not None:
         return "--plot draws measured operations, not --overhead or --tune"
     return None
 
 
 def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> str | None:
+    """Return the reason, the same on every rank, why this job can't run the measurements, or None; take the GPUs."""
     if arguments.overhead and world.size > 2:
         return f"--overhead is measured on 1 rank (calls) or 2 (messages); this job has {world.size}"
     if arguments.tune and world.size == 1:
@@ -197,16 +197,9 @@ def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> st
                 problem = f"{file}: {error.strerror}"
     assert world.comm is not None
     agreed: str | None = world.comm.bcast(problem)
-    if agreed is None and arguments.device == "cuda":
-        agreed = _problem_of_gpus(arguments, world)
+    if agreed is None and arguments.device == "cuda" and (why := gpu.take(world.comm, world.ranks)):
+        return f"--device cuda: {why}\nhpccomm info --gpu shows what is missing. Without a GPU: --device cpu"
     return agreed
-
-
-def _problem_of_gpus(arguments: argparse.Namespace, world: hc.ProcessGroup) -> str | None:
-    """Take this rank's GPU, or what stands for it; return what is wrong with any rank's."""
-    assert world.comm is not None
-    why = gpu.take(world.comm, world.ranks)
-    return why and f"--device cuda: {why}\nhpccomm info --gpu shows what is missing. Without a GPU: --device cpu"
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
@@ -214,14 +207,13 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     return plan if arguments.device == "cpu" else replace(plan, batch_seconds=GPU_BATCH)
 
 
-# -- doing it ----------------------------------------------------------------------------------------------------
+# -- benchmarks --------------------------------------------------------------------------------------------------
 
 
 def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Sequence[str], **more: Any) -> int:
     from .session import Session
 
-    on_gpu = arguments.device == "cuda"
-
+    on_gpu, check, async_op = arguments.device == "cuda", arguments.check, arguments.async_op
     benchmarks = [registry.BENCHMARKS[name] for name in names if name in registry.BENCHMARKS]
     sizes = sizes_of(arguments.begin, arguments.end, arguments.factor)
     rows: list[Row] = []
@@ -231,7 +223,7 @@ def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Se
     ):
         printer = Printer(world.rank == 0, arguments.csv)
         facts = machine.machine(world, tuple(session.contenders)) | (gpu.facts() if on_gpu else {})
-        how = f"{arguments.dtype}, {'async' if arguments.async_op else 'blocking'}"
+        how = f"{arguments.dtype}, {'async' if async_op else 'blocking'}"
         if benchmarks or "overlap" in names:
             what = "time: median of the iterations, each on the slowest rank; ratio: hpccomm / the other"
             if on_gpu:
@@ -245,10 +237,9 @@ def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Se
             printer.line(report.csv_head())
         runnable = [each for each in benchmarks if each.least_ranks <= world.size]
         for benchmark in runnable:
-            table = report.Table(benchmark, [*session.contenders, *session.missing], arguments.check, on_gpu)
+            table = report.Table(benchmark, [*session.contenders, *session.missing], check, on_gpu)
             printer.remark("\n" + table.head())
-            for case in session.cases(benchmark, sizes, arguments.dtype, arguments.op):
-                of_size = session.measure(benchmark, case, arguments.check, arguments.async_op)
+            for of_size in session.run(benchmark, sizes, arguments.dtype, arguments.op, check=check, async_op=async_op):
                 rows += of_size
                 printer.rows(table, of_size)
             printer.remark(table.summary())
@@ -258,7 +249,7 @@ def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Se
         hidden = _overlap(printer, session, sizes, arguments.dtype) if "overlap" in names else []
     if world.rank == 0:
         if arguments.json:
-            _write(arguments.json, report.as_json(facts, _options(arguments), rows, overlap=hidden, **more))
+            _write_json(arguments, facts, rows, overlap=hidden, **more)
         if arguments.plot:
             plot.plot(rows, arguments.plot, machine.one_line(facts))
     return WRONG if any(each.wrong for each in rows) else OK
@@ -273,11 +264,11 @@ def _overlap(printer: Printer, session: Any, sizes: Sequence[int], dtype: np.dty
         for of_size in overlap.overlaps(session, operation, sizes, dtype):
             for each in of_size:
                 printer.remark(overlap.line(each))
-                found.append({**vars(each), **{name: getattr(each, name) for name in overlap.SHARES}})
+                found.append(vars(each) | {name: getattr(each, name) for name in overlap.SHARES})
     return found
 
 
-# -- the other measurements: each returns what is printed, and its part of the JSON ---------------------------------
+# -- the other measurements: each returns its text, and its part of the JSON -----------------------------------------
 
 
 def _overhead(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
@@ -287,15 +278,12 @@ def _overhead(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict
         usual = gpu_overhead.PLAN
         plan = Plan(arguments.iterations or usual.iterations, arguments.warmup, batch=arguments.batch or usual.batch)
         added = gpu_overhead.overheads(world, plan)
-        return gpu_overhead.table(added, world.size), [{**vars(each), "added_ns": each.added_ns} for each in added]
+        return gpu_overhead.table(added, world.size), [vars(each) | {"added_ns": each.added_ns} for each in added]
     from .studies import overhead
 
     found = overhead.overheads(world)
-    documents = [
-        {**vars(each), "added_ns": each.added_ns, "ratio": each.ratio, "recorder_ns": each.recorder_ns}
-        for each in found
-    ]
     look = overhead.watchdog_look()
+    documents = [vars(each) | {name: getattr(each, name) for name in overhead.DERIVED} for each in found]
     documents.append({"operation": "a look of the watchdog", "seconds": look})
     return overhead.table(found, world.size, look), documents
 
@@ -305,7 +293,7 @@ def _tune(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str
 
     table, text = tune.tune(world, _plan(arguments))
     if world.rank == 0:
-        _write(arguments.tune, as_json(table, facts))
+        Path(arguments.tune).write_text(as_json(table, facts), encoding="utf-8")
     entries = "\n".join(f"{name:<22} {value}" for name, value in vars(table).items())
     return f"{text}\n\n{entries}\n\nTo use this table: export HPCCOMM_TUNING={arguments.tune}", vars(table)
 
@@ -313,14 +301,17 @@ def _tune(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str
 def _pairs(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
     from .studies import pairs
 
-    return pairs.run(world, arguments.plot)
+    found = pairs.measured(world)
+    if world.rank == 0 and arguments.plot:
+        pairs.plot(found, world.size, arguments.plot)
+    return pairs.text(found, world.size), [vars(pair) for pair in found]
 
 
 STUDIES = {"overhead": _overhead, "tune": _tune, "pairs": _pairs}  # by option, or by word
 
 
 def _study(arguments: argparse.Namespace) -> str | None:
-    """Return the other measurement that an option asks for."""
+    """Return the name of the other measurement that an option asks for, or None."""
     return next((name for name in STUDIES if getattr(arguments, name, False)), None)
 
 
@@ -330,27 +321,27 @@ def _run_study(name: str, arguments: argparse.Namespace, world: hc.ProcessGroup)
     if world.rank == 0:
         print(f"# {machine.one_line(facts)}\n\n{text}")
         if arguments.json:
-            _write(arguments.json, report.as_json(facts, _options(arguments), [], **{name: document}))
+            _write_json(arguments, facts, [], **{name: document})
     return OK
 
 
-# -- what is shown ---------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------------------
 
 
 class Printer:
-    """What rank 0 prints, each line as soon as it is known: tables or CSV. The other ranks are silent."""
+    """The output of rank 0, tables or CSV, line by line; the other ranks print nothing."""
 
     def __init__(self, active: bool, csv: bool) -> None:
         self._active = active
         self._csv = csv
 
     def remark(self, text: str) -> None:
-        """Print what does not belong in CSV."""
+        """Print `text`, but not into CSV."""
         if not self._csv and text:
             self.line(text)
 
     def line(self, text: str) -> None:
-        """Print, at once: what is measured stays when somebody ends the job."""
+        """Print `text` at once: it stays when somebody ends the job."""
         if self._active:
             print(text, flush=True)
 
@@ -368,20 +359,16 @@ def _listed(benchmarks: Any) -> list[str]:
     return [*lines, "others:", *(f"  {name:<32} {summary}" for name, summary in (SPECIAL | ALONE).items())]
 
 
-def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options for the JSON: no file names in it."""
+def _write_json(arguments: argparse.Namespace, facts: dict[str, Any], rows: Sequence[Row], **more: Any) -> None:
+    """Write the file that ``--json`` names: results, and the options but those that are file names."""
     kept = ("operations", "begin", "end", "factor", "iterations", "warmup", "budget", "batch", "op", "device", "check",
             "async_op", "against")  # fmt: skip
-    return {**{name: getattr(arguments, name) for name in kept}, "dtype": arguments.dtype.name}
-
-
-def _write(file: str, text: str) -> None:
-    with open(file, "w", encoding="utf-8") as stream:
-        stream.write(text)
+    options = {name: getattr(arguments, name) for name in kept} | {"dtype": arguments.dtype.name}
+    Path(arguments.json).write_text(report.as_json(facts, options, rows, **more), encoding="utf-8")
 
 
 def _say(text: str, status: int = OK) -> int:
-    """Print on one rank, mistakes on stderr, and return the status."""
+    """Print `text` on one rank, on stderr if it is a mistake; return `status`."""
     if is_first_process():
         print(text, file=sys.stderr if status else sys.stdout, flush=True)
     elif status:
@@ -389,18 +376,18 @@ def _say(text: str, status: int = OK) -> int:
     return status
 
 
-# -- the options' types: argparse reports what they raise --------------------------------------------------------
+# -- types of options: argparse reports their errors -------------------------------------------------------------
 
 
 def size(text: str) -> int:
-    """Read a number of bytes: 8, 64K, 4M, 1G, with or without a B."""
+    """Return a number of bytes: 8, 64K, 4M, 1G, with or without a B."""
     number = text.strip().lower().removesuffix("b").removesuffix("i")
     unit = number[-1:] if number[-1:] in ("k", "m", "g") else ""
     return int(float(number[: len(number) - len(unit)]) * UNITS[unit])
 
 
 def dtype(text: str) -> np.dtype[Any]:
-    """Read the name of a numeric dtype."""
+    """Return the numeric dtype of this name."""
     try:
         found = np.dtype(importlib.import_module("ml_dtypes").bfloat16 if text == "bfloat16" else text)
     except ImportError:
@@ -413,17 +400,17 @@ def dtype(text: str) -> np.dtype[Any]:
 
 
 def contenders(text: str) -> list[str]:
-    """Read a list of contenders."""
+    """Return the contenders that `text` lists."""
     names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none", "hpccomm")]
+    known = CONTENDERS | GPU_CONTENDERS
     for name in names:
-        known = CONTENDERS | GPU_CONTENDERS
         if name not in known:
             raise argparse.ArgumentTypeError(f"no contender is called {name!r}; there are {', '.join(known)}")
     return names
 
 
 def _number(name: str, kind: Callable[[str], N], allowed: Callable[[N], bool]) -> Callable[[str], N]:
-    """Return a type of numbers; argparse says its name of a number that is not allowed."""
+    """Return a type of numbers; argparse's message about a bad number has its `name`."""
 
     def read(text: str) -> N:
         number = kind(text)

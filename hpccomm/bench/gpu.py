@@ -1,4 +1,4 @@
-"""The benchmarks' arrays on GPUs: made, filled and read through the seam, so that it can be tested without a GPU."""
+"""The benchmarks' arrays on GPUs, made, filled and read through the seam: tests need no GPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def take(comm: MPI.Intracomm, ranks: Sequence[int]) -> str | None:
-    """Make this rank's GPU the current one; return, on every rank, why that can't be done.
+    """Make this rank's GPU the current one; return the reason why a rank of `comm` can't, or None.
 
-    `ranks` are the names of the ranks of `comm`.
+    `ranks` are their ranks in the world, for the message.
     """
     try:
         visible = visible_gpus(seam.runtime(), None)
@@ -34,14 +34,14 @@ def take(comm: MPI.Intracomm, ranks: Sequence[int]) -> str | None:
 
 
 def current_stream() -> int:
-    """Return the stream on which the calls that are compared are made."""
+    """Return the stream of the measured calls."""
     runtime = seam.runtime()
     return runtime.current_stream(runtime.current_device())
 
 
 @contextlib.contextmanager
 def own_stream() -> Iterator[None]:
-    """Make a stream that does not wait for the legacy default stream CuPy's current one; at the end it is done."""
+    """Make a non-blocking stream CuPy's current one, and wait for its work at the end."""
     import cupy
 
     with cupy.cuda.Stream(non_blocking=True):
@@ -50,7 +50,7 @@ def own_stream() -> Iterator[None]:
 
 
 def finish() -> None:
-    """Block the host until the GPU has done what was put on the current stream."""
+    """Wait until the GPU has done the work of the current stream."""
     seam.runtime().synchronize_stream(current_stream())
 
 
@@ -61,7 +61,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def write(array: Any, values: Any) -> None:
-    """Put values of the host (an array of the same shape, or one number) in an array."""
+    """Copy `values` of the host, an array of the same shape or one number, into `array`."""
     host = np.empty(array.shape, array.dtype)
     host[...] = values
     seam.runtime().to_device(array, host, current_stream())
@@ -69,7 +69,7 @@ def write(array: Any, values: Any) -> None:
 
 
 def read(array: Any) -> Any:
-    """Return the values of an array."""
+    """Return a copy of `array` on the host."""
     host = np.empty(array.shape, array.dtype)
     seam.runtime().to_host(host, array, current_stream())
     finish()
@@ -77,7 +77,7 @@ def read(array: Any) -> Any:
 
 
 def facts() -> dict[str, str]:
-    """Return the GPU and the libraries, as far as they can be had."""
+    """Return the names of the GPU and the versions of its libraries, as far as they are known."""
     found = {}
     with contextlib.suppress(Exception):
         import cupy

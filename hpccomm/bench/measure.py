@@ -1,13 +1,12 @@
 """Timing: contenders take turns, every rank times itself, and the slowest rank counts.
 
-On a noisy machine two numbers measured one after the other differ for many reasons. So the contenders of one size are
-interleaved, iteration by iteration, in a random order: what slows the machine down hits all of them, and none always
-comes after the one that leaves the caches empty. The ratio of their medians stands. Each timed batch starts at a
-barrier; its time is the maximum over the ranks. A batch is as many calls as last `Plan.batch_seconds`, so that neither
-the clock nor the ranks' leaving the barrier one after the other matters for the fast ones.
+The contenders of one size are interleaved, iteration by iteration, in a random order: a slow phase of a noisy machine
+hits all of them, and none always follows the one that empties the caches. So the ratio of their medians is stable. Each
+timed batch starts at a barrier; its time is the maximum over the ranks. A batch lasts `Plan.batch_seconds`, long
+compared with a tick of the clock and with the ranks' different times of leaving the barrier.
 
-Work on GPU arrays is timed by the same clock of the host, with no event of CUDA's: the calls of a batch are made, and
-the batch ends when the host has waited for the stream. The time until the calls have returned is kept beside it.
+Work on GPU arrays is timed by the host's clock too: a batch ends when the host has waited for the stream. The time
+until the calls have returned is kept beside it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LARGEST_BATCH = 1 << 16
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure."""
+    """The number of calls to measure."""
 
     iterations: int | None = None  # timed batches of each contender; None: what the budget allows
     warmup: int = 5  # calls of each contender before anything is timed
@@ -39,7 +38,7 @@ class Plan:
     most: int = 1000
 
     def iterations_of(self, seconds: float) -> int:
-        """Return the number of iterations, if one of all contenders takes `seconds`."""
+        """Return the number of iterations, of which each takes `seconds` with all contenders."""
         if self.iterations is not None:
             return self.iterations
         return max(self.fewest, min(self.most, int(self.budget / max(seconds, 1e-9))))
@@ -47,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Timing:
-    """The times of one contender, in seconds per call, one for each iteration: each the maximum over the ranks."""
+    """The times of one contender: seconds per call on the slowest rank, one for each iteration."""
 
     samples: np.ndarray
     batch: int
@@ -55,26 +54,26 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median of the samples."""
         return float(np.median(self.samples))
 
     @property
     def host_median(self) -> float | None:
-        """The middle one of the host's."""
+        """The median of the host's times."""
         return None if self.host is None else float(np.median(self.host))
 
     @property
     def minimum(self) -> float:
-        """The best one."""
+        """The shortest sample."""
         return float(np.min(self.samples))
 
     @property
     def p99(self) -> float:
-        """The one that 99 of 100 stay below."""
+        """The 99th percentile of the samples."""
         return float(np.percentile(self.samples, 99))
 
     def scaled(self, transfers: int) -> Timing:
-        """Return the times of one transfer, where a call makes several."""
+        """Return the times per transfer, of which each call makes several."""
         return Timing(self.samples / transfers, self.batch, None if self.host is None else self.host / transfers)
 
 
@@ -84,22 +83,20 @@ def measure(
     plan: Plan,
     finish: Callable[[], None] | None = None,
 ) -> dict[str, Timing]:
-    """Time each of `calls` on all ranks of `comm`, which make the same calls under the same names.
+    """Return the timing of each of `calls`; every rank of `comm` has the same calls under the same names.
 
-    `finish` waits for what they have only started: for the GPU.
+    `finish` waits for work that the calls only start: the GPU's.
     """
     from mpi4py import MPI  # which starts MPI: not at the top
 
     if not calls:
         return {}
-    batches = {}
-    expected = 0.0
+    names, batches, expected = list(calls), {}, 0.0
     for name, call in calls.items():
         until_done(call, plan.warmup, finish)
         batches[name], seconds = _batch(call, comm, plan, finish)
         expected += seconds
     iterations = plan.iterations_of(expected)
-    names = list(calls)
     samples = np.empty((2, len(names), iterations))
     shuffled = np.random.default_rng(0)  # the same on every rank
     for i in range(iterations):
@@ -115,7 +112,7 @@ def measure(
 
 
 def timed(call: Callable[[], Any], times: int) -> float:
-    """Make a call some times, and return how many seconds they took on this rank."""
+    """Return the seconds that `times` calls take on this rank."""
     repeat = itertools.repeat(None, times)
     start = time.perf_counter()
     for _ in repeat:
@@ -124,7 +121,7 @@ def timed(call: Callable[[], Any], times: int) -> float:
 
 
 def until_done(call: Callable[[], Any], times: int, finish: Callable[[], None] | None) -> tuple[float, float]:
-    """Make a call some times; return the seconds until all is done, and until the last call has returned."""
+    """Return the seconds until the work of `times` calls is done, and until the last call has returned."""
     if finish is None:
         seconds = timed(call, times)
         return seconds, seconds
@@ -137,7 +134,7 @@ def until_done(call: Callable[[], Any], times: int, finish: Callable[[], None] |
 def _batch(
     call: Callable[[], Any], comm: MPI.Intracomm, plan: Plan, finish: Callable[[], None] | None
 ) -> tuple[int, float]:
-    """Return the calls in one batch, the same on all ranks, and the seconds that the batch takes."""
+    """Return the number of calls in a batch, the same on all ranks, and the seconds that the batch takes."""
     batch = plan.batch or 1
     while True:
         comm.Barrier()

@@ -1,7 +1,6 @@
-"""The benchmarks: which arrays each operation works on, and what NumPy expects in them.
+"""The benchmarks: the arrays of each operation, and NumPy's result.
 
-`size` means what it means in nccl-tests: the bytes of the larger array of the call, so of the whole that is gathered,
-scattered or exchanged on one rank.
+`size` is that of nccl-tests: the bytes of the larger array of a call, such as the whole array that is gathered.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ FEWEST_PIECES, MOST_PIECES, PIECE_BYTES = 16, 1000, 1000  # arrays in one coales
 
 
 def _share(ranks: int) -> float:
-    """The share of the array that has to cross each rank's link: all but what the rank keeps."""
+    """Return the share of the array that crosses each rank's link: all but the rank's own part."""
     return (ranks - 1) / ranks
 
 
@@ -31,7 +30,7 @@ def _twice_the_share(ranks: int) -> float:
 
 
 def _in_place(case: Case, expected: Callable[[], Any] | None) -> Arrays:
-    """Return one array of values of every rank's own, which the result replaces."""
+    """Return one array with the rank's values, which the result replaces."""
     return Arrays(receive=case.array(case.count), given=lambda: case.values(case.rank, case.count), expected=expected)
 
 
@@ -146,7 +145,7 @@ def barrier(case: Case) -> Arrays:
 
 
 def _pieces(case: Case, ranks: int = 1) -> list[int]:
-    """Cut a count into 16 to 1000 arrays, of 1000 bytes if there are between, each a multiple of `ranks`."""
+    """Return the counts of 16 to 1000 arrays, of about 1000 bytes each, all multiples of `ranks`."""
     pieces = max(FEWEST_PIECES, min(MOST_PIECES, case.nbytes // PIECE_BYTES))
     whole = case.count // ranks
     ends = [whole * i // pieces for i in range(pieces + 1)]
@@ -209,7 +208,7 @@ def reduce_scatter_single_coalesced(case: Case) -> Arrays:
 
 
 def _to_peer(case: Case, window: int = 1) -> Arrays:
-    """Return the arrays of ranks that send to each other, in pairs: one to send, `window` to receive."""
+    """Return the arrays of a rank that has a partner: one to send, `window` to receive."""
     peer = case.peer
     if peer is None:
         return Arrays(receive=None)

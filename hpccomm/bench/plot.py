@@ -1,4 +1,4 @@
-"""Pictures: time and bandwidth against size, one line for each contender."""
+"""Plots of time and bandwidth against size, with one line for each contender."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .rows import Row
 
 
 def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
-    """Write a picture with one line of two plots for each benchmark that has more than one size."""
+    """Write a picture with two plots for each benchmark of arrays."""
     pyplot = pyplot_without_display()
     ticker = importlib.import_module("matplotlib.ticker")
 
@@ -44,7 +44,7 @@ def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:
 
 
 def microseconds_in_words(us: float) -> str:
-    """Return a time with the unit in which it is a short number.
+    """Return a time with the unit that makes its number short.
 
     >>> [microseconds_in_words(us) for us in (0.1, 10, 100_000, 2e6)]
     ['0.1 us', '10 us', '100 ms', '2 s']
@@ -54,7 +54,7 @@ def microseconds_in_words(us: float) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return a list of facts in lines, none of which is cut in two."""
+    """Return the lines of a list of facts, broken between facts only."""
     lines = [""]
     for fact in text.split(", "):
         if lines[-1] and len(lines[-1]) + len(fact) > width:
@@ -65,7 +65,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def pyplot_without_display() -> Any:
-    """Return matplotlib's pyplot, which draws into files."""
+    """Return matplotlib's pyplot, set to draw into files."""
     importlib.import_module("matplotlib").use("Agg")
     return importlib.import_module("matplotlib.pyplot")
 

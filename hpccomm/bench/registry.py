@@ -1,7 +1,7 @@
-"""What a benchmark is, and the decorator that adds one.
+"""Benchmark, and the decorator that adds one.
 
-A benchmark says which arrays one call of an operation works on, and what NumPy expects in them afterwards. How the
-call is made is a contender's business: a method with the name of the benchmark.
+A benchmark has the arrays of one call of an operation, and NumPy's result. The call is a contender's method of the
+benchmark's name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import gpu
 
 PERIOD = 251  # of the test values: a prime, so that parts that land in the wrong place are noticed
 WINDOW = 64  # messages in flight at once, as in the OSU benchmarks
-WINDOW_BYTES = 64 << 20  # what they may take together
+WINDOW_BYTES = 64 << 20  # of all of them together
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Case:
 
     @property
     def window(self) -> int:
-        """How many messages of this size are in flight at once, in the benchmarks that have many."""
+        """The number of messages of this size in flight at once, in the benchmarks that have many."""
         return max(1, min(WINDOW, WINDOW_BYTES // max(1, self.nbytes)))
 
     @property
     def peer(self) -> int | None:
-        """The rank this one exchanges messages with: the first half with the second, as osu_mbw_mr; None if odd."""
+        """The partner of this rank in the other half of the ranks, as in osu_mbw_mr; None for an odd one."""
         half = self.ranks // 2
         return None if self.rank >= 2 * half else self.rank + half if self.rank < half else self.rank - half
 
@@ -62,11 +62,11 @@ class Case:
 
     @property
     def left(self) -> int:
-        """The rank before."""
+        """The previous rank, on a ring."""
         return (self.rank - 1) % self.ranks
 
     def array(self, *shape: int) -> Any:
-        """Return an array whose memory has been touched."""
+        """Return an array of zeros: its memory has been touched."""
         made = self.allocate(shape, self.dtype)
         assign(made, None)
         return made
@@ -102,18 +102,18 @@ UFUNCS: dict[str, Callable[..., Any]] = {
 
 @dataclass
 class Arrays:
-    """What one call works on, on this rank. All contenders work on the same arrays.
+    """The arrays of one call on this rank, the same for all contenders.
 
-    `given` and `expected` are functions, so that nothing is computed where nothing is checked.
+    `given` and `expected` are functions: they compute nothing unless results are checked.
     """
 
     receive: Any  # written by the operation; read as well if there is no `send`. An array, or a list of arrays
     send: Any = None
-    given: Callable[[], Any] | None = None  # what belongs in `send` (or `receive`) before the call; flat
-    expected: Callable[[], Any] | None = None  # what NumPy expects in `receive` after it; None: nothing is received
+    given: Callable[[], Any] | None = None  # the values of `send` (or `receive`) before the call; flat
+    expected: Callable[[], Any] | None = None  # NumPy's values of `receive` after it; None: nothing is received
 
     def fill(self) -> None:
-        """Put the given values in place, and spoil what is to be received."""
+        """Write the given values, and zeros where something will be received."""
         if self.receive is not None:
             assign(self.receive, None)
         if self.given is not None:
@@ -143,11 +143,9 @@ class Arrays:
 
 def flat(arrays: Any) -> Any:
     """Return the elements of an array, or of a list of arrays one after the other, on the host."""
-    return np.concatenate([flat(each) for each in arrays]) if isinstance(arrays, list) else _on_host(arrays).reshape(-1)
-
-
-def _on_host(array: Any) -> Any:
-    return array if isinstance(array, np.ndarray) else gpu.read(array)
+    if isinstance(arrays, list):
+        return np.concatenate([flat(each) for each in arrays])
+    return (arrays if isinstance(arrays, np.ndarray) else gpu.read(arrays)).reshape(-1)
 
 
 def assign(arrays: Any, values: Any) -> None:
@@ -166,15 +164,14 @@ def assign(arrays: Any, values: Any) -> None:
 class Benchmark:
     """A row of the registry; :func:`benchmark` adds one."""
 
-    name: str  # what the command line calls it, and which method of a contender runs it
+    name: str  # on the command line, and of a contender's method
     summary: str  # the first line of the decorated function's docstring
     arrays: Callable[[Case], Arrays]  # the decorated function
-    # What size / time is multiplied by for the bus bandwidth, from the number of ranks: the factors of nccl-tests'
-    # doc/PERFORMANCE.md.
+    # The factor from size / time to bus bandwidth, by the number of ranks: nccl-tests, doc/PERFORMANCE.md.
     busbw: Callable[[int], float] = lambda n: 1.0
     kind: str = "collective"  # or "coalesced", or "message": the command line has a word for all of a kind
-    shared: bool = False  # whether the ranks share the array whose size is shown: its count is a multiple of theirs
-    sized: bool = True  # False: there is nothing to measure against size
+    shared: bool = False  # whether each rank has a part of the array: its count is a multiple of the ranks
+    sized: bool = True  # whether it has an array
     reduces: bool = False  # whether `op` matters
     least_ranks: int = 1  # with fewer it is left out
     transfers: Callable[[Case], int] = lambda case: 1  # of that size, in one call; times are per transfer
@@ -197,10 +194,7 @@ BENCHMARKS: dict[str, Benchmark] = {}
 
 
 def benchmark(name: str, **fields: Any) -> Callable[[Callable[[Case], Arrays]], Callable[[Case], Arrays]]:
-    """Add a benchmark: the decorated function makes the arrays of one case, `fields` are :class:`Benchmark`'s.
-
-    Whether an operation of hpccomm reduces is known from the list of operations.
-    """
+    """Return a decorator that adds a benchmark: the function makes the arrays of a case, `fields` are Benchmark's."""
     if name in OPERATIONS:
         fields.setdefault("reduces", OPERATIONS[name].reduces)
 
@@ -215,6 +209,6 @@ def benchmark(name: str, **fields: Any) -> Callable[[Callable[[Case], Arrays]], 
 
 
 def load() -> dict[str, Benchmark]:
-    """Return the registry, with hpccomm's own benchmarks in it."""
+    """Return the registry, with hpccomm's own benchmarks."""
     importlib.import_module(".operations", __package__)
     return BENCHMARKS

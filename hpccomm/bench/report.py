@@ -1,6 +1,6 @@
-"""The results as a table, as CSV, and as JSON.
+"""The results as a table, as CSV and as JSON.
 
-The table grows line by line, so its widths are fixed before the first one.
+A table is printed line by line, so its widths are fixed before the first line.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, TypeAlias
 from .registry import Benchmark
 from .rows import Row
 
-Column: TypeAlias = tuple[str, str, int]  # its name, its unit, and how wide it is
+Column: TypeAlias = tuple[str, str, int]  # name, unit, width
 SCHEMA = 1  # of the JSON: raised when a key changes its meaning
 
 
 class Table:
     """The table of one benchmark: a head, one line for each size, and a summary.
 
-    The columns of the first contender (hpccomm) come first; of each other one its median and the ratio. Of work on GPU
-    arrays (`gpu`) each has a column for the host's share of the time as well.
+    The columns of the first contender (hpccomm) come first; each other one has its median and the ratio. With `gpu`,
+    each has a column for the host's time as well.
     """
 
     def __init__(self, benchmark: Benchmark, contenders: Sequence[str], check: bool = False, gpu: bool = False) -> None:
@@ -32,7 +32,7 @@ class Table:
         self._first, *self._others = contenders
         self._check = check
         self._rows: list[Row] = []
-        # Each column, the field of a row that it shows, and how.
+        # Each column, its field of a row, and the function that formats it.
         fields: list[tuple[Column, str, Callable[[Any], str]]] = []
         if benchmark.sized:
             fields += [(("size", "bytes", 11), "size_bytes", str), (("count", "elements", 11), "count", str)]
@@ -63,7 +63,7 @@ class Table:
         return aligned(self._columns, [*cells, verdict(rows)] if self._check else cells)
 
     def summary(self) -> str:
-        """Return the lines below the table: mean ratios, why columns are empty, what was wrong."""
+        """Return the lines below the table: mean ratios, reasons for empty columns, wrong results."""
         lines = []
         widths = [each.busbw_gbs for each in self._rows if each.contender == self._first and each.busbw_gbs]
         if len(widths) > 1:
@@ -97,7 +97,7 @@ def aligned(columns: Sequence[Column], cells: Sequence[str]) -> str:
 
 
 def microseconds(time: float | None) -> str:
-    """Return a time with as many digits as mean something."""
+    """Return a time with its significant digits."""
     if time is None:
         return "-"
     return f"{time:.2f}" if time < 1000 else f"{time:.1f}" if time < 100_000 else f"{time:.0f}"
@@ -119,7 +119,7 @@ def ratio(value: float | None) -> str:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Return the result of the check, for all contenders of a size together."""
+    """Return the result of the check of one size, for all contenders together."""
     if any(each.wrong for each in rows):
         return "WRONG"
     return "ok" if any(each.wrong is not None for each in rows) else "-"
@@ -131,7 +131,7 @@ def csv_head() -> str:
 
 
 def csv_line(row: Row) -> str:
-    """Return one row as CSV; what does not exist is empty."""
+    """Return one row as CSV; a missing value is an empty cell."""
     return _csv_line("" if value is None else value for value in asdict(row).values())
 
 

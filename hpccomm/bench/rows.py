@@ -1,4 +1,4 @@
-"""A row: what one contender took for one size."""
+"""Row: the result of one contender for one size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Row:
     ranks: int
     iterations: int
     batch: int
-    median_us: float | None  # None: the contender can't do it; `note` says why
+    median_us: float | None  # None: the contender can't do it, for the reason in `note`
     min_us: float | None = None
     p99_us: float | None = None
     algbw_gbs: float | None = None
@@ -42,7 +42,7 @@ def row(
     wrong: int | None = None,
     note: str = "",
 ) -> Row:
-    """Make the row of `contender`, with its ratio to `reference`, the timing of the first contender."""
+    """Return the row of `contender`, with its ratio to `reference`, the timing of the first contender."""
     op = case.op if benchmark.reduces else ""
     point = (benchmark.name, contender, case.nbytes, case.count, str(case.dtype), op, case.ranks)
     if timing is None:

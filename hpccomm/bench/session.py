@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The contenders on one group; a context manager that starts and closes them. Every rank makes the same calls.
+    """The contenders on one group; a context manager that closes them. Every rank makes the same calls.
 
     With ``device="cuda"`` the arrays are on each rank's current GPU.
 
     Attributes
     ----------
     contenders : dict
-        The ones that run here, hpccomm first.
+        Those that run here, hpccomm first.
     missing : dict
-        Why the others do not.
+        The reason for each that does not.
     """
 
     def __init__(
@@ -48,8 +48,7 @@ class Session:
         self.missing: dict[str, str] = {}
         for name in dict.fromkeys(["hpccomm", *against]):
             chosen = contender_class(name, device)
-            # One rank without it, on another node perhaps, is enough.
-            why = self._first(chosen.missing())
+            why = self._first(chosen.missing())  # one rank without it, perhaps on another node, is enough
             if why is None:
                 try:
                     self.contenders[name] = chosen(group, self.comm)
@@ -83,23 +82,20 @@ class Session:
         check: bool = False,
         async_op: bool = False,
     ) -> Iterator[list[Row]]:
-        """Measure `benchmark`, and yield the rows of one size after the other: one row for each contender."""
+        """Yield the rows of each size: one row for each contender."""
         for case in self.cases(benchmark, sizes, dtype, op):
             yield self.measure(benchmark, case, check, async_op)
 
     def cases(self, benchmark: Benchmark, sizes: Sequence[int], dtype: Any = np.float32, op: str = "sum") -> list[Case]:
-        """Return the points of a benchmark."""
+        """Return the cases of a benchmark, one for each size."""
         template = Case(self.group.rank, self.group.size, 0, np.dtype(dtype), op, allocate=self._allocate)
         return benchmark.cases(template, sizes if benchmark.sized else [0])
 
     def measure(self, benchmark: Benchmark, case: Case, check: bool = False, async_op: bool = False) -> list[Row]:
-        """Measure one point; every rank gets the rows."""
+        """Return the rows of one case, on every rank."""
         shared = benchmark.arrays(case)
         calls, arrays, notes = self.calls(benchmark, case, shared, async_op)
-        wrong: dict[str, int] = {}
-        if check:
-            for name, call in calls.items():
-                wrong[name] = self.count_wrong(arrays[name], call)
+        wrong = {name: self.count_wrong(arrays[name], call) for name, call in calls.items()} if check else {}
         for each in arrays.values():
             each.clear()
         transfers = benchmark.transfers(case)
@@ -117,7 +113,7 @@ class Session:
     def calls(
         self, benchmark: Benchmark, case: Case, shared: Arrays, async_op: bool = False
     ) -> tuple[dict[str, Call], dict[str, Arrays], dict[str, str]]:
-        """Return the calls of the contenders that can do it, tried once, their arrays, and why the others can not."""
+        """Return the calls of the contenders, tried once; their arrays; and the reasons of those that have no call."""
         calls: dict[str, Call] = {}
         used: dict[str, Arrays] = {}
         notes = dict(self.missing)
@@ -138,7 +134,7 @@ class Session:
         return calls, used, notes
 
     def count_wrong(self, arrays: Arrays, call: Call) -> int:
-        """Return the number of elements, on all ranks together, that differ from NumPy's."""
+        """Return the number of elements on all ranks that differ from NumPy's."""
         arrays.fill()
         self.comm.Barrier()  # nobody writes into a rank that is still filling its arrays
         call()

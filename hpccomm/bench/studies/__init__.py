@@ -1,1 +1,1 @@
-"""Studies: what takes more than timing one operation after the other."""
+"""Studies: measurements beyond timing one operation after the other."""

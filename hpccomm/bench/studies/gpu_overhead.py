@@ -1,7 +1,7 @@
-"""What hpccomm's layers add to NCCL's calls on GPU arrays: the host's time for hpccomm's call minus CuPy's own.
+"""The host time that hpccomm's layers add to CuPy's own calls of NCCL on GPU arrays.
 
-On a GPU the host only starts things, so this is what a program with many small operations waits for. Both take turns,
-and medians count.
+The host only starts an operation of the GPU, so a program with many small operations waits for this time. Both take
+turns, and medians count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import hpccomm as hc
 
 from ..contenders import Call
 from ..measure import Plan, measure
-from ..registry import Case, load
+from ..registry import load
 from ..session import Session
 
 BYTES = 8  # of each array
@@ -27,7 +27,7 @@ PLAN = Plan(iterations=1000, batch=10)  # short batches: few are interrupted by 
 
 @dataclass(frozen=True)
 class GPUOverhead:
-    """What was found of one operation, in ns of the host."""
+    """The host times of one operation, in ns."""
 
     operation: str
     cupy_ns: float
@@ -35,12 +35,12 @@ class GPUOverhead:
 
     @property
     def added_ns(self) -> float:
-        """What hpccomm adds to CuPy's call."""
+        """The time that hpccomm adds to CuPy's call."""
         return self.hpccomm_ns - self.cupy_ns
 
 
 def overheads(group: hc.ProcessGroup, plan: Plan = PLAN) -> list[GPUOverhead]:
-    """Measure on the current GPU; DistBackendError if NCCL can't be had."""
+    """Return the measurements on the current GPU; DistBackendError if there is no NCCL."""
     found = _measured(group, plan, comparisons)
     impatient: Any = hc.new_group(group.ranks, on_timeout="raise", use_local_synchronization=True)
     found += _measured(
@@ -81,17 +81,13 @@ def _pair(session: Session, name: str, title: str = "", async_op: bool = False) 
     (case,) = session.cases(benchmark, [BYTES], np.float32)
     arrays = benchmark.arrays(case)
     if benchmark.kind == "coalesced":
-        arrays = replace(arrays, receive=_arrays(case))
+        arrays = replace(arrays, receive=[case.array(case.count) for _ in range(PIECES)])
     ours, raw = (session.contenders[each].call(benchmark, case, arrays, async_op) for each in ("hpccomm", "nccl"))
     return title or name, ours, raw
 
 
-def _arrays(case: Case) -> list[object]:
-    return [case.array(case.count) for _ in range(PIECES)]
-
-
 def table(found: Sequence[GPUOverhead], ranks: int) -> str:
-    """Return the results as text."""
+    """Return the table of the results."""
     lines = [
         f"host time that hpccomm adds to CuPy's own call of NCCL: {ranks} rank{'s' * (ranks > 1)}, {BYTES} bytes, "
         "median of the repetitions",

@@ -1,9 +1,8 @@
-"""What the Python layers add to a call: hpccomm's call minus the same work written by hand with mpi4py, in ns.
+"""The time that the Python layers add to a call: hpccomm's call minus the same work written with mpi4py, in ns.
 
-With one rank MPI has next to nothing to do, so what is left is the way there. The smallest of many repetitions is
-taken, as timeit advises: everything that disturbs a repetition makes it longer. Two ranks exchange messages. How long
-that takes depends on when the other rank comes, so there the median counts, of the slower rank's times. The same is
-measured with the flight recorder on.
+One rank communicates with nobody, so the time is that of the layers. The smallest of many repetitions counts, as timeit
+advises: every disturbance makes a repetition longer. Two ranks exchange messages, whose time depends on the other
+rank's arrival, so there the median counts, of the slower rank's times. hpccomm is measured again with its recorder.
 """
 
 from __future__ import annotations
@@ -30,12 +29,13 @@ from ..registry import Arrays, Benchmark, Case, load
 from ..session import Session
 
 BYTES = 8  # of each array
+DERIVED = ("added_ns", "ratio", "recorder_ns")  # of an Overhead
 PLANS = {1: Plan(iterations=50, batch_seconds=2e-3), 2: Plan(iterations=400, batch_seconds=5e-4)}  # by ranks
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One piece of work, done by both on the same arrays."""
+    """The same work by mpi4py and by hpccomm, on the same arrays."""
 
     operation: str
     arrays: Arrays
@@ -45,7 +45,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What a comparison has found, in ns."""
+    """The times of a comparison, in ns."""
 
     operation: str
     mpi4py_ns: float
@@ -54,22 +54,22 @@ class Overhead:
 
     @property
     def added_ns(self) -> float:
-        """What hpccomm adds to mpi4py's call."""
+        """The time that hpccomm adds to mpi4py's call."""
         return self.hpccomm_ns - self.mpi4py_ns
 
     @property
     def recorder_ns(self) -> float:
-        """What the recorder adds to hpccomm's call."""
+        """The time that the recorder adds to hpccomm's call."""
         return self.recorded_ns - self.hpccomm_ns
 
     @property
     def ratio(self) -> float:
-        """How many times as long hpccomm takes."""
+        """The time of hpccomm divided by that of mpi4py."""
         return self.hpccomm_ns / self.mpi4py_ns
 
 
 def overheads(group: hc.ProcessGroup, plan: Plan | None = None) -> list[Overhead]:
-    """Measure calls on one rank, messages on two. Both contenders take turns, so that they see the same machine."""
+    """Return the measurements of calls on one rank, or of messages on two; the contenders take turns."""
     if group.size not in PLANS:
         raise ValueError(f"overheads are measured on 1 or 2 ranks; this group has {group.size}")
     found = []
@@ -94,7 +94,7 @@ def _seconds(calls: Mapping[str, Call], session: Session, plan: Plan | None) -> 
 
 
 def on_one_rank(session: Session) -> Iterator[Comparison]:
-    """Yield the rows of one rank. It works on any number; messages go to the right neighbour."""
+    """Yield the comparisons of one rank; on more, messages go to the right neighbour."""
     yield _benchmark(session, "all_reduce")
     yield _benchmark(session, "all_reduce", "all_reduce, AVG", op="avg")
     yield _converted(session, "all_reduce, strided", np.float32, _every_other)
@@ -113,7 +113,7 @@ def on_one_rank(session: Session) -> Iterator[Comparison]:
 
 
 def on_two_ranks(session: Session) -> Iterator[Comparison]:
-    """Yield the rows of two ranks, each of which is both neighbours of the other."""
+    """Yield the comparisons of two ranks, each of which is both neighbours of the other."""
     yield _benchmark(session, "ping_pong", "ping-pong: send + recv")
     yield _exchange(session, "halo: 2 irecv + 2 isend + 4 waits", [1, -1])
     yield _exchange(session, "halo: batch_isend_irecv + 4 waits", [1, -1], batch=True)
@@ -129,7 +129,7 @@ def _case(session: Session, name: str, dtype: Any = np.float64, op: str = "sum")
 
 
 def _benchmark(session: Session, name: str, title: str = "", op: str = "sum", async_op: bool = False) -> Comparison:
-    """Compare an operation as ``hpccomm bench`` does."""
+    """Return the comparison of an operation, as ``hpccomm bench`` makes it."""
     benchmark, case = _case(session, name, op=op)
     arrays = benchmark.arrays(case)
     both = {each.name: each.call(benchmark, case, arrays, async_op) for each in session.contenders.values()}
@@ -137,7 +137,7 @@ def _benchmark(session: Session, name: str, title: str = "", op: str = "sum", as
 
 
 def _converted(session: Session, title: str, dtype: Any, allocate: Any = np.empty) -> Comparison:
-    """Compare the sum of an array that MPI does not take as it is: by hand, of a contiguous copy in float32."""
+    """Return the comparison of all_reduce with a sum of contiguous float32 copies, for arrays that MPI can't take."""
     benchmark, case = _case(session, "all_reduce", dtype)
     arrays = benchmark.arrays(replace(case, allocate=allocate))
     array, all_reduce = arrays.receive, session.comm.Allreduce
@@ -155,7 +155,7 @@ def _every_other(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _coalesced(session: Session, title: str, pieces: int) -> Comparison:
-    """Compare the sums of several arrays in one call."""
+    """Return the comparison of the sums of several arrays in one call."""
     _, case = _case(session, "all_reduce")
     whole = replace(case, count=pieces * case.count)
     arrays = replace(load()["all_reduce"].arrays(whole), receive=[case.array(case.count) for _ in range(pieces)])
@@ -165,7 +165,7 @@ def _coalesced(session: Session, title: str, pieces: int) -> Comparison:
 
 
 def _list(session: Session, title: str) -> Comparison:
-    """Compare gathering into a list of arrays: by hand, into one array that is kept, and from there into the list."""
+    """Return the comparison of all_gather with one into a kept array that is copied into the list."""
     benchmark, case = _case(session, "all_gather")
     arrays = replace(benchmark.arrays(case), receive=[case.array(case.part) for _ in range(case.ranks)])
     gathered = case.array(case.ranks, case.part)
@@ -181,7 +181,7 @@ def _list(session: Session, title: str) -> Comparison:
 
 
 def _exchange(session: Session, title: str, directions: Sequence[int], batch: bool = False) -> Comparison:
-    """Compare sending an element in each direction (1: to the right) and receiving one from the other side."""
+    """Return the comparison of messages of one element, one in each direction (1: to the right)."""
     rank, ranks, count = session.group.rank, session.group.size, len(directions)
     arrays = Arrays(
         send=np.zeros((count, 1)),
@@ -206,7 +206,7 @@ def _started(starts: Sequence[Call], wait_all: Any) -> Call:
 
 
 def watchdog_look(looks: int = 200) -> float:
-    """Return the seconds that one look of the watchdog takes, the median; it looks once a second."""
+    """Return the median of the seconds that one look of the watchdog takes."""
     watchdog, seconds = Watchdog(Reporter(0, 1, ".")), []
     for _ in range(looks):
         began = time.perf_counter()
@@ -216,11 +216,8 @@ def watchdog_look(looks: int = 200) -> float:
     return statistics.median(seconds)
 
 
-# -- what is shown -------------------------------------------------------------------------------------------
-
-
 def table(found: Sequence[Overhead], ranks: int, look: float) -> str:
-    """Return the results as text; `look` is how long a look of the watchdog takes."""
+    """Return the table of the results; `look` is the time of the watchdog's look in seconds."""
     how = "1 rank, 8 bytes, minimum" if ranks == 1 else f"{ranks} ranks, 8 bytes, median"
     lines = [
         f"what hpccomm adds to mpi4py's own call: {how} of the repetitions",

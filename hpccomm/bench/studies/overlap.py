@@ -1,11 +1,10 @@
 """Overlap: the share of an asynchronous operation that hides behind equal compute.
 
-Three things are timed, interleaved: the operation started and waited for at once (t), computing that takes as long (c),
-and the computing between the start and the wait (b). What could be saved is the smaller of t and c; what is saved is
-t + c - b. A fourth one asks the library now and then, between pieces of the computing, whether the operation is done:
-many MPI libraries move data only while the program is inside a call of theirs. The last sleeps instead of computing, as
-a program does while a GPU computes: that leaves the core to whatever makes the operation progress, which on a machine
-without spare cores nothing else does.
+Three calls are timed, interleaved: the operation started and waited for at once (t), compute of the same duration (c),
+and compute between the start and the wait (b). The possible saving is the smaller of t and c; the saving is t + c - b.
+A fourth call polls the operation between pieces of the compute: many MPI libraries move data only inside their calls.
+The last one sleeps instead of computing, like a program that waits for a GPU: on a machine without spare cores, that
+leaves a core to the thread that makes progress.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from ..report import aligned, heads, microseconds
 from ..session import Session
 
 OPERATIONS = ("all_reduce", "all_gather_single", "all_to_all_single")
-KERNEL_ELEMENTS = 512  # float64: stays in the first cache, so that computing and communicating do not share memory
+KERNEL_ELEMENTS = 512  # float64: it stays in the first cache, and takes no memory bandwidth from communication
 TIMED = ("communication", "compute", "both", "polled", "idle", "both idle")
 COLUMNS = [("size", "bytes", 11), ("contender", "", 10), ("alone", "us", 10), ("compute", "us", 10)]
 COLUMNS += [column for what in ("both", "polled", "idle") for column in ((what, "us", 10), ("hidden", "", 8))]
 SHARES = ("hidden", "hidden_polled", "hidden_idle")
-PIECES = 16  # of the computing, when the library is asked in between
+PIECES = 16  # of the compute, with a poll after each
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """What one contender hides of one operation, for one size; times in us."""
+    """The overlap of one contender, for one operation and size; times in us."""
 
     operation: str
     contender: str
@@ -49,17 +48,17 @@ class Overlap:
 
     @property
     def hidden(self) -> float:
-        """The share (0 to 1) that hides behind computing without calls."""
+        """The share (0 to 1) hidden behind compute without polls."""
         return _share(self.communication_us, self.compute_us, self.both_us)
 
     @property
     def hidden_polled(self) -> float:
-        """The share that hides behind computing with calls in between."""
+        """The share hidden behind compute with polls."""
         return _share(self.communication_us, self.compute_us, self.polled_us)
 
     @property
     def hidden_idle(self) -> float:
-        """The share that hides behind sleeping."""
+        """The share hidden behind sleep."""
         return _share(self.communication_us, self.idle_us, self.both_idle_us)
 
 
@@ -68,7 +67,7 @@ def _share(communication: float, compute: float, both: float) -> float:
 
 
 def overlaps(session: Session, operation: str, sizes: Sequence[int], dtype: Any) -> Iterator[list[Overlap]]:
-    """Measure `operation` with every contender, and yield the results of one size after the other."""
+    """Yield the overlap of each contender, for each size."""
     benchmark = load()[operation]
     for case in session.cases(benchmark, sizes, dtype):
         calls: dict[str, Call] = {}
@@ -85,7 +84,7 @@ def overlaps(session: Session, operation: str, sizes: Sequence[int], dtype: Any)
 
 
 def _calls(session: Session, contender: Contender, benchmark: Benchmark, case: Case) -> dict[str, Call]:
-    """Return the calls of one contender, as TIMED names them; none, if it has not this operation."""
+    """Return the calls of one contender by the names in TIMED; none if it does not have the operation."""
     try:
         arrays = contender.arrays(benchmark, case)
         start = contender.start(benchmark, case, arrays)
@@ -131,7 +130,7 @@ def _compute(times: int) -> None:
 
 
 def repetitions(seconds: float) -> int:
-    """Return the number of runs of the kernel that take `seconds`."""
+    """Return the number of kernel runs in `seconds`."""
     trial = 2000
     best = min(timed(partial(_compute, trial), 1) for _ in range(5))
     return max(1, round(seconds / (best / trial)))

@@ -1,7 +1,7 @@
-"""Pairs: latency and bandwidth between every two ranks, and which pairs are slow: what to look for on a new allocation.
+"""Pairs: latency and bandwidth between every two ranks, and the slow pairs, which a new allocation may have.
 
 In each round every rank has another partner, as in a tournament: N - 1 rounds for N ranks. The pairs of a round are
-measured at the same time, so that links that several of them share show what is left for each.
+measured at the same time, so a pair on a shared link shows its share of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ WIDEST = 16  # ranks of a table
 
 @dataclass(frozen=True)
 class Pair:
-    """What two ranks found; a message takes half a round trip."""
+    """The result of two ranks; a message takes half a round trip."""
 
     ranks: tuple[int, int]
     same_node: bool
@@ -34,16 +33,8 @@ class Pair:
     bandwidth_gbs: float  # of 1 MiB
 
 
-def run(world: hc.ProcessGroup, picture: str | None) -> tuple[str, list[dict[str, Any]]]:
-    """Measure all pairs; return what is printed, and the documents for the JSON. Every rank calls it."""
-    found = measured(world)
-    if world.rank == 0 and picture:
-        plot(found, world.size, picture)
-    return text(found, world.size), [vars(pair) for pair in found]
-
-
 def measured(world: hc.ProcessGroup) -> list[Pair]:
-    """Measure all pairs, and return them on every rank."""
+    """Return the results of all pairs, on every rank."""
     mine = []
     for partners in rounds(world.size):
         world.barrier()
@@ -60,7 +51,7 @@ def measured(world: hc.ProcessGroup) -> list[Pair]:
 
 
 def rounds(size: int) -> Iterator[dict[int, int]]:
-    """Yield the partner of each rank in each round: each two ranks meet once (the circle method)."""
+    """Yield the partner of each rank, for each round: every two ranks meet once (the circle method)."""
     seats = [*range(size), *([-1] if size % 2 else [])]
     for _ in range(len(seats) - 1):
         halves = zip(seats[: len(seats) // 2], reversed(seats))
@@ -70,7 +61,7 @@ def rounds(size: int) -> Iterator[dict[int, int]]:
 
 
 def round_trip(world: hc.ProcessGroup, partner: int, nbytes: int, batch: int) -> float:
-    """Return the seconds that a message takes to the partner and back: the median."""
+    """Return the median of the seconds of a round trip to the partner."""
     array, is_first = np.zeros(nbytes, np.uint8), world.rank < partner
     samples = []
     for _ in range(SAMPLES + 1):
@@ -87,7 +78,7 @@ def round_trip(world: hc.ProcessGroup, partner: int, nbytes: int, batch: int) ->
 
 
 def text(pairs: Sequence[Pair], size: int) -> str:
-    """Return the table (of not too many ranks), a line for each kind of pair, and the slow pairs."""
+    """Return the table, unless it is too wide; a line for each kind of pair; and the slow pairs."""
     lines = [f"{SMALL} bytes above the diagonal (us, one way), {LARGE >> 20} MiB below it (GB/s)", ""]
     if size <= WIDEST:
         of = {pair.ranks: pair for pair in pairs}
@@ -111,7 +102,7 @@ def text(pairs: Sequence[Pair], size: int) -> str:
 
 
 def kinds(pairs: Sequence[Pair]) -> Iterator[tuple[str, list[Pair]]]:
-    """Yield the pairs within nodes, then those between nodes, where there are any."""
+    """Yield the pairs within nodes, then those between nodes, if there are any."""
     for kind, same in (("of one node", True), ("between nodes", False)):
         found = [pair for pair in pairs if pair.same_node == same]
         if found:
@@ -119,7 +110,7 @@ def kinds(pairs: Sequence[Pair]) -> Iterator[tuple[str, list[Pair]]]:
 
 
 def slow(pairs: Sequence[Pair]) -> list[str]:
-    """Name the pairs that are much slower than the others of their kind."""
+    """Return a line for each pair that is much slower than the others of its kind."""
     said = []
     for kind, of_kind in kinds(pairs):
         latency = statistics.median(pair.latency_us for pair in of_kind)
@@ -135,7 +126,7 @@ def slow(pairs: Sequence[Pair]) -> list[str]:
 
 
 def plot(pairs: Sequence[Pair], size: int, file: str) -> None:
-    """Write a heat map of both."""
+    """Write heat maps of latency and bandwidth."""
     pyplot = pyplot_without_display()
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 5))
     fields = (("latency_us", f"{SMALL} bytes, one way (us)"), ("bandwidth_gbs", f"{LARGE >> 20} MiB (GB/s)"))

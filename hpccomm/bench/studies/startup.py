@@ -1,4 +1,4 @@
-"""How long the start of a program takes: Python and its imports, MPI, the world group, another group."""
+"""The time that the start of a program takes: Python and its imports, MPI, the world group, another group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Step:
 
 
 def startup(repetitions: int = 5) -> list[Step]:
-    """Measure; called before init_process_group, and best before mpi4py.MPI is imported. Every rank calls it."""
+    """Return the steps. Every rank calls it before init_process_group, best before importing mpi4py.MPI."""
     import sys
 
     steps = []
@@ -56,7 +56,7 @@ def startup(repetitions: int = 5) -> list[Step]:
 
 
 def process_age() -> float | None:
-    """Return the age of this process in seconds, where /proc knows it."""
+    """Return the age of this process in seconds; None without /proc."""
     try:
         started = int(of_process("self")[1][19]) / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
@@ -65,6 +65,6 @@ def process_age() -> float | None:
 
 
 def table(steps: list[Step]) -> str:
-    """Return the steps as text."""
+    """Return the table of the steps."""
     lines = ["init: what the start of a program takes, slowest rank", f"{'time':>10}  step", f"{'(ms)':>10}"]
     return "\n".join([*lines, *(f"{each.milliseconds:>10.3f}  {each.step}" for each in steps)])

@@ -1,9 +1,9 @@
-"""``--tune``: measure from which sizes on an operation should be done in which way; HPCCOMM_TUNING reads the result.
+"""``--tune``: measure the sizes at which an operation should change its algorithm; HPCCOMM_TUNING reads the result.
 
-Each way is a group with a table of its own; the groups take turns (`measure`). A choice between pieces of several sizes
-falls on the one with the smallest geometric mean of its medians; a threshold lies where the other way begins to win,
-and goes on to win. `thread_bytes` is not measured: what the thread is for shows in ``hpccomm bench overlap``, and
-`persistent_bytes` in ``hpccomm bench all_reduce --against persistent``.
+Each algorithm has a group with a tuning of its own; the groups take turns (`measure`). Of several sizes of pieces, the
+one with the smallest geometric mean of its medians is chosen; a threshold is where the second algorithm begins to win
+at every size. `thread_bytes` and `persistent_bytes` are not measured: see ``hpccomm bench overlap`` and
+``hpccomm bench all_reduce --against persistent``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Make = Callable[[hc.ProcessGroup, int], Callable[[], Any]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is tried; tests try less."""
+    """The sizes that are measured; tests measure fewer."""
 
     segments: Sequence[int] = (MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
     reductions: Sequence[int] = (16 * MIB, 64 * MIB)
@@ -40,7 +40,7 @@ class Sizes:
 
 
 def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tuple[Tuning, str]:
-    """Return the table for this machine and the measurements as text. Every rank calls it, and rank 0's is the one."""
+    """Return the tuning for this machine, chosen by rank 0, and the measurements as text. Every rank calls it."""
     sizes = sizes or Sizes()
     table = Tuning()
     lines: list[str] = []
@@ -76,14 +76,14 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
 
 @dataclass(frozen=True)
 class _Trial:
-    """Measures ways of doing one thing, and notes the medians."""
+    """Measurements of several algorithms; the medians are appended to `lines`."""
 
     world: hc.ProcessGroup
     plan: Plan
     lines: list[str]
 
     def medians(self, what: str, ways: Mapping[str, Tuning], sizes: Sequence[int], make: Make) -> Medians:
-        """Return the seconds that each of `ways` takes, by size and name."""
+        """Return the medians in seconds, by size and by the name in `ways`."""
         comm = self.world.comm
         assert comm is not None
         found: Medians = {}
@@ -99,19 +99,19 @@ class _Trial:
 
 
 def _fastest(medians: Medians) -> str:
-    """Return the name of the way with the smallest geometric mean."""
+    """Return the name with the smallest geometric mean."""
     names = next(iter(medians.values()))
     return min(names, key=lambda name: float(np.mean([np.log(of_size[name]) for of_size in medians.values()])))
 
 
 def _second_wins_from(medians: Medians) -> int:
-    """Return the size from which on the second way wins over the first."""
+    """Return the smallest size from which on the second algorithm wins."""
     pairs = {size: tuple(of_size.values()) for size, of_size in medians.items()}
     return threshold([(size, second < first) for size, (first, second) in pairs.items()])
 
 
 def threshold(wins: Sequence[tuple[int, bool]]) -> int:
-    """Return the smallest size from which on every size is won; NEVER if the largest is not."""
+    """Return the smallest size from which on every size is won; NEVER if the largest is lost."""
     smallest = NEVER
     for size, won in reversed(wins):
         if not won:
@@ -122,7 +122,7 @@ def threshold(wins: Sequence[tuple[int, bool]]) -> int:
 
 @contextmanager
 def _groups(ways: Mapping[str, Tuning]) -> Iterator[dict[str, hc.ProcessGroup]]:
-    """Make a group with each of the tables, and destroy them in the end."""
+    """Make a group with each tuning, and destroy the groups at the end."""
     groups: dict[str, hc.ProcessGroup] = {}
     for name, table in ways.items():
         group = hc.new_group()
