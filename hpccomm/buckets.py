@@ -30,8 +30,8 @@ class GradientBuckets:
     Parameters
     ----------
     arrays : list of numpy.ndarray or of cupy.ndarray
-        What to make room for; their values are copied. Each dtype has buckets of its own, and so does an array larger
-        than `bucket_bytes`.
+        The arrays to make room for; their values are copied. Each dtype has buckets of its own, and so does an array
+        larger than `bucket_bytes`.
     bucket_bytes : int
         The largest size of a bucket of several arrays. Default: 4 MiB.
     op : ReduceOp, str or mpi4py.MPI.Op
@@ -107,10 +107,10 @@ class GradientBuckets:
         Parameters
         ----------
         index : int
-            Which one.
+            Its index in `arrays`.
         array : numpy.ndarray, cupy.ndarray, torch.Tensor, optional
-            What has been written, to make sure that it is ``arrays[index]``: a gradient of PyTorch's is another
-            tensor after ``zero_grad(set_to_none=True)``, and what is not in the buckets is not reduced.
+            The array that was written, to be compared with ``arrays[index]``: after PyTorch's
+            ``zero_grad(set_to_none=True)`` a gradient is another tensor, outside the buckets, and would not be reduced.
 
         Raises
         ------

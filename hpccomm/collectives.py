@@ -26,11 +26,9 @@ from .core import calls
 from .core.annotations import NAMED, Array, Integer, asynchronous
 from .core.c10d_names import c10d_names, either
 from .core.non_member import Group
-from .core.reduce_op import ReduceOp, ReduceOpLike
+from .core.reduce_op import SUM, ReduceOpLike
 from .core.work import Work
 from .world import member
-
-SUM = ReduceOp.SUM
 
 
 @asynchronous
@@ -110,7 +108,6 @@ def all_reduce(
         `array` is read-only, or `op` is an unknown name.
     TypeError
         `array` is not an array, or `op` is not defined for its dtype (AVG on integers, MAX on complex).
-        The array is untouched then.
 
     Examples
     --------
@@ -142,8 +139,7 @@ def reduce(
     Parameters
     ----------
     array : array
-        The contribution; on the destination, the result. On the others it is only read, which torch.distributed does
-        not promise.
+        The contribution; on the destination, the result. On the others it is only read.
     dst, group_dst : int
         The destination: its *global* rank, or its rank in the group.
     op, group, async_op
@@ -491,8 +487,7 @@ def all_to_all_single(
     input : array
         The parts to send, in rank order, along axis 0; the same dtype and row shape as `output`.
     output_split_sizes, input_split_sizes : list or array of int, optional
-        Rows of `output` that come from, and of `input` that go to, each rank. Default (then on every
-        rank): equal parts.
+        Rows of `output` that come from, and of `input` that go to, each rank. Default (on every rank): equal parts.
     group, async_op
         As for :func:`all_reduce`.
 
@@ -533,7 +528,7 @@ def barrier(
     device_ids : list of int, optional
         For scripts written for torch.distributed, and ignored: the ranks meet on the host.
     timeout : timedelta or float (seconds), optional
-        How long to wait for the others. Every rank gives one or none does, because with a `timeout` the barrier is an
+        How long to wait for the others. Every rank gives one or none does: with a `timeout` the barrier is an
         asynchronous one, which does not match a blocking one.
 
     Returns

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 class DistError(RuntimeError):
     """Base class of every error of the communication itself.
 
-    A transport says the reason; which operation it was, the group that has called the transport fills in.
+    A transport gives the reason; the group that has called it adds the operation.
 
     Attributes
     ----------
     operation : str
-        What was called, ``"all_reduce"``; "" where it is no operation.
+        Its name, ``"all_reduce"``; "" where it is no operation.
     number : int
         Its number in its group, as `Work.sequence_number`; 0 where it has none.
     group : str
@@ -37,7 +37,7 @@ class DistError(RuntimeError):
         self.operation = operation
 
     def identify(self, operation: str, number: int, group: str) -> None:
-        """Fill in which operation of which group it was, unless that is known."""
+        """Add the operation, its number and its group, unless they are known."""
         if not self.group:
             self.operation, self.number, self.group = operation, number, group
 
@@ -52,12 +52,12 @@ class DistBackendError(DistError):
 
 
 class RankFailedError(DistBackendError):
-    """Ranks of the group have died, and the MPI library has survived it; :func:`hpccomm.shrink_group` goes on without.
+    """Ranks of the group have died, and MPI has survived it: :func:`hpccomm.shrink_group` makes a group of the others.
 
     Attributes
     ----------
     ranks : tuple of int
-        The global ranks that are known to have died; empty where it is only known that others have given the group up.
+        The global ranks that are known to have died; empty if others have given the group up and named none.
     """
 
     def __init__(self, reason: str, ranks: Sequence[int] = (), operation: str = "") -> None:

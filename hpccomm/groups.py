@@ -399,7 +399,7 @@ def child_of(
     description: str | None,
     is_duplicated: bool = False,
 ) -> ProcessGroup:
-    """Make the group of a new communicator, whose members are these ranks of its owner; destroyed with it."""
+    """Make the group of a new communicator of these ranks of `owner`, with which it is destroyed."""
     mpi_library.private(comm, owner.comm).Set_name(f"hpccomm {name}")
     if not is_duplicated:
         failures.keep_spare(comm)
@@ -448,7 +448,7 @@ def _next_name(description: str | None) -> str:
 
 
 def usable(operation: str, group: ProcessGroup) -> None:
-    """Refuse a group of which no other can be made."""
+    """Refuse a group from which no other can be made."""
     if group.is_destroyed:
         raise DistError(f"{operation}: {group.refusal}")
     if group.comm is None:

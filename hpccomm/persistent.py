@@ -15,10 +15,8 @@ import numpy as np
 from .core.annotations import Array, Integer
 from .core.non_member import Group, NothingToStart
 from .core.persistent_work import PersistentWork
-from .core.reduce_op import ReduceOp, ReduceOpLike
+from .core.reduce_op import SUM, ReduceOpLike
 from .world import member
-
-SUM = ReduceOp.SUM
 
 
 def all_reduce_init(array: Array, op: ReduceOpLike = SUM, group: Group | None = None) -> PersistentWork:

@@ -17,11 +17,9 @@ from .calls import Call
 from .door import Door
 from .members import Members
 from .persistent_work import PersistentWork
-from .reduce_op import ReduceOp, ReduceOpLike
+from .reduce_op import SUM, ReduceOpLike
 from .registry import OBJECTS
 from .work import Work
-
-SUM = ReduceOp.SUM
 
 
 class Operations(Members):

@@ -94,6 +94,7 @@ _NAMED = {
 }
 for _name, _op in _NAMED.items():
     setattr(ReduceOp, _name, _op)
+SUM = ReduceOp.SUM
 _NUMPYS = {"PROD": "PRODUCT", "MEAN": "AVG", "ADD": "SUM", "MULTIPLY": "PRODUCT", "MINIMUM": "MIN", "MAXIMUM": "MAX"}
 
 
