@@ -18,7 +18,7 @@ MAIN = threading.main_thread().ident
 class CudaWork(Work):
     """An operation on a stream; an event marks its end.
 
-    `let_go` takes the event back once it has passed; `failure` returns the error of the transport, or None.
+    `release` takes the event back once it has passed; `failure` returns the error of the transport, or None.
     """
 
     is_let_go_at_once = True  # its arrays are memory of the GPU
@@ -28,14 +28,14 @@ class CudaWork(Work):
         self,
         runtime: Runtime,
         device: int,
-        let_go: Callable[[int], None],
+        release: Callable[[int], None],
         failure: Callable[[], Exception | None],
         wait_blocks: bool,
     ) -> None:
         super().__init__()
         self._runtime = runtime
         self._device = device
-        self._let_go = let_go
+        self._release = release
         self._failure = failure
         self._wait_blocks = wait_blocks
         self._event = 0  # until its batch has been launched
@@ -76,7 +76,7 @@ class CudaWork(Work):
             self._ask(self._runtime.synchronize_event)
             self._raise_failure()
         finally:
-            self._let_go(self._event)
+            self._release(self._event)
 
     def _ask(self, function: Callable[[int], T]) -> T:
         """Return CUDA's answer for the event on the right GPU; raise its errors as DistBackendError."""
@@ -98,5 +98,5 @@ class CudaWork(Work):
     def _advance(self, step: Callable[[], bool | None], ending: WorkStatus = COMPLETED) -> bool:
         mine = super()._advance(step, ending)
         if mine and self._status is not IN_FLIGHT and self._event:  # without one its batch has failed
-            self._let_go(self._event)
+            self._release(self._event)
         return mine

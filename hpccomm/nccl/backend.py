@@ -1,15 +1,14 @@
-"""NCCLBackend: every operation on GPU arrays that NCCL has, each a few lines around one call or one group of calls.
+"""NCCLBackend: GPU arrays over NCCL, each operation one call or one group of calls.
 
-PREMUL_SUM multiplies first, by a kernel: so it works for complex factors and with every NCCL. ncclGather and
-ncclScatter want one contiguous buffer, and lists have many. A message does not connect the ranks: that takes all of
-them.
+PREMUL_SUM multiplies by a kernel, so that it works for complex factors and with every NCCL. ncclGather and ncclScatter
+are not used: they want one contiguous buffer, not a list of arrays.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -34,12 +33,12 @@ from .types import reduced
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-MOST_CALLS = 2048  # in one group (NCCL's user guide, "Group Calls"); the two ends of a batch might be cut differently
-LONGEST_DESTROY = 60.0  # seconds; a group's timeout is meant for the program's own pauses
+MOST_CALLS = 2048  # in one group (NCCL's user guide, "Group Calls"); the ends of a message might cut it differently
+LONGEST_DESTROY = 60.0  # seconds; a group's timeout allows for longer pauses of the program
 
 
 def create(options: BackendOptions, _: Any) -> NCCLBackend:
-    """Make the backend of one group; the creator that hpccomm registers as "nccl"."""
+    """Return the backend of one group; the creator registered as "nccl"."""
     return NCCLBackend(options)
 
 
@@ -66,16 +65,13 @@ class NCCLBackend(Backend):
         return self._connect().device
 
     def _connect(self, device: int | None = None) -> Connection:
-        """Make the group's communicator; `device` is the GPU of the first array. Every rank of the group calls it.
-
-        This rank's GPU is the one that the program named, else that of the array, else the ranks take turns.
-        """
+        """Connect all ranks of the group on the GPU that the program named, else on `device`, else each in its turn."""
         named = self._options.device_id
         if named is not None:
             device = None if named == "auto" else named
         time_limit = self._time_limit()
         if time_limit is not None:
-            self._meeting = self._meeting or self._mpi.Ibarrier()  # that of the last try, if that took too long
+            self._meeting = self._meeting or self._mpi.Ibarrier()  # which may be that of a call that timed out
             time_limit.wait_while(lambda: not self._meeting.Test())  # type: ignore[union-attr]
             self._meeting = None
         comm, device = connect(
@@ -91,10 +87,7 @@ class NCCLBackend(Backend):
         return self._connected(comm, device, time_limit)
 
     def _time_limit(self) -> TimeLimit | None:
-        """Return how long to wait for NCCL, where a time-out is to be an error; elsewhere it ends the job, or is left.
-
-        A communicator that does not block costs NCCL a thread for each call.
-        """
+        """Return the time limit of calls where time-outs raise; elsewhere None: it costs NCCL a thread for each call."""
         return TimeLimit(as_seconds(self._options.timeout)) if self._options.on_timeout == "raise" else None
 
     def _connected(self, comm: seam.Communicator, device: int, time_limit: TimeLimit | None) -> Connection:
@@ -115,7 +108,7 @@ class NCCLBackend(Backend):
         def made() -> seam.Communicator | None:
             key = 0 if options is None else options.rank
             comm = connection.split(-1 if options is None else color, key, time_limit)
-            if isinstance(comm, Unavailable) and options is not None and options.size == 1:  # no other has its GPU
+            if isinstance(comm, Unavailable) and options is not None and options.size == 1:  # which shares no GPU
                 with seam.on_device(self._runtime, connection.device):
                     return self._nccl.connect(1, self._nccl.unique_id(), 0, time_limit)
             return comm
@@ -128,10 +121,7 @@ class NCCLBackend(Backend):
     # -- one array -------------------------------------------------------------------------------
 
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
-        plan = self._plan(async_op, array)
-        buffer = plan.send_buffer(array) if root == self.rank else plan.recv_buffer(array)
-        plan.broadcast(buffer, buffer, root)
-        return self._end(plan, async_op, array)
+        return self.broadcast_coalesced([array], root, async_op)
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         how = reduced("all_reduce", array.dtype, op)
@@ -214,13 +204,12 @@ class NCCLBackend(Backend):
     def _exchange(self, plan: Plan, outputs: list[Any], inputs: list[Any]) -> None:
         """Send each rank its part of `inputs`, whose memory does not overlap that of `outputs`."""
         plan.copy(outputs[self.rank], inputs[self.rank])
-        # In each step everybody sends to the k-th rank after itself: so both ends of a message are in the same group
-        # of calls, also where there are several groups.
+        # In each step all ranks send the same distance, so that both ends of a message are in the same group of calls.
         for step in range(1, self.size):
-            to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
-            plan.send(inputs[to], to)
-            plan.recv(plan.recv_buffer(outputs[source]), source)
-            plan.ends_step()
+            dst, src = (self.rank + step) % self.size, (self.rank - step) % self.size
+            plan.send(inputs[dst], dst)
+            plan.recv(plan.recv_buffer(outputs[src]), src)
+            plan.end_step()
 
     # -- many arrays in one group of calls -------------------------------------------------------
 
@@ -240,9 +229,9 @@ class NCCLBackend(Backend):
         return self._end(plan, async_op, arrays)
 
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
-        everything = [output for outputs in output_lists for output in outputs]
-        plan = self._plan(async_op, *arrays, *everything)
-        sent = plan.unaliased(arrays, everything)
+        all_outputs = [*chain(*output_lists)]
+        plan = self._plan(async_op, *arrays, *all_outputs)
+        sent = plan.unaliased(arrays, all_outputs)
         for root, outputs in enumerate(output_lists):  # a broadcast of each: the sizes may differ
             for array, output in zip(sent, outputs, strict=True):
                 buffer = plan.recv_buffer(output)
@@ -297,7 +286,7 @@ class NCCLBackend(Backend):
         return cast("Connection", self._connection).batch()
 
     def _message(self, operation: str, tag: int, async_op: bool, *arrays: Any) -> Plan:
-        """Begin a message: only two ranks make the call, and connecting takes all of them."""
+        """Return a plan for a message; its two ranks alone can't connect the group."""
         if tag != 0:
             raise UnsupportedOperationError(
                 f"tag is {tag}, and NCCL has no tags: its messages from one rank to another arrive in the order of the "
@@ -314,8 +303,7 @@ class NCCLBackend(Backend):
     # -- persistent ------------------------------------------------------------------------------
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
-        planned = getattr(Planner(self), operation)(*arguments, async_op=True)
-        return planned  # type: ignore[no-any-return]
+        return getattr(Planner(self), operation)(*arguments, async_op=True)  # type: ignore[no-any-return]
 
     # -- the rest --------------------------------------------------------------------------------
 
@@ -350,10 +338,8 @@ class NCCLBackend(Backend):
         )
 
     def _plan(self, async_op: bool, *arrays: Any) -> Plan:
-        """Begin an operation on these arrays; the first one connects the ranks."""
-        connection = self._connection
-        if connection is None:
-            connection = self._connect(gpu_of(arrays[0]))
+        """Return a plan for an operation on these arrays; the first operation connects the ranks."""
+        connection = self._connection or self._connect(gpu_of(arrays[0]))
         for array in arrays:
             if gpu_of(array) != connection.device:
                 raise ValueError(
@@ -370,17 +356,17 @@ class NCCLBackend(Backend):
 
 
 class Planner(NCCLBackend):
-    """The same operations, planned to be run again and again instead of being run."""
+    """The state of `backend`, with operations that return a PersistentWork instead of being run."""
 
     def __init__(self, backend: NCCLBackend) -> None:
         self.__dict__ = backend.__dict__
 
     def _begin(self, connection: Connection, async_op: bool) -> Plan:
-        return connection.kept_plan()
+        return connection.persistent_plan()
 
     def _end(self, plan: Plan, async_op: bool, arrays: Any) -> Any:
         connection = cast("Connection", self._connection)
-        connection.keep(plan)
+        connection.prepare(plan)
         return NCCLPersistentWork(connection, plan, arrays)
 
 
@@ -398,7 +384,7 @@ def _known(operation: str, src: int | None) -> int:
 
 
 def _from(source: int, work: Work | None) -> Work | int:
-    """Return the result of a receive: its Work with the source noted, or the source without a Work."""
+    """Return the result of a receive: its Work, which gets the source, or else the source."""
     if work is None:
         return source
     work.source = source

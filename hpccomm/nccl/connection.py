@@ -1,17 +1,16 @@
-"""Connection: a group's NCCL communicator, its stream, and the order between that stream and the program's.
+"""Connection: a group's NCCL communicator, its stream, and the order of operations on that stream and the program's.
 
-1. A blocking operation goes on the program's current stream, as a kernel of the program's would: packing, NCCL's calls
-   and unpacking, with no event.
-2. An asynchronous one goes on the communicator's stream. That waits for what the current stream has been given so far;
-   the current stream waits for the operation in ``Work.wait()``.
-3. Where an operation goes on another stream than the one before it, its stream waits for that one.
+1. A blocking operation goes on the program's current stream, without an event.
+2. An asynchronous one goes on the communicator's stream, which waits for what is on the current stream so far; the
+   current stream waits for the operation in ``Work.wait()``.
+3. Where consecutive operations go on different streams, the second stream waits for the first.
 
 The host waits for nothing, once NCCL has connected the ranks.
 
-NCCL itself lets each kernel of a communicator wait for the one before, on whatever stream that was ("NCCL adds CUDA
-events to enforce that", NVIDIA/nccl#574; `deviceStream` in its src/enqueue.cc). Its user guide does not promise that,
-so rule 3 makes sure, except for what is on streams that the program has made: it is left to NCCL, because by the time
-of the next operation they may have been destroyed, and CUDA must not be asked about them.
+NCCL itself makes each kernel of a communicator wait for the one before, on whatever stream ("NCCL adds CUDA events to
+enforce that", NVIDIA/nccl#574; `deviceStream` in its src/enqueue.cc). Its user guide does not promise that, hence rule
+3. Streams that the program has made are left to NCCL: they may have been destroyed by the time of the next operation,
+and CUDA must not be asked about them.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from .plan import ISSUING, Plan, refuse_capture
 
 DEFAULT_STREAM = 0  # of whichever GPU is the current one
 LONGEST_ABORT = 5.0  # seconds
-ABANDONED: list[Any] = []  # what NCCL may still use, because it could not be aborted
+ABANDONED: list[Any] = []  # arrays that NCCL may still use, because it could not be aborted
 
 
 class Connection:
-    """The state of a group on one GPU; `comm` is a communicator of the seam."""
+    """A group's communicator on one GPU."""
 
     def __init__(
-        self, runtime: Runtime, comm: Communicator, device: int, wait_blocks: bool, time_limit: TimeLimit | None = None
+        self, runtime: Runtime, comm: Communicator, device: int, wait_blocks: bool, time_limit: TimeLimit | None
     ) -> None:
         self.runtime = runtime
         self.comm = comm
@@ -49,11 +48,11 @@ class Connection:
         self._lock = threading.Lock()
         self._is_being_destroyed = False
         self._wait_blocks = wait_blocks
-        self._last: int | None = None  # of this stream and the default one, that which had an operation last
-        self._used: int | None = None  # the stream of the last operation, which has waited for `_last`
-        self._mark = runtime.create_event(device)
+        self._last_own: int | None = None  # the stream of the last operation that was on `stream` or the default one
+        self._last: int | None = None  # the stream of the last operation, which has waited for `_last_own`
+        self._order = runtime.create_event(device)
         self._events: list[int] = []  # not in use
-        self._in_flight: dict[int, Any] = {}  # by the event that marks its end: what must be kept until then
+        self._in_flight: dict[int, Any] = {}  # plan and arrays, until the event that is the key has passed
         self._batch: list[tuple[tuple[Plan, Any], CudaWork]] | None = None
         if time_limit is not None:
             time_limit.failure = lambda: self.failure
@@ -62,69 +61,69 @@ class Connection:
     # -- operations ------------------------------------------------------------------------------
 
     def plan(self, async_op: bool) -> Plan:
-        """Begin an operation: choose its stream."""
+        """Return an empty plan, on the stream of the next operation."""
         self.raise_failure()
-        is_elsewhere = self.runtime.current_device() != self.device
-        if is_elsewhere:
+        switches_device = self.runtime.current_device() != self.device
+        if switches_device:
             with on_device(self.runtime, self.device):
                 stream = self._next_stream(async_op)
         else:
             stream = self._next_stream(async_op)
         plan = Plan(self.runtime, self.comm, self.device, stream)
-        plan.is_elsewhere = is_elsewhere
+        plan.switches_device = switches_device
         return plan
 
-    def kept_plan(self) -> Plan:
-        """Begin the plan of a persistent operation, for `start`."""
+    def persistent_plan(self) -> Plan:
+        """Return an empty plan of a persistent operation, for `start`."""
         self.raise_failure()
         plan = Plan(self.runtime, self.comm, self.device, self.stream)
-        plan.is_kept = True
+        plan.is_persistent = True
         return plan
 
-    def keep(self, plan: Plan) -> None:
-        """Make the memory of a kept plan usable on any stream: wait for its former use."""
+    def prepare(self, plan: Plan) -> None:
+        """Block the host until the temporary memory of a persistent plan may be used on any stream."""
         if plan.alive:
             with on_device(self.runtime, self.device):
                 self.runtime.synchronize_stream(plan.stream)
 
     def start(self, plan: Plan, arrays: Any) -> Work | None:
-        """Run a plan that is kept, and return its Work; while a CUDA graph is captured, put it in there."""
+        """Run a persistent plan and return its Work; None if a CUDA graph captures it."""
         self.raise_failure()
         with on_device(self.runtime, self.device):
             current = self.runtime.current_stream(self.device)
             is_captured = self.runtime.is_capturing(current)
-            stream = current if is_captured else self._behind(current, async_op=True)
+            stream = current if is_captured else self._ordered_stream(current, async_op=True)
             return self._run(plan, stream, not is_captured, arrays)
 
     def _next_stream(self, async_op: bool) -> int:
-        """Return the stream of the next operation, which has been made to wait for what comes before."""
+        """Return the stream of the next operation, after making it wait for what comes before."""
         current = self.runtime.current_stream(self.device)
         if async_op:
             refuse_capture(self.runtime, current, "an asynchronous operation")
-        return self._behind(current, async_op)
+        return self._ordered_stream(current, async_op)
 
-    def _behind(self, current: int, async_op: bool) -> int:
+    def _ordered_stream(self, current: int, async_op: bool) -> int:
         stream = self.stream if async_op else current
         if self._batch is None:
             self._follow(stream, current)
-            if self._last is not None and self._last != current and self._used != stream:
+            if self._last_own is not None and self._last_own != current and self._last != stream:
                 if stream != DEFAULT_STREAM and self.runtime.is_capturing(stream):
                     return stream  # CUDA lets no graph wait for what is outside of it; NCCL sees to the order
-                self._follow(stream, self._last)
+                self._follow(stream, self._last_own)
             if async_op or stream == DEFAULT_STREAM:
-                self._last = stream
-            self._used = stream
+                self._last_own = stream
+            self._last = stream
         return stream
 
     def _follow(self, stream: int, earlier: int) -> None:
-        """Make a stream wait for the work that an earlier one has been given so far."""
+        """Make a stream wait for what is on an earlier one so far."""
         if stream != earlier:
-            self.runtime.record(self._mark, earlier)
-            self.runtime.wait(stream, self._mark)
+            self.runtime.record(self._order, earlier)
+            self.runtime.wait(stream, self._order)
 
     def end(self, plan: Plan, async_op: bool, arrays: Any, host_waits: bool = False) -> Work | None:
-        """Do what is planned; `host_waits`, of a blocking operation: also until that is done."""
-        if plan.is_elsewhere:
+        """Run a plan; with `host_waits` block the host until a blocking operation is done."""
+        if plan.switches_device:
             with on_device(self.runtime, self.device):
                 return self._run(plan, plan.stream, async_op, arrays, host_waits)
         return self._run(plan, plan.stream, async_op, arrays, host_waits)
@@ -135,51 +134,51 @@ class Connection:
             try:
                 plan.run(stream)
             except DistTimeoutError as error:
-                self._is_stuck(error)
+                self._fail_in_call(error)
         if async_op:
-            work = CudaWork(self.runtime, self.device, self._let_go, lambda: self.ended_by, self._wait_blocks)
+            work = CudaWork(self.runtime, self.device, self._release, lambda: self.ended_by, self._wait_blocks)
             in_use = plan, arrays
             if self._batch is None:
-                self._mark_end(in_use, work)
+                self._record_end(in_use, work)
             else:
                 self._batch.append((in_use, work))
             return work
         plan.unpack(stream)
-        if host_waits or (self._wait_blocks and not plan.is_kept):  # a kept one is being captured
+        if host_waits or (self._wait_blocks and not plan.is_persistent):  # which is being captured
             self.runtime.synchronize_stream(stream)
             self.raise_failure()
         return None
 
     @contextmanager
     def _issuing(self) -> Iterator[None]:
-        """Call NCCL inside the block, where no other thread does."""
+        """Return a context in which this thread alone calls NCCL."""
         with ISSUING:
             self.raise_failure()  # the communicator is gone
             try:
                 yield
             except DistTimeoutError as error:
-                self._is_stuck(error)
+                self._fail_in_call(error)
 
-    def _is_stuck(self, error: DistTimeoutError) -> NoReturn:
-        """Give the communicator up: it is in the middle of a call, and would take no other."""
+    def _fail_in_call(self, error: DistTimeoutError) -> NoReturn:
+        """Give the communicator up, which takes no other call while it is in the middle of one."""
         self.fail(f"no end of a call: {error}")
         raise error
 
-    def _mark_end(self, in_use: tuple[Plan, Any], work: CudaWork) -> None:
+    def _record_end(self, in_use: tuple[Plan, Any], work: CudaWork) -> None:
         in_use[0].unpack(self.stream)
         event = self._events.pop() if self._events else self.runtime.create_event(self.device)
         self.runtime.record(event, self.stream)
         work.launched(event)
         self._in_flight[event] = in_use
 
-    def _let_go(self, event: int) -> None:
-        """Release the arrays in flight until an event, which may be used again; twice is once."""
+    def _release(self, event: int) -> None:
+        """Release the arrays that are in flight until `event`, and the event; calling it again does nothing."""
         if self._in_flight.pop(event, None) is not None:
             self._events.append(event)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Launch the asynchronous operations of the block as one group call of NCCL; `plan` has been called."""
+        """Launch the asynchronous operations of the block as one group call of NCCL, after one call of `plan`."""
         with self._issuing():
             self._batch = []
             self.comm.group_start()
@@ -191,7 +190,7 @@ class Connection:
                     self.comm.group_end()
                 finally:
                     for in_use, work in launched:  # nothing of NCCL was on the stream before the end of the group
-                        self._mark_end(in_use, work)
+                        self._record_end(in_use, work)
 
     def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
         """Split the communicator (ncclCommSplit); every rank of the group calls it."""
@@ -201,19 +200,19 @@ class Connection:
                 return self.comm.split(color, key, time_limit)
 
     def synchronize(self) -> None:
-        """Block the host until the current stream and this one have done everything; the GPU is the current one."""
+        """Block the host until all on the current stream and on `stream` is done; the GPU is the current one."""
         self.runtime.synchronize_stream(self._next_stream(async_op=True))
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raise the error of NCCL, if there is one; it ends everything on the stream."""
+        """Raise the error of NCCL that has ended everything on the stream, if there is one."""
         if self.failure is not None:
             raise self.failure
 
     # -- life ------------------------------------------------------------------------------------
 
     def _look(self) -> str | None:
-        """Return the text of NCCL's asynchronous error, if there is one and no thread is in the middle of a call."""
+        """Return the text of NCCL's asynchronous error, if any; None while a thread is in the middle of a call."""
         if not ISSUING.acquire(blocking=False):
             return None
         try:
@@ -222,7 +221,7 @@ class Connection:
             ISSUING.release()
 
     def fail(self, reason: str) -> None:
-        """Note the error of NCCL, and abort everything in flight, which would never complete."""
+        """Set the error of NCCL, and abort everything in flight, which would never complete."""
         with self._lock:
             self.failure = DistBackendError(
                 f"NCCL reports {reason}; the group's operations on GPU arrays have been ended, and it takes no more"
@@ -234,12 +233,12 @@ class Connection:
         self.ended_by = self.failure  # Works end with it
 
     def _has_aborted(self) -> bool:
-        """Abort the communicator, unless a thread stays inside NCCL: what that uses must not be freed."""
+        """Abort the communicator; return False if a thread stays inside NCCL, under which nothing may be freed."""
         if not ISSUING.acquire(timeout=LONGEST_ABORT):
             return False
         try:
             return within(LONGEST_ABORT, self._abort_communicator)
-        except Exception:  # of CUDA: nothing is known of what is in flight
+        except Exception:  # CUDA's: the state of what is in flight is unknown
             return False
         finally:
             ISSUING.release()
@@ -263,7 +262,7 @@ class Connection:
                 f"NCCL's communicator could not be destroyed within {timeout:g} s, and was given up. Has every rank "
                 f"destroyed the group?{here()}"
             )
-        for event in (self._mark, *self._events):
+        for event in (self._order, *self._events):
             self.runtime.destroy_event(event)
         self.runtime.destroy_stream(self.stream)
 
@@ -278,7 +277,7 @@ class Connection:
 
 
 def within(seconds: float, action: Callable[[], None]) -> bool:
-    """Run `action` in a thread; return whether it ended in time, and raise what it raised."""
+    """Run `action` in a thread; return whether it has ended in time, and raise its error."""
     errors: list[Exception] = []
 
     def run() -> None:

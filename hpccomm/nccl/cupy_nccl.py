@@ -1,8 +1,6 @@
-"""NCCL by CuPy: behind the seam of ``cuda/seam.py``, whose docstrings say what each function is for.
+"""NCCL by CuPy, behind the seam of ``cuda/seam.py``, whose docstrings describe each function.
 
-What ``cupy.cuda.nccl`` lacks is called in the same libnccl, which CuPy has loaded, by ctypes (libnccl.py).
-
-CuPy destroys a communicator that is collected, which would wait for other ranks: the last reference is never given up.
+What ``cupy.cuda.nccl`` lacks is called by ctypes (libnccl.py), in the same libnccl.
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ class NCCL:
     """CuPy's functions, and those of libnccl."""
 
     def __init__(self) -> None:
-        # Operations of several groups may be in flight at once, on streams of their own; with this NCCL (2.26 and
-        # newer) launches them in the order of the calls, without which they might wait for each other for ever.
+        # Operations of several groups may be in flight at once, on streams of their own. With this, NCCL 2.26 and newer
+        # launches them in the order of the calls; otherwise they might wait for each other for ever.
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
-        nccl.get_version()  # the library may be loaded by the first call only
-        # Symbols are looked up in what CuPy's module is linked to, also where another libnccl has been loaded.
+        nccl.get_version()  # the first call may be what loads the library
+        # Symbols come from what CuPy's module is linked to, also where another libnccl has been loaded.
         self.library = libnccl.Library(ctypes.CDLL(linked.__file__))
         self.has_all_to_all = "ncclAlltoAll" in self.library
 
@@ -51,19 +49,16 @@ class NCCL:
 
     def explain(self, error: Exception) -> str | None:
         code = result_code(error)
-        if code is None:
-            return None
-        last = self.library.last_error()
-        return f"{RESULTS.get(code, 'ncclResult_t')} ({code}){': ' if last else ''}{last}"
+        return None if code is None else self.library.explain(code)
 
 
 class Communicator(libnccl.Communicator):
-    """A communicator that blocks, whose operations are CuPy's own, so that the seam costs nothing."""
+    """A communicator that blocks; its operations are CuPy's own methods, so that the seam costs nothing."""
 
     def __init__(self, library: libnccl.Library, comm: Any) -> None:
         super().__init__(library, ctypes.c_void_p(comm.comm), time_limit=None)
-        # CuPy destroys a communicator that is dropped, which would wait for the other ranks in a finaliser. One
-        # reference is never given back; destroy() and abort() free what belongs to NCCL.
+        # CuPy destroys a communicator that is collected, and would wait there for the other ranks. So one reference is
+        # never given back; destroy() and abort() free what belongs to NCCL.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))
         self.all_reduce = comm.allReduce
         self.reduce = comm.reduce
@@ -77,7 +72,7 @@ class Communicator(libnccl.Communicator):
 
 
 def result_code(error: Exception) -> int | None:
-    """Return NCCL's result code if `error` is NCCL's."""
+    """Return the result code of an error of NCCL; None for another error."""
     if isinstance(error, NCCLError):
         return error.code
     if isinstance(error, nccl.NcclError):

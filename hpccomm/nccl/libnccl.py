@@ -1,8 +1,8 @@
-"""libnccl by ctypes: what CuPy's bindings do not have, above all communicators that do not block.
+"""libnccl by ctypes, for what CuPy's bindings lack: above all communicators that do not block.
 
-CuPy makes blocking communicators, whose calls cost a tenth of ctypes'. Of one that does not block every call may return
-ncclInProgress: NCCL is at it in a thread of its own, one for each call since 2.23 (ncclGroupEndInternal in its
-src/group.cc), and is asked until it is done.
+CuPy's communicators block; their calls cost a tenth of ctypes'. A call of one that does not block may return
+ncclInProgress: NCCL goes on in a thread, one for each call since 2.23 (ncclGroupEndInternal in its src/group.cc), and
+is asked until it is done.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """ncclConfig_t as of NCCL 2.18; a newer NCCL takes its own defaults for what has come since."""
+    """ncclConfig_t as of NCCL 2.18; a newer NCCL takes its defaults for later fields."""
 
     _fields_ = (
         ("size", c_size_t),
@@ -82,7 +82,7 @@ FUNCTIONS = {
 
 
 class NCCLError(Exception):
-    """A function of libnccl has returned an error."""
+    """An error that a function of libnccl has returned."""
 
     def __init__(self, code: int) -> None:
         super().__init__(RESULTS.get(code, f"ncclResult_t {code}"))
@@ -96,7 +96,7 @@ class Library:
         self._functions: dict[str, Callable[..., int]] = {}
         for name, types in FUNCTIONS.items():
             if hasattr(library, name):
-                function = library[name]  # our own, whose types nobody else sets
+                function = library[name]  # a new object, whose types nobody else sets
                 function.argtypes, function.restype = types, c_int
                 self._functions[name] = function
         self._last_error = library["ncclGetLastError"]
@@ -106,7 +106,7 @@ class Library:
         return name in self._functions
 
     def __getitem__(self, name: str) -> Callable[..., int]:
-        """Return a function of NCCL's; DistBackendError if this version does not have it."""
+        """Return a function of NCCL; raise DistBackendError if this version lacks it."""
         if name not in self._functions:
             raise DistBackendError(f"this version of NCCL does not have {name}; install a newer one{here()}")
         return self._functions[name]
@@ -115,12 +115,16 @@ class Library:
         """Return the text of the last error in this process (the function's argument is unused)."""
         return (self._last_error(None) or b"").decode(errors="replace").strip()
 
+    def explain(self, code: int) -> str:
+        """Return the name of a result code, and the text of the last error."""
+        last = self.last_error()
+        return f"{RESULTS.get(code, 'ncclResult_t')} ({code}){': ' if last else ''}{last}"
+
     def connect(self, size: int, unique_id: bytes, rank: int, time_limit: TimeLimit) -> Communicator:
-        """Make a communicator that does not block."""
-        comm = COMM()
-        made = UniqueId()
-        ctypes.memmove(ctypes.byref(made), unique_id, UNIQUE_ID_BYTES)
-        code = self["ncclCommInitRankConfig"](comm, size, made, rank, Config(blocking=False))
+        """Return a communicator that does not block."""
+        comm, own_id = COMM(), UniqueId()
+        ctypes.memmove(ctypes.byref(own_id), unique_id, UNIQUE_ID_BYTES)
+        code = self["ncclCommInitRankConfig"](comm, size, own_id, rank, Config(blocking=False))
         connected = Communicator(self, comm, time_limit)
         try:
             connected.finish(code)
@@ -132,7 +136,7 @@ class Library:
 
 
 class Communicator:
-    """An ncclComm_t whose calls wait with `time_limit` where they are in progress; without one it blocks."""
+    """An ncclComm_t that does not block, so that its calls wait here for `time_limit`; without one it blocks."""
 
     def __init__(self, library: Library, comm: c_void_p, time_limit: TimeLimit | None) -> None:
         self._library = library
@@ -146,18 +150,18 @@ class Communicator:
         self.all_to_all = partial(self._operate, "ncclAlltoAll")
         self.send = partial(self._operate, "ncclSend")
         self.recv = partial(self._operate, "ncclRecv")
-        self.group_start = partial(self._operate_group, "ncclGroupStart")
-        self.group_end = partial(self._operate_group, "ncclGroupEnd")
+        self.group_start = partial(self._group, "ncclGroupStart")
+        self.group_end = partial(self._group, "ncclGroupEnd")
 
     def _operate(self, function: str, *arguments: int) -> None:
         *others, stream = arguments
         self.finish(self._library[function](*others, self._comm, stream))
 
-    def _operate_group(self, function: str) -> None:
+    def _group(self, function: str) -> None:
         self.finish(self._library[function]())
 
     def finish(self, code: int) -> None:
-        """Return when NCCL is done with the call that has returned `code`, and raise its error."""
+        """Wait for the end of the call that has returned `code`; raise its error."""
         if code == IN_PROGRESS and self._time_limit is not None:
             self._time_limit.wait_while(lambda: self._state() == IN_PROGRESS)
             code = self._state()
@@ -175,18 +179,11 @@ class Communicator:
 
     def async_error(self) -> str | None:
         state = self._state()
-        if state in (SUCCESS, IN_PROGRESS):
-            return None
-        last = self._library.last_error()
-        return f"{RESULTS.get(state, 'ncclResult_t')} ({state}){': ' if last else ''}{last}"
+        return None if state in (SUCCESS, IN_PROGRESS) else self._library.explain(state)
 
     def abort(self) -> None:
         self._library["ncclCommAbort"](self._comm)
 
-    def finalize(self) -> None:
-        """Wait for what is in flight on every rank (ncclCommFinalize)."""
-        self.finish(self._library["ncclCommFinalize"](self._comm))
-
     def destroy(self) -> None:
-        self.finalize()
+        self.finish(self._library["ncclCommFinalize"](self._comm))  # waits for what is in flight on every rank
         self.finish(self._library["ncclCommDestroy"](self._comm))

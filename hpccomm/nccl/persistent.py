@@ -13,7 +13,7 @@ from .plan import Plan
 
 
 class NCCLPersistentWork(PersistentWork):
-    """A plan and its arrays; each start that is not captured is a Work of its own."""
+    """A plan and its arrays; each start is a Work of its own, unless a CUDA graph captures it."""
 
     def __init__(self, connection: Connection, plan: Plan, arrays: Any) -> None:
         self._connection = connection
@@ -27,7 +27,7 @@ class NCCLPersistentWork(PersistentWork):
         return self._work
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Make the current stream wait for the operation, not the host; with a `timeout`, the host."""
+        """Make the current stream wait for the operation; with a `timeout`, block the host."""
         if self._work is None or not self.is_active:
             return super().wait(timeout)
         try:
@@ -46,7 +46,7 @@ class NCCLPersistentWork(PersistentWork):
         return self._work.wait()  # which raises what went wrong
 
     def block(self) -> None:
-        """Return at once: only where the start was captured does `wait` come here."""
+        """Return at once: `wait` comes here only where the start was captured."""
 
     def release(self) -> None:
         self._plan = self._arrays = None  # what is in flight keeps them

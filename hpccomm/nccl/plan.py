@@ -1,9 +1,6 @@
-"""Plan: what one operation does on a stream, to be run once, or again and again.
+"""Plan: the calls of one operation on a stream, to be made once, or again and again.
 
-That is, in this order: packing; NCCL's calls, those of one operation as one group; unpacking. Making a plan puts
-nothing on a stream.
-
-In a capture no stream waits for what is outside of it: CUDA refuses that.
+They are, in this order: packing; NCCL's calls, as one group; unpacking. Making a plan puts nothing on a stream.
 """
 
 from __future__ import annotations
@@ -21,25 +18,25 @@ CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls")
 # NCCL allows no two threads at once to issue operations of communicators on one GPU (its user guide, "Thread Safety").
 ISSUING = threading.RLock()
 
-Step = tuple[Callable[..., None], tuple[Any, ...]]  # a function whose last argument is the stream, and the others
+Call = tuple[Callable[..., None], tuple[Any, ...]]  # a function whose last argument is the stream, and the others
 
 
 class Plan(Packing):
-    """The steps of one operation of a communicator; its temporary memory may be used again by what follows on `stream`.
+    """The calls of one operation of a communicator; what follows on `stream` may use its temporary memory again.
 
-    A plan that `is_kept` keeps that memory, so that a CUDA graph may replay its steps.
+    A plan that `is_persistent` keeps that memory, so that a CUDA graph may replay its calls.
     """
 
-    __slots__ = ("_calls", "_comm", "_cuts", "_packing", "is_elsewhere", "is_kept")
+    __slots__ = ("_calls", "_comm", "_packing", "_step_ends", "is_persistent", "switches_device")
 
     def __init__(self, runtime: Runtime, comm: Communicator, device: int, stream: int) -> None:
         super().__init__(runtime, device, stream)
-        self.is_elsewhere = False  # whether `device` is not the current one
-        self.is_kept = False
+        self.switches_device = False  # whether `device` is not the current one
+        self.is_persistent = False
         self._comm = comm
-        self._packing: list[Step] = []
-        self._calls: list[Step] = []
-        self._cuts: list[int] = []  # where steps end, if it matters
+        self._packing: list[Call] = []
+        self._calls: list[Call] = []
+        self._step_ends: list[int] = []
 
     def run(self, stream: int) -> None:
         """Put all but the unpacking on the stream; the GPU is the current one, and no other thread calls NCCL."""
@@ -49,9 +46,9 @@ class Plan(Packing):
             function, arguments = self._calls[0]
             function(*arguments, stream)
         else:
-            self._make_calls(stream)
+            self._run_groups(stream)
 
-    # -- what is planned -------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------
 
     def broadcast(self, sent: Any, buffer: Any, root: int) -> None:
         """Copy `sent` of the root into `buffer` of every rank."""
@@ -73,7 +70,7 @@ class Plan(Packing):
         self._call(count, self._comm.reduce_scatter, sent.data.ptr, buffer.data.ptr, count, how.datatype, how.op)
 
     def all_gather(self, sent: Any, buffer: Any) -> None:
-        """Copy `sent` of every rank, one after the other, into `buffer` of every rank."""
+        """Copy `sent` of every rank, in rank order, into `buffer` of every rank."""
         self._call(sent.size, self._comm.all_gather, sent.data.ptr, buffer.data.ptr, *_moved(sent))
 
     def all_to_all(self, sent: Any, buffer: Any, ranks: int) -> None:
@@ -82,27 +79,27 @@ class Plan(Packing):
         self._call(count, self._comm.all_to_all, sent.data.ptr, buffer.data.ptr, count // ranks, datatype)
 
     def send(self, sent: Any, peer: int) -> None:
-        """Send an array; an empty one needs no message."""
+        """Send an array to a rank, unless it is empty."""
         self._call(sent.size, self._comm.send, sent.data.ptr, *_moved(sent), peer)
 
     def recv(self, buffer: Any, peer: int) -> None:
-        """Receive an array; an empty one needs no message."""
+        """Receive an array from a rank, unless it is empty."""
         self._call(buffer.size, self._comm.recv, buffer.data.ptr, *_moved(buffer), peer)
 
     def do(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call this function, whose last argument is the stream, in place of NCCL."""
+        """Add a call that is not NCCL's, of a function whose last argument is the stream."""
         self._calls.append((function, arguments))
 
-    def ends_step(self) -> None:
-        """Mark the end of a step, which no group of NCCL's may cut: both ends would wait."""
-        self._cuts.append(len(self._calls))
+    def end_step(self) -> None:
+        """Mark the end of a step, all of whose calls have to be in one group: otherwise both ends would wait."""
+        self._step_ends.append(len(self._calls))
 
     def _do(self, function: Callable[..., None], *arguments: Any) -> None:
         self._packing.append((function, arguments))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return temporary memory, which a CUDA graph would use again when it has been freed."""
-        if not self.is_kept:
+        """Return temporary memory; refuse it in a capture, where the graph would use it after it has been freed."""
+        if not self.is_persistent:
             refuse_capture(self._runtime, self.stream, "an operation that needs temporary memory")
         return super().empty(shape, dtype)
 
@@ -110,11 +107,12 @@ class Plan(Packing):
         if size:
             self._calls.append((function, arguments))
 
-    def _make_calls(self, stream: int) -> None:
-        """Make the calls as one group of NCCL's, very many as several groups."""
+    def _run_groups(self, stream: int) -> None:
+        """Make NCCL's calls as one group, very many as several groups of whole steps."""
         start = 0
         while start < len(self._calls):
-            end = self._end_of_group(start)
+            end = start + CALLS_PER_GROUP
+            end = max((step for step in self._step_ends if start < step <= end), default=end)
             self._comm.group_start()
             try:
                 for function, arguments in self._calls[start:end]:
@@ -123,14 +121,9 @@ class Plan(Packing):
                 self._comm.group_end()
             start = end
 
-    def _end_of_group(self, start: int) -> int:
-        """Return the end of a group that begins at `start`: behind as many whole steps as fit."""
-        fits = [cut for cut in self._cuts if start < cut <= start + CALLS_PER_GROUP]
-        return fits[-1] if fits else min(start + CALLS_PER_GROUP, len(self._calls))
-
 
 def refuse_capture(runtime: Runtime, stream: int, what: str) -> None:
-    """Raise where a CUDA graph is captured: what is put on the stream would be replayed without its host's part."""
+    """Raise DistBackendError if a CUDA graph is being captured: a replay would lack the host's part of `what`."""
     if runtime.is_capturing(stream):
         raise DistBackendError(
             f"{what} can't be replayed by a CUDA graph, and the current stream is being captured; capture blocking "
@@ -140,6 +133,6 @@ def refuse_capture(runtime: Runtime, stream: int, what: str) -> None:
 
 
 def _moved(array: Any) -> tuple[int, int]:
-    """Return the number of an array's elements and their datatype, as NCCL counts them."""
+    """Return NCCL's count and datatype of an array."""
     datatype, width = moved(array.dtype)
     return array.size * width, datatype

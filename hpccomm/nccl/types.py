@@ -1,4 +1,4 @@
-"""One table for the dtypes and one for the reductions: what NumPy calls them, and nccl.h's numbers."""
+"""Tables of nccl.h's numbers for NumPy's dtypes and for reductions."""
 
 from __future__ import annotations
 
@@ -9,49 +9,29 @@ import numpy as np
 from ..core.reduce_op import ReduceOp
 from ..errors import UnsupportedOperationError, here
 
-INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 = range(10)
+# nccl.h's ncclDataType_t, which has NumPy's names in this order
+NAMES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
+NUMBERS = {np.dtype(name): number for number, name in enumerate(NAMES)}
+UINT8, FLOAT32, FLOAT64, BFLOAT16 = 1, 7, 8, 9
 SUM, PROD, MAX, MIN, AVG = range(5)
 
-# What NCCL reduces: its type, and how many of its elements one of NumPy's is.
-_REDUCED: dict[Any, tuple[int, int]] = {
-    np.dtype(name): row
-    for name, row in {
-        "bool": (UINT8, 1),
-        "int8": (INT8, 1),
-        "uint8": (UINT8, 1),
-        "int32": (INT32, 1),
-        "uint32": (UINT32, 1),
-        "int64": (INT64, 1),
-        "uint64": (UINT64, 1),
-        "float16": (FLOAT16, 1),
-        "float32": (FLOAT32, 1),
-        "float64": (FLOAT64, 1),
-        "complex64": (FLOAT32, 2),  # its two parts are summed apart
-        "complex128": (FLOAT64, 2),
-    }.items()
+# The datatype in which NCCL reduces a dtype, and how many of its elements are one of the dtype's.
+_REDUCED: dict[Any, tuple[int, int]] = {dtype: (number, 1) for dtype, number in NUMBERS.items()} | {
+    np.dtype("bool"): (UINT8, 1),
+    np.dtype("complex64"): (FLOAT32, 2),  # real and imaginary parts are summed one by one
+    np.dtype("complex128"): (FLOAT64, 2),
 }
 
-_OPS = {
-    ReduceOp.SUM: SUM,
-    ReduceOp.PRODUCT: PROD,
-    ReduceOp.MIN: MIN,
-    ReduceOp.MAX: MAX,
-    ReduceOp.AVG: AVG,
-}
+_OPS = {ReduceOp.SUM: SUM, ReduceOp.PRODUCT: PROD, ReduceOp.MIN: MIN, ReduceOp.MAX: MAX, ReduceOp.AVG: AVG}
 
 # On bytes of 0 and 1, so that the sum of 256 is not 0.
-_BOOL_OPS = {
-    ReduceOp.SUM: MAX,
-    ReduceOp.PRODUCT: MIN,
-    ReduceOp.MIN: MIN,
-    ReduceOp.MAX: MAX,
-    ReduceOp.BAND: MIN,
-    ReduceOp.BOR: MAX,
-}
+_BOOL_OPS = {ReduceOp.MIN: MIN, ReduceOp.PRODUCT: MIN, ReduceOp.BAND: MIN} | {
+    ReduceOp.MAX: MAX, ReduceOp.SUM: MAX, ReduceOp.BOR: MAX,
+}  # fmt: skip
 
 
 class Reduction(NamedTuple):
-    """How NCCL reduces an array: NCCL's type, how many of its elements make one of the array's, NCCL's operation."""
+    """NCCL's datatype of a reduction, the number of its elements in one of the array's, and NCCL's operation."""
 
     datatype: int
     width: int
@@ -63,7 +43,7 @@ _reductions: dict[tuple[Any, ReduceOp], Reduction] = {}  # NumPy takes microseco
 
 
 def moved(dtype: Any) -> tuple[int, int]:
-    """Return the NCCL type in which arrays of `dtype` travel, and how many NCCL elements make one of theirs."""
+    """Return the NCCL datatype that moves arrays of `dtype`, and the number of its elements in one of theirs."""
     row = _moved.get(dtype)
     if row is None:
         row = _moved[dtype] = _reduced_type(dtype) or (UINT8, dtype.itemsize)
@@ -76,9 +56,9 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
     Raises
     ------
     TypeError
-        NCCL has no such type.
+        NCCL can't reduce the dtype.
     UnsupportedOperationError
-        It has no such operation.
+        NCCL has no such reduction for it.
     """
     known = _reductions.get((dtype, op))
     if known is not None:
@@ -89,12 +69,10 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
             f"{operation}: NCCL moves {dtype} arrays, but can't reduce them; convert to int32 or a floating-point "
             f"dtype, or let MPI reduce them: init_process_group('cpu:mpi,cuda:mpi'){here()}"
         )
-    if dtype.kind == "b":
-        nccl_op = _BOOL_OPS.get(op)
-    elif op.factor is not None:
-        nccl_op = SUM  # of arrays that have been multiplied
+    if op.factor is not None:
+        nccl_op: int | None = SUM  # of arrays that have been multiplied
     else:
-        nccl_op = _OPS.get(op)
+        nccl_op = (_BOOL_OPS if dtype.kind == "b" else _OPS).get(op)
     if nccl_op is None or (dtype.kind == "c" and nccl_op not in (SUM, AVG)):
         raise UnsupportedOperationError(
             f"NCCL has no {op!r} for {dtype} arrays; MPI has: init_process_group('cpu:mpi,cuda:mpi'){here()}", operation

@@ -64,7 +64,7 @@ def test_both_halves_of_a_step_are_in_one_group(nccl: Groups, empty: tuple[int, 
     for step in range(8):
         begin.send(message(0 if step in empty else 1), step)
         begin.recv(message(1), step)
-        begin.ends_step()
+        begin.end_step()
     begin.run(0)
     calls = [call for group in nccl.groups for call in group]
     sends = [("send", step) for step in range(8) if step not in empty]
