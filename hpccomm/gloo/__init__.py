@@ -7,7 +7,7 @@ import importlib.util
 
 
 def needs() -> None:
-    """Raise ImportError where there is no PyTorch with gloo: before anything of this package is imported."""
+    """Raise ImportError unless there is a PyTorch with gloo."""
     if importlib.util.find_spec("torch") is None:
         raise ImportError("gloo is a part of PyTorch, which is not installed: pip install 'hpccomm[gloo]'")
     dist = importlib.import_module("torch.distributed")

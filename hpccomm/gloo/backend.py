@@ -1,18 +1,17 @@
-"""GlooBackend: host arrays over the ProcessGroupGloo of PyTorch, on tensors that share the arrays' memory.
+"""GlooBackend: host arrays over the ProcessGroupGloo of PyTorch, as tensors that share the arrays' memory.
 
-Every operation is asynchronous here, and the group waits for those that are not. What is only moved goes as bytes. An
-array that is not contiguous is packed before, and unpacked after.
+Every operation is asynchronous here; the group waits for the blocking ones. Arrays that are not reduced go as bytes.
+An array that is not contiguous is packed before, and unpacked after.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 from operator import setitem
 from typing import Any
 
@@ -21,23 +20,22 @@ from torch._C import _distributed_c10d as c10d
 
 from ..core.backend import Backend
 from ..core.options import BackendOptions
-from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
 from ..core.work import CompletedWork, Work
 from ..errors import UnsupportedOperationError, here
-from .reductions import as_bytes, contribution, delivery, room
+from .reductions import as_bytes, recv_tensor, send_tensor, unpacking
 from .works import WAITING, GlooWork, MessageWork, ReceiveWork, as_dist_error
 
 ProcessGroupGloo: Any = c10d.ProcessGroupGloo
 TorchStore: Any = c10d.Store
 
 GATHER, SCATTER, LAST = 2**31 - 1, 2**31 - 2, 2**31 - 3  # tags that no MPI lets a program use
-LONGEST_END = 5.0  # seconds that messages have to end
+LONGEST_END = 5.0  # seconds that `leave` waits for messages
 NEVER = timedelta(days=3650)
 
 
 def create(options: BackendOptions, _: Any) -> Backend:
-    """Make the backend of one group; every rank of it calls this, and is connected with all others."""
+    """Return the backend of one group, connected with all its ranks; each of them calls this."""
     return GlooBackend(options)
 
 
@@ -48,7 +46,7 @@ class GlooBackend(Backend):
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options.rank, options.size)
-        # The time-out of gloo breaks its connections; where a program can't go on anyway the watchdog knows more.
+        # A time-out of gloo's breaks its connections; where it would end the job, the watchdog's says more.
         timeout = options.timeout if options.on_timeout == "raise" else NEVER
         self._store = GroupStore(options.store)
         one_node = len(set(options.nodes)) == 1
@@ -70,15 +68,15 @@ class GlooBackend(Backend):
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work:
         opts = c10d.AllreduceOptions()
-        memory, tensor, opts.reduceOp = contribution("all_reduce", array, op)
-        return GlooWork([self._gloo.allreduce([tensor], opts)], delivery(array, memory, op, self.size), memory)
+        memory, tensor, opts.reduceOp = send_tensor("all_reduce", array, op)
+        return GlooWork([self._gloo.allreduce([tensor], opts)], unpacking(array, memory, op, self.size), memory)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work:
         opts = c10d.ReduceOptions()
         opts.rootRank = root
-        is_root = self.rank == root  # elsewhere gloo writes partial results
-        memory, tensor, opts.reduceOp = contribution("reduce", array, op, copied=not is_root)
-        finish = delivery(array, memory, op, self.size) if is_root else None
+        is_root = self.rank == root  # gloo writes partial results elsewhere
+        memory, tensor, opts.reduceOp = send_tensor("reduce", array, op, copied=not is_root)
+        finish = unpacking(array, memory, op, self.size) if is_root else None
         return GlooWork([self._gloo.reduce([tensor], opts)], finish, memory)
 
     # -- one array from or to each rank ----------------------------------------------------------
@@ -107,7 +105,8 @@ class GlooBackend(Backend):
             return self.send(array, root, GATHER, async_op)
         own = outputs[root]
         own[...] = unaliased(array, own).reshape(own.shape)  # NumPy's copy is wrong between overlapping strides
-        return self._received_from_all(outputs, GATHER)
+        others = [(rank, output) for rank, output in enumerate(outputs) if rank != root]
+        return together([self._received(output, rank, GATHER, MessageWork) for rank, output in others], MessageWork)
 
     def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work:
         if inputs is None:
@@ -120,38 +119,35 @@ class GlooBackend(Backend):
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work:
         # the parts may be of different sizes, which gloo has in an all_reduce only
         opts = c10d.AllreduceOptions()
-        flat, tensor, opts.reduceOp = contribution("reduce_scatter", np.concatenate(inputs, axis=None), op)
+        flat, tensor, opts.reduceOp = send_tensor("reduce_scatter", np.concatenate(inputs, axis=None), op)
         start = sum(array.size for array in inputs[: self.rank])
         part = flat[start : start + output.size]
-        return GlooWork([self._gloo.allreduce([tensor], opts)], delivery(output, part, op, self.size), flat)
+        return GlooWork([self._gloo.allreduce([tensor], opts)], unpacking(output, part, op, self.size), flat)
 
     def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work:
         opts = c10d.ReduceScatterOptions()
         shares = np.may_share_memory(output, array)
-        sent, tensor, opts.reduceOp = contribution("reduce_scatter_single", array, op, copied=shares)
-        buffer, room_tensor = room("reduce_scatter_single", output, op)
-        work = self._gloo._reduce_scatter_base(room_tensor, tensor, opts)
-        return GlooWork([work], delivery(output, buffer, op, self.size), (sent, buffer))
+        sent, tensor, opts.reduceOp = send_tensor("reduce_scatter_single", array, op, copied=shares)
+        buffer, output_tensor = recv_tensor("reduce_scatter_single", output, op)
+        work = self._gloo._reduce_scatter_base(output_tensor, tensor, opts)
+        return GlooWork([work], unpacking(output, buffer, op, self.size), (sent, buffer))
 
     def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work:
         sent = np.concatenate([in_bytes(array) for array in inputs])
-        sizes = [output.nbytes for output in outputs]
+        sizes, sent_sizes = ([each.nbytes for each in arrays] for arrays in (outputs, inputs))
         received = np.empty(sum(sizes), np.uint8)
-        parts = np.split(received, np.cumsum(sizes)[:-1])
-        return self._exchanged(
-            received, sent, sizes, [array.nbytes for array in inputs], partial(unpack_each, parts, outputs)
-        )
+        buffers = np.split(received, np.cumsum(sizes)[:-1])
+        return self._exchanged(received, sent, sizes, sent_sizes, partial(unpack_each, buffers, outputs))
 
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work:
         buffer, finish = recv_buffer(output)
         sent = unaliased(array, buffer)
-        if output_counts is None or input_counts is None:
-            return self._exchanged(buffer, sent, [], [], finish)
-        width = array.itemsize
-        received, given = [count * width for count in output_counts], [count * width for count in input_counts]
-        return self._exchanged(buffer, sent, received, given, finish)
+        sizes, sent_sizes = (
+            [count * array.itemsize for count in counts or ()] for counts in (output_counts, input_counts)
+        )
+        return self._exchanged(buffer, sent, sizes, sent_sizes, finish)
 
     def _exchanged(
         self, received: Any, sent: Any, sizes: list[int], sent_sizes: list[int], finish: Callable[[], None] | None
@@ -160,27 +156,10 @@ class GlooBackend(Backend):
         work = self._gloo.alltoall_base(as_bytes(received), as_bytes(sent), sizes, sent_sizes, opts)
         return GlooWork([work], finish, (sent, received))
 
-    # -- many arrays: one operation for each, in flight together -----------------------------------
-
-    def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work:
-        return together([self.all_reduce(array, op, True) for array in arrays])
-
-    def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work:
-        return together([self.broadcast(array, root, True) for array in arrays])
-
-    def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work:
-        columns, sent = zip(*output_lists, strict=True), all_unaliased(arrays, [*chain(*output_lists)])
-        return together([self.all_gather(list(outputs), array, True) for outputs, array in zip(columns, sent)])
-
-    def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work:
-        sent = all_unaliased(arrays, outputs)
-        return together([self.all_gather_single(output, array, True) for output, array in zip(outputs, sent)])
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
-    ) -> Work:
-        sent = all_unaliased(arrays, outputs)
-        return together([self.reduce_scatter_single(output, array, op, True) for output, array in zip(outputs, sent)])
+    def _each(self, operation: str, columns: Iterable[tuple[Any, ...]], *arguments: Any) -> Work:
+        """Start the plain operation for the arrays of each of `columns`, all in flight together."""
+        plain = getattr(self, operation.removesuffix("_coalesced"))
+        return together([plain(*arrays, *arguments) for arrays in columns])
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -215,12 +194,6 @@ class GlooBackend(Backend):
         work = self._gloo.recv_anysource(tensors, tag) if src is None else self._gloo.recv(tensors, src, tag)
         return kind([work], finish, buffer)
 
-    def _received_from_all(self, outputs: list[Any], tag: int) -> Work:
-        works = [
-            self._received(array, rank, tag, MessageWork) for rank, array in enumerate(outputs) if rank != self.rank
-        ]
-        return together(works, MessageWork)
-
     def _is_another(self, operation: str, rank: int | None) -> None:
         if rank == self.rank:
             raise UnsupportedOperationError(
@@ -239,11 +212,11 @@ class GlooBackend(Backend):
         del self._gloo, self._store
 
     def leave(self) -> None:
-        """End the threads that wait for messages: one that comes back when Python is gone aborts the process."""
+        """End the threads that wait for messages: one that returns after Python's end aborts the process."""
         if not WAITING:
             return
         other = (self.rank + 1) % self.size
-        with suppress(RuntimeError):  # a time-out ends all that gloo has in flight
+        with suppress(RuntimeError):  # its time-out ends all that gloo has in flight
             self._gloo.recv([as_bytes(np.empty(1, np.uint8))], other, LAST).wait(timedelta(milliseconds=1))
         deadline = time.monotonic() + LONGEST_END
         for thread in list(WAITING):
@@ -254,7 +227,7 @@ class GlooBackend(Backend):
 
 
 class GroupStore(TorchStore):
-    """The group's store, as c10d wants to see one: the ranks find each other there."""
+    """The group's store as one of c10d's, where gloo's ranks find each other."""
 
     def __init__(self, store: Any) -> None:
         super().__init__()
@@ -281,7 +254,7 @@ class GroupStore(TorchStore):
 def _connected(store: GroupStore, rank: int, size: int, timeout: timedelta, one_node: bool) -> Any:
     if not one_node or "GLOO_SOCKET_IFNAME" in os.environ:
         return ProcessGroupGloo(store, rank, size, timeout)
-    # the name of a host need not stand for an address at which it hears itself
+    # a host need not be reachable by its own name
     opts = ProcessGroupGloo._Options()
     opts._timeout = timeout
     opts._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
@@ -289,7 +262,7 @@ def _connected(store: GroupStore, rank: int, size: int, timeout: timedelta, one_
 
 
 def together(works: list[Any], kind: type[GlooWork] = GlooWork) -> Work:
-    """Make one Work of several."""
+    """Return one Work for several."""
     steps = [work._finish for work in works if work._finish is not None]
 
     def finish() -> None:
@@ -305,13 +278,13 @@ def send_buffer(array: Any) -> Any:
 
 
 def unaliased(array: Any, *outputs: Any) -> Any:
-    """Return contiguous memory with the values of `array`, none of which is written as an output."""
+    """Return contiguous memory with the values of `array`, outside that of `outputs`."""
     shared = any(np.may_share_memory(array, output) for output in outputs)
     return array.copy(order="C") if shared else send_buffer(array)
 
 
 def recv_buffer(array: Any) -> tuple[Any, Callable[[], None] | None]:
-    """Return contiguous memory that gloo may write, and the function that copies it to `array`, if it is another."""
+    """Return contiguous memory for gloo to write, and the function that copies it to `array`, or None."""
     if array.flags.carray:
         return array, None
     buffer = np.empty(array.shape, array.dtype)
@@ -319,7 +292,7 @@ def recv_buffer(array: Any) -> tuple[Any, Callable[[], None] | None]:
 
 
 def in_bytes(array: Any) -> Any:
-    """Return the bytes of an array; a copy where it is not contiguous."""
+    """Return the bytes of an array, a copy if it is not contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""What a reduction needs around gloo's: the dtypes and reductions that it lacks, made of those that it has."""
+"""Preparation and completion of gloo's reductions: dtypes and reductions that it lacks, made of those that it has."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..errors import UnsupportedOperationError, here
 
 OPS: Any = torch.distributed.ReduceOp
 
-# The dtypes that gloo reduces, which have bfloat16 too; and wider ones for others, in which every result fits or wraps.
+# The dtypes that gloo reduces, beside bfloat16; and wider ones for others, in which every result fits or wraps.
 OWN = {np.dtype(code) for code in ("f2", "f4", "f8", "i1", "u1", "i4", "i8")}
 WIDER: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(code): np.dtype(wide) for code, wide in (("i2", "i4"), ("u2", "i4"), ("u4", "i8"))
 }
-# Those of which the sums, products and bits are the same in another dtype of the same width.
+# Dtypes whose sums, products and bits are the same in another dtype of the same width.
 ALIKE: dict[np.dtype[Any], np.dtype[Any]] = {np.dtype("u8"): np.dtype("i8")}
 PARTS: dict[np.dtype[Any], np.dtype[Any]] = {np.dtype("c8"): np.dtype("f4"), np.dtype("c16"): np.dtype("f8")}
 LOGICAL = {"SUM": "MAX", "PRODUCT": "MIN", "BAND": "MIN", "BOR": "MAX"}  # of the bytes 0 and 1
@@ -30,9 +30,9 @@ SUMS = ("SUM", "AVG", "PREMUL_SUM")
 Finish: TypeAlias = "Callable[[], None] | None"
 
 
-def contribution(operation: str, array: Any, op: ReduceOp, copied: bool = False) -> tuple[Any, Any, Any]:
-    """Return (memory, tensor, gloo's reduction) of what this rank contributes; `array` itself where that can be."""
-    wide, seen_as, name = plan(operation, array.dtype, op)
+def send_tensor(operation: str, array: Any, op: ReduceOp, copied: bool = False) -> tuple[Any, Any, Any]:
+    """Return (memory, tensor, gloo's reduction) for this rank's input; the memory is `array` itself where possible."""
+    wide, viewed_as, name = gloo_reduction(operation, array.dtype, op)
     if op.factor is not None:
         array = multiplied(array, op, np.empty(array.shape, array.dtype))
     if array.dtype.kind == "b":
@@ -41,24 +41,24 @@ def contribution(operation: str, array: Any, op: ReduceOp, copied: bool = False)
         array = array.astype(wide, order="C")
     elif copied or not array.flags.carray:
         array = array.copy(order="C")
-    return array, as_tensor(array, seen_as), getattr(OPS, name)
+    return array, as_tensor(array, viewed_as), getattr(OPS, name)
 
 
-def room(operation: str, output: Any, op: ReduceOp) -> tuple[Any, Any]:
-    """Return (memory, tensor) for reduced values that go to `output`; `output` itself where that can be."""
-    wide, seen_as, _ = plan(operation, output.dtype, op)
+def recv_tensor(operation: str, output: Any, op: ReduceOp) -> tuple[Any, Any]:
+    """Return (memory, tensor) for gloo's result; the memory is `output` itself where possible."""
+    wide, viewed_as, _ = gloo_reduction(operation, output.dtype, op)
     buffer = output if wide == output.dtype and output.flags.carray else np.empty(output.shape, wide)
-    return buffer, as_tensor(buffer, seen_as)
+    return buffer, as_tensor(buffer, viewed_as)
 
 
-def delivery(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> Finish:
-    """Return what puts reduced values into `output`, also when it is called again; None where they are there."""
+def unpacking(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> Finish:
+    """Return the function that copies gloo's result to `output` and divides it for AVG, repeatable; None if neither."""
     if buffer is not output:
-        return lambda: _deliver(output, buffer, op, ranks)
+        return lambda: _unpack(output, buffer, op, ranks)
     return Once(partial(np.divide, output, ranks, output)) if op is ReduceOp.AVG else None
 
 
-def _deliver(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> None:
+def _unpack(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> None:
     with np.errstate(all="ignore"):
         if op is ReduceOp.AVG:
             np.divide(buffer.reshape(output.shape), ranks, out=output, casting="unsafe")
@@ -66,8 +66,8 @@ def _deliver(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> None:
             output[...] = buffer.reshape(output.shape)
 
 
-def plan(operation: str, dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.dtype[Any], str]:
-    """Return (the dtype to reduce in, as what gloo sees its memory, the name of gloo's reduction)."""
+def gloo_reduction(operation: str, dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.dtype[Any], str]:
+    """Return the dtype to reduce in, the dtype as which gloo views its memory, and the name of gloo's reduction."""
     name = "SUM" if op.name in SUMS else op.name
     if op.mpi_op is None:
         if dtype.kind == "b":
@@ -85,14 +85,14 @@ def plan(operation: str, dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[A
     )
 
 
-def as_tensor(array: Any, seen_as: np.dtype[Any]) -> Any:
-    """View contiguous memory as a tensor of one dimension."""
+def as_tensor(array: Any, viewed_as: np.dtype[Any]) -> Any:
+    """Return a view of contiguous memory as a tensor of one dimension."""
     flat = array.reshape(-1)
-    if seen_as.name == "bfloat16":  # which torch does not know from NumPy
+    if viewed_as.name == "bfloat16":  # which torch does not take from NumPy
         return torch.from_numpy(flat.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(flat.view(seen_as))
+    return torch.from_numpy(flat.view(viewed_as))
 
 
 def as_bytes(array: Any) -> Any:
-    """View contiguous memory as a tensor of bytes: what is only moved may be of any dtype."""
+    """Return a view of contiguous memory as a tensor of bytes."""
     return torch.from_numpy(array.reshape(-1).view(np.uint8))

@@ -1,4 +1,4 @@
-"""Works around those of c10d, and what its errors are called here."""
+"""Works around c10d's, and gloo's errors as hpccomm's."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 from ..core.work import Work
 from ..errors import DistBackendError, DistError, DistTimeoutError, here
 
-TIMED_OUT = ("timed out", "timeout", "failed to pass monitoredbarrier")  # in gloo's text, which has no classes of error
-
-
+TIMED_OUT = ("timed out", "timeout", "failed to pass monitoredbarrier")  # gloo raises RuntimeError only
 WAITING: set[threading.Thread] = set()
 
 
 class GlooWork(Work):
-    """An operation of one collective of c10d, or of several; `alive` is the memory that gloo works on."""
+    """One collective of c10d or several; `alive` is the memory that gloo works on."""
 
     keeps_time = True
 
@@ -26,7 +24,7 @@ class GlooWork(Work):
         self._works = works
 
     def poll(self) -> bool:
-        """Return whether gloo's threads are done with all of it; raise their error."""
+        """Return whether gloo's threads are done; raise their error."""
         if not all(work.is_completed() for work in self._works):
             return False
         self.block()
@@ -43,17 +41,16 @@ class GlooWork(Work):
 
 
 class MessageWork(GlooWork):
-    """Messages of c10d, whose Works only know that they are done when somebody has waited for them.
+    """Messages of c10d, whose Works are done only once they have been waited for.
 
-    A wait with a time-out of c10d's would break all of gloo's connections when it expires; so who looks without waiting
-    has it waited for by a thread.
+    A wait with a time-out would break all of gloo's connections when it expires. So `poll` starts a thread that waits.
     """
 
     _waiting: threading.Thread | None = None
     _went_wrong: Exception | None = None
 
     def poll(self) -> bool:
-        """Return whether the thread, which the first call starts, is done with all of it; raise its error."""
+        """Return whether the thread, which the first call starts, is done; raise its error."""
         if self._waiting is None:
             self._waiting = threading.Thread(target=self._wait_in_thread, name="hpccomm-gloo", daemon=True)
             WAITING.add(self._waiting)
@@ -84,7 +81,7 @@ class MessageWork(GlooWork):
 
 
 class ReceiveWork(MessageWork):
-    """A receive, which knows the sender when it is done; it comes first in `works`."""
+    """A receive, the first of `works`, which knows the sender when it is done."""
 
     def _wait(self) -> None:
         super()._wait()
@@ -93,7 +90,7 @@ class ReceiveWork(MessageWork):
 
 
 def as_dist_error(operation: str, error: Exception) -> Exception:
-    """Return the DistError for an error of gloo, which raises RuntimeError only."""
+    """Return the DistError for gloo's RuntimeError; other errors as they are."""
     if not isinstance(error, RuntimeError) or isinstance(error, DistError):
         return error
     text = str(error).partition("\n")[0]

@@ -87,7 +87,7 @@ class NCCLBackend(Backend):
         return self._connected(comm, device, time_limit)
 
     def _time_limit(self) -> TimeLimit | None:
-        """Return the time limit of calls where time-outs raise; elsewhere None: it costs NCCL a thread for each call."""
+        """Return the limit of a call where time-outs raise; elsewhere None, as it costs NCCL a thread for each call."""
         return TimeLimit(as_seconds(self._options.timeout)) if self._options.on_timeout == "raise" else None
 
     def _connected(self, comm: seam.Communicator, device: int, time_limit: TimeLimit | None) -> Connection:

@@ -3,15 +3,14 @@
 backend     the adapter: c10d's calls are those of a ProcessGroup on the same ranks
 work        c10d's Work and Future around hpccomm's
 streams     torch's current CUDA stream, as CuPy's
-start       finding together over MPI, without MASTER_ADDR
+start       rank, size and store from MPI, without MASTER_ADDR
 
-It needs a PyTorch whose backends may be written in Python, 2.14 or newer. Tried on tensors in host memory only.
+It needs PyTorch 2.14 or newer, whose backends may be written in Python. Tested on host tensors only.
 
-torch takes the adapter in two forms. Where hpccomm serves every device of a group it is a *ProcessGroup*, which
-``dist.all_reduce`` calls without a detour through C++; in a map of several backends a *Backend*, whose Works torch
-wraps (`PyWorkHolder`: only `wait` and `get_future` get through). Large operations run in the group's communication
-thread: DDP waits for Futures in C++, and nobody else would drive MPI. Where a time-out raises, blocking calls become
-asynchronous ones, because a blocking call of MPI can't be interrupted.
+The adapter has two forms. Where hpccomm serves every device of a group it is a *ProcessGroup*, which
+``dist.all_reduce`` calls without C++ in between. In a map of several backends it is a *Backend*, whose Works torch
+wraps (`PyWorkHolder`: only `wait` and `get_future` remain). Large operations run in the group's communication thread:
+while DDP waits for Futures in C++, nobody else would drive MPI.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ OLDEST = (2, 14)
 
 
 def is_available() -> bool:
-    """Return whether there is a PyTorch that takes the backend."""
+    """Return whether a PyTorch is installed that takes the backend."""
     if importlib.util.find_spec("torch") is None:
         return False
     import torch

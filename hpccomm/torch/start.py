@@ -1,4 +1,4 @@
-"""How a torch.distributed job begins on hpccomm: rank, size and a store by MPI."""
+"""Start of a torch.distributed job on hpccomm: rank, size and store from MPI."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 NAME, METHOD = "hpccomm", "mpi"
 DEVICES = ["cpu", "cuda"]
-TAGS = 32768  # that every MPI has
-THREAD_BYTES = 1 << 10  # asynchronous operations from here on: DDP waits for Futures in C++, and does not drive MPI
+TAGS = 32768  # the number of tags in every MPI
+THREAD_BYTES = 1 << 10  # of asynchronous operations in the communication thread: DDP's wait in C++ does not drive MPI
 dist: Any = torch.distributed
 
 
 def init_process_group(backend: str | None = NAME, **options: Any) -> None:
     """Call ``torch.distributed.init_process_group`` with rank, size and store from MPI.
 
-    It is the one line that a script under mpiexec or srun needs. :func:`set_environment` is called first.
+    A script under mpiexec or srun needs no more than this line, which calls :func:`set_environment` first.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def init_process_group(backend: str | None = NAME, **options: Any) -> None:
     DistError
         Each process is alone, because torchrun, or the launcher of another MPI, has started it.
     ValueError
-        RANK or WORLD_SIZE in the environment say something else than MPI; on every rank.
+        RANK or WORLD_SIZE in the environment differ from MPI's; on every rank.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def init_process_group(backend: str | None = NAME, **options: Any) -> None:
 
 
 def set_environment() -> None:
-    """Set what torchrun would set, and libraries read, from MPI.
+    """Set the environment variables of torchrun from MPI.
 
     RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; MASTER_ADDR and MASTER_PORT where MASTER_ADDR is not set: a port
     of rank 0's host that is free at this moment, for libraries that call ``init_process_group`` by ``env://``. Every
@@ -71,7 +71,7 @@ def set_environment() -> None:
     DistError
         Each process is alone, because torchrun, or the launcher of another MPI, has started it.
     ValueError
-        RANK or WORLD_SIZE are set already, and say something else than MPI; on every rank.
+        RANK or WORLD_SIZE are set already and differ from MPI's; on every rank.
 
     Examples
     --------
@@ -100,10 +100,10 @@ def set_environment() -> None:
 
 
 def register() -> None:
-    """Make the backend and the rendezvous known to torch; also its entry point ``torch.distributed.backends``.
+    """Register the backend and the rendezvous with torch; also torch's entry point ``torch.distributed.backends``.
 
-    Only a program that calls ``torch.distributed.init_process_group(init_method="mpi://")`` itself needs it; the name
-    of the backend alone makes torch look for the entry point.
+    Only a program that calls ``torch.distributed.init_process_group(init_method="mpi://")`` itself needs it; for the
+    name of the backend alone torch looks up the entry point.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def register() -> None:
 
 
 def rendezvous(url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Yield (store, rank, size): rank 0 listens, and tells the others where over MPI."""
+    """Yield (store, rank, size); MPI broadcasts the address where rank 0 listens."""
     mpi = mpi_library.load()
     alone.check(mpi)
     comm = mpi.COMM_WORLD
@@ -132,20 +132,20 @@ def rendezvous(url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any)
 
 
 def address(comm: Any) -> str:
-    """Return the address of this host for the other ranks; each calls it."""
+    """Return this host's address for the other ranks; every rank calls it."""
     elsewhere = [host for host in comm.allgather(socket.gethostname()) if host != socket.gethostname()]
     return address_for(elsewhere[0] if elsewhere else None)
 
 
 def free_port() -> int:
-    """Return a port of this host that nobody listens on now."""
+    """Return a port of this host on which nobody listens now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def agree(comm: Any, **said: Any) -> None:
-    """Raise ValueError on every rank of `comm` if RANK or WORLD_SIZE are not MPI's on one of them."""
+    """Raise ValueError on every rank of `comm` if RANK or WORLD_SIZE differ from MPI's on one of them."""
     actual = {"RANK": comm.Get_rank(), "WORLD_SIZE": comm.Get_size()}
     wrong = [f"{name} is {value}, MPI says {actual[name]}" for name, value in said.items() if value != actual[name]]
     for rank, lines in enumerate(comm.allgather(wrong)):
@@ -157,19 +157,19 @@ def agree(comm: Any, **said: Any) -> None:
 
 
 def create(options: Any, _: Any) -> HPCCommBackend | HPCCommProcessGroup:
-    """Make what stands for one group of torch's: the group itself, or the backend of some of its devices."""
+    """Return torch's group, or the backend of some of its devices, for a new group of hpccomm's."""
     from .backend import HPCCommBackend, HPCCommProcessGroup
 
     group = group_of(options)
     group.tuning = replace(group.tuning, thread_bytes=min(group.tuning.thread_bytes, THREAD_BYTES))
-    theirs = options.process_group  # with one backend for each device; of a kind of its own where we are the only one
+    theirs = options.process_group  # with one backend for each device; "custom" where hpccomm is the only one
     if theirs.name() != "custom" or theirs._device_types:
         return HPCCommBackend(group)
     return HPCCommProcessGroup(options.store, group)
 
 
 def group_of(options: Any) -> ProcessGroup:
-    """Make hpccomm's group of the ranks of a new group of torch's; its members call it."""
+    """Return hpccomm's group of the ranks of a new group of torch's; its members call it."""
     if options.global_ranks_in_group:
         comm = world.current_world().comm if world.is_initialized() else mpi_library.load().COMM_WORLD
         return subgroup(comm, options.global_ranks_in_group, options.group_id, options.timeout)
@@ -182,9 +182,9 @@ def group_of(options: Any) -> ProcessGroup:
 
 
 def subgroup(comm: Any, ranks: Sequence[int], name: str, timeout: timedelta) -> ProcessGroup:
-    """Make a group of some ranks of a communicator; they call it, and nobody else."""
+    """Return a group of some ranks of a communicator, which alone call it."""
     members = list(ranks)
-    tag = crc32(repr(members).encode()) % TAGS  # of the name, ranks that have made more groups may have another idea
+    tag = crc32(repr(members).encode()) % TAGS  # not of the name, which differs where ranks have made more groups
     part = comm.Create_group(comm.Get_group().Incl(members), tag)
     group = ProcessGroup.on(part, timeout=timeout, name=name)
     part.Free()

@@ -1,4 +1,4 @@
-"""torch's current CUDA stream, as CuPy's."""
+"""torch's current CUDA stream as CuPy's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def on_torchs_stream(call: Call, there_are_gpus: bool = torch.cuda.is_available()) -> Call:
-    """Let hpccomm, which works on CuPy's current stream, work on torch's where the method is called on GPU tensors."""
+    """Make torch's current stream CuPy's, on which hpccomm works, in calls of a method on GPU tensors."""
     if not there_are_gpus:
         return call
 
@@ -27,14 +27,14 @@ def on_torchs_stream(call: Call, there_are_gpus: bool = torch.cuda.is_available(
 
 
 def is_on_gpu(nested: Any) -> bool:
-    """Return whether the first tensor in arguments, and lists of them, is in the memory of a GPU."""
+    """Return whether one of the first two arguments, or of their first two items, is a tensor on a GPU."""
     if isinstance(nested, torch.Tensor):
         return bool(nested.is_cuda)
     return isinstance(nested, Sequence) and any(is_on_gpu(each) for each in nested[:2])
 
 
 def current_stream() -> Any:
-    """Return CuPy's name for torch's current stream, to be made CuPy's current one by ``with``."""
+    """Return torch's current stream as CuPy's; ``with`` makes it the current one."""
     import cupy
 
     stream = torch.cuda.current_stream()

@@ -1,4 +1,4 @@
-"""c10d's Work and Future, around those of hpccomm."""
+"""c10d's Work and Future around hpccomm's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PendingWork(C10DWork):
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until the operation is done; c10d gives no time-out, or zero, where the group's is meant."""
+        """Block until the operation is done; without a time-out, or with zero, for the group's time at most."""
         return self._work.wait(timeout or None)
 
     def synchronize(self) -> None:
@@ -42,12 +42,12 @@ class PendingWork(C10DWork):
         return self._work.exception()
 
     def result(self) -> Any:
-        """Wait, and return the tensors that were written."""
+        """Wait for the operation and return its outputs."""
         self._work.wait()
         return self._result
 
     def source_rank(self) -> int:
-        """Wait, and return the group's rank that the message came from."""
+        """Wait for the message and return its source, a rank of the group."""
         self._work.wait()
         if self._work.source is None:
             raise RuntimeError("only a receive has a source rank")
@@ -59,7 +59,7 @@ class PendingWork(C10DWork):
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a Future that hpccomm's progress thread completes.
 
-        For C++, which DDP waits in, an error is only what a callback of `then` raises.
+        It is one made by `then`: C++, where DDP waits, sees no error but one that such a callback raises.
         """
         if self._future is None:
             ended: torch.futures.Future[Any] = torch.futures.Future(devices=self._devices())
@@ -78,7 +78,7 @@ class PendingWork(C10DWork):
 
 
 class PendingGPUWork(PendingWork):
-    """An operation on tensors of a GPU: `wait` makes torch's current stream wait, as torch's own NCCL does."""
+    """An operation on GPU tensors: `wait` makes torch's current stream wait, as in torch's own NCCL."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: D102
         with current_stream():

@@ -225,13 +225,13 @@ def test_a_message_is_done_without_waiting(process_group: hc.ProcessGroup) -> No
 def test_contiguous_memory_is_not_copied(process_group: hc.ProcessGroup) -> None:
     from hpccomm.core.reduce_op import ReduceOp
     from hpccomm.gloo.backend import recv_buffer, send_buffer
-    from hpccomm.gloo.reductions import as_bytes, contribution
+    from hpccomm.gloo.reductions import as_bytes, send_tensor
 
     array = np.arange(6.0).reshape(2, 3)
     address = array.ctypes.data
     assert send_buffer(array) is recv_buffer(array)[0] is array
     assert as_bytes(array).data_ptr() == address
-    assert contribution("all_reduce", array, ReduceOp.SUM)[1].data_ptr() == address
+    assert send_tensor("all_reduce", array, ReduceOp.SUM)[1].data_ptr() == address
 
 
 def test_a_work_that_is_dropped_keeps_its_array(process_group: hc.ProcessGroup) -> None:
