@@ -1,4 +1,4 @@
-"""What each rank of a job may use, CPUs, threads and GPUs, and what is odd about it."""
+"""The CPUs, threads and GPUs that each rank of a job may use, and remarks on bad bindings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ THREADS = "OMP_NUM_THREADS"
 
 
 class Binding(NamedTuple):
-    """What one rank may use."""
+    """The CPUs, threads and GPUs of one rank."""
 
     host: str
     node: int
     cpus: tuple[int, ...]
     cores: int  # of the node
     threads: str = ""
-    gpus: str | None = None  # that it may see; None: nothing is said
+    gpus: str | None = None  # CUDA_VISIBLE_DEVICES; None: not set
 
     def __str__(self) -> str:
         bound = (
@@ -37,13 +37,13 @@ def of_this_rank(host: str, node: int, environ: Mapping[str, str] = os.environ) 
 
 
 def described(bindings: Sequence[Binding]) -> Iterator[tuple[str, str]]:
-    """Yield (ranks, what they may use), ranks that may use the same together; one entry of `bindings` for each rank."""
+    """Yield the ranks with the same binding, and that binding, in words; `bindings` has one for each rank."""
     for binding, ranks in alike(enumerate(bindings)).items():
         yield ranks_in_words(ranks), str(binding)
 
 
 def oddities(bindings: Sequence[Binding]) -> list[str]:
-    """Return remarks on what makes a job slow, each with the words to type."""
+    """Return remarks on bindings that make a job slow, each with the words to type."""
     said = []
     for node in sorted({binding.node for binding in bindings}):
         ranks = [rank for rank, binding in enumerate(bindings) if binding.node == node]

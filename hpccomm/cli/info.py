@@ -1,6 +1,6 @@
-"""``hpccomm info``: what there is on this machine, and for what there is not, why and what to do.
+"""``hpccomm info``: the libraries and devices of this machine; for each that is missing, the reason and the remedy.
 
-It initialises MPI, and touches no GPU unless ``--gpu`` asks for it.
+It initialises MPI, and touches no GPU without ``--gpu``.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ INSTALL_CUPY = "pip install 'hpccomm[cuda13]' (or [cuda12])"
 
 
 class Fact(NamedTuple):
-    """One line: what, and how it is here."""
+    """One line: a name and its value here."""
 
     name: str
     value: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options."""
+    """Add the options to `parser`."""
     parser.description = "Show what hpccomm finds here: MPI, launcher, CuPy, NCCL, GPUs; for every no, the reason."
     parser.add_argument("--gpu", action="store_true", help="look at the GPUs as well, which makes a CUDA context")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the facts, on one process of a job."""
+    """Print the facts, on one process of a job; return 0."""
     facts = list(collect(arguments.gpu))
     if is_first_process():
         if arguments.json:
@@ -115,20 +115,20 @@ def _ranks(mpi: Any) -> Iterator[Fact]:
 
 
 def describe_nodes(nodes: Sequence[int], hosts: Sequence[str]) -> str:
-    """Return the nodes in words: number, ranks, names; `nodes` and `hosts` have an entry for each rank."""
-    counts, names = [nodes.count(node) for node in sorted(set(nodes))], []
-    for node in sorted(set(nodes)):
-        names.append(hosts[nodes.index(node)])
+    """Return the number of nodes, their ranks and names; `nodes` and `hosts` have an entry for each rank."""
+    counts = [nodes.count(node) for node in sorted(set(nodes))]
+    names = [hosts[nodes.index(node)] for node in sorted(set(nodes))]
     if len(counts) == 1:
         return f"1: {names[0]}"
-    if len(set(counts)) == 1:
-        return f"{len(counts)}, {counts[0]} rank{'s' * (counts[0] != 1)} each: {fold(names)}"
-    return f"{len(counts)}, {min(counts)} to {max(counts)} ranks each: {fold(names)}"
+    each = f"{counts[0]} rank{'s' * (counts[0] != 1)}"
+    if len(set(counts)) > 1:
+        each = f"{min(counts)} to {max(counts)} ranks"
+    return f"{len(counts)}, {each} each: {fold(names)}"
 
 
 def _in_words(told: Placement) -> str:
-    """Describe what the launcher says of this process."""
-    said = []
+    """Return the launcher's placement of this process, in words."""
+    said = [told.launcher.name]
     for name, number, count in (
         ("rank", told.rank, told.size),
         ("local rank", told.local_rank, told.local_size),
@@ -138,7 +138,7 @@ def _in_words(told: Placement) -> str:
             said.append(f"{name} {number}" + (f" of {count}" if count is not None else ""))
     if told.node_list:
         said.append(fold(told.node_list))
-    return ", ".join([told.launcher.name, *said])
+    return ", ".join(said)
 
 
 def _cupy(gpu: bool) -> Iterator[Fact]:

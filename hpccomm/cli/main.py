@@ -21,7 +21,7 @@ from ..process.environment import launcher
 
 
 class Command(NamedTuple):
-    """A subcommand: where it is, and one line for ``hpccomm --help``."""
+    """A subcommand: its module, and one line for ``hpccomm --help``."""
 
     module: str
     summary: str
@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser of which one process of a job prints: help and mistakes appear once, not once for each rank."""
+    """An ArgumentParser that prints help and mistakes on one process of a job only."""
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """End the process; those that print nothing leave the first one time to do so."""
+        """End the process; those that print nothing give the first one time to print."""
         if status:
             let_the_first_process_speak()
         super().exit(status, message)
@@ -72,12 +72,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def let_the_first_process_speak() -> None:
-    """Wait a moment on the others: Open MPI's mpirun kills the whole job as soon as one process has failed."""
+    """Wait a moment on the other processes: Open MPI's mpirun kills the whole job as soon as one has failed."""
     if not is_first_process():
         time.sleep(1)
 
 
 def is_first_process(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the launcher calls this process rank 0, or there is no launcher; known before MPI is initialised."""
+    """Return True on the launcher's rank 0, or without a launcher; MPI need not be initialised."""
     started_by = launcher(environ)
     return started_by is None or environ.get(started_by.rank, "0") == "0"

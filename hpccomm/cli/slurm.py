@@ -1,4 +1,4 @@
-"""``hpccomm slurm``: a batch script for a program, with what this machine's Slurm and MPI need.
+"""``hpccomm slurm``: a batch script for a program, with the options that this machine's Slurm and MPI need.
 
 The script goes to stdout, everything else to stderr; ``--submit`` hands it to sbatch instead.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from ..process.alone import Family, family
-from .slurm_machine import PATIENCE, Job, Machine, ask, malformed, misfits, remarks
+from ..process.alone import family
+from .slurm_machine import Job, Machine, SilentError, ask, malformed, misfits, output, remarks
 
 TEMPLATE = """\
 #!/bin/bash
@@ -35,7 +35,7 @@ set -euo pipefail
 
 
 class Environment(NamedTuple):
-    """What the script sets up before it starts the program."""
+    """The setup in the script before the program's start."""
 
     modules: tuple[str, ...] = ()
     activate: str = ""  # a line of bash
@@ -45,7 +45,7 @@ class Environment(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """How the program's ranks are started, and why so; `launcher` is ``"srun"`` or ``"mpirun"``."""
+    """The launcher, ``"srun"`` or ``"mpirun"``, its command, and the reason for the choice."""
 
     launcher: str
     command: str
@@ -53,7 +53,7 @@ class Launch(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options: those of sbatch have its names."""
+    """Add the options to `parser`, with sbatch's names."""
     parser.usage = "hpccomm slurm [options] -- program [arguments]"
     parser.description = (
         "Print a batch script that starts a program on several ranks under Slurm, or submit it. The script goes to "
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print or submit the script; return 2 if it can't be made, otherwise sbatch's status or 0."""
+    """Print or submit the script; return 2 on a mistake, otherwise sbatch's status or 0."""
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     job = Job(**{name: getattr(arguments, name) for name in Job._fields})
     errors = [*malformed(job), *_wrong_words(arguments), *wrong_program(program)]
@@ -125,10 +125,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def transport(library: str, launcher: str) -> dict[str, str]:
-    """Return the variables that an MPI needs under srun.
+    """Return the environment variables that an MPI needs under srun.
 
-    With UCX, MPICH's wheel tells each rank's address in 4 KB, which Slurm's pmi2 now and then misreads ("value not
-    properly terminated in client request"), and the job hangs at its start; with libfabric it is 64 bytes.
+    With UCX, MPICH's wheel publishes an address of 4 KB for each rank. Slurm's pmi2 sometimes misreads it ("value not
+    properly terminated in client request"), and the job hangs at its start. With libfabric it has 64 bytes.
     """
     return {"MPIR_CVAR_CH4_NETMOD": "ofi"} if launcher == "srun" and "ch4:ucx ofi" in library else {}
 
@@ -143,7 +143,7 @@ def _give_up(errors: Sequence[str]) -> int:
 
 
 def script(directives: Sequence[str], environment: Environment, launch: str, start: str, program: Sequence[str]) -> str:
-    """Return the batch script; `launch` and `start` are what ``hpccomm info`` and the program are started with."""
+    """Return the batch script; `launch` starts ``hpccomm info``, and `start` the program."""
     return TEMPLATE.format(
         version=__version__,
         directives="\n".join(f"#SBATCH {directive}" for directive in directives),
@@ -171,47 +171,43 @@ def _set_up(environment: Environment) -> Iterator[str]:
 
 
 def _directives(job: Job, arguments: argparse.Namespace, launcher: str, program: Sequence[str]) -> Iterator[str]:
-    name = arguments.job_name or job_name(program)
-    yield f"--job-name={name}"
-    yield f"--output={arguments.output or ('%x-%A_%a.out' if job.array else '%x-%j.out')}"
-    if job.nodes is not None:
-        yield f"--nodes={job.nodes}"
-    yield f"--ntasks={job.tasks}"  # --gpus-per-task needs it said
-    if job.tasks_per_node is not None:
-        yield f"--ntasks-per-node={job.tasks_per_node}"  # otherwise 4 tasks on 2 nodes may be 3 and 1
-    yield f"--cpus-per-task={job.cpus_per_task or 1}"
-    if job.gpus_per_task is not None and launcher == "srun":
-        yield f"--gpus-per-task={job.gpus_per_task}"
-    elif job.gpus_per_task is not None:  # mpirun's daemon would be the one task that gets its GPUs
-        yield f"--gpus-per-node={job.gpus_per_task * (job.tasks_per_node or 1)}"
-    for option in ("mem", "time", "partition", "account", "array", "dependency"):
-        if (value := getattr(arguments, option)) is not None:
-            yield f"--{option}={value}"
-    if arguments.requeue:
-        yield "--requeue"
-    if job.signal is not None:  # srun's ranks get it; mpiexec passes it on, if it has taken the place of the shell
-        to_shell = launcher == "mpirun" and ":" not in job.signal
-        yield f"--signal={'B:' if to_shell else ''}{job.signal}"
+    """Yield the options of sbatch."""
+    by_srun, per_node = launcher == "srun", job.gpus_per_task and job.gpus_per_task * (job.tasks_per_node or 1)
+    to_shell = "" if by_srun or ":" in (job.signal or "") else "B:"  # mpiexec in the shell's place passes it on
+    options = {
+        "job-name": arguments.job_name or job_name(program),
+        "output": arguments.output or ("%x-%A_%a.out" if job.array else "%x-%j.out"),
+        "nodes": job.nodes,
+        "ntasks": job.tasks,  # --gpus-per-task needs it
+        "ntasks-per-node": job.tasks_per_node,  # without it, 4 tasks on 2 nodes may be 3 and 1
+        "cpus-per-task": job.cpus_per_task or 1,
+        "gpus-per-task": job.gpus_per_task if by_srun else None,
+        "gpus-per-node": None if by_srun else per_node,  # per task, mpirun's daemon would be the one that gets them
+        **{name: getattr(arguments, name) for name in ("mem", "time", "partition", "account", "array", "dependency")},
+        "requeue": arguments.requeue or None,
+        "signal": job.signal and to_shell + job.signal,
+    }
+    for name, value in options.items():
+        if value is not None:
+            yield f"--{name}" if value is True else f"--{name}={value}"
 
 
 def quote(word: str) -> str:
-    """Quote a word for bash, but leave variables of Slurm in it to the job: ``$SLURM_ARRAY_TASK_ID``."""
+    """Return a word quoted for bash, but for variables of Slurm in it: ``$SLURM_ARRAY_TASK_ID``."""
     parts = re.split(r"(\$SLURM_\w+|\$\{SLURM_\w+\})", word)
     quoted = [f'"{part}"' if i % 2 else shlex.quote(part) if part else "" for i, part in enumerate(parts)]
     return "".join(quoted) or "''"
 
 
 def job_name(program: Sequence[str]) -> str:
-    """Return the name of the program: of the script or module that Python runs, otherwise its first word's."""
-    names = [*program]
-    if Path(names[0]).name.startswith("python"):
-        rest = [word for word in names[1:] if not word.startswith("-")]
-        names = rest or names
-    return re.sub(r"[^\w.+-]", "_", Path(names[0]).stem) or "hpccomm"
+    """Return the name of the script or module that Python runs, or of the program."""
+    is_python = Path(program[0]).name.startswith("python")
+    script = next((word for word in program[1:] if is_python and not word.startswith("-")), program[0])
+    return re.sub(r"[^\w.+-]", "_", Path(script).stem) or "hpccomm"
 
 
 def activation(prefix: str = sys.prefix, base_prefix: str = sys.base_prefix) -> str:
-    """Return the line of bash that makes the present Python the script's: its virtual environment, or its folder."""
+    """Return the line of bash that activates the present Python: its virtual environment, or its folder."""
     activate = Path(prefix) / "bin" / "activate"
     if prefix != base_prefix and activate.exists():
         return f"source {shlex.quote(str(activate))}"
@@ -228,47 +224,32 @@ def choose_launch(job: Job, library: str, machine: Machine, launcher: str | None
     found = family(library)
     name = "MPI (mpi4py finds none here)" if not library else found.name if found else library.split(",")[0].strip()
     wanted = mpi or (found.srun_type if found else None)
-    if launcher == "mpirun":
-        return Launch("mpirun", _mpiexec(job, found), f"started by mpiexec, as you said; the MPI is {name}")
-    if wanted is None:
-        there = "" if machine.types is None else f" ({', '.join(machine.types)})"
-        if launcher == "srun":
-            return Launch(
-                "srun", "srun", f"srun with the site's default --mpi: which one {name} needs is not known{there}"
-            )
-        why = f"started by mpiexec: which --mpi of srun {name} needs is not known{there}; --mpi=TYPE says"
-        return Launch("mpirun", _mpiexec(job, found), why)
-    if machine.types is not None and wanted not in machine.types and launcher is None and mpi is None:
-        why = f"started by mpiexec: {name} needs srun --mpi={wanted}, and srun here has {', '.join(machine.types)}"
-        return Launch("mpirun", _mpiexec(job, found), why)
-    doubt = ""
-    if machine.types is not None and wanted not in machine.types:
-        doubt = f", which srun here does not list ({', '.join(machine.types)})"
-    return Launch("srun", f"srun --mpi={shlex.quote(wanted)}", f"started by srun --mpi={wanted}, for {name}{doubt}")
-
-
-def _mpiexec(job: Job, found: Family | None) -> str:
-    """Return the command: inside a job it asks Slurm where to start how many."""
+    types = ", ".join(machine.types or ())
+    is_listed = machine.types is None or wanted in machine.types
+    there = "" if machine.types is None else f" ({types})"
     binds = found is not None and found.name == "Open MPI" and (job.cpus_per_task or 1) > 1
-    return "mpiexec --bind-to none" if binds else "mpiexec"  # Open MPI's would put all threads of a rank on one core
+    mpiexec = "mpiexec --bind-to none" if binds else "mpiexec"  # Open MPI's would put all threads of a rank on one core
+    if launcher == "mpirun":
+        return Launch("mpirun", mpiexec, f"started by mpiexec, as you said; the MPI is {name}")
+    if wanted is None and launcher == "srun":
+        return Launch("srun", "srun", f"srun with the site's default --mpi: which one {name} needs is not known{there}")
+    if wanted is None:
+        why = f"which --mpi of srun {name} needs is not known{there}; --mpi=TYPE says"
+    elif is_listed or launcher or mpi:
+        doubt = "" if is_listed else f", which srun here does not list{there}"
+        command = f"srun --mpi={shlex.quote(wanted)}"
+        return Launch("srun", command, f"started by srun --mpi={wanted}, for {name}{doubt}")
+    else:
+        why = f"{name} needs srun --mpi={wanted}, and srun here has {types}"
+    return Launch("mpirun", mpiexec, f"started by mpiexec: {why}")
 
 
 def _mpi() -> str:
     """Return MPI_Get_library_version, asked of another process: on login nodes some MPIs do not start."""
-    command = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-            cwd="/",  # python -m looks there first: here there may be a stranger's mpi4py.py
-        )
-    except subprocess.TimeoutExpired:
+        return output(sys.executable, "-m", "mpi4py", "--mpi-lib-version")
+    except SilentError:
         return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def _other_mpis(modules: Sequence[str], library: str) -> Iterator[str]:
@@ -281,11 +262,11 @@ def _other_mpis(modules: Sequence[str], library: str) -> Iterator[str]:
             yield f"--module {module}: the program uses the MPI of this environment's mpi4py, which is {found.name}"
 
 
-# -- what was typed ----------------------------------------------------------------------------------
+# -- mistakes ----------------------------------------------------------------------------------------
 
 
 def _wrong_words(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yield a complaint for each word that can't stand in an #SBATCH line, or in an export."""
+    """Yield a message for each option that can't be in an #SBATCH line or an export."""
     for option in ("partition", "account", "job_name", "output"):
         value = getattr(arguments, option)
         if value is not None and re.search(r"[\s\"'#\\]", value):

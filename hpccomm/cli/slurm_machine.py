@@ -1,7 +1,8 @@
-"""What Slurm says of this machine, and whether a job fits it: for ``hpccomm slurm``."""
+"""The nodes and partitions of this machine, from Slurm, and checks of a job against them: for ``hpccomm slurm``."""
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ class Nodes(NamedTuple):
     partition: str
     is_default: bool
     is_up: bool
-    minutes: float | None  # the partition's limit; None for unlimited
+    minutes: float  # the partition's limit
     number: int
     cpus: int
     megabytes: int
@@ -26,7 +27,7 @@ class Nodes(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What could be found out; None for what could not, and why is in `unknown`."""
+    """Slurm's answers; None for those it did not give, with the reasons in `unknown`."""
 
     nodes: tuple[Nodes, ...] | None = None
     types: tuple[str, ...] | None = None  # of srun --mpi
@@ -34,7 +35,7 @@ class Machine(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What is asked of Slurm; None for what the program's caller has not said."""
+    """The options of a job; None for those not given."""
 
     nodes: int | None = None
     ntasks: int | None = None
@@ -50,7 +51,7 @@ class Job(NamedTuple):
 
     @property
     def tasks(self) -> int:
-        """How many ranks there will be."""
+        """The number of ranks."""
         return self.ntasks or (self.nodes or 1) * (self.ntasks_per_node or 1)
 
     @property
@@ -64,41 +65,43 @@ class Job(NamedTuple):
 # -- asking ------------------------------------------------------------------------------------------
 
 
+class SilentError(Exception):
+    """A command gave no answer; the text is the reason."""
+
+
 def ask() -> Machine:
-    """Ask sinfo and srun."""
+    """Return the answers of sinfo and srun."""
     unknown = []
     nodes = types = None
-    said, why = _output("sinfo", "--noheader", "--exact", f"--format={FORMAT}")
-    if said is None:
-        unknown.append(f"{why}: partition, size and time are not checked")
-    else:
-        nodes = read_nodes(said)
-    said, why = _output("srun", "--mpi=list")
-    if said is None:
-        unknown.append(f"{why}: whether srun has the --mpi that the MPI library needs is not checked")
-    else:
-        types = read_types(said)
+    try:
+        nodes = read_nodes(output("sinfo", "--noheader", "--exact", f"--format={FORMAT}"))
+    except SilentError as error:
+        unknown.append(f"{error}: partition, size and time are not checked")
+    try:
+        types = read_types(output("srun", "--mpi=list"))
+    except SilentError as error:
+        unknown.append(f"{error}: whether srun has the --mpi that the MPI library needs is not checked")
     return Machine(nodes, types, tuple(unknown))
 
 
-def _output(*command: str) -> tuple[str | None, str]:
-    """Return the output of a command, or None and the reason why there is none."""
+def output(*command: str) -> str:
+    """Return the output of a command, run in ``/``: Python looks for modules in its folder first."""
     if shutil.which(command[0]) is None:
-        return None, f"there is no {command[0]} here"
+        raise SilentError(f"there is no {command[0]} here")
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd="/"
         )
     except subprocess.TimeoutExpired:
-        return None, f"{command[0]} has not answered in {PATIENCE} seconds"
+        raise SilentError(f"{command[0]} has not answered in {PATIENCE} seconds") from None
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        return None, f"{command[0]} does not answer ({said})"
-    return done.stdout + done.stderr, ""  # srun --mpi=list prints on stderr
+        raise SilentError(f"{command[0]} does not answer ({said})")
+    return done.stdout or done.stderr  # srun --mpi=list prints on stderr
 
 
 def read_nodes(text: str) -> tuple[Nodes, ...]:
-    """Read what sinfo prints with `FORMAT`; lines of another form are left out."""
+    """Return the nodes in sinfo's output with `FORMAT`; lines of another form are left out."""
     found = []
     for line in text.splitlines():
         fields = line.strip().split("|")
@@ -114,7 +117,7 @@ def read_nodes(text: str) -> tuple[Nodes, ...]:
 
 
 def read_types(text: str) -> tuple[str, ...]:
-    """Read what ``srun --mpi=list`` prints: a heading, and one type a line; before 20.11 all with "srun: " in front."""
+    """Return the types in the output of ``srun --mpi=list``: one a line, before Slurm 20.11 after "srun: "."""
     words = [line.removeprefix("srun:").strip() for line in text.splitlines()]
     types = [word for word in words if re.fullmatch(r"[a-z]\w*", word)]
     for versions in re.findall(r"plugin versions available: (\S+)", text):
@@ -122,23 +125,24 @@ def read_types(text: str) -> tuple[str, ...]:
     return tuple(types)
 
 
-def minutes(limit: str) -> float | None:
-    """Return a time limit in minutes, None for no limit; ValueError if it is of no form that sbatch(1) lists."""
+def minutes(limit: str) -> float:
+    """Return a time limit in minutes; ValueError if sbatch(1) does not list its form."""
     if limit.lower() in ("infinite", "unlimited", "-1"):
-        return None
-    found = re.fullmatch(r"(?:(\d+)-(\d+)(?::(\d+))?(?::(\d+))?|(\d+):(\d+):(\d+)|(\d+)(?::(\d+))?)", limit)
+        return math.inf
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
     if found is None:
         raise ValueError(
             f"{limit!r} is no time: give minutes, minutes:seconds, hours:minutes:seconds, days-hours, "
             f"days-hours:minutes or days-hours:minutes:seconds"
         )
-    days, hours, minute, second, *others = (int(each or 0) for each in found.groups())
-    hours, minute, second = hours + others[0], minute + others[1] + others[3], second + others[2] + others[4]
-    return days * 24 * 60 + hours * 60 + minute + second / 60
+    days, *parts = (int(each or 0) for each in found.groups())
+    if found[1] is None and found[4] is None:
+        parts = [0, *parts]  # neither days nor hours
+    return days * 24 * 60 + parts[0] * 60 + parts[1] + parts[2] / 60
 
 
 def megabytes(size: str) -> int:
-    """Return a size of memory in MB; ValueError if it is of no form that sbatch(1) knows."""
+    """Return a size of memory in MB; ValueError if sbatch(1) does not know its form."""
     found = re.fullmatch(r"(\d+)([KMGT]?)B?", size, re.IGNORECASE)
     if found is None:
         raise ValueError(f"{size!r} is no size: give a number of MB, or one with K, M, G or T behind it")
@@ -158,7 +162,7 @@ FORMS = {  # sbatch(1)
 
 
 def malformed(job: Job) -> Iterator[str]:
-    """Yield the mistakes of a job that are ones on any machine."""
+    """Yield the mistakes in a job that no machine accepts."""
     for name in ("nodes", "ntasks", "ntasks_per_node", "cpus_per_task", "gpus_per_task"):
         if (value := getattr(job, name)) is not None and value < 1:
             yield f"--{name.replace('_', '-')} is {value}; expected 1 or more"
@@ -182,7 +186,7 @@ def malformed(job: Job) -> Iterator[str]:
 
 
 def misfits(job: Job, machine: Machine) -> Iterator[str]:
-    """Yield the reasons why a (well-formed) job can't run on this machine, as far as known."""
+    """Yield the reasons why a well-formed job can't run on this machine, as far as they are known."""
     if machine.nodes is None:
         return
     names = list(dict.fromkeys(nodes.partition for nodes in machine.nodes))
@@ -198,18 +202,9 @@ def misfits(job: Job, machine: Machine) -> Iterator[str]:
         return
     if not any(nodes.is_up for nodes in kinds):
         yield f"partition {partition} is down"
-    yield from _too_long(job, partition, kinds)
-    yield from _too_large(job, partition, kinds)
-
-
-def _too_long(job: Job, partition: str, kinds: Sequence[Nodes]) -> Iterator[str]:
-    limits = [nodes.minutes for nodes in kinds]
-    longest = None if None in limits else max(limit for limit in limits if limit is not None)
-    if job.time is None or longest is None:
-        return
-    asked = minutes(job.time)
-    if asked is None or asked > longest:
+    if job.time is not None and minutes(job.time) > (longest := max(nodes.minutes for nodes in kinds)):
         yield f"--time is {job.time}, but partition {partition} allows {longest:g} minutes"
+    yield from _too_large(job, partition, kinds)
 
 
 def _too_large(job: Job, partition: str, kinds: Sequence[Nodes]) -> Iterator[str]:
@@ -233,7 +228,7 @@ def _too_large(job: Job, partition: str, kinds: Sequence[Nodes]) -> Iterator[str
 
 
 def remarks(job: Job) -> Iterator[str]:
-    """Yield remarks on what is allowed, and may not be meant."""
+    """Yield remarks on options that are allowed but may not be meant."""
     if job.time is None:
         yield "no --time: the partition's own limit holds; a short one lets the job start earlier"
     elif re.fullmatch(r"\d+:\d+", job.time):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -420,7 +421,7 @@ def test_what_sinfo_prints_is_read() -> None:
     found = read_nodes(SINFO + "a line of something else\n")
     assert found[0] == Nodes("short", True, True, 60, 4, 16, 64000, 0)
     assert [nodes.gpus for nodes in found] == [0, 0, 4, 8, 0]
-    assert found[-1] == Nodes("old", False, False, None, 8, 8, 16000, 0)
+    assert found[-1] == Nodes("old", False, False, math.inf, 8, 8, 16000, 0)
 
 
 def test_what_srun_prints_is_read() -> None:
@@ -438,11 +439,11 @@ def test_what_srun_prints_is_read() -> None:
         ("2-0", 2880),
         ("1-12:30", 2190),
         ("1-12:30:30", 2190.5),
-        ("infinite", None),
-        ("UNLIMITED", None),
+        ("infinite", math.inf),
+        ("UNLIMITED", math.inf),
     ],
 )
-def test_times(text: str, expected: float | None) -> None:
+def test_times(text: str, expected: float) -> None:
     assert minutes(text) == expected
 
 
