@@ -46,6 +46,27 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(tmp_path: Path
     assert "hpccomm: ZeroDivisionError on rank 2 ends the job" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("hc.reduce(x, root=0)", "hpccomm.reduce are array, dst, op, group, async_op, group_dst, tensor"),
+        ("hc.gather(x, root=0)", "hpccomm.gather are array, gather_list, dst, group, async_op, group_dst"),
+    ],
+)
+def test_an_unknown_keyword_is_answered_with_the_names_of_the_arguments(
+    tmp_path: Path, call: str, arguments: str
+) -> None:
+    program = f"""
+        import numpy as np, hpccomm as hc
+        with hc.init_process_group():
+            x = np.ones(3)
+            {call}
+        """
+    result = run(program, tmp_path, ranks=2)
+    assert result.returncode not in (0, 124)
+    assert f"ends the job; the arguments of {arguments}\n" in result.stderr
+
+
 EXITS = """
     import argparse, sys, hpccomm as hc
     with hc.init_process_group() as world:

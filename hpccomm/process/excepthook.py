@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import os
+import re
 import sys
 import time
 import traceback
@@ -58,7 +60,8 @@ class AbortOnException:
         if self.at_the_end is not None:
             with contextlib.suppress(Exception):
                 self.at_the_end(f"{kind.__name__}: {error}")
-        tell(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job{_at_the_end_of_a_block(trace)}")
+        hint = _at_the_end_of_a_block(trace) or _arguments_taken(error)
+        tell(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job{hint}")
         if isinstance(sys.stderr, io.StringIO):  # torch's collects what is printed, to print it later
             collected, sys.stderr = sys.stderr, sys.__stderr__
             print(collected.getvalue(), end="", file=sys.stderr)
@@ -76,6 +79,15 @@ def _at_the_end_of_a_block(trace: TracebackType | None) -> str:
     if any(code.co_name == "__exit__" and code.co_filename.startswith(PACKAGE) for code in codes):
         return "; it was at the end of its `with` block, and waited for the other ranks to come there"
     return ""
+
+
+def _arguments_taken(error: BaseException) -> str:
+    """Return the names of the arguments of a function of hpccomm that was given another one, mpi4py's ``root=`` say."""
+    refused = re.match(r"(\w+)\(\) got an unexpected keyword argument", str(error))
+    function = getattr(sys.modules[errors.__package__], refused[1], None) if refused else None
+    if not inspect.isfunction(function):
+        return ""
+    return f"; the arguments of hpccomm.{function.__name__} are {', '.join(inspect.signature(function).parameters)}"
 
 
 def end_with(end: SystemExit) -> None:
