@@ -42,6 +42,22 @@ def test_all_reduce(groups: Groups, dtype: Any, messages: bool, monkeypatch: pyt
                 assert_same(array, reduced(name, given), name, layout, shape, group, salt)
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_product_of_half_precisions_is_rounded_as_in_the_plain_operation(
+    process_group: hc.ProcessGroup, dtype: Any
+) -> None:
+    n, me = process_group.size, process_group.rank
+    third = hc.ReduceOp.PREMUL_SUM(1 / 3)
+    given = [values(dtype, (1000,), rank) for rank in range(n)]
+    products = [each.astype(np.float32) * np.float32(1 / 3) for each in given]
+    array, repeated = given[me].copy(), given[me].copy()
+    hc.all_reduce(array, third)
+    with hc.all_reduce_init(repeated, third) as work:
+        again(work)
+    assert_same(repeated, array)
+    assert np.allclose(array.astype(float), sum(products).astype(dtype).astype(float), rtol=1e-2, atol=1e-2)
+
+
 def check_coalesced(group: hc.ProcessGroup, layouts: Any, dtypes: Any, name: str) -> None:
     """Reduce arrays of every shape several times, of the layouts and dtypes in turn."""
     kinds = [*zip(itertools.cycle(layouts), itertools.cycle(dtypes), SHAPES * 2)]

@@ -1,7 +1,7 @@
 """MPIBackend: every operation on host arrays, each a few lines around one call of mpi4py.
 
-The blocking and the non-blocking form of an MPI call differ in their first letter and in that the second
-returns a request; `done` takes what either returned. Large asynchronous collectives are blocking calls in a thread.
+A non-blocking call of MPI returns a request, and a blocking one None: `done` makes a Work of the first and completes
+the operation after the second. Large asynchronous collectives are blocking calls in a thread.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class MPIBackend(Backend):
             return done(call(IN_PLACE, (buffer, how.datatype), how.op), finish, buffer)
         if not async_op and self._single_copy.all_reduce(buffer, op):
             return done(None, finish)
-        parts = self._segments(buffer)
-        return all_done([call(IN_PLACE, (part, how.datatype), how.op) for part in parts], finish, buffer)
+        pieces = self._segments(buffer)
+        return all_done([call(IN_PLACE, (piece, how.datatype), how.op) for piece in pieces], finish, buffer)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op:
@@ -102,21 +102,20 @@ class MPIBackend(Backend):
             return None
         call = self._comm.Ireduce if async_op else self._comm.Reduce
         if self.rank != root:
-            sent = reductions.reduction_input(array, op)
-            datatype, mpi_op = reductions.mpi_type_and_op(sent.dtype, op)
-            return all_done([call((part, datatype), None, mpi_op, root) for part in self._segments(sent)], None, sent)
+            sent, how = reductions.reduction_input(array, op), reductions.plan(op, array.dtype)
+            pieces = self._segments(sent)
+            return all_done([call((piece, how.datatype), None, how.op, root) for piece in pieces], None, sent)
         buffer, how, finish = reductions.in_place(array, op, self.size)
-        return all_done(
-            [call(IN_PLACE, (part, how.datatype), how.op, root) for part in self._segments(buffer)], finish, buffer
-        )
+        pieces = self._segments(buffer)
+        return all_done([call(IN_PLACE, (piece, how.datatype), how.op, root) for piece in pieces], finish, buffer)
 
     def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op and array.nbytes >= self._thread_bytes:
             return self._thread.launch("scan", array, op)
         buffer, how, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iscan if async_op else self._comm.Scan
-        parts = self._segments(buffer)
-        return all_done([call(IN_PLACE, (part, how.datatype), how.op) for part in parts], finish, buffer)
+        pieces = self._segments(buffer)
+        return all_done([call(IN_PLACE, (piece, how.datatype), how.op) for piece in pieces], finish, buffer)
 
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op and array.nbytes >= self._thread_bytes:
@@ -126,13 +125,11 @@ class MPIBackend(Backend):
         buffer, finish = reductions.reduction_output(output, op, self.size)
         if self.rank == 0:
             finish = None  # undefined values may not even convert
-        sent = unaliased(reductions.reduction_input(array, op), buffer)
-        datatype, mpi_op = reductions.mpi_type_and_op(buffer.dtype, op)
+        sent, how = unaliased(reductions.reduction_input(array, op), buffer), reductions.plan(op, array.dtype)
         call = self._comm.Iexscan if async_op else self._comm.Exscan
         pairs = zip(self._segments(sent), self._segments(buffer), strict=True)
-        return all_done(
-            [call((part, datatype), (into, datatype), mpi_op) for part, into in pairs], finish, sent, buffer
-        )
+        requests = [call((piece, how.datatype), (into, how.datatype), how.op) for piece, into in pairs]
+        return all_done(requests, finish, sent, buffer)
 
     def _segments(self, buffer: Any) -> Sequence[Any]:
         return segments(buffer, self._segment_bytes)
@@ -173,57 +170,41 @@ class MPIBackend(Backend):
                 return self._thread.launch("reduce_scatter_single", output, array, op)
         elif self._windows and self._shared.reduce_scatter_single(output, array, op):
             return None
-        sent = unaliased(reductions.reduction_input(array, op), output)
+        sent, how = unaliased(reductions.reduction_input(array, op), output), reductions.plan(op, array.dtype)
         buffer, finish = reductions.reduction_output(output, op, self.size)
-        datatype, mpi_op = reductions.mpi_type_and_op(buffer.dtype, op)
         if async_op or sent.nbytes <= self._tuning.reduce_scatter_bytes:
             call = self._comm.Ireduce_scatter_block if async_op else self._comm.Reduce_scatter_block
-            return done(call((sent, datatype), (buffer, datatype), mpi_op), finish, sent, buffer)
+            return done(call((sent, how.datatype), (buffer, how.datatype), how.op), finish, sent, buffer)
         for piece, target in columns(sent, buffer, self.size, self._segment_bytes):
-            self._comm.Reduce_scatter_block((piece, datatype), (target, datatype), mpi_op)
+            self._comm.Reduce_scatter_block((piece, how.datatype), (target, how.datatype), how.op)
         return done(None, finish)
 
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         flat, counts = packed(inputs)
-        sent = reductions.reduction_input(flat, op)
+        sent, how = reductions.reduction_input(flat, op), reductions.plan(op, flat.dtype)
         buffer, finish = reductions.reduction_output(output, op, self.size)
-        datatype, mpi_op = reductions.mpi_type_and_op(buffer.dtype, op)
         call = self._comm.Ireduce_scatter if async_op else self._comm.Reduce_scatter
-        return done(call((sent, datatype), (buffer, datatype), counts, mpi_op), finish, sent, buffer)
+        return done(call((sent, how.datatype), (buffer, how.datatype), counts, how.op), finish, sent, buffer)
 
     def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
         sent, input_counts = packed(inputs)
         flat, output_counts, finish = unpacked(outputs)
-        return self._exchange(sent, input_counts, flat, output_counts, finish, async_op)
+        call = self._comm.Ialltoallv if async_op else self._comm.Alltoallv
+        return done(call(parts(sent, input_counts), parts(flat, output_counts)), finish, sent, flat)
 
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work | None:
-        if output_counts is None or input_counts is None:
-            return self._all_to_all_equal_parts(output, array, async_op)
-        buffer, finish = recv_buffer(output)
-        return self._exchange(unaliased(array, output), input_counts, buffer, output_counts, finish, async_op)
-
-    # A form of the call, not a coincidence of counts, on which ranks could disagree. MPICH's Alltoallv is slower.
-    def _all_to_all_equal_parts(self, output: Any, array: Any, async_op: bool) -> Work | None:
-        if async_op and output.nbytes >= self._thread_bytes:
+        if async_op and input_counts is None and output.nbytes >= self._thread_bytes:
             return self._thread.launch("all_to_all_single", output, array, None, None)
-        call = self._comm.Ialltoall if async_op else self._comm.Alltoall
         buffer, finish = recv_buffer(output)
         sent = unaliased(array, output)
-        return done(call(message(sent), message(buffer)), finish, sent, buffer)
-
-    def _exchange(
-        self,
-        sent: Any,
-        sent_counts: list[int],
-        received: Any,
-        received_counts: list[int],
-        finish: Finish,
-        async_op: bool,
-    ) -> Work | None:
+        # None is a form of the call. Counts that happen to be equal are not: ranks could disagree on them.
+        if output_counts is None or input_counts is None:
+            call = self._comm.Ialltoall if async_op else self._comm.Alltoall  # MPICH's Alltoallv is slower
+            return done(call(message(sent), message(buffer)), finish, sent, buffer)
         call = self._comm.Ialltoallv if async_op else self._comm.Alltoallv
-        return done(call(parts(sent, sent_counts), parts(received, received_counts)), finish, sent, received)
+        return done(call(parts(sent, input_counts), parts(buffer, output_counts)), finish, sent, buffer)
 
     # -- many arrays in one message --------------------------------------------------------------
 
@@ -344,13 +325,13 @@ class MPIBackend(Backend):
 
 def of_the_thread(options: BackendOptions, comm: MPI.Intracomm) -> BackendOptions:
     """Return the options of the backend in a communication thread."""
-    # no single copies, for these would wait at every chunk until the program lets go of the GIL
+    # no single copies, which would wait at every chunk until the program lets go of the GIL
     tuning = replace(options.tuning, single_copy_bytes=NEVER)
     return replace(options, comm=comm, settings=replace(options.settings, tuning=tuning))
 
 
 def _unpack_columns(gathered: Any, outputs: list[Any]) -> None:
-    """Cut the rows (one per rank) into the outputs, each of which has a part of every row."""
+    """Copy consecutive columns of `gathered`, which has a row for each rank, into the outputs."""
     start = 0
     for output in outputs:
         width = output.nbytes // gathered.itemsize // len(gathered)

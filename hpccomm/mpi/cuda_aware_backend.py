@@ -1,8 +1,8 @@
 """CudaAwareBackend: GPU arrays handed to an MPI library that is proven to take pointers to GPU memory.
 
-Messages, and blocking operations on one array that MPI does as it is, go straight; all others by way of the host: Open
-MPI's non-blocking collectives do not take GPU pointers, also where it says that it is CUDA-aware. Before each call the
-host waits for the current stream: MPI knows nothing of streams.
+Messages go straight, and so do blocking operations on one array that MPI does as it is. All others go by way of the
+host: Open MPI's non-blocking collectives take no GPU pointers, even where it says that it is CUDA-aware. Before each
+call the host waits for the current stream, of which MPI knows nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..core.reduce_op import ReduceOp
 from ..core.work import Work
 from ..cuda.staged_backend import StagedBackend, Staging
 from .datatypes import DIRECT, LARGEST_COUNT
-from .works import MPIWork, ReceiveWork, check_length
+from .works import MPIWork, ReceiveWork, received
 
 IN_PLACE = MPI.IN_PLACE
 
@@ -86,12 +86,10 @@ class CudaAwareBackend(StagedBackend):
         status = MPI.Status()
         with staging.on_its_gpu():
             self._comm.Recv(_bytes(buffer), source, tag, status)
-        check_length("recv", status, buffer.nbytes)
-        staging.copy_back()
-        return status.Get_source()
+        return received("recv", status, buffer, staging.copy_back)
 
     def _call(self, staging: Staging, call: Any, *arguments: Any) -> Work | None:
-        """Call MPI when the packing is done; unpack when MPI is done."""
+        """Call MPI after the packing, and unpack after MPI; return its Work, or None after a blocking call."""
         staging.synchronize()
         with staging.on_its_gpu():
             request = call(*arguments)
@@ -102,10 +100,10 @@ class CudaAwareBackend(StagedBackend):
 
 
 class OnItsGPU(Work):
-    """A Work that asks MPI where the GPU of its buffer is the current one, as UCX needs it."""
+    """A Work that calls MPI while its buffer's GPU is the current one, as UCX needs it."""
 
     def on(self, its_gpu: Callable[[], AbstractContextManager[None]]) -> Self:
-        """Take what makes the GPU the current one."""
+        """Call MPI inside the context manager that `its_gpu` returns; return this Work."""
         self._its_gpu = its_gpu
         return self
 
@@ -129,7 +127,7 @@ class GPUReceiveWork(OnItsGPU, ReceiveWork):
 
 
 def _fits(array: Any) -> bool:
-    """Return whether MPI takes an array of this size in one call, whatever its layout, which ranks may not share."""
+    """Return whether MPI takes an array of this size in one call. Layouts do not count: ranks may differ in them."""
     return bool(array.nbytes <= LARGEST_COUNT)
 
 

@@ -1,14 +1,15 @@
 """Counts beyond 2^31 on MPI libraries older than MPI-4 (Open MPI 5.0), whose counts are C ints.
 
-Single messages and broadcasts send one element of a large derived type (datatypes.py), reductions go in segments
-(segments.py). What is left are operations with a count or displacement per rank. Where every rank knows the total
-they use MPI's call while it fits. Where one rank can't know (gather, scatter, uneven all_to_all) they are always
-messages between pairs, which is what Open MPI does inside those calls.
+Messages and broadcasts send one element of a large derived type (datatypes.py), and reductions go in segments
+(segments.py). Here are the operations with a count or displacement for each rank. Where every rank knows the total, MPI
+does them while it fits. Where one can't know it (gather, scatter, uneven all_to_all), they are always messages between
+pairs of ranks, as inside Open MPI.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from . import datatypes, reductions
 from .backend import MPIBackend
 from .datatypes import message
 from .layout import Finish, recv_buffer, send_buffer, unaliased
-from .works import MPIWorks, all_done
+from .works import MPIWorks, all_done, done
 
 
 class LargeCountMPIBackend(MPIBackend):
@@ -56,19 +57,17 @@ class LargeCountMPIBackend(MPIBackend):
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         if _fits(*inputs):
             return super().reduce_scatter(output, inputs, op, async_op)
+        how = reductions.plan(op, output.dtype)
         buffer, finish = reductions.reduction_output(output, op, self.size)
-        datatype, mpi_op = reductions.mpi_type_and_op(buffer.dtype, op)
         call = self._comm.Ireduce if async_op else self._comm.Reduce
-
         operands = [unaliased(reductions.reduction_input(array, op), buffer) for array in inputs]
-
-        def reductions_to_each() -> Any:
-            for root, sent in enumerate(operands):
-                into = self._segments(buffer) if root == self.rank else (None for _ in self._segments(sent))
-                for part, target in zip(self._segments(sent), into, strict=True):
-                    yield call((part, datatype), None if target is None else (target, datatype), mpi_op, root)
-
-        return all_done(list(reductions_to_each()), finish, operands, buffer)
+        requests = []
+        for root, sent in enumerate(operands):
+            into = self._segments(buffer) if root == self.rank else repeat(None)
+            for piece, target in zip(self._segments(sent), into):
+                received = None if target is None else (target, how.datatype)
+                requests.append(call((piece, how.datatype), received, how.op, root))
+        return all_done(requests, finish, operands, buffer)
 
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
@@ -86,29 +85,25 @@ class LargeCountMPIBackend(MPIBackend):
         return self._pairwise(inputs, outputs, None, async_op)
 
     def _pairwise(self, sends: Sequence[Any], receives: Sequence[Any], finish: Finish, async_op: bool) -> Work | None:
-        """Send ``sends[r]`` to each rank r and receive ``receives[r]`` from it, where they are not None.
-
-        What is sent lies outside of what is received, where data of a peer that is early may be before they are sent.
-        """
+        """Send ``sends[r]`` to each rank r and receive ``receives[r]`` from it, where they are not None."""
         buffers: dict[int, Any] = {}
         for rank, output in enumerate(receives):
             if output is not None:
                 buffers[rank], unpack = recv_buffer(output)
                 finish = both(unpack, finish)
         peers = [rank for rank, array in enumerate(sends) if array is not None]
+        # not from memory that is received into: an early peer's data may be there before these have gone
         sent = [*map(send_buffer, all_unaliased([sends[rank] for rank in peers], [*buffers.values()]))]
         requests = [self._comm.Irecv(message(buffer), rank, tags.PAIRWISE) for rank, buffer in buffers.items()]
         requests += [self._comm.Isend(message(array), rank, tags.PAIRWISE) for rank, array in zip(peers, sent)]
         if async_op:
             return MPIWorks(requests, finish, (buffers, sent))
         MPI.Request.Waitall(requests)
-        if finish is not None:
-            finish()
-        return None
+        return done(None, finish)
 
 
 def _fits(*arrays: Any) -> bool:
-    """Return whether a C int can count the elements (bytes, for dtypes that travel as bytes) of all arrays."""
+    """Return whether a C int can count the elements of all arrays (for dtypes that travel as bytes, their bytes)."""
     return sum(array.nbytes for array in arrays) <= datatypes.LARGEST_COUNT or (
         arrays[0].dtype in datatypes.TYPED and sum(array.size for array in arrays) <= datatypes.LARGEST_COUNT
     )

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import setitem
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from ..core.arithmetic import multiplied, truth
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
 from ..core.work import Once, repeatable
 from ..process.tuning import Tuning
 from .datatypes import message, parts
 from .layout import Finish, is_plain, recv_buffer
-from .reductions import mpi_type_and_op, plan, reduction_output
+from .reductions import plan, reduction_input, reduction_output
 from .segments import segments
-from .works import check_length
+from .works import received
 
 
 class MPIPersistentWork(PersistentWork):
-    """`prepare` fills packed inputs before each start, `finish` unpacks outputs after each end; both may be None."""
+    """An operation whose `prepare` fills the inputs before each start, and `finish` unpacks the outputs after it."""
 
     def __init__(self, requests: list[MPI.Prequest], prepare: Finish, finish: Finish, *alive: Any) -> None:
         self._requests = requests
@@ -69,10 +69,6 @@ class MPIPersistentWork(PersistentWork):
 class PersistentReceive(MPIPersistentWork):
     """A receive, which notices messages that are too short."""
 
-    def __init__(self, request: MPI.Prequest, finish: Finish, buffer: Any) -> None:
-        super().__init__([request], None, finish, buffer)
-        self._nbytes: int = buffer.nbytes
-
     def begin(self) -> None:
         """As MPIPersistentWork."""
         self._message = MPI.Status()
@@ -82,9 +78,7 @@ class PersistentReceive(MPIPersistentWork):
         """As MPIPersistentWork; then look at the message."""
         if self._message.Get_source() == MPI.ANY_SOURCE:  # otherwise this was interrupted after it had come
             self._requests[0].Wait(self._message)
-        check_length("recv", self._message, self._nbytes)
-        if self._finish is not None:
-            self._finish()
+        received("recv", self._message, self._alive[0], self._finish)
 
 
 def set_up(comm: MPI.Intracomm, tuning: Tuning, operation: str, arguments: tuple[Any, ...]) -> PersistentWork:
@@ -96,9 +90,10 @@ def set_up(comm: MPI.Intracomm, tuning: Tuning, operation: str, arguments: tuple
 
 def _all_reduce(comm: MPI.Intracomm, segment_bytes: int, array: Any, op: ReduceOp) -> PersistentWork:
     buffer, finish = reduction_output(array, op, comm.Get_size())
-    prepare = None if buffer is array and not plan(op, array.dtype).changes else partial(_fill, buffer, array, op)
-    datatype, mpi_op = mpi_type_and_op(buffer.dtype, op)
-    requests = [comm.Allreduce_init(MPI.IN_PLACE, (part, datatype), mpi_op) for part in segments(buffer, segment_bytes)]
+    how = plan(op, array.dtype)
+    prepare = partial(reduction_input, array, op, buffer) if how.changes or buffer is not array else None
+    pieces = segments(buffer, segment_bytes)
+    requests = [comm.Allreduce_init(MPI.IN_PLACE, (piece, how.datatype), how.op) for piece in pieces]
     return MPIPersistentWork(requests, prepare, finish, buffer)
 
 
@@ -119,8 +114,8 @@ def _all_gather_single(comm: MPI.Intracomm, output: Any, array: Any) -> Persiste
 def _reduce_scatter_single(comm: MPI.Intracomm, output: Any, array: Any, op: ReduceOp) -> PersistentWork:
     sent, prepare = _source(array, output, op)
     buffer, finish = reduction_output(output, op, comm.Get_size())
-    datatype, mpi_op = mpi_type_and_op(buffer.dtype, op)
-    request = comm.Reduce_scatter_block_init((sent, datatype), (buffer, datatype), mpi_op)
+    how = plan(op, array.dtype)
+    request = comm.Reduce_scatter_block_init((sent, how.datatype), (buffer, how.datatype), how.op)
     return MPIPersistentWork([request], prepare, finish, sent, buffer)
 
 
@@ -144,8 +139,7 @@ def _send(comm: MPI.Intracomm, array: Any, dst: int, tag: int) -> PersistentWork
 def _recv(comm: MPI.Intracomm, array: Any, src: int | None, tag: int) -> PersistentWork:
     buffer, finish = recv_buffer(array)
     source = MPI.ANY_SOURCE if src is None else src
-    request = comm.Recv_init(message(buffer), source, tag)
-    return PersistentReceive(request, finish, buffer)
+    return PersistentReceive([comm.Recv_init(message(buffer), source, tag)], None, finish, buffer)
 
 
 _OPERATIONS: dict[str, Callable[..., PersistentWork]] = {
@@ -165,13 +159,4 @@ def _source(array: Any, output: Any = None, op: ReduceOp | None = None) -> tuple
     if is_plain(array) and not (how and how.changes) and not overlaps:
         return array, None
     buffer = np.empty(array.shape, how.dtype if how else array.dtype)
-    return buffer, partial(_fill, buffer, array, op)
-
-
-def _fill(buffer: Any, array: Any, op: ReduceOp | None) -> None:
-    if op is not None and op.factor is not None:
-        multiplied(array, op, buffer)
-    elif op is not None and array.dtype.kind == "b":
-        truth(array, buffer)
-    else:
-        np.copyto(buffer, array, casting="unsafe")  # to a wider dtype, exactly
+    return buffer, partial(reduction_input, array, op, buffer) if op else partial(setitem, buffer, ..., array)

@@ -1,7 +1,6 @@
 """Preparation and completion of MPI's reductions: wider dtypes, AVG's division, PREMUL_SUM's product, bytes of bools.
 
-NumPy's warnings of overflow are off in here: MPI does not warn either, and where warnings are errors, one in the middle
-of an operation would leave the ranks apart.
+NumPy does not warn of overflow in here: MPI does not either, and a warning that is an error would stop one rank alone.
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ AVG = ReduceOp.AVG  # a look-up in a class is slow
 
 
 class Plan(NamedTuple):
-    """How MPI makes the reduction of some ReduceOp and dtype."""
+    """The reduction that MPI makes for a ReduceOp and a dtype."""
 
     datatype: MPI.Datatype
     op: MPI.Op
-    dtype: np.dtype[Any]  # to reduce in
-    changes: bool  # whether the values are other than the array's own
+    dtype: np.dtype[Any]  # of the arrays that MPI reduces
+    changes: bool  # whether they have other values or another dtype than the program's
 
 
 _plans: dict[tuple[ReduceOp, np.dtype[Any]], Plan] = {}
 
 
 def plan(op: ReduceOp, dtype: np.dtype[Any]) -> Plan:
-    """Return the reduction that MPI makes of `op` and `dtype`."""
+    """Return MPI's reduction for `op` on arrays of `dtype`."""
     found = _plans.get((op, dtype))
     if found is None:
         wide = dtype if op.mpi_op is not None else accumulation_dtype(dtype)
         is_bool = dtype.kind == "b" and op.mpi_op is None
         changes = wide is not dtype or op.factor is not None or is_bool
         found = Plan(arithmetic_type(wide, op), mpi_op(op, wide), wide, changes)
-        if op.factor is None and op.mpi_op is None:  # there are but a few of these
+        if op.factor is None and op.mpi_op is None:  # a program may make any number of others
             _plans[op, dtype] = found
     return found
 
 
 def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, Plan, Finish]:
-    """Return the buffer in which MPI reduces `array`, how it does, and what is to be done afterwards."""
+    """Return the buffer in which MPI reduces `array`, its plan, and the step that completes `array` afterwards."""
     how = plan(op, array.dtype)
     buffer = reduction_input(array, op) if how.changes else send_buffer(array)
     if buffer is array:
@@ -55,22 +54,23 @@ def in_place(array: Any, op: ReduceOp, ranks: int) -> tuple[Any, Plan, Finish]:
     return buffer, how, partial(_deliver, array, buffer, op, ranks)
 
 
-def reduction_input(array: Any, op: ReduceOp) -> Any:
-    """Return the contiguous array that a rank contributes: `array` itself where possible, never changed."""
+def reduction_input(array: Any, op: ReduceOp, out: Any = None) -> Any:
+    """Return the contiguous array that a rank contributes: `out`, if given; otherwise `array` itself where possible."""
     how = plan(op, array.dtype)
-    if not how.changes:
-        return send_buffer(array)
-    if how.dtype is not array.dtype:
-        array = array.astype(how.dtype)
-    elif how.dtype.kind == "b":
-        return truth(array)
+    if out is None:
+        if not how.changes:
+            return send_buffer(array)
+        out = np.empty(array.shape, how.dtype)
+    if how.changes and how.dtype.kind == "b":
+        return truth(array, out)
     if op.factor is not None:
-        return multiplied(array, op, np.empty(array.shape, array.dtype))
-    return send_buffer(array)
+        return multiplied(array.astype(how.dtype, copy=False), op, out)
+    out[...] = array  # to a wider dtype, exactly
+    return out
 
 
 def reduction_output(output: Any, op: ReduceOp, ranks: int) -> tuple[Any, Finish]:
-    """Return the contiguous array that MPI writes the reduced values to, and how they get into `output`."""
+    """Return the contiguous array that MPI writes to, and the step that puts the result into `output`."""
     wide = plan(op, output.dtype).dtype
     if wide is not output.dtype:
         buffer = np.empty(output.shape, wide)
@@ -83,13 +83,8 @@ def reduction_output(output: Any, op: ReduceOp, ranks: int) -> tuple[Any, Finish
     return buffer, partial(_deliver, output, buffer, op, ranks)
 
 
-def mpi_type_and_op(dtype: np.dtype[Any], op: ReduceOp) -> tuple[MPI.Datatype, MPI.Op]:
-    """Return MPI's datatype and operation for a buffer made by `reduction_input` or `reduction_output`."""
-    return arithmetic_type(dtype, op), mpi_op(op, dtype)
-
-
 def _deliver(output: Any, buffer: Any, op: ReduceOp, ranks: int) -> None:
-    """Put the reduced values into `output`; the buffer stays as it is, so that this may be done again."""
+    """Put the reduced values into `output`. It may be called again: the buffer stays as it is."""
     if op is AVG:
         with np.errstate(all="ignore"):
             np.divide(buffer, ranks, out=output, casting="unsafe")

@@ -1,15 +1,14 @@
 """Arrays in the memory that the ranks of a node share, and the collectives that work on them where they are.
 
-A node-shared array lies in a window made by MPI_Win_allocate_shared (MPI-4.1 §12.2.3): every rank of the node
-has the whole window in its address space. A collective then needs no messages. Each rank takes a share of the work
-and does it on everybody's arrays, between two barriers::
+A node-shared array lies in a window made by MPI_Win_allocate_shared (MPI-4.1 §12.2.3), which every rank of the node
+has in its address space. So a collective needs no messages: each rank reduces its share of all arrays, between two
+barriers::
 
     rank 0's array   |= share 0 =|  share 1  |      rank 0 reduces share 0 of all arrays into share 0 of all arrays,
     rank 1's array   |= share 0 =|  share 1  |      rank 1 share 1, each in chunks that stay in its cache
 
-This is the two-shot algorithm, whose steps (reduce your share, hand it out) are merged: while a chunk is in the
-cache it is written to every array. No two ranks touch the same share between the barriers, so there is no race, and
-each share is computed once, in rank order, so all ranks get the same bits.
+This is the two-shot algorithm with its two steps merged: a chunk is written to every array while it is in the cache.
+Only one rank touches a share, so there is no race, and all ranks get the same bits: those of a sum in rank order.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..core.arithmetic import multiplied
 from ..core.overlap import address_of
 from ..core.reduce_op import ReduceOp
 from ..errors import here
@@ -32,7 +32,6 @@ from ..job.mpi_library import private, release
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC, accumulation_dtype
 from .layout import is_plain
-from .works import as_backend_error
 
 SHM_DIRECTORY = "/dev/shm"  # where MPICH and Open MPI keep the windows
 PAGE_BYTES = 4096
@@ -48,8 +47,8 @@ UFUNCS = {
     "BOR": np.bitwise_or,
     "BXOR": np.bitwise_xor,
 }
-# What a rank tells the others of the call it makes: which collective, op, root, number of elements, dtype; and where
-# its array is: the number of the window (-1: in none) and the offset in its part of it.
+# A rank's call, as it tells the others: collective, op, root, number of elements, dtype; and the place of its array:
+# the number of the window (-1: none) and the offset in this rank's part of it.
 NOTE = struct.Struct("7q")
 CALLS = ["all_reduce", "reduce", "reduce_scatter_single"]
 OPS = list(UFUNCS)
@@ -61,16 +60,16 @@ _outliving: list[MPI.Win] = []
 class Window:
     """One window: the same number of bytes from each rank of the node.
 
-    `parts` are the ranks' memories as flat arrays of bytes. Every array in the window is a view of one of them, and
-    NumPy makes that part its ``base``: so arrays are recognised, and so is a part that nobody uses any more.
+    `parts` are the ranks' memories as flat arrays of bytes. NumPy makes a part the ``base`` of every array in it: by
+    that arrays are recognised, and parts that nobody uses any more.
     """
 
     def __init__(self, node: MPI.Intracomm, nbytes: int) -> None:
         # not contiguous: each rank's memory has pages of its own, on the NUMA domain of that rank (MPI-4.1 §12.2.3)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         self._node = node
-        # MPI_Win_allocate_shared and MPI_Win_free keep other threads from their work in MPI while they wait for other
-        # ranks (MPICH 5.0 and Open MPI 5.0 do): so all ranks meet first, in a barrier, which does not.
+        # MPI_Win_allocate_shared and MPI_Win_free keep the other threads of this process out of MPI while they wait for
+        # other ranks (MPICH 5.0, Open MPI 5.0). A barrier does not: so all ranks meet in one first.
         node.Barrier()
         self._win = MPI.Win.Allocate_shared(max(nbytes, 1), 1, info, node)
         info.Free()
@@ -84,7 +83,7 @@ class Window:
 
     def fence(self) -> None:
         """Wait for the other ranks, and make the stores of each visible to all."""
-        # MPI-4.1 §12.8: in shared memory, synchronising the processes takes MPI_Win_sync on both sides of it.
+        # MPI-4.1 §12.8: processes that synchronise over shared memory call MPI_Win_sync before and after it.
         self._win.Sync()
         self._node.Barrier()
         self._win.Sync()
@@ -94,10 +93,10 @@ class Window:
         self._win.Sync()
 
     def free(self) -> None:
-        """Give the memory back, if on no rank the program still has an array in it. Collective over the node.
+        """Give the memory back, unless the program still has an array in it on some rank. Collective over the node.
 
-        Freeing unmaps the memory, and an array over unmapped memory kills the process that looks at it. A window
-        in use is therefore left to the end of the process.
+        An array over unmapped memory would kill the process that looks at it: such a window stays until the process
+        ends.
         """
         parts = [weakref.ref(part) for part in self.parts]
         self.parts = []
@@ -112,9 +111,9 @@ class Window:
 class SharedArrays:
     """The node-shared arrays of one group: makes them, finds them, and runs collectives on them.
 
-    The collectives return whether they have done it; if not, MPI has to, on every rank. They agree on that: each rank
-    writes down what it was given, all meet in a barrier, and all read the same notes. (An empty `windows` needs
-    no agreement: `empty_shared` is collective, so it is empty on all ranks or on none.)
+    A collective returns False, on every rank, where MPI has to do it. The ranks agree on that: each writes a note of
+    its call, all meet in a barrier, and all read the same notes. (Not while `windows` is empty: it is so on all ranks
+    or on none, because `empty_shared` is collective.)
     """
 
     def __init__(self, comm: MPI.Intracomm, tuning: Tuning) -> None:
@@ -133,22 +132,19 @@ class SharedArrays:
             self._node = private(self._comm.Split_type(MPI.COMM_TYPE_SHARED), self._comm)
         nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
         self._agree(shape, dtype, nbytes)
-        try:
-            if self._notebook is None:
-                self._open()
-            window = Window(self._node, nbytes)
-        except MPI.Exception as error:
-            raise as_backend_error("empty_shared", error, self._comm) from error
+        if self._notebook is None:
+            self._open()
+        window = Window(self._node, nbytes)
         self._made.append(window)
         part = window.parts[self._node.rank]
         self.windows[id(part)] = window
         return np.ndarray(shape, dtype, part)
 
     def _open(self) -> None:
-        """Make the memory in which the ranks of this node write down what they call."""
+        """Make the memory for the notes of this node's ranks."""
         self._node_ranks = self._node.allgather(self._comm.rank)  # the group ranks on this node
         self._is_on_one_node = 1 < self._comm.size == self._node.size
-        # two notes for each rank, used in turn: a fast rank may write the next while a slow one still reads the last
+        # two notes for each rank, in turn: a fast rank may write the next while a slow one still reads the last
         self._notebook = Window(self._node, 2 * NOTE.size)
         books = [part.data for part in self._notebook.parts]
         self._notes = [[book[start : start + NOTE.size] for book in books] for start in (0, NOTE.size)]
@@ -174,14 +170,10 @@ class SharedArrays:
 
     def fence(self, array: Any) -> None:
         """Wait for the ranks of the node, and make the stores of each visible to all."""
-        window = self._window_of("fence", array)
-        try:
-            window.fence()
-        except MPI.Exception as error:
-            raise as_backend_error("fence", error, self._comm) from error
+        self._window_of("fence", array).fence()
 
     def peer_view(self, array: Any, group_rank: int) -> Any:
-        """Return the view of another rank's memory that corresponds to `array`."""
+        """Return another rank's array in the place of `array`."""
         window = self._window_of("peer_view", array)
         if group_rank not in self._node_ranks:
             raise ValueError(
@@ -193,14 +185,14 @@ class SharedArrays:
 
     def close(self) -> None:
         """Free the windows; called once, by every rank, when the group is destroyed."""
-        if self._node is None:
-            return
         self.windows.clear()
         self._notes = []
-        for window in (*self._made, self._notebook):
-            if window is not None:  # there was no room
-                window.free()
-        release(self._node)
+        for window in self._made:
+            window.free()
+        if self._notebook is not None:
+            self._notebook.free()
+        if self._node is not None:
+            release(self._node)
 
     def _window_of(self, operation: str, array: Any) -> Window:
         window = self.windows.get(id(getattr(array, "base", None)))
@@ -227,7 +219,7 @@ class SharedArrays:
         window, arrays = met
         with np.errstate(all="ignore"):  # as MPI, which does not warn of overflow
             if op.factor is not None:  # each rank has its own factor
-                np.multiply(array, op.factor, out=array, casting="same_kind")
+                multiplied(array, op, array)
                 window.fence()
             scratch = self._scratch(array.dtype) if accumulation_dtype(array.dtype) is not array.dtype else None
             for part in self._own_parts(array.size, array.itemsize):
@@ -281,18 +273,17 @@ class SharedArrays:
         return array.dtype in ARITHMETIC or (accumulation_dtype(array.dtype) is not array.dtype and op.factor is None)
 
     def _meet(self, call: str, op: str, root: int, array: Any, usable: Any) -> tuple[Window, list[Any]] | None:
-        """Wait for all ranks; return the window, whose fence is due afterwards, and everybody's `array`, flat.
+        """Wait for all ranks; return the window, whose fence is due afterwards, and every rank's `array`, flat.
 
-        Return None if on some rank it can't be worked on where it is (`usable` is None, in ordinary memory, or has
-        gaps); raise on every rank if they have not made the same call.
+        Return None if MPI has to do it: on some rank `usable` is None, in ordinary memory, or has gaps. Raise on every
+        rank if they have not made the same call.
         """
         window = self.windows.get(id(usable.base)) if usable is not None and is_plain(usable) else None
         number, offset = -1, 0
         if window is not None:
             number, offset = self._made.index(window), self._offset(window, usable)
             window.sync()
-        kind = ord(array.dtype.kind) << 8 | array.itemsize  # long and long long are alike, where both have 8 bytes
-        mine = NOTE.pack(CALLS.index(call), OPS.index(op), root, array.size, kind, number, offset)
+        mine = NOTE.pack(CALLS.index(call), OPS.index(op), root, array.size, kind(array.dtype), number, offset)
         notes = self._notes[self._turn]
         self._turn = 1 - self._turn
         notes[self._node.rank][:] = mine
@@ -302,21 +293,13 @@ class SharedArrays:
         if read.count(mine) < len(read):
             *calls, numbers, offsets = zip(*map(NOTE.unpack, read))
             if any(len(set(column)) > 1 for column in calls):
-                self._raise_mismatch(call, f"{op.lower()} root={root} size={array.size} dtype={array.dtype}")
+                raise mismatch(self._node, f"{call} {op.lower()} root={root} size={array.size} dtype={array.dtype}")
             if len(set(numbers)) > 1:
                 return None
         if window is None:
             return None
         window.sync()
         return window, [np.ndarray(array.size, array.dtype, *place) for place in zip(window.parts, offsets)]
-
-    def _raise_mismatch(self, call: str, arguments: str) -> None:
-        calls = self._node.allgather(f"{call} {arguments}")
-        rank = next(rank for rank, other in enumerate(calls) if other != calls[self._node.rank])
-        raise ValueError(
-            f"{call}: the ranks of the group do not make the same call: {calls[self._node.rank]!r} here, "
-            f"{calls[rank]!r} on rank {rank} of the group{here()}"
-        )
 
     def _own_parts(self, count: int, itemsize: int) -> Iterator[slice]:
         """Yield the chunks of the share of `count` elements that this rank works on."""
@@ -326,8 +309,23 @@ class SharedArrays:
         return np.empty(self._tuning.shared_chunk_bytes // dtype.itemsize, accumulation_dtype(dtype))
 
 
+def kind(dtype: np.dtype[Any]) -> int:
+    """Return a number for a dtype; long and long long have the same, where both have 8 bytes."""
+    return ord(dtype.kind) << 8 | dtype.itemsize
+
+
+def mismatch(comm: MPI.Intracomm, call: str) -> ValueError:
+    """Return the error of ranks that do not make the same `call`: "name arguments"; every rank of `comm` asks."""
+    calls = comm.allgather(call)
+    rank = next(rank for rank, other in enumerate(calls) if other != call)
+    return ValueError(
+        f"{call.split()[0]}: the ranks of the group do not make the same call: {call!r} here, {calls[rank]!r} on rank "
+        f"{rank} of the group{here()}"
+    )
+
+
 def share(rank: int, ranks: int, count: int) -> tuple[int, int]:
-    """Return the share of `rank`, (start, stop), when `ranks` divide `count` elements."""
+    """Return the share of `rank` of `count` elements, (start, stop)."""
     length = -(-count // (ranks * 64)) * 64  # so that no two ranks write to one cache line
     return min(rank * length, count), min((rank + 1) * length, count)
 
@@ -339,7 +337,7 @@ def parts(start: int, stop: int, step: int) -> Iterator[slice]:
 
 
 def _reduced(chunks: list[Any], op: ReduceOp, into: Any) -> Any:
-    """Reduce chunks in their order, in the dtype of `into`, a scratch (of at least that size) or the first chunk."""
+    """Return the chunks reduced in their order, in `into`: the first chunk, or a scratch of a wider dtype."""
     first, *others = chunks
     total = into[: first.size]
     if into is not first:
@@ -355,8 +353,8 @@ def _reduced(chunks: list[Any], op: ReduceOp, into: Any) -> Any:
 def why_no_room(nbytes: int) -> str:
     """Return the reason against windows of `nbytes`, of all ranks of the node together; "" if there is none.
 
-    The ranks have to know beforehand: Open MPI tells only the rank that can't make the file, and the others wait for
-    ever. And where the file is larger than what is free, the first store beyond would end the process with SIGBUS.
+    It is asked beforehand: Open MPI tells only the rank that can't make the file, and the others wait for ever; and the
+    first store beyond what is free would end the process with SIGBUS.
     """
     free = free_bytes()
     if free is None:

@@ -1,12 +1,11 @@
 """all_reduce of large arrays in ordinary memory, within a node, by copies straight from one process to another.
 
-MPI carries data between two processes in two copies: into memory that both see, and out again. Linux has system calls
-that need only one, process_vm_readv and process_vm_writev. The algorithm is that of ``shared_memory.py``: each rank
-reduces a share of everybody's arrays, chunk by chunk, in rank order, and while a chunk of the result is in its cache,
-writes it to everybody's arrays. No two ranks touch the same share, and all ranks get the same bits.
+MPI carries data between two processes in two copies: into memory that both see, and out again. Linux's system calls
+process_vm_readv and process_vm_writev need only one. The algorithm is that of ``shared_memory.py``: each rank reduces
+its share of all arrays.
 
-The kernel may refuse: a container, or a system that lets no process look into another one (ptrace_scope). The ranks
-find that out together, once, and then leave it to MPI for good.
+The kernel may refuse: in a container, or where no process may look into another one (ptrace_scope). The ranks find that
+out together, once, and then leave all of it to MPI.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from ..core.overlap import address_of
 from ..core.reduce_op import ReduceOp
 from ..errors import DistBackendError, here
 from ..process.tuning import Tuning
-from .shared_memory import OPS, UFUNCS, parts, share
+from .shared_memory import OPS, UFUNCS, kind, mismatch, parts, share
 
 CHUNK_BYTES = 256 << 10  # three chunks stay in the cache of a core; with less, the system calls begin to show
 TOKEN_BYTES = 16
 
 
 class SingleCopy:
-    """The large reductions of one group, if all its ranks are on one node, and the kernel lets them."""
+    """The large all_reduces of one group, if all its ranks are on one node, and the kernel lets them."""
 
     def __init__(self, comm: MPI.Intracomm, tuning: Tuning) -> None:
         self._comm = comm
@@ -82,40 +81,34 @@ class SingleCopy:
                 else:
                     chunk = other[: own.size]
                     self._read(pid, other_address, address + offset, nbytes)
-                # into the own array, once what was there has been added
+                # into this rank's own array, once that has been added
                 total = ufunc(total, chunk, out=own if rank >= me else total) if rank else chunk
             for rank, pid, address in places:
                 if rank != me:
                     self._write(pid, addresses[me] + offset, address + offset, nbytes)
 
     def _meet(self, array: Any, op: ReduceOp) -> list[int]:
-        """Wait for all ranks, and return where their arrays are; 0 for one that the kernel can't reach.
+        """Wait for all ranks, and return the addresses of their arrays; 0 for one that the kernel can't reach.
 
         Raise on every rank if they have not made the same call.
         """
         address = address_of(array)
-        # The kernel can't get at some memory from outside: what a device's driver has made, for example. It can't from
-        # here either, so that each rank tries its own array: it reads both ends, and writes them back.
+        # Some memory is out of the kernel's reach for all processes, this one too: what a device's driver has made, for
+        # example. So each rank tries its own array: it reads both ends, and writes them back.
         ends = address, address + array.nbytes - 1
         if not all(self._can_read_and_write(os.getpid(), end, 1) for end in ends):
             address = 0
-        kind = ord(array.dtype.kind) << 8 | array.itemsize  # long and long long are alike, where both have 8 bytes
         notes = np.empty((self._ranks, 4), np.int64)
-        self._comm.Allgather(np.array([address, array.size, kind, OPS.index(op.name)], np.int64), notes)
+        self._comm.Allgather(np.array([address, array.size, kind(array.dtype), OPS.index(op.name)], np.int64), notes)
         if (notes[:, 1:] != notes[0, 1:]).any():
-            calls = self._comm.allgather(f"{op.name.lower()} size={array.size} dtype={array.dtype}")
-            rank = next(rank for rank, call in enumerate(calls) if call != calls[self._rank])
-            raise ValueError(
-                f"all_reduce: the ranks of the group do not make the same call: {calls[self._rank]!r} here, "
-                f"{calls[rank]!r} on rank {rank} of the group{here()}"
-            )
+            raise mismatch(self._comm, f"all_reduce {op.name.lower()} size={array.size} dtype={array.dtype}")
         addresses: list[int] = notes[:, 0].tolist()
         return addresses
 
     def _open(self) -> None:
-        """Find out whether every rank can read and write the memory of every other one."""
+        """Find out whether every rank can read and write the memory of all others."""
         self._read, self._write = Transfer("process_vm_readv"), Transfer("process_vm_writev")
-        # Processes in several containers may not mean the same by a pid: hence the token.
+        # the pid of one container may be another process in the next: hence the token
         token = np.frombuffer(bytearray(os.urandom(TOKEN_BYTES)), np.uint8)
         mine = MPI.Get_processor_name(), os.getpid(), address_of(token), token.tobytes()
         all_ranks = self._comm.allgather(mine)
@@ -129,7 +122,7 @@ class SingleCopy:
         self._scratch = np.empty((2, CHUNK_BYTES if self._is_allowed else 0), np.uint8)
 
     def _can_read_and_write(self, pid: int, address: int, nbytes: int, expected: bytes | None = None) -> bool:
-        """Return whether a process has memory there (with these bytes), by reading it and writing it back."""
+        """Read a process's memory and write it back; return whether that went well, and had the `expected` bytes."""
         found = np.empty(nbytes, np.uint8)
         try:
             self._read(pid, address_of(found), address, nbytes)
@@ -141,7 +134,7 @@ class SingleCopy:
         return True
 
     def _on_all(self, mine: bool) -> bool:
-        """Return whether `mine` is true on all ranks; none gets the answer before all have asked."""
+        """Return whether `mine` is true on all ranks, when all have asked."""
         answer = np.array(mine, np.intc)
         self._comm.Allreduce(MPI.IN_PLACE, answer, MPI.MIN)
         return bool(answer)
@@ -154,9 +147,9 @@ class Vector(ctypes.Structure):
 
 
 class Transfer:
-    """One of the two system calls, by name: copy between an address here and one in another process.
+    """One of the two system calls, by name: copies between an address here and one in another process.
 
-    A call takes 2 us, half of what it would if it made its arguments anew.
+    Its arguments are made once, which halves the time of a call, to 2 us.
     """
 
     def __init__(self, name: str) -> None:
@@ -179,7 +172,7 @@ class Transfer:
 
 
 def system_call(name: str) -> Any:
-    """Return a function of the C library; one that only fails, if there is none of this name."""
+    """Return the C library's function `name`; where there is none, one that fails."""
     try:
         # PyDLL keeps the GIL: a chunk takes less than 0.1 ms, and getting the GIL back may take 5.
         call = getattr(ctypes.PyDLL(None, use_errno=True), name)

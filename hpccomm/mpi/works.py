@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -15,8 +16,8 @@ from .layout import Finish
 class MPIWork(Work):
     """An operation of one MPI request.
 
-    `alive` are the arrays whose memory MPI works on: mpi4py's requests keep the buffers of some operations alive and
-    not those of others (mpi4py 4.1: not those of reductions, of the root of Iscatterv, ...).
+    `alive` are the arrays whose memory MPI works on: mpi4py 4.1 keeps them for some requests and not for others
+    (reductions, Iscatterv on the root ...).
     """
 
     can_be_left = True
@@ -35,24 +36,25 @@ class MPIWork(Work):
         self._request.Wait()
 
     def translate_error(self, error: Exception) -> Exception:
-        """Turn MPI's exceptions into DistBackendError."""
-        return _of_work(self, error)
+        """Return what the program should see for an error of MPI."""
+        translated = as_backend_error(self.op_type, error, self.group.comm if self.group else None)
+        if isinstance(translated, RankFailedError):
+            failures.kept.append(self.alive)  # a message of a survivor may still be on its way to it
+        return translated
 
 
-class MPIWorks(Work):
+class MPIWorks(MPIWork):
     """An operation of several MPI requests."""
 
-    can_be_left = True
-
     def __init__(self, requests: list[MPI.Request], finish: Finish, alive: Any) -> None:
-        super().__init__(finish)
+        self._finish = finish
         self.alive = alive
         self._requests = requests
         self._statuses: list[MPI.Status] = []
 
     def poll(self) -> bool:
         """Return whether every request is complete; this also lets MPI make progress."""
-        if not any(self._requests):  # it has been interrupted after they were done
+        if not any(self._requests):  # this was interrupted after they were done
             return True
         self._statuses = [MPI.Status() for _ in self._requests]
         return MPI.Request.Testall(self._requests, self._statuses)
@@ -64,15 +66,15 @@ class MPIWorks(Work):
             MPI.Request.Waitall(self._requests, self._statuses)
 
     def translate_error(self, error: Exception) -> Exception:
-        """Turn MPI's exceptions into DistBackendError."""
+        """As MPIWork; the error is that of one of the requests."""
         if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_IN_STATUS:
             codes = [status.Get_error() for status in self._statuses]
             error = MPI.Exception(next(code for code in codes if code not in (MPI.SUCCESS, MPI.ERR_PENDING)))
-        return _of_work(self, error)
+        return super().translate_error(error)
 
 
 class ReceiveWork(MPIWork):
-    """A receive: it knows the sender, notices short messages, and can be taken back."""
+    """A receive, which knows the sender, notices messages that are too short, and can be taken back."""
 
     def __init__(self, request: MPI.Request, nbytes: int, finish: Finish, alive: Any) -> None:
         self._finish = finish
@@ -82,7 +84,7 @@ class ReceiveWork(MPIWork):
 
     def poll(self) -> bool:
         """As MPIWork; then look at the message."""
-        if self._request:  # it is null where this has been interrupted after the message had come
+        if self._request:  # it is null where this was interrupted after the message had come
             self._message = MPI.Status()
             if not self._request.Test(self._message):
                 return False
@@ -97,13 +99,13 @@ class ReceiveWork(MPIWork):
         self.source = check_length("", self._message, self._nbytes)
 
     def cancel(self) -> None:
-        """Take the receive back (MPI_Cancel); it may have been matched already, and then completes."""
+        """Take the receive back (MPI_Cancel); if it is matched already, it completes."""
         self._request.Cancel()
         self._request.Wait()
 
 
 class SendReceiveWork(MPIWorks):
-    """A receive and a send at once; MPI-4.1 has deprecated the cancelling of sends, so it can't be taken back."""
+    """A receive and a send at once. It can't be taken back: MPI-4.1 has deprecated the cancelling of sends."""
 
     def __init__(self, receive: MPI.Request, send: MPI.Request, nbytes: int, finish: Finish, *alive: Any) -> None:
         super().__init__([receive, send], finish, alive)
@@ -123,7 +125,7 @@ class SendReceiveWork(MPIWorks):
 
 
 def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | None:
-    """Take what a call of MPI returned: a request makes a Work that keeps `alive`, None means that it is complete."""
+    """Return a Work for the request that a call of MPI returned; after a blocking call, finish and return None."""
     if request is not None:
         return MPIWork(request, repeatable(finish), alive)
     if finish is not None:
@@ -131,8 +133,8 @@ def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | Non
     return None
 
 
-def all_done(requests: list[MPI.Request | None], finish: Finish, *alive: Any) -> Work | None:
-    """Take what several calls returned: all of them requests, or all of them None."""
+def all_done(requests: Sequence[MPI.Request | None], finish: Finish, *alive: Any) -> Work | None:
+    """Return one Work for what several calls returned; as `done`."""
     pending = [request for request in requests if request is not None]
     if len(pending) < 2:
         return done(pending[0] if pending else None, finish, *alive)
@@ -140,24 +142,22 @@ def all_done(requests: list[MPI.Request | None], finish: Finish, *alive: Any) ->
 
 
 def joined(works: list[Work | None], finish: Finish) -> Work | None:
-    """Make one Work of the parts of a composed operation, with one more thing to do at the end."""
+    """Return one Work for the parts of a composed operation; `finish` comes after all of theirs."""
     requests: list[MPI.Request] = []
     alive = []
     for work in works:
-        if isinstance(work, MPIWork):
-            requests.append(work._request)
-        elif isinstance(work, MPIWorks):
-            requests += work._requests
-        elif work is not None:
+        if work is None:
+            continue
+        if not isinstance(work, MPIWork):
             raise TypeError(f"a part of a composed operation is {work!r}, not one of MPI's requests")
-        if work is not None:
-            alive.append(work.alive)
-            finish = both(work._finish, finish)
-    return all_done(list(requests), finish, alive)
+        requests += work._requests if isinstance(work, MPIWorks) else [work._request]
+        alive.append(work.alive)
+        finish = both(work._finish, finish)
+    return all_done(requests, finish, alive)
 
 
 def received(operation: str, status: MPI.Status, buffer: Any, finish: Finish) -> int:
-    """Look at a message that has come, unpack it, and return its sender."""
+    """Return the sender of a message that has come, after checking and unpacking it."""
     source = check_length(operation, status, buffer.nbytes)
     if finish is not None:
         finish()
@@ -165,7 +165,7 @@ def received(operation: str, status: MPI.Status, buffer: Any, finish: Finish) ->
 
 
 def check_length(operation: str, status: MPI.Status, expected: int) -> int:
-    """Return the sender; raise if a message was shorter than its array (MPI itself refuses longer ones)."""
+    """Return the sender of a message; raise if it is shorter than its array (MPI itself refuses longer ones)."""
     if status.Get_elements(MPI.BYTE) != expected:
         raise DistBackendError(
             f"the message has {status.Get_elements(MPI.BYTE)} bytes, but the array {expected}; only its first part was "
@@ -176,9 +176,9 @@ def check_length(operation: str, status: MPI.Status, expected: int) -> int:
 
 
 def as_backend_error(operation: str, error: Exception, comm: MPI.Intracomm | None) -> Exception:
-    """Return a DistBackendError that says what MPI says, or `error` itself if it is not MPI's.
+    """Return a DistBackendError with MPI's text for an error of MPI, and any other error as it is.
 
-    It is a RankFailedError if ranks have died; then this also wakes others who wait in vain. `comm` is the group's.
+    If ranks have died it is a RankFailedError, and those who wait for them are woken. `comm` is the group's.
     """
     if not isinstance(error, MPI.Exception) or isinstance(error, DistError):
         return error
@@ -189,10 +189,3 @@ def as_backend_error(operation: str, error: Exception, comm: MPI.Intracomm | Non
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         hint = "; an array here is smaller than what another rank sent: do sizes and dtypes agree on all ranks?"
     return DistBackendError(f"MPI reports: {error.Get_error_string().strip()}{hint}{here()}", operation)
-
-
-def _of_work(work: Work, error: Exception) -> Exception:
-    translated = as_backend_error(work.op_type, error, work.group.comm if work.group else None)
-    if isinstance(translated, RankFailedError):
-        failures.kept.append(work.alive)  # a message of a survivor may still be on its way to it
-    return translated

@@ -154,7 +154,7 @@ def test_calls_that_differ_are_an_error_on_every_rank(allowed: Any) -> None:
     if allowed.size == 1:
         return
     array = np.ones(1000 + allowed.rank)
-    with pytest.raises(ValueError, match=f"do not make the same call: 'sum size={array.size} dtype=float64' here"):
+    with pytest.raises(ValueError, match=f"the same call: 'all_reduce sum size={array.size} dtype=float64' here"):
         hc.all_reduce(array, group=allowed)
 
 
