@@ -360,7 +360,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         is_receive = each.op is irecv
         name = "recv" if is_receive else "send"
         if isinstance(group, NonMember):
-            group.says_no("batch_isend_irecv")
+            group.warn("batch_isend_irecv")
             works.append(done_work(name))
             continue
         call = group.plain_message(name, each.array, each.peer, each.tag)

@@ -151,7 +151,7 @@ def save(
     """
     found = member(group)
     if isinstance(found, NonMember):
-        found.says_no("checkpoint.save")
+        found.warn("checkpoint.save")
         return
     Saving(found, Path(folder), step, arrays, replicated or {}, axis).run(metadata, keep, overwrite)
 

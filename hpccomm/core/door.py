@@ -67,7 +67,7 @@ class Door:
         self.in_flight: dict[Work, None] = {}  # the oldest first
         self.failed: list[Work] = []
         self.persistent: list[PersistentWork] = []  # those that have not been freed
-        self.patience = as_seconds(group.timeout) if group.on_timeout == "raise" else None
+        self.timeout = as_seconds(group.timeout) if group.on_timeout == "raise" else None
         DOORS.add(self)
 
     # -- operations ------------------------------------------------------------------------------
@@ -102,7 +102,10 @@ class Door:
         try:
             outcome: Any = getattr(backend, name)(*arguments, async_op) if step is None else step()
         except Exception as error:
-            self._fail(backend, CALLED.get((name, async_op), name), self.number_of(name), error, operation)
+            error = self.translated(backend, CALLED.get((name, async_op), name), self.number_of(name), error)
+            if operation is not None:
+                operation.end(error)
+            raise error
         if persistent is not None and outcome is None:
             persistent.operation = operation
         elif async_op or isinstance(outcome, Work):
@@ -112,7 +115,7 @@ class Door:
             if async_op or persistent is not None:
                 return work
             if work.keeps_time:  # its transport ends it
-                work.flight = work.flight._replace(patience=None)
+                work.flight = work.flight._replace(timeout=None)
             work.wait()  # a backend that has only asynchronous operations
             return work.source  # type: ignore[return-value]  # of a receive: the sender's rank
         elif operation is not None:
@@ -126,7 +129,7 @@ class Door:
             number = self.messages + self.fast_path.messages
         else:
             number = self.collectives + self.fast_path.count
-        work.flight = flight_of((self, name, number, result, peer, self.patience))
+        work.flight = flight_of((self, name, number, result, peer, self.timeout))
         if len(self.in_flight) >= REAP_ABOVE or work.is_let_go_at_once:
             self.reap()
         self.in_flight[work] = None  # not before: a GPU would be asked for what has only just begun
@@ -143,7 +146,8 @@ class Door:
         try:
             work = backend.persistent(name, *arguments)
         except Exception as error:
-            self._fail(backend, f"{name}_init", 0, error, None)
+            error = self.translated(backend, f"{name}_init", 0, error)
+            raise error
         work.belong_to(self, call, number)
         self.persistent.append(work)
         return work
@@ -189,17 +193,13 @@ class Door:
             return self.messages + self.fast_path.messages
         return self.collectives + self.fast_path.count
 
-    def _fail(
-        self, backend: Backend, called: str, number: int, error: Exception, operation: Operation | None
-    ) -> NoReturn:
-        """Raise the error of an operation, as its transport translates it."""
+    def translated(self, backend: Backend, called: str, number: int, error: Exception) -> Exception:
+        """Return the error of an operation, as its transport translates it."""
         translated = backend.translate_error(called, error)
         self.identify(translated, called, number)
-        if operation is not None:
-            operation.end(translated)
-        if translated is error:
-            raise error
-        raise translated from error
+        if translated is not error:
+            translated.__cause__ = error
+        return translated
 
     # -- what is in flight -----------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class Flight(NamedTuple):
     number: int = 0  # among the collectives, or the messages, of the group on this rank
     result: Any = None  # the value of `Work.result`
     peer: int | None = None  # of a message: the rank of the group at its other end
-    patience: float | None = None  # seconds that `wait` waits where it is not told
+    timeout: float | None = None  # seconds: the default of `Work.wait`
 
 
 class Nobody:

@@ -69,7 +69,7 @@ class NonMember:
         """The backends of the group's devices."""
         return self._config or BackendConfig()
 
-    def says_no(self, operation: str, stacklevel: int = 3) -> None:
+    def warn(self, operation: str, stacklevel: int = 3) -> None:
         """Warn, once for this group, that `operation` does nothing on this rank."""
         if not self._has_warned:
             self._has_warned = True
@@ -147,7 +147,7 @@ def _nothing(name: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def operation(group: NonMember, *arguments: Any, **options: Any) -> Any:
-        group.says_no(name)
+        group.warn(name)
         if name.endswith("_init"):
             return NothingToStart()
         if name in ("isend", "irecv"):

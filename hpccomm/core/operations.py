@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -291,8 +292,8 @@ class Operations(Members):
     def broadcast_object_list(self, object_list: list[Any], root: int = 0) -> None:
         """See :func:`hpccomm.broadcast_object_list`."""
         root = calls.rank(self, "broadcast_object_list: root", root)
-        mine = list(object_list)
-        _fill("broadcast_object_list", object_list, self._step("broadcast_object_list", OBJECTS, mine, root))
+        objects = self._step("broadcast_object_list", OBJECTS, list(object_list), root)
+        _fill("broadcast_object_list", object_list, objects)
 
     def scatter_object_list(
         self,
@@ -340,11 +341,8 @@ class Operations(Members):
 
     def _step(self, name: str, device: str, *arguments: Any) -> Any:
         """Do an operation that has no asynchronous form."""
-        backend = self.door.backends[device]
-        result: Any = self.door.run(
-            Call((name, device, None, arguments)), False, lambda: getattr(backend, name)(*arguments)
-        )
-        return result
+        step = partial(getattr(self.door.backends[device], name), *arguments)
+        return self.door.run(Call((name, device, None, arguments)), False, step)
 
 
 def _fill(operation: str, slots: list[Any], objects: list[Any]) -> None:

@@ -26,8 +26,8 @@ class PersistentWork:
     """An operation set up by one of the ``*_init`` functions.
 
     `start` begins it with the values that the arrays hold at that time, `wait` ends it; between the two the arrays may
-    not be touched. It keeps the arrays alive. `free` gives back what MPI holds; so do
-    the end of a ``with`` block and the end of the group.
+    not be touched. It keeps the arrays alive. `free`, the end of a ``with`` block and the end of the group free the
+    resources of MPI.
 
     A transport subclasses it and writes `begin`, `poll`, `block` and `release`.
 
@@ -55,16 +55,16 @@ class PersistentWork:
     output: Any = None
     number = 0  # of its set-up, where the ranks compare that
     door: Door | None = None  # of the group that frees it when it is destroyed
-    call: Call  # what the door is told of each start
-    operation: Operation | None = None  # what hooks know it by
+    call: Call  # of each start
+    operation: Operation | None = None  # for hooks, while it is active
     was_asked = False  # since the watchdog has looked, which sets it back
     is_active = False  # between `start` and its end
-    _patience: float | None = None  # seconds that `wait` waits where it is not told
+    _timeout: float | None = None  # seconds: the default of `wait`
     _freed = False
 
     def belong_to(self, door: Door, call: Call, number: int) -> None:
-        """Be the persistent form of `call`, for the group of this door."""
-        self.door, self.number, self._patience = door, number, door.patience
+        """Make this the persistent form of `call`, in the group of this door."""
+        self.door, self.number, self._timeout = door, number, door.timeout
         self.op_type, self.output = call.name, call.result
         self.call = Call((f"{call.name}{START}", call.device, self, call.arguments))
 
@@ -74,11 +74,11 @@ class PersistentWork:
         return None if self.door is None else self.door.group
 
     def begin(self) -> Work | None:
-        """Start the transport; return a Work if that is what the group is to follow, as an asynchronous operation's."""
+        """Start the transport; return a Work if the group is to follow one, as of an asynchronous operation."""
         raise NotImplementedError
 
     def poll(self) -> bool:
-        """Return whether the transport is done, without blocking; if so, finish."""
+        """Return True if the transport is done, without blocking; if so, finish."""
         raise NotImplementedError
 
     def block(self) -> None:
@@ -86,7 +86,7 @@ class PersistentWork:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Free what the transport holds."""
+        """Free the resources of the transport."""
 
     def start(self) -> None:
         """Begin the operation.
@@ -105,38 +105,22 @@ class PersistentWork:
         self.is_active = True
 
     def refuse_to_start(self) -> NoReturn:
-        """Raise what `start` raises while the operation is in flight or freed."""
+        """Raise the error of a `start` while the operation is in flight or freed."""
         raise DistError(f"{self.op_type}: {'freed' if self._freed else 'started already; wait() first'}{here()}")
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Block until the operation is done; at once if it has not been started.
-
-        Parameters
-        ----------
-        timeout : timedelta or float (seconds), optional
-            Default: wait for ever; in a group with ``on_timeout="raise"``, for the group's timeout.
-
-        Returns
-        -------
-        bool
-            True.
-
-        Raises
-        ------
-        DistTimeoutError
-            The timeout has passed. The operation stays in flight.
-        """
+        """Block until the operation is done, as :meth:`Work.wait`; return at once if it has not been started."""
         if not self.is_active:
             return True
         if timeout is None:
-            timeout = self._patience
+            timeout = self._timeout
         if timeout is not None:
             deadline = time.monotonic() + as_seconds(timeout)
             while not self._ends(self.poll):
                 if time.monotonic() >= deadline:
                     raise DistTimeoutError(
                         f"{self.op_type}: not done after {as_seconds(timeout):g} s; it is still in flight{here()}"
-                        + (who_is_late() if timeout == self._patience else "")
+                        + (who_is_late() if timeout == self._timeout else "")
                     )
                 time.sleep(0)
         else:
@@ -144,7 +128,7 @@ class PersistentWork:
         return True
 
     def _ends(self, advance: Callable[[], bool | None]) -> bool:
-        """Ask the transport; return whether the operation has ended, which it has also if that raises."""
+        """Poll or block; return True if the operation has ended, as it has also if that raises an error."""
         try:
             if advance() is False:
                 return False
@@ -156,15 +140,11 @@ class PersistentWork:
         return True
 
     def fail(self, error: Exception) -> NoReturn:
-        """End the operation with what went wrong, in the words of the transport."""
-        translated = error
+        """End the operation with an error, as its transport translates it."""
         if self.door is not None:
-            translated = self.door.backends[self.call.device].translate_error(self.op_type, error)
-            self.door.identify(translated, self.op_type, 0)
-        self._ended(translated)
-        if translated is error:
-            raise error
-        raise translated from error
+            error = self.door.translated(self.door.backends[self.call.device], self.op_type, 0, error)
+        self._ended(error)
+        raise error
 
     def _ended(self, error: Exception | None) -> None:
         self.is_active = False
@@ -173,7 +153,7 @@ class PersistentWork:
             operation.end(error)
 
     def give_up(self, error: Exception, deadline: float) -> None:
-        """End with `error`, unless the transport says until `deadline` how the operation has ended."""
+        """End with `error`, unless the transport ends the operation until `deadline`."""
         with contextlib.suppress(Exception):
             self.wait(max(0.0, deadline - time.monotonic()))
         if self.is_active:
@@ -181,12 +161,12 @@ class PersistentWork:
             self._ended(error)
 
     def is_completed(self) -> bool:
-        """Return whether the operation is done (or not started), without blocking."""
+        """Return True if the operation is done (or not started), without blocking."""
         self.was_asked = True
         return not self.is_active or self._ends(self.poll)
 
     def free(self) -> None:
-        """Wait for the operation and free what it holds; it can't be started again. Freeing twice does nothing."""
+        """Wait for the operation and free its resources; it can't be started again. Freeing twice does nothing."""
         if not self._freed:
             self.wait()
             self._freed = True
@@ -207,13 +187,10 @@ class PersistentWork:
 
 
 class Repeated(PersistentWork):
-    """A persistent operation of a transport that has none: each start is an asynchronous one.
-
-    `launch` returns its Work, or something else if it is done already.
-    """
+    """A persistent operation of a transport that has none: each start is an asynchronous operation."""
 
     def __init__(self, launch: Callable[[], Any]) -> None:
-        self._launch = launch
+        self._launch = launch  # returns its Work, or something else if it is done already
         self._work: Work | None = None
 
     def begin(self) -> Work:
@@ -223,14 +200,14 @@ class Repeated(PersistentWork):
         return self._work
 
     def poll(self) -> bool:
-        """Return whether it is done; raise what went wrong."""
+        """Return True if it is done; raise its error."""
         return self._work is None or (self._work.is_completed() and self._work.wait())
 
     def block(self) -> None:
-        """Wait for it."""
+        """Wait for the asynchronous operation."""
         if self._work is not None:
             self._work.wait()
 
     def release(self) -> None:
-        """Let go of it."""
+        """Drop the last asynchronous operation."""
         self._work = None

@@ -149,7 +149,7 @@ class Work:
             What went wrong in the operation.
         """
         if timeout is None:
-            timeout = self.flight.patience
+            timeout = self.flight.timeout
         if timeout is not None:
             self._wait_until(time.monotonic() + as_seconds(timeout), timeout)
         elif not self._told:
@@ -166,11 +166,11 @@ class Work:
         looks = pauses()
         while not self.has_ended():
             if time.monotonic() >= deadline:
-                self.has_timed_out = self.can_be_left and timeout == self.flight.patience
+                self.has_timed_out = self.can_be_left and timeout == self.flight.timeout
                 raise DistTimeoutError(
                     f"{self.op_type} #{self.sequence_number}: not done after {as_seconds(timeout):g} s; it is still in "
                     f"flight, and the timeout has passed. Has every rank of the group made the matching call?{here()}"
-                    + (who_is_late() if timeout == self.flight.patience else "")
+                    + (who_is_late() if timeout == self.flight.timeout else "")
                 )
             time.sleep(next(looks))
 

@@ -122,7 +122,7 @@ class SmallAllReduce(PersistentWork):
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """As PersistentWork; look until all ranks have begun, and reduce."""
-        if timeout is not None or self._patience is not None or not self.is_active:
+        if timeout is not None or self._timeout is not None or not self.is_active:
             return super().wait(timeout)
         look, expected, looks = self._look, self._expected, 0
         try:
