@@ -137,6 +137,11 @@ def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str
     )
 
 
+def key_of_operation(record: Record) -> tuple[str, int, str]:
+    """Return the group, the number and the name: the same on all ranks of one operation."""
+    return record.group, record.number, record.name
+
+
 def sizes_by_rank(operation: Operation) -> list[list[int]] | None:
     """Return the numbers of elements for each rank and from each rank, where they may differ."""
     name, arguments, size = operation.name.removesuffix(START), operation.arguments, operation.group.size
@@ -157,9 +162,18 @@ def sizes_by_rank(operation: Operation) -> list[list[int]] | None:
 
 
 def unequal_sizes(sizes: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return the pairs of ranks of which the first sends not what the second expects, from `sizes_by_rank` of each."""
+    """Return the pairs of sender and receiver whose sizes differ, from `sizes_by_rank` of each rank of a group."""
     sends, expects = (np.array([each[i] for each in sizes], np.int64) for i in (0, 1))
     return [(int(sender), int(receiver)) for sender, receiver in np.argwhere(sends != expects.T)]
+
+
+def unequal_in_words(pair: tuple[int, int], sizes: Sequence[Any], ranks: Sequence[int], places: Sequence[str]) -> str:
+    """Return one of these pairs in words; `ranks` and `places` are those of the members of the group."""
+    sender, receiver = pair
+    return (
+        f"rank {ranks[sender]} sends {sizes[sender][0][receiver]} elements to rank {ranks[receiver]} at "
+        f"{places[sender]}, which expects {sizes[receiver][1][sender]} at {places[receiver]}"
+    )
 
 
 def _sizes(arrays: Any) -> list[int]:
@@ -169,8 +183,9 @@ def _sizes(arrays: Any) -> list[int]:
 def sides(records: Mapping[int, Record]) -> list[list[int]]:
     """Return the ranks that agree with each other on one collective, the fewest first.
 
-    Compared is what is known of all of them: a Work in flight knows neither its reduction nor its root. Blocking and
-    asynchronous calls match on GPUs, and not in MPI: they differ if nothing else does, and some have not ended.
+    Only facts that are known of all records are compared: a Work in flight knows neither its reduction nor its root.
+    Blocking and asynchronous calls match on GPUs, and not in MPI: they count as different if nothing else differs, and
+    some have not ended.
     """
     each = records.values()
     has_all = all(record.count >= 0 for record in each)
@@ -186,6 +201,12 @@ def sides(records: Mapping[int, Record]) -> list[list[int]]:
         return record.name, dtype, count, record.op if knows else "", root, record.details
 
     found = alike((rank, signature(record)) for rank, record in records.items())
-    if len(found) == 1 and has_all and any(record.state != "completed" for record in records.values()):
+    if len(found) == 1 and has_all and any(record.state != "completed" for record in each):
         found = alike((rank, (record.async_op,)) for rank, record in records.items())
     return sorted(found.values(), key=len)
+
+
+def minority(sides: Sequence[Sequence[int]]) -> list[int]:
+    """Return the ranks of all sides but the largest, or of all if they are equally large; the largest comes last."""
+    few = [side for side in sides if len(side) < len(sides[-1])] or sides
+    return sorted(rank for side in few for rank in side)

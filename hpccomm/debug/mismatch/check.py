@@ -12,7 +12,7 @@ from ...core.operation_list import MESSAGES, OPERATIONS
 from ...core.timeouts import as_seconds
 from ...errors import DistError, DistTimeoutError
 from ...job import failures, mpi_library
-from ..records import sizes_by_rank, unequal_sizes
+from ..records import sizes_by_rank, unequal_in_words, unequal_sizes
 from ..words import alike, ranks_in_words
 from .exchange import DIFFERS, TIMED_OUT, Exchange, Statement
 from .messages import MessageCheck
@@ -142,13 +142,9 @@ class MismatchCheck:
         wrong = unequal_sizes(sizes)
         if not wrong:
             return ""
-        sender, receiver = wrong[0]
-        ranks, more = self._group.ranks, f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
-        return (
-            f"{self._head(statements)}: rank {ranks[sender]} sends {sizes[sender][0][receiver]} elements to rank "
-            f"{ranks[receiver]} at {statements[sender]['where']}, which expects {sizes[receiver][1][sender]} at "
-            f"{statements[receiver]['where']}{more}"
-        )
+        more = f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
+        places = [each["where"] for each in statements]
+        return f"{self._head(statements)}: {unequal_in_words(wrong[0], sizes, self._group.ranks, places)}{more}"
 
     def _head(self, statements: Sequence[Statement]) -> str:
         names, numbers = ({each[key] for each in statements} for key in ("name", "number"))

@@ -1,7 +1,7 @@
-"""The verdict from the history: the first operation in which the recordings of the ranks do not belong together.
+"""The verdict from the recordings of the ranks: the first operation in which they differ, and who is to blame.
 
-Collectives of a group are numbered alike on every rank, so what has one number has to be one operation. Where all that
-is recorded agrees and some ranks have not come, those are to blame that wait for nobody; or, where they wait for one
+Collectives of a group are numbered alike on every rank, so all that has one number must be one operation. Where the
+recordings agree and some ranks have not come, the ranks that wait for nobody are to blame; where ranks wait for one
 another, the fewer.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...core.operation_list import START
-from ..records import Record, sides
+from ..records import Record, key_of_operation, minority, sides
 from ..verdict import Verdict
 from ..words import by_number, places_in_words, ranks_in_words
 from .files import Trace
@@ -20,7 +20,7 @@ from .files import Trace
 
 @dataclass
 class History(Verdict):
-    """What is wrong, from the recordings.
+    """Who is to blame, from the recordings.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class History(Verdict):
     lines : list of str
         The same in words.
     marks : set of (group, number)
-        The collectives that it is about.
+        The collectives that the verdict is about.
     """
 
     marks: set[tuple[str, int]] = field(default_factory=set)
@@ -37,7 +37,7 @@ class History(Verdict):
 
 @dataclass
 class _Collective:
-    """What the ranks have recorded under one number of one group."""
+    """The records of the ranks under one number of one group."""
 
     group: str
     number: int
@@ -52,13 +52,15 @@ class _Collective:
 def history(traces: Sequence[Trace]) -> History:
     """Return the ranks to blame, from the recordings of the ranks of a job.
 
-    Recordings may begin with different operations, because older ones were overwritten: compared is what all of the
-    ranks have. Without the recordings of some ranks the others are compared.
+    Older operations may have been overwritten, so recordings may begin with different ones: the part that all ranks
+    have is compared. Without the recordings of some ranks the others are compared.
     """
-    return _Case(traces).decide()
+    return _Search(traces).decide()
 
 
-class _Case:
+class _Search:
+    """The search for the first operation in which the recordings differ."""
+
     def __init__(self, traces: Sequence[Trace]) -> None:
         self._traces = {trace.rank: trace for trace in traces}
         self._size = max((trace.size for trace in traces), default=0)
@@ -79,11 +81,11 @@ class _Case:
         doubtful = sorted(filter(None, map(self._first_doubt, self._collectives)), key=_when)
         different = [each for each in doubtful if len(sides(each.records)) > 1]
         if different:
-            found = self._differing(different[0])
+            found = self._difference(different[0])
         elif doubtful:
-            found = self._missing(doubtful)
+            found = self._absence(doubtful)
         else:
-            found = self._without_partner()
+            found = self._unmatched_message()
         if self._absent:
             found.lines.append(f"there is no recording of {ranks_in_words(self._absent)}")
         return found
@@ -111,40 +113,34 @@ class _Case:
                 return found
         return None
 
-    def _differing(self, found: _Collective) -> History:
+    def _difference(self, found: _Collective) -> History:
         found_sides = sides(found.records)
-        few = [side for side in found_sides if len(side) < len(found_sides[-1])] or found_sides
         shown = []
         for side in reversed(found_sides):
-            record, places = found.records[side[0]], {found.records[rank].where for rank in side}
-            at = f" at {places_in_words(places)}" if any(places) else ""
+            record, at = found.records[side[0]], _at(*(found.records[rank] for rank in side))
             shown.append(f"{ranks_in_words(side)} {by_number(side, 'calls', 'call')} {record.in_detail()}{at}")
         line = f"collective #{found.number} of group {found.any.group_name!r} differs: {'; '.join(shown)}"
         hint = self._shifted(found, found_sides) if len(found_sides) == 2 else ""
-        culprits = sorted(rank for side in few for rank in side)
-        return History(culprits, [line, *filter(None, [hint])], {(found.group, found.number)})
+        return History(minority(found_sides), [line, *filter(None, [hint])], {(found.group, found.number)})
 
     def _shifted(self, found: _Collective, both: list[list[int]]) -> str:
-        """Return in words whether the fewer are one collective ahead of the others, or behind."""
+        """Return a hint in words if the smaller side is one collective ahead of the other, or behind."""
         of_rank = self._collectives[found.group]
-        few, many = both[0][0], both[-1][0]
         now, following = found.number, found.number + 1
 
-        def same(first: int, number: int, second: int, other: int) -> bool:
-            one, two = of_rank[first].get(number), of_rank[second].get(other)
+        def fits_the_next(rank: int, other: int) -> bool:
+            one, two = of_rank[rank].get(now), of_rank[other].get(following)
             return one is not None and two is not None and len(sides({0: one, 1: two})) == 1
 
-        if same(few, now, many, following) and not same(many, now, few, following):
-            return (
-                f"{ranks_in_words(both[0])} may have left out what the others call #{now}: it fits their #{following}"
-            )
-        if same(many, now, few, following) and not same(few, now, many, following):
-            return f"{ranks_in_words(both[0])} may have called one more than the others, #{now}"
-        return ""
+        few, (one, *_), (other, *_) = ranks_in_words(both[0]), *both
+        is_behind, is_ahead = fits_the_next(one, other), fits_the_next(other, one)
+        if is_behind and not is_ahead:
+            return f"{few} may have left out what the others call #{now}: it fits their #{following}"
+        return f"{few} may have called one more than the others, #{now}" if is_ahead and not is_behind else ""
 
     # -- who has not come --------------------------------------------------------------------------------------
 
-    def _missing(self, doubtful: list[_Collective]) -> History:
+    def _absence(self, doubtful: list[_Collective]) -> History:
         waits = self._waits(doubtful)
         path = [min(doubtful[0].missing, key=lambda rank: (rank in waits, rank))]
         while path[-1] in waits:
@@ -158,11 +154,11 @@ class _Case:
             if root in each.missing:
                 return self._never_reached(each, [rank for rank in each.missing if rank not in waits])
         record = waits[path[-2]][root]
-        line = f"rank {root} has not answered {record}: {self._last(root)}; rank {path[-2]} waits{_at(record)}"
+        line = f"rank {root} has not answered {record}: {self._last_in_words(root)}; rank {path[-2]} waits{_at(record)}"
         return History([root], [line])
 
     def _waits(self, doubtful: list[_Collective]) -> dict[int, dict[int, Record]]:
-        """Return, for each rank that waits, the operation and the ranks that it waits for."""
+        """Return the ranks that each waiting rank waits for, with the operation in which it does."""
         waits: dict[int, dict[int, Record]] = defaultdict(dict)
         for each in doubtful:
             for rank, record in each.records.items():
@@ -176,22 +172,19 @@ class _Case:
         return {rank: ahead for rank, ahead in waits.items() if ahead}
 
     def _never_reached(self, each: _Collective, ranks: list[int]) -> History:
-        waiting = [rank for rank in each.records if each.records[rank].state == "in flight"] or list(each.records)
-        verb = "wait" if each.records[waiting[0]].state == "in flight" else "came"
-        if len(waiting) == 1:
-            verb = {"wait": "waits"}.get(verb, verb)
-        places = {each.records[rank].where for rank in waiting}
-        at = f" at {places_in_words(places)}" if any(places) else ""
-        doing = "; ".join(f"rank {rank}: {self._last(rank)}" for rank in ranks[:4])
+        in_flight = [rank for rank, record in each.records.items() if record.state == "in flight"]
+        verb = by_number(in_flight, "waits", "wait") if in_flight else "came"
+        there = in_flight or list(each.records)
+        at = _at(*(each.records[rank] for rank in there))
         lines = [
-            f"{ranks_in_words(ranks)} never reached {each.any}; {ranks_in_words(waiting)} {verb} there{at}",
-            f"  {doing}",
+            f"{ranks_in_words(ranks)} never reached {each.any}; {ranks_in_words(there)} {verb} there{at}",
+            "  " + "; ".join(f"rank {rank}: {self._last_in_words(rank)}" for rank in ranks[:4]),
+            self._first_other_line(each, ranks[0], there[0]),
         ]
-        hint = self._first_other_line(each, ranks[0], waiting[0])
-        return History(sorted(ranks), [*lines, *filter(None, [hint])], {(each.group, each.number)})
+        return History(sorted(ranks), list(filter(None, lines)), {(each.group, each.number)})
 
     def _first_other_line(self, each: _Collective, rank: int, other: int) -> str:
-        """Return in words the first collective that two ranks have called from different lines."""
+        """Return the first collective that two ranks have called from different lines, in words."""
         of_rank = self._collectives[each.group]
         mine, theirs = of_rank.get(rank, {}), of_rank[other]
         for number in sorted(mine.keys() & theirs.keys()):
@@ -203,15 +196,13 @@ class _Case:
         return ""
 
     def _circle(self, circle: list[int], waits: dict[int, dict[int, Record]]) -> History:
-        """Ranks that wait for one another: to blame are the fewer, where many are in one operation."""
+        """Return the verdict on ranks that wait for one another: the fewer in their operation are to blame."""
         records = [waits[rank][following] for rank, following in zip(circle, [*circle[1:], circle[0]])]
-        those_in: dict[tuple[str, int, str], list[int]] = {}
+        members: dict[tuple[str, int, str], set[int]] = defaultdict(set)
         for rank, ahead in waits.items():
             for record in ahead.values():
-                side = those_in.setdefault((record.group, record.number, record.name), [])
-                if rank not in side:
-                    side.append(rank)
-        those = [(record, those_in[(record.group, record.number, record.name)]) for record in records]
+                members[key_of_operation(record)].add(rank)
+        those = [(record, members[key_of_operation(record)]) for record in records]
         largest = max(len(side) for _, side in those)
         few = {rank for _, side in those if len(side) < largest for rank in side}
         shown = "; ".join(
@@ -219,9 +210,9 @@ class _Case:
             for record, side in sorted(those, key=lambda each: -len(each[1]))
         )
         marks = {(record.group, record.number) for record in records if not record.is_a_message}
-        return History(sorted(few or set(circle)), [f"ranks wait for each other: {shown}"], marks)
+        return History(sorted(few or circle), [f"ranks wait for each other: {shown}"], marks)
 
-    def _last(self, rank: int) -> str:
+    def _last_in_words(self, rank: int) -> str:
         """Return the last operation of a rank in words."""
         trace = self._traces.get(rank)
         if trace is None:
@@ -234,10 +225,10 @@ class _Case:
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def _without_partner(self) -> History:
-        """Return the first message that was sent and not received, or the reverse, where all of them are recorded."""
+    def _unmatched_message(self) -> History:
+        """Return the first message that was sent and not received, or the reverse, where all messages are recorded."""
         for group, members in self._members.items():
-            sent: Counter[tuple[int, int, bool]] = Counter()
+            sent: Counter[tuple[int, int, bool]] = Counter()  # by sender, receiver, and whether these are objects
             received: Counter[tuple[int, int, bool]] = Counter()
             last: dict[tuple[int, int, bool], Record] = {}
             unclear = {rank for rank in members if not self._has_all_messages(rank, group)}
@@ -247,17 +238,16 @@ class _Case:
                     if name == "sendrecv" or record.peer is None or record.state == "failed":
                         unclear.add(rank)
                         continue
-                    peer, has_objects = members[record.peer], "object" in name
-                    pair = (rank, peer, has_objects) if name.startswith("send") else (peer, rank, has_objects)
-                    (sent if name.startswith("send") else received)[pair] += 1
+                    peer, is_sent = members[record.peer], name.startswith("send")
+                    pair = (rank, peer, "object" in name) if is_sent else (peer, rank, "object" in name)
+                    (sent if is_sent else received)[pair] += 1
                     last[pair] = record
-            for pair in sorted(last, key=lambda pair: last[pair].begin):
-                if sent[pair] != received[pair] and not unclear & set(pair[:2]):
-                    sender, receiver, _ = pair
-                    name = last[pair].group_name
-                    counts = f"{sent[pair]} to rank {receiver}, which has received {received[pair]}"
+            for pair, record in sorted(last.items(), key=lambda each: each[1].begin):
+                sender, receiver, _ = pair
+                if sent[pair] != received[pair] and not unclear & {sender, receiver}:
                     line = (
-                        f"rank {sender} has sent {counts} in group {name!r}; the last was {last[pair]}{_at(last[pair])}"
+                        f"rank {sender} has sent {sent[pair]} to rank {receiver}, which has received {received[pair]} "
+                        f"in group {record.group_name!r}; the last was {record}{_at(record)}"
                     )
                     return History([sender, receiver], [line])
         return History()
@@ -277,5 +267,6 @@ def _when(each: _Collective) -> float:
     return min(record.begin for record in each.records.values())
 
 
-def _at(record: Record) -> str:
-    return f" at {record.where}" if record.where else ""
+def _at(*records: Record) -> str:
+    places = {record.where for record in records}
+    return f" at {places_in_words(places)}" if any(places) else ""
