@@ -19,7 +19,7 @@ from .core.options import Membership, time_limit
 from .core.registry import BackendConfig, is_backend_available
 from .debug import attach
 from .debug.dump import last_words
-from .debug.watchdog import explain
+from .debug.watchdog import who_is_late
 from .errors import DistBackendError, DistError, here
 from .job import mpi_library
 from .job.peer_failure import PeerFailures
@@ -38,8 +38,8 @@ _abort_on_exception = AbortOnException()
 _peer_failures: PeerFailures | None = None
 
 
-observers.on_new_group(attach.watch, attach.attach, attach.detach)
-observers.answer_with(explain, agreed)
+observers.on_new_group(attach.prepare, attach.attach, attach.detach)
+observers.answer_with(who_is_late, agreed)
 
 
 # -- availability ------------------------------------------------------------------------------------

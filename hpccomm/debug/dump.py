@@ -1,4 +1,4 @@
-"""This rank's report and recording, written because somebody asks, or because the job is about to end."""
+"""This rank's report and recording, written on demand, or because the job is about to end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .trace.files import save
 
 
 def dump(reason: str = "asked by the program") -> Path:
-    """Write what this rank is doing into its report, at any moment and from any thread; other ranks are not asked.
+    """Write the report of this rank, at any moment and from any thread; other ranks are not asked.
 
     Parameters
     ----------
     reason : str
-        Why: it is shown by ``hpccomm debug``.
+        Is shown by ``hpccomm debug``.
 
     Returns
     -------
@@ -37,16 +37,16 @@ def dump(reason: str = "asked by the program") -> Path:
     >>> file.name, json.loads(file.read_text())["reason"]
     ('rank0.json', 'an example')
     """
-    current = watchdog.reporter()
-    if current is None:
-        group = next(iter(groups()), None)
-        if group is None:
-            raise DistError("hpccomm.debug.dump: there is no process group: call hpccomm.init_process_group() first")
-        from mpi4py import MPI
+    current = watchdog.current()
+    if current is not None:
+        return current.reporter.write(reason, current.elapsed())
+    group = next(iter(groups()), None)
+    if group is None:
+        raise DistError("hpccomm.debug.dump: there is no process group: call hpccomm.init_process_group() first")
+    from mpi4py import MPI
 
-        comm = MPI.COMM_WORLD
-        current = Reporter(comm.Get_rank(), comm.Get_size(), group.settings.debug_dir, group.processes)
-    return current.write(reason, watchdog.seconds())
+    comm = MPI.COMM_WORLD
+    return Reporter(comm.Get_rank(), comm.Get_size(), group.settings.debug_dir, group.processes).write(reason)
 
 
 def last_words(reason: str) -> None:

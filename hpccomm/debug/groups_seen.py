@@ -1,16 +1,21 @@
-"""The groups that this process has: what reports call each, and hooks on all of them."""
+"""The table of the groups of this process: the key and the ranks of each, and hooks on all of them."""
 
 from __future__ import annotations
 
 import hashlib
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ..core.group import ProcessGroup
 from ..core.hooks import Hook, RemovableHandle
+from ..core.persistent_work import PersistentWork
+from ..core.work import Work
 from ..job.failures import ranks_in_the_job
+
+Thing = TypeVar("Thing")
 
 
 @dataclass
@@ -25,7 +30,7 @@ _made: Counter[tuple[int, ...]] = Counter()
 _everywhere: dict[object, Callable[[ProcessGroup], Hook]] = {}
 
 
-def see(group: ProcessGroup) -> None:
+def add(group: ProcessGroup) -> None:
     """Take a new group into the table; called by every rank of it."""
     ranks = _process_ranks(group)
     _made[ranks] += 1
@@ -33,22 +38,34 @@ def see(group: ProcessGroup) -> None:
 
 
 def groups() -> list[ProcessGroup]:
-    """Return the groups that there are; any thread may ask."""
+    """Return the groups of this process; any thread may ask."""
+    return _snapshot(_seen)
+
+
+def works_in_flight() -> list[Work | PersistentWork]:
+    """Return the Works of all groups that have not ended; any thread may ask."""
+    works: list[Work | PersistentWork] = []
+    for group in groups():
+        works += [*_snapshot(group.door.in_flight), *(each for each in list(group.door.persistent) if each.is_active)]
+    return works
+
+
+def _snapshot(things: Iterable[Thing]) -> list[Thing]:
     while True:
         try:
-            return list(_seen)
-        except RuntimeError:  # another thread has just made one
+            return list(things)
+        except RuntimeError:  # another thread has just changed them
             continue
 
 
 def key_of(group: ProcessGroup) -> str:
-    """Return the name of a group that is the same on every rank: its members, and which group of these it is."""
+    """Return a key that is the same on every rank of a group: of its members, and of which group of theirs it is."""
     seen = _seen.get(group)
     return f"{group.name}:{'-'.join(map(str, group.ranks[:8]))}" if seen is None else seen.key
 
 
 def ranks_of(group: ProcessGroup) -> tuple[int, ...]:
-    """Return the ranks of a group's members in MPI.COMM_WORLD: what one process is called throughout its job."""
+    """Return the ranks of a group's members in MPI.COMM_WORLD, which name a process throughout its job."""
     seen = _seen.get(group)
     return group.ranks if seen is None else seen.ranks
 
@@ -71,7 +88,7 @@ def everywhere(hook_of: Callable[[ProcessGroup], Hook]) -> RemovableHandle:
 
 
 def register_on(group: ProcessGroup) -> None:
-    """Register the hooks that every group gets on a new one."""
+    """Register on a new group the hooks that are on every group."""
     for key in _everywhere:
         _register(group, key)
 

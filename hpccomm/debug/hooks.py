@@ -14,7 +14,7 @@ from ..core.group import ProcessGroup
 from ..core.hooks import Hook, Operation, RemovableHandle
 from ..errors import DistError, here
 from .groups_seen import everywhere
-from .records import describe
+from .records import arrays_in, describe
 
 BLUE = 0xFF0072B2  # of ranges
 LOGGER = logging.getLogger("hpccomm.operations")
@@ -110,7 +110,7 @@ class _CheckNumerics:
 
     def _look(self, operation: Operation, when: str, not_at: set[str]) -> None:
         for name, value in operation.arguments.items():
-            for place, array in enumerate(_arrays(value)):
+            for place, array in enumerate(arrays_in(value)):
                 bad = None if name in not_at else first_bad(array)
                 if bad is not None:
                     label = f"{name}[{place}]" if isinstance(value, list) else name
@@ -136,12 +136,6 @@ def first_bad(array: Any) -> str | None:
         return None
     index = tuple(int(each) for each in np.unravel_index(int(bad.argmax()), bad.shape))
     return f"{array[index]} at [{', '.join(map(str, index))}], {count} of {array.size} elements"
-
-
-def _arrays(value: Any) -> list[Any]:
-    if isinstance(value, list | tuple):
-        return [array for each in value for array in _arrays(each)]
-    return [value] if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "argmax") else []
 
 
 # -- a log -----------------------------------------------------------------------------------------------------

@@ -19,36 +19,39 @@ LONGEST = 1 << 13  # bytes of a letter
 
 
 class Mailbox:
-    """That of this process.
+    """The mailbox of this process; closed until `open`.
 
     Attributes
     ----------
     is_open : bool
         Whether letters come: not after one of another user's, who could keep the watchdog busy.
     was_woken : bool
-        Whether `askers` has found a letter since this was last set back.
+        Whether `askers` has found a letter since this was last reset.
     """
 
     def __init__(self) -> None:
         self.is_open = self.was_woken = False
         self._socket: socket.socket | None = None
+
+    def open(self) -> None:
+        """Let others reach it, where the system has such sockets."""
         with contextlib.suppress(OSError, AttributeError):
             self._socket = _bound(_address(os.getpid()))
             self._socket.setblocking(False)
             self.is_open = True
 
     def fileno(self) -> int:
-        """Return its file; -1 where there is none."""
+        """Return its file descriptor; -1 where there is none."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def close(self) -> None:
-        """Let nobody reach it any more."""
+        """Close the socket: nobody reaches it any more."""
         if self._socket is not None:
             self._socket.close()
             self._socket, self.is_open = None, False
 
     def askers(self) -> list[bytes]:
-        """Return where `answer` reaches those that have asked for reports, of the letters that have come."""
+        """Return the addresses of those that have asked for reports in the letters that have come."""
         found = []
         with contextlib.suppress(OSError):  # there is nothing more
             while self._socket is not None and self.is_open:
@@ -60,16 +63,17 @@ class Mailbox:
         return found
 
     def answer(self, asker: bytes, folder: Path, token: str) -> None:
-        """Say where reports go, and what those say that answer the question."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.sendto(json.dumps([os.fspath(folder), token]).encode(), socket.MSG_DONTWAIT, asker)
+        """Send the folder of the reports, and the token that those carry which answer the question."""
+        self._send(json.dumps([os.fspath(folder), token]).encode(), asker)
 
     def wake(self, process: int) -> None:
-        """Let another process of this node look into the folder."""
+        """Ask another process of this node to look into the folder."""
+        self._send(LOOK, _address(process))
+
+    def _send(self, letter: bytes, address: bytes | str) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):  # it has none, or is gone
-                self._socket.sendto(LOOK, socket.MSG_DONTWAIT, _address(process))
+                self._socket.sendto(letter, socket.MSG_DONTWAIT, address)
 
 
 def ask(process: int, patience: float) -> tuple[Path, str] | None:
@@ -78,7 +82,7 @@ def ask(process: int, patience: float) -> tuple[Path, str] | None:
     Returns
     -------
     (Path, str)
-        The folder of the reports, and what those say that answer this question.
+        The folder of the reports, and the token that those carry which answer this question.
 
     Raises
     ------
@@ -112,7 +116,7 @@ def _bound(address: str) -> socket.socket:
 
 
 def _received(own: socket.socket) -> tuple[bytes, int, int, bytes]:
-    """Return a letter, the process and the user that have sent it, and its sender's address."""
+    """Return a letter, the process and the user that have sent it, and the address of the sender."""
     letter, ancillary, _, sender = own.recvmsg(LONGEST, socket.CMSG_SPACE(CREDENTIALS.size))
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):

@@ -176,6 +176,13 @@ def unequal_in_words(pair: tuple[int, int], sizes: Sequence[Any], ranks: Sequenc
     )
 
 
+def arrays_in(value: Any) -> list[Any]:
+    """Return the arrays in an argument, those of lists one by one."""
+    if isinstance(value, list | tuple):
+        return [array for each in value for array in arrays_in(each)]
+    return [value] if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "argmax") else []
+
+
 def _sizes(arrays: Any) -> list[int]:
     return [count_of(array) for array in arrays or ()]
 

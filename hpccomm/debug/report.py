@@ -1,4 +1,4 @@
-"""The report: what each rank of the job is doing, one small file for each in one folder; and how ranks ask for it.
+"""The reports: one small file of each rank in one folder, with the calls that it is in; and how ranks ask for them.
 
 A rank that wants the reports of all writes a file "ask" into the folder and wakes the processes of its node. On other
 nodes one rank looks for that file. Nothing here calls MPI: it has to work where MPI hangs.
@@ -18,72 +18,74 @@ from pathlib import Path
 from typing import Any
 
 from ..core.group import ProcessGroup
-from ..core.persistent_work import PersistentWork
-from ..core.work import Work
 from ..process.proc import of_process
 from . import stacks
 from .folder import Folder, read_text
-from .groups_seen import groups, key_of, ranks_of
+from .groups_seen import groups, key_of, ranks_of, works_in_flight
 from .mailbox import Mailbox
+from .records import Record, key_of_operation
 
 VERSION = 1
 ASK = "ask"
-END = "end at "  # what is asked then is to end
+END = "end at "  # how a question begins that orders the end
 LARGEST_JOB = 1 << 22  # ranks
 LATEST_END = 2.0  # seconds after which a request to end is of no use to anybody
-ended = ""  # the test that this rank has ended, while it waits for the others: pytest's plugin says so
+ended = ""  # the test that this rank has ended, while it waits for the others; set by the plugin of pytest
 LOST = 60.0  # seconds after which a rank that was to give a verdict is not waited for
 
 
 class Reporter:
-    """Writes the reports of this process, and asks for those of others.
+    """The writer of this process's reports, which also asks for those of others.
 
     Attributes
     ----------
     rank, size : int
         In MPI.COMM_WORLD.
     folder : Folder
-        That of this run; it is made when the first file is written.
+        The folder of this run; it is made when the first file is written.
     processes : dict of int to int
         The processes of the ranks of this node.
+    mailbox : Mailbox
+        By which other processes of this node reach this one, once it is open.
     """
 
     def __init__(self, rank: int, size: int, folder: str | Path, processes: Mapping[int, int] | None = None) -> None:
         self.rank = rank
         self.size = size
         self.processes = dict(processes or {})
-        self.mailbox: Mailbox | None = None  # by which the others of this node reach this rank
+        self.mailbox = Mailbox()
         self._claimed = 0
         self.move_to(folder)
 
     def move_to(self, folder: str | Path) -> None:
-        """Look into another folder from now on; what has been asked there before is for others."""
+        """Use another folder from now on; earlier questions in it are for others."""
         self.folder = Folder(folder)
-        self._answered = {text for _, text in self._questions()}
+        self._answered = set(self._questions())
 
     # -- this rank -------------------------------------------------------------------------------------------
 
-    def state(self, reason: str, seconds: Mapping[Any, float] | None = None) -> dict[str, Any]:
-        """Return the state of this process; `seconds` says how long, by the keys of `stacks.calls_in_flight`."""
-        seconds = seconds or {}
+    def state(self, reason: str, elapsed: Mapping[Any, float] | None = None) -> dict[str, Any]:
+        """Return the report of this process; `elapsed` has the seconds in each call, by its key."""
+        elapsed = elapsed or {}
         me = threading.get_ident()
         operations, left, seen = [], False, set()
+
+        def add(record: Record, seconds: float, waits: bool) -> None:
+            operations.append({**record.as_dict(), "seconds": seconds, "waits": waits})
+
         for call in stacks.calls_in_flight():
             if call.record.name == "leave":
                 left = True
-                continue
-            seen.add((call.record.group, call.record.number, call.record.name))
-            known = {"seconds": seconds.get(call.key, 0.0), "waits": True}
-            operations.append({**call.record.as_dict(), **known})
-        for group in groups():
-            for work in works_in_flight(group):
-                record = stacks.record_of(work)
-                if (record.group, record.number, record.name) not in seen:
-                    key = (id(work), record.number)
-                    if key in seconds:  # the program asks for it, or has a Future
-                        record = stacks.polled_call(work).record
-                    known = {"seconds": seconds.get(key, 0.0), "waits": key in seconds}
-                    operations.append({**record.as_dict(), **known})
+            else:
+                seen.add(key_of_operation(call.record))
+                add(call.record, elapsed.get(call.key, 0.0), waits=True)
+        line, function = stacks.place_in_program()
+        for work in works_in_flight():
+            call = stacks.polled_call(work, line)
+            if key_of_operation(call.record) not in seen:
+                waits = call.key in elapsed  # the program asks for it, or has a Future
+                call.record.where = line if waits else ""
+                add(call.record, elapsed.get(call.key, 0.0), waits)
         return {
             "version": VERSION,
             "rank": self.rank,
@@ -92,7 +94,7 @@ class Reporter:
             "pid": os.getpid(),
             "time": time.time(),
             "reason": reason,
-            "program": stacks.place_in_program(),
+            "program": f"{line} in {function}" if line else "",
             "left": left,
             "ended": ended,
             "operations": operations,
@@ -102,38 +104,38 @@ class Reporter:
         }
 
     def write(
-        self, reason: str, seconds: Mapping[Any, float] | None = None, answers: str = "", has_left: bool = False
+        self, reason: str, elapsed: Mapping[Any, float] | None = None, answers: str = "", has_left: bool = False
     ) -> Path:
         """Write this rank's report and return its file."""
-        said = self.state(reason, seconds)
-        said["answers"] = answers
-        said["left"] = said["left"] or has_left
-        return self.folder.put(f"rank{self.rank}.json", json.dumps(said, indent=1))
+        report = self.state(reason, elapsed)
+        report["answers"] = answers
+        report["left"] = report["left"] or has_left
+        return self.folder.put(f"rank{self.rank}.json", json.dumps(report, indent=1))
 
-    def answer(self, seconds: Mapping[Any, float]) -> None:
-        """Write this rank's report, and let the others of this node look if the question came from elsewhere."""
+    def answer(self, elapsed: Mapping[Any, float]) -> None:
+        """Write this rank's report, and wake the others of this node if the question came from elsewhere."""
         token = self.question()
         if token and not token.startswith(END):
             self._answered.add(token)
-            self.write("asked", seconds, token)
+            self.write("asked", elapsed, token)
             if token.split()[0] not in map(str, self.processes):
                 self._wake()
 
     # -- the others ------------------------------------------------------------------------------------------
 
     def ask(self) -> str:
-        """Ask all ranks for their reports; return what their answers will say that they answer."""
+        """Ask all ranks for their reports; return the token that the answers will carry."""
         return self._ask(f"{self.rank} {secrets.token_hex(8)}")
 
     def end_in(self, seconds: float) -> float:
-        """Tell the other ranks of this run to end, all at the time that is returned (seconds since the epoch)."""
+        """Order the other ranks of this run to end, and return the time at which all do (seconds since the epoch)."""
         when = time.time() + seconds
         with contextlib.suppress(OSError):
             self._answered.add(self._ask(f"{END}{when}"))
         return when
 
     def time_of_end(self) -> float | None:
-        """Return when this rank has been told to end, if that is now."""
+        """Return the time at which this rank has been told to end, if that is now."""
         said = self.question()
         if not said.startswith(END):
             return None
@@ -152,21 +154,21 @@ class Reporter:
         return token
 
     def _wake(self) -> None:
-        """Let the processes of this node look for the question."""
+        """Wake the other processes of this node, to look for the question."""
         for rank, pid in self.processes.items():
-            if rank != self.rank and self.mailbox is not None:
+            if rank != self.rank:
                 self.mailbox.wake(pid)
 
-    def _questions(self) -> list[tuple[Path, str]]:
-        """Return what has been asked: in this run's folder, and beside it by `hpccomm debug`, which can't end it."""
-        found = [(place, read_text(place / ASK, is_an_order=True)) for place in self.folder.places]
-        beside = self.folder.places[0].parent
-        text = read_text(beside / ASK, is_an_order=True)
-        return [*found, (beside, "" if text.startswith(END) else text)]
+    def _questions(self) -> list[str]:
+        """Return the questions in this run's folder, and that of `hpccomm debug` beside it, which can't end the run."""
+        *own, beside = (
+            read_text(place / ASK, is_an_order=True) for place in (*self.folder.places, self.folder.places[0].parent)
+        )
+        return [*own, "" if beside.startswith(END) else beside]
 
     def question(self) -> str:
-        """Return the question that has not been answered; "" if nothing has."""
-        return next((text for _, text in self._questions() if text and text not in self._answered), "")
+        """Return a question that this rank has not answered; "" if there is none."""
+        return next((text for text in self._questions() if text and text not in self._answered), "")
 
     def is_asked(self) -> bool:
         """Whether there is a question that this rank has not answered."""
@@ -187,9 +189,9 @@ class Reporter:
         return len(self.processes) >= self.size
 
     def claim(self, seconds: float = 0.0) -> bool:
-        """Whether it falls to this rank to give the verdict on what it has been in for so many seconds.
+        """Whether this rank is the first to claim the verdict on a call that began so many seconds ago.
 
-        The first that wants to does. A verdict from before that time is on something else.
+        A verdict from before that time is on another call.
         """
         made = [_number(file) for file in self.folder.files(".claim-*")]
         self._claimed = max(made, default=0)
@@ -202,7 +204,7 @@ class Reporter:
         return self.folder.create(f".claim-{self._claimed}")
 
     def conclusion(self) -> str:
-        """Return the verdict for which `claim` has been called, "" before it has been given."""
+        """Return the verdict that was claimed last, "" before it has been given."""
         return self.folder.text(self._verdict).strip()
 
     def has_concluded(self) -> bool:
@@ -227,7 +229,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def _report(file: Path) -> dict[str, Any]:
-    """Return the report in a rank's file, if it is one."""
+    """Return the report in a rank's file; an empty one if it is none."""
     if file.name.count(".") > 1:  # a recording
         return {}
     try:
@@ -239,7 +241,7 @@ def _report(file: Path) -> dict[str, Any]:
 
 
 def _is_answer(report: Mapping[str, Any], token: str) -> bool:
-    """Whether a rank answers a question, or has left what it has to say when its program ended."""
+    """Whether a report answers a question, or is the last one of a program that has ended."""
     return report.get("answers") == token or (report.get("left", False) and not report["answers"])
 
 
@@ -249,26 +251,14 @@ def _number(file: Path) -> int:
 
 
 def latest(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return those that belong together: the answers to the last question, and what other ranks said at their end."""
+    """Return the answers to the last question, and the reports that other ranks left at their end."""
     ordered = sorted(reports, key=lambda each: each["time"])
     asked = next((each["answers"] for each in reversed(ordered) if each.get("answers")), "")
     return [each for each in ordered if each.get("answers", "") in ("", asked)]
 
 
-def works_in_flight(group: ProcessGroup) -> list[Work | PersistentWork]:
-    """Return the Works that a group keeps; any thread may ask."""
-    works: list[Work | PersistentWork] = []
-    for _ in range(10):
-        try:
-            works = list(group.door.in_flight)
-            break
-        except RuntimeError:  # it changed
-            continue
-    return [*works, *(each for each in list(group.door.persistent) if each.is_active)]
-
-
 def process_state(pid: int) -> str:
-    """Return whether a process of this node is "running", "stopped" or "dead"."""
+    """Return the state of a process of this node: "running", "stopped" or "dead"."""
     try:
         letter = of_process(pid)[1][0]
     except FileNotFoundError:
@@ -278,7 +268,7 @@ def process_state(pid: int) -> str:
     return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, "running")
 
 
-def _group(group: Any) -> dict[str, Any]:
+def _group(group: ProcessGroup) -> dict[str, Any]:
     counts = {"collectives": group.sequence_number, "messages": group.message_number}
     recent = [[number, name, str(dtype), nbytes] for number, name, dtype, nbytes in group.door.recent.copy()]
     return {"name": group.name, "ranks": list(ranks_of(group)), **counts, "recent": recent}

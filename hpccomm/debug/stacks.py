@@ -195,9 +195,8 @@ def _mark(frame: FrameType) -> object:
     return frame.f_trace if isinstance(frame.f_trace, _Mark) else None
 
 
-def polled_call(work: Work | PersistentWork) -> CallInFlight:
+def polled_call(work: Work | PersistentWork, where: str) -> CallInFlight:
     """Return the call for a Work that no thread waits for: the program polls it, or has a Future of it."""
-    where = place_in_program().partition(" in ")[0]
     return _wait_for(work, where, None, False)._replace(is_polled=True)
 
 
@@ -272,26 +271,20 @@ def line_of(frame: FrameType) -> str:
     return f"{file}:{frame.f_lineno}"
 
 
-def place_in_program(thread: int | None = None) -> str:
-    """Return the line and the function of the program that a thread is in, ``"train.py:88 in load"``.
-
-    The default is the main thread.
-    """
-    frame = sys._current_frames().get(thread or threading.main_thread().ident or 0)
-    if frame is None:
-        return ""
-    return _line_and_function(next(filter(_is_of_the_program, _outward(frame)), frame))
+def place_in_program() -> tuple[str, str]:
+    """Return the line of the program that the main thread is in, and the function, ``("train.py:88", "load")``."""
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    if innermost is None:
+        return "", ""
+    frame = next(filter(_is_of_the_program, _outward(innermost)), innermost)
+    return line_of(frame), frame.f_code.co_name
 
 
 def all_stacks(without: int = 0) -> dict[str, list[str]]:
     """Return the stack of each thread but `without`, the innermost line first: ``"train.py:88 in load"``."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
-        names.get(thread, str(thread)): [_line_and_function(each) for each in _outward(frame)]
+        names.get(thread, str(thread)): [f"{line_of(each)} in {each.f_code.co_name}" for each in _outward(frame)]
         for thread, frame in sys._current_frames().items()
         if thread != without
     }
-
-
-def _line_and_function(frame: FrameType) -> str:
-    return f"{line_of(frame)} in {frame.f_code.co_name}"

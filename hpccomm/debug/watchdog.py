@@ -1,7 +1,7 @@
-"""The watchdog: a thread that looks once a second at what the program's threads are in, and costs them nothing.
+"""The watchdog: a thread that looks once a second at the calls that the program's threads are in.
 
-An operation that is still on a stack with the number that it had at the last look is in flight since then: no
-operation notes anything for it. It never calls MPI, so it works at every thread level, and while MPI hangs.
+A call that was on a stack at the last look, and still is, has been in flight since then: operations note nothing, and
+pay nothing. The watchdog never calls MPI, so it works at every thread level, and while MPI hangs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import os
 import select
 import signal
@@ -28,9 +29,8 @@ from ..process import settings, stderr
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import let_launcher_read, tell
 from . import stacks
-from .groups_seen import groups
-from .mailbox import Mailbox
-from .report import Reporter, works_in_flight
+from .groups_seen import groups, works_in_flight
+from .report import Reporter
 from .stacks import CallInFlight
 from .trace.files import save
 from .verdict import Verdict, verdict
@@ -48,12 +48,12 @@ STATUS = 124  # of a job that is ended: as `timeout` does it
 
 @dataclass
 class _Observed:
-    """An operation that has been seen."""
+    """A call that has been seen, and the times of the first and the last look that saw it."""
 
     call: CallInFlight
     first: float
     last: float
-    begun: int  # operations that the process had begun then
+    begun: int  # operations that the process had begun at the first
     has_warned: bool = False
     has_timed_out: bool = False
 
@@ -64,13 +64,10 @@ class Watchdog:
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
         self._seen: dict[Any, _Observed] = {}
-        self._said: set[str] = set()
+        self._told: set[str] = set()
         self._has_stopped = False
         self._signals: list[int] = []  # those that are ours
-        self._pipes = [_pipe(), _pipe(), _pipe()]
-        (self._asked, self._ask), (self._terminated, self._terminate), (self._interrupted, self._interrupt) = (
-            self._pipes
-        )
+        self._pipes = {number: _pipe() for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)}
         self._looked_for_questions = time.monotonic()
         self._pid = os.getpid()
         self._timeout_of_init = DEFAULT_TIMEOUT.total_seconds()
@@ -79,28 +76,29 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="hpccomm-watchdog", daemon=True)
 
     def close(self) -> None:
-        """Give back what it holds, if it has not been started."""
-        for pipe in self._pipes:
+        """Close its pipes, if it has not been started."""
+        for pipe in self._pipes.values():
             for end in pipe:
                 os.close(end)
 
     def start(self) -> None:
         """Begin to look, and to listen to signals that nobody else listens to."""
-        self.reporter.mailbox = Mailbox()
+        self.reporter.mailbox.open()
         atexit.register(self._say_how_it_ended)
-        if self._take(signal.SIGUSR2, self._ask):
+        if self._take(signal.SIGUSR2):
             atexit.register(self._stop_listening)
-        self._take(signal.SIGINT, self._interrupt, signal.default_int_handler)  # which is still called
+        self._take(signal.SIGINT, signal.default_int_handler)  # which is still called
         os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_through, after_in_child=self._let_go)
         self._thread.start()
 
-    def _take(self, number: int, pipe: int, default: Any = signal.SIG_DFL) -> bool:
-        """Whether a signal is nobody's; it writes into a pipe from now on.
+    def _take(self, number: signal.Signals, default: Any = signal.SIG_DFL) -> bool:
+        """Write into the signal's pipe whenever it comes, if nobody else handles it; return whether that is so.
 
         Python's own handlers run in the main thread, which MPI may hold: that of faulthandler writes at once.
         """
         if signal.getsignal(number) is not default:
             return False
+        pipe = self._pipes[number][1]
         faulthandler.register(number, file=pipe, all_threads=False, chain=default is not signal.SIG_DFL)
         self._signals.append(number)
         return True
@@ -108,7 +106,7 @@ class Watchdog:
     def stop(self) -> None:
         """End the thread: rank 0 wants none."""
         self._has_stopped = True
-        os.write(self._ask, b"stop")
+        os.write(self._pipes[signal.SIGUSR2][1], b"stop")
 
     def _stop_listening(self) -> None:
         """Ignore questions from now on: without a handler, one that comes while Python ends would kill the process."""
@@ -126,20 +124,19 @@ class Watchdog:
 
     def _let_go(self) -> None:
         """Give the signals back, in a forked process: what their handlers write would be taken for the rank's."""
-        if self.reporter.mailbox is not None:
-            self.reporter.mailbox.close()
+        self.reporter.mailbox.close()
         for number in self._signals:
             faulthandler.unregister(number)
         _let_signals_through()
 
     def listen_for_the_end(self) -> None:
         """Begin to listen to SIGTERM, if nobody else does: launchers end the others by it when one rank has died."""
-        self._take(signal.SIGTERM, self._terminate)
+        self._take(signal.SIGTERM)
 
     def _run(self) -> None:
         mailbox = self.reporter.mailbox
         poll = select.poll()  # select.select takes no file beyond 1023
-        for file in (self._asked, self._terminated, self._interrupted, -1 if mailbox is None else mailbox.fileno()):
+        for file in (*(read for read, _ in self._pipes.values()), mailbox.fileno()):
             if file >= 0:
                 poll.register(file, select.POLLIN)
         while not self._has_stopped:
@@ -147,45 +144,44 @@ class Watchdog:
                 events = dict(poll.poll(1000 * self._period()))
                 for file in [file for file, event in events.items() if event & select.POLLNVAL]:
                     poll.unregister(file)  # the program has closed it
-                if self._interrupted in events:
-                    os.read(self._interrupted, 1 << 16)
+                came = {number: read for number, (read, _) in self._pipes.items() if read in events}
+                if signal.SIGINT in came:
+                    os.read(came[signal.SIGINT], 1 << 16)
                     _end_on_ctrl_c(self.reporter.rank)
-                if self._terminated in events:
+                if signal.SIGTERM in came:
                     self._say_goodbye()
                 self.look(time.monotonic())
-                askers = [] if mailbox is None else mailbox.askers()
-                is_woken = bool(events)
-                if mailbox is not None and mailbox.was_woken:  # maybe by a letter that has come after the poll
-                    mailbox.was_woken, is_woken = False, True
-                if mailbox is not None and mailbox.fileno() in events and not mailbox.is_open:
+                askers = mailbox.askers()
+                is_woken = bool(events) or mailbox.was_woken  # maybe by a letter that has come after the poll
+                mailbox.was_woken = False
+                if mailbox.fileno() in events and not mailbox.is_open:
                     poll.unregister(mailbox.fileno())
-                if self._asked in events:
-                    os.read(self._asked, 1 << 16)
-                    askers.append(b"")  # SIGUSR2
+                if signal.SIGUSR2 in came:
+                    os.read(came[signal.SIGUSR2], 1 << 16)
+                    askers.append(b"")
                 if askers:
                     self._ask_for(askers)
                 elif (is_woken or self._looks_for_questions()) and self.reporter.is_asked():
                     self._answer()
             except Exception as error:  # the watchdog must not end before the program
-                self._say_once(f"the watchdog of rank {self.reporter.rank} failed: {type(error).__name__}: {error}")
+                self._tell_once(f"the watchdog of rank {self.reporter.rank} failed: {type(error).__name__}: {error}")
                 time.sleep(LONGEST_PERIOD)
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
             tell(f"hpccomm: {text}")
 
     def _ask_for(self, askers: list[bytes]) -> None:
-        """Ask all ranks because somebody outside of the job wants to know, who is told where to look."""
+        """Ask all ranks on behalf of others, from outside of the job, and tell these where to look."""
         if self.reporter.time_of_end() is None:
             token = self.reporter.ask()
-            for asker in askers:
-                if asker and self.reporter.mailbox is not None:
-                    self.reporter.mailbox.answer(asker, self.reporter.folder.places[0], token)
+            for asker in filter(None, askers):
+                self.reporter.mailbox.answer(asker, self.reporter.folder.places[0], token)
         self._answer()
 
     def _answer(self) -> None:
-        self.reporter.answer(self._seconds())
+        self.reporter.answer(self.elapsed())
         when = self.reporter.time_of_end()
         if when is not None:
             save(self.reporter.folder.places[0])
@@ -196,26 +192,25 @@ class Watchdog:
         return min(LONGEST_PERIOD, max(shortest / 10, 0.05))
 
     def _looks_for_questions(self) -> bool:
-        """Whether it is time, and up to this rank, to look for a question from elsewhere: no signal brings it."""
+        """Whether it is time, and up to this rank, to look for a question from elsewhere: no letter brings it."""
         on_this_node = self.reporter.processes
-        if self._is_woken() and on_this_node and self.reporter.rank != min(on_this_node):
+        if self.reporter.mailbox.is_open and on_this_node and self.reporter.rank != min(on_this_node):
             return False
         if time.monotonic() - self._looked_for_questions < FOLDER_PERIOD:
             return False
         self._looked_for_questions = time.monotonic()
         return True
 
-    def _is_woken(self) -> bool:
-        return self.reporter.mailbox is not None and self.reporter.mailbox.is_open
-
     # -- looking -----------------------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """Look at what is in flight, and do what is due."""
+        """Look at the calls in flight, and warn of those that take too long, or end the job."""
         begun = sum(group.sequence_number + group.message_number for group in groups())
         for call in self._in_flight():
             observed = self._seen.get(call.key)
-            if observed is None or (call.is_polled and begun != observed.begun):  # it does not wait: it goes on
+            if observed is None or (
+                call.is_polled and begun != observed.begun
+            ):  # the program does not wait: it goes on
                 self._seen[call.key] = observed = _Observed(call, now, now, begun)
             observed.call, observed.last = call, now
         for key, observed in list(self._seen.items()):
@@ -226,11 +221,10 @@ class Watchdog:
 
     def _in_flight(self) -> list[CallInFlight]:
         found = {call.key: call for call in stacks.calls_in_flight(without=threading.get_ident())}
-        for group in groups():
-            for work in works_in_flight(group):
-                if _was_asked(work) or getattr(work, "has_future", False) or _gpu_is_busy(work):
-                    call = stacks.polled_call(work)
-                    found.setdefault(call.key, call)
+        for work in works_in_flight():
+            if _was_asked(work) or getattr(work, "has_future", False) or _gpu_is_busy(work):
+                call = stacks.polled_call(work, stacks.place_in_program()[0])
+                found.setdefault(call.key, call)
         return list(found.values())
 
     def _judge(self, observed: _Observed, now: float) -> None:
@@ -256,7 +250,8 @@ class Watchdog:
         limit = as_seconds(call.group.timeout)
         return limit if call.timeout is None else max(limit, call.timeout)
 
-    def _seconds(self) -> dict[Any, float]:
+    def elapsed(self) -> dict[Any, float]:
+        """Return for each call in flight, by its key, the seconds since it was first seen."""
         now = time.monotonic()
         return {key: now - observed.first for key, observed in self._seen.items()}
 
@@ -291,7 +286,7 @@ class Watchdog:
         tell("\n".join(f"hpccomm: {line}" for line in lines), stderr.uncaptured() if ends else None)
 
     def inquire(self) -> Verdict:
-        """Ask all ranks what they are doing, write the verdict into the folder, and return it."""
+        """Ask all ranks for their reports, write the verdict into the folder, and return it."""
         found = verdict(self._reports("timeout"), self.reporter.size)
         self.reporter.conclude("\n".join(found.lines))
         return found
@@ -301,7 +296,7 @@ class Watchdog:
         reporter = self.reporter
         token = reporter.ask()
         reporter._answered.add(token)
-        reporter.write(reason, self._seconds(), token)
+        reporter.write(reason, self.elapsed(), token)
         return reporter.collect(token, PATIENCE if reporter.is_alone() else PATIENCE + FOLDER_PERIOD)
 
     def _wait_for_the_verdict(self, seconds: float, until_it_is_there: bool) -> None:
@@ -314,21 +309,17 @@ class Watchdog:
             time.sleep(0.05)
 
     def places(self) -> dict[int, str]:
-        """Ask all ranks where they are in the program."""
+        """Ask all ranks for their reports, and return the place of each in its program."""
         return {each["rank"]: each["program"] for each in self._reports("asked")}
 
-    def explain(self) -> str:
-        """Return the verdict: one's own, or that of the rank that has begun to find one."""
-        if self.reporter.claim(self._seconds_of(threading.get_ident())):
+    def who_is_late(self) -> str:
+        """Return the verdict: this rank's, or that of another rank that has claimed it before."""
+        call = stacks.call_of_thread(threading.get_ident())
+        if self.reporter.claim(self.elapsed().get(None if call is None else call.key, LONGEST_PERIOD)):
             found = self.inquire()
             return "\n".join(found.lines) if found.culprits else ""
         self._wait_for_the_verdict(PATIENCE + FOLDER_PERIOD + 2, until_it_is_there=True)
         return self.reporter.conclusion()
-
-    def _seconds_of(self, thread: int) -> float:
-        """Return for how long a thread has been in what it is in."""
-        call = stacks.call_of_thread(thread)
-        return self._seconds().get(None if call is None else call.key, LONGEST_PERIOD)
 
     def _end(self) -> None:
         """End the job: the launcher ends the other ranks when one has ended like this. MPI_Abort might hang.
@@ -345,11 +336,11 @@ class Watchdog:
             _end_at(when)
 
     def _say_goodbye(self) -> None:
-        """On SIGTERM: say what this rank was in, and end as without us."""
+        """Leave a report on SIGTERM, and end as without a watchdog."""
         try:
             self.look(time.monotonic())
             if self._seen:
-                self.reporter.write("SIGTERM", self._seconds(), self.reporter.question())
+                self.reporter.write("SIGTERM", self.elapsed(), self.reporter.question())
             save(self.reporter.folder.places[0])
         except Exception as error:
             tell(f"hpccomm: rank {self.reporter.rank} leaves no report: {type(error).__name__}: {error}")
@@ -367,7 +358,7 @@ def _pipe() -> tuple[int, int]:
 
 
 def _end_on_ctrl_c(rank: int) -> None:
-    """End the job, and say where this rank is, if Python does not come to KeyboardInterrupt: MPI has the thread."""
+    """End the job, and tell where this rank is, if MPI has the main thread and keeps Python from KeyboardInterrupt."""
     main = threading.main_thread().ident or 0
     stuck_in = stacks.call_of_thread(main)
     time.sleep(PATIENCE_WITH_PYTHON)
@@ -406,11 +397,9 @@ def _let_signals_through() -> None:
 
 
 def _is_polled(observed: _Observed, now: float) -> bool:
-    """Whether it is a Work that the program asks for again and again, and that has not ended."""
+    """Whether the program asks again and again for a Work that has not ended."""
     work = None if observed.call.work is None else observed.call.work()
-    if work is None or now - observed.last > POLLED_WITHIN:
-        return False
-    return work in works_in_flight(work.group)
+    return work is not None and now - observed.last <= POLLED_WITHIN and work in works_in_flight()
 
 
 def _was_asked(work: Any) -> bool:
@@ -420,44 +409,42 @@ def _was_asked(work: Any) -> bool:
 
 
 def _gpu_is_busy(work: Any) -> bool:
-    """Whether it is a Work of a GPU whose event has not passed: any thread may ask, and MPI is not called."""
+    """Whether the event of a GPU's Work has not passed. Any thread may poll such a Work, which does not call MPI."""
     if not getattr(work, "any_thread_may_poll", False):
         return False
     try:
         return not work.poll()
-    except Exception:  # who waits for it is told
+    except Exception:  # the thread that waits for it gets this, too
         return False
 
 
 # -- the one of this process ---------------------------------------------------------------------------------
 
 _watchdog: Watchdog | None = None
-_watches_ctrl_c = False
 
 
-def watch(rank: int, size: int, folder: str | Path = "", is_wanted: bool | None = None) -> None:
+def start(rank: int, size: int, folder: str | Path = "", is_wanted: bool | None = None) -> None:
     """Start the watchdog of this process, which is this rank of MPI.COMM_WORLD; a second call does nothing.
 
-    `is_wanted` is what the settings say, and before they are agreed on, this process's ``HPCCOMM_WATCHDOG``.
+    `is_wanted` comes from the settings; before they are agreed on, this process's ``HPCCOMM_WATCHDOG`` counts.
     """
-    global _watchdog, _watches_ctrl_c
+    global _watchdog
     if is_wanted is None:
         is_wanted = os.environ.get("HPCCOMM_WATCHDOG", "1").strip() != "0"
-    has_one = _watchdog is not None and _watchdog._pid == os.getpid()
-    if has_one and not is_wanted and _watchdog is not None:
-        _watchdog.stop()
-        _watchdog = None
-    if size < 2 and is_wanted and not _watches_ctrl_c:
-        _watches_ctrl_c = True
+    if _watchdog is not None and _watchdog._pid == os.getpid():
+        if not is_wanted:
+            _watchdog.stop()
+            _watchdog = None
+    elif size < 2 and is_wanted:
         _watch_ctrl_c()
-    if size < 2 or not is_wanted or has_one:
-        return
-    _watchdog = Watchdog(Reporter(rank, size, folder or settings.folder_at_start()))
-    _watchdog.start()
+    elif is_wanted:
+        _watchdog = Watchdog(Reporter(rank, size, folder or settings.folder_at_start()))
+        _watchdog.start()
 
 
+@functools.cache  # once
 def _watch_ctrl_c() -> None:
-    """Let Ctrl-C end a job of one rank that waits for itself inside MPI: nothing else is watched there."""
+    """Let Ctrl-C end a job of one rank that waits for itself inside MPI: such a job has no watchdog."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
     interrupted, interrupt = _pipe()
@@ -471,43 +458,38 @@ def _watch_ctrl_c() -> None:
     threading.Thread(target=wait, name="hpccomm-ctrl-c", daemon=True).start()
 
 
-def tell_of(said: settings.Settings, processes: dict[int, int]) -> None:
-    """Tell the watchdog where reports go, and which processes are on this node."""
+def configure(agreed: settings.Settings, processes: dict[int, int]) -> None:
+    """Give the watchdog the settings that all ranks agree on, and the processes of this node."""
     if _watchdog is not None:
-        if Path(said.debug_dir) not in _watchdog.reporter.folder.places:
-            _watchdog.reporter.move_to(said.debug_dir)
+        if Path(agreed.debug_dir) not in _watchdog.reporter.folder.places:
+            _watchdog.reporter.move_to(agreed.debug_dir)
         _watchdog.reporter.processes.update(processes)
-        if said.keeps_reports or said.trace != "0":
+        if agreed.keeps_reports or agreed.trace != "0":
             _watchdog.listen_for_the_end()
 
 
-def explain() -> str:
-    """Ask all ranks what they are doing and return the verdict, or "" where it finds none; it takes a few seconds.
+def who_is_late() -> str:
+    """Ask all ranks for their reports and return the verdict, or "" where it finds none; it takes a few seconds.
 
-    For the program's own threads, which have waited too long and are about to say so.
+    The program's own threads call it when they have waited too long, before they raise.
     """
     try:
-        return "" if _watchdog is None else _watchdog.explain()
+        return "" if _watchdog is None else _watchdog.who_is_late()
     except OSError:  # no folder can be written to
         return ""
 
 
-stacks.ABOUT_TO_RAISE.add(explain.__code__)
+stacks.ABOUT_TO_RAISE.add(who_is_late.__code__)
 
 
 def places() -> dict[int, str]:
-    """Return where each rank is in its program, ``"train.py:88 in load"``; nothing before a world has been made."""
+    """Return the line and function that each rank is in, ``"train.py:88 in load"``; nothing before there is a world."""
     try:
         return {} if _watchdog is None else _watchdog.places()
     except OSError:  # no folder can be written to
         return {}
 
 
-def reporter() -> Reporter | None:
-    """Return the reporter of this process."""
-    return None if _watchdog is None else _watchdog.reporter
-
-
-def seconds() -> dict[Any, float]:
-    """Return for how long the watchdog has seen each operation."""
-    return {} if _watchdog is None else _watchdog._seconds()
+def current() -> Watchdog | None:
+    """Return the watchdog of this process."""
+    return _watchdog

@@ -216,7 +216,8 @@ def test_root_who_asks_for_a_user_overwrites_nothing_of_root_s(tmp_path: Path) -
 def test_a_mailbox_says_where_reports_go(tmp_path: Path) -> None:
     assert mailbox.ask(os.getpid(), 5) is None  # there is none yet
     answers = (
-        "import time, select; from pathlib import Path; from hpccomm.debug.mailbox import Mailbox; box = Mailbox()\n"
+        "import time, select; from pathlib import Path; from hpccomm.debug.mailbox import Mailbox\n"
+        "box = Mailbox(); box.open()\n"
         "print('ready', flush=True)\n"
         "select.select([box], [], [])\n"
         f"for each in box.askers(): box.answer(each, Path({str(tmp_path)!r}), 'token')\n"
@@ -233,6 +234,7 @@ def test_a_mailbox_says_where_reports_go(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who can be another user")
 def test_a_mailbox_is_for_its_user_s_letters_only() -> None:
     with contextlib.closing(mailbox.Mailbox()) as box, mailbox._bound("") as sender:
+        box.open()
         assert box.askers() == []
         assert not box.was_woken
         sender.sendto(mailbox.LOOK, mailbox._address(os.getpid()))

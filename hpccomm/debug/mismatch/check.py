@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ...core.ending import SHORTEST_MEETING
 from ...core.hooks import Operation
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
 
-def watch(group: ProcessGroup) -> None:
-    """Compare what the ranks of a new group call, from its making on; every rank of it calls this."""
+def compare_calls(group: ProcessGroup) -> None:
+    """Compare the calls of the ranks of a new group from now on; every rank of it calls this."""
     check = MismatchCheck(group)
     fields = [f"backend {group.config}", f"timeout {as_seconds(group.timeout):g} s", f"on_timeout {group.on_timeout}"]
     if group.device_id is not None:
@@ -40,7 +41,7 @@ def watch(group: ProcessGroup) -> None:
 
 
 class MismatchCheck:
-    """A hook that compares collectives in an exchange between all ranks, and messages by what is sent ahead of them."""
+    """A hook that compares collectives in an exchange between all ranks, and messages by labels sent ahead of them."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
@@ -53,22 +54,22 @@ class MismatchCheck:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether this rank waits here, for others or for a message, which ends by itself when the time is up."""
+        """Whether this rank waits here, for others or for a message; such a wait ends by itself when the time is up."""
         return self._exchange.is_waiting or self._messages.is_waiting
 
     # -- what the group calls --------------------------------------------------------------------
 
     def begin(self, operation: Operation) -> None:
-        """Raise on every rank if the ranks are not about to do the same; of a message, on the receiver."""
+        """Raise on every rank if the ranks are about to do different operations; for a message, on the receiver."""
         if operation.name in MESSAGES:
             with failures.translating(operation.name, self._group.comm):
                 self._messages.begin(operation)
             return
-        timeout = operation.arguments.get("timeout", as_seconds(self._group.timeout))
-        self._compare(operation.name, operation.sequence_number, call_in_words(operation), operation, timeout)
+        timeout, sizes = operation.arguments.get("timeout"), sizes_by_rank(operation)
+        self._compare(operation.name, call_in_words(operation), operation.sequence_number, sizes, timeout)
 
     def end(self, operation: Operation) -> None:
-        """Look at a message that has come."""
+        """Compare a message that has come."""
         if operation.name in MESSAGES:
             self._messages.end(operation)
 
@@ -79,19 +80,17 @@ class MismatchCheck:
             return 0
         described = dict(zip(OPERATIONS[name].arguments, arguments))
         operation = Operation(self._group, f"{name}_init", 0, device, False, described)
-        self._compare(operation.name, None, call_in_words(operation), operation)
+        self._compare(operation.name, call_in_words(operation), sizes=sizes_by_rank(operation))
         self._set_up += 1
         return self._set_up
 
     def agree(self, name: str, *details: str) -> None:
-        """Compare a call that is no operation of the group, and is made by all of its ranks."""
-        if name == "destroy":
-            if not self._leaves:
-                timeout = max(as_seconds(self._group.timeout), SHORTEST_MEETING)
-                self._compare(name, None, name, None, timeout)
-                self._leaves = True  # what comes next is collective, also when it is tried again
-            return
-        self._compare(name, None, with_details(name, details), None)
+        """Compare a call that all ranks make, and that is no operation of the group."""
+        if name != "destroy":
+            self._compare(name, with_details(name, details))
+        elif not self._leaves:
+            self._compare(name, name, timeout=max(as_seconds(self._group.timeout), SHORTEST_MEETING))
+            self._leaves = True  # what comes next is collective, also when it is tried again
 
     def close(self) -> None:
         """Free the communicator; every rank is about to."""
@@ -100,28 +99,23 @@ class MismatchCheck:
     # -- collectives -----------------------------------------------------------------------------
 
     def _compare(
-        self, name: str, number: int | None, words: str, operation: Operation | None, timeout: float | None = None
+        self, name: str, words: str, number: int | None = None, sizes: Any = None, timeout: float | None = None
     ) -> None:
-        if self._group.size == 1:
+        group = self._group
+        if group.size == 1:
             return
-        count = self._group.sequence_number
-        statement: Statement = {"name": name, "number": number, "count": count, "words": words, "where": caller()}
-        if operation is not None:
-            statement["sizes"] = sizes_by_rank(operation)
+        count = group.sequence_number
+        statement = {"name": name, "number": number, "count": count, "words": words, "where": caller(), "sizes": sizes}
         if timeout is None:
-            timeout = as_seconds(self._group.timeout)
-
-        def late(came: dict[int, Statement], missing: list[int]) -> str:
-            return self._late(came, missing, timeout)
-
-        with failures.translating(name, self._group.comm):
-            verdict, text = self._exchange(statement, timeout, self._judge, late)
-        if verdict == TIMED_OUT:
+            timeout = as_seconds(group.timeout)
+        with failures.translating(name, group.comm):
+            outcome, text = self._exchange(statement, timeout, self._judge, partial(self._late, timeout))
+        if outcome == TIMED_OUT:
             raise DistTimeoutError(f"{text}{who_is_late()}")
-        if verdict == DIFFERS:
+        if outcome == DIFFERS:
             highest, _, difference = text.partition(" ")
-            self._group.door.collectives += int(highest) - self._group.sequence_number
-            self._group.door.recent.clear()  # the program may go on
+            group.door.collectives += int(highest) - group.sequence_number
+            group.door.recent.clear()  # the program may go on
             raise DistError(difference)
 
     def _judge(self, statements: list[Statement]) -> str:
@@ -136,10 +130,8 @@ class MismatchCheck:
         first = statements[0]
         if any((each["number"], each["words"]) != (first["number"], first["words"]) for each in statements):
             return f"{self._head(statements)}: {self._who_calls_what(dict(enumerate(statements)))}"
-        if first.get("sizes") is None:
-            return ""
         sizes = [each["sizes"] for each in statements]
-        wrong = unequal_sizes(sizes)
+        wrong = [] if first["sizes"] is None else unequal_sizes(sizes)
         if not wrong:
             return ""
         more = f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
@@ -166,7 +158,7 @@ class MismatchCheck:
             sides.append(f"{ranks_in_words(self._group.ranks[rank] for rank in ranks)} {verb} {words} at {at}")
         return ", ".join(sides)
 
-    def _late(self, came: dict[int, Statement], missing: list[int], timeout: float) -> str:
+    def _late(self, timeout: float, came: dict[int, Statement], missing: list[int]) -> str:
         head, calls = self._head(list(came.values())), self._who_calls_what(came)
         if not missing:
             return f"{head}: rank {self._group.ranks[0]} came when others had waited for {timeout:g} s: {calls}"

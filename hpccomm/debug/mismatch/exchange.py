@@ -1,6 +1,7 @@
-"""Exchange: every rank says something, rank 0 judges it, and every rank hears the verdict, or who has not come.
+"""Exchange: every rank sends a statement to rank 0, which compares them, and every rank gets the outcome.
 
-Not an all_gather: so rank 0 knows who is missing, and who comes too late hears it instead of waiting alone.
+Unlike in an all_gather rank 0 knows who is missing, and a rank that comes too late gets the outcome instead of waiting
+alone.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from mpi4py import MPI
 from ...core.timeouts import pauses
 from ...job import tags
 
-HEAD = struct.Struct("qq")  # the number of the exchange, and what the message is
+HEAD = struct.Struct("qq")  # the number of the exchange, and the kind of the message
 STATEMENT, GIVES_UP = 0, 1  # to rank 0
 FINE, DIFFERS, TIMED_OUT = 0, 1, 2  # from rank 0
 TAG = tags.MONITORED_BARRIER  # on a communicator of its own; those of programs are smaller
 
 Statement = dict[str, Any]
-Verdict = tuple[int, str]
+Outcome = tuple[int, str]
 
 
 class Exchange:
     """The exchanges of one group, on a communicator of their own; every rank of the group takes part in each.
 
-    No call blocks in MPI: ranks look for messages, with pauses. An exchange has a number, so that the verdict on one
+    No call blocks in MPI: ranks look for messages, with pauses. An exchange has a number, so that the outcome of one
     that a rank was late for waits for that rank, and is not taken for that of the next. A rank whose time is up tells
     rank 0, which then ends the exchange for all; if rank 0 itself is not there, each rank ends it alone.
     """
@@ -38,8 +39,8 @@ class Exchange:
         self._rank, self._size = comm.Get_rank(), comm.Get_size()
         self._number = 0
         self.is_waiting = False
-        self._early: dict[int, dict[int, Statement]] = {}  # of ranks that are further than this one
-        self._given_up: set[tuple[int, int]] = set()
+        self._statements: dict[int, dict[int, Statement]] = {}  # by exchange and rank; some ranks are ahead of this one
+        self._given_up: set[int] = set()  # exchanges
         self._sends: list[tuple[MPI.Request, bytes]] = []
 
     def __call__(
@@ -48,10 +49,10 @@ class Exchange:
         timeout: float,
         judge: Callable[[list[Statement]], str],
         late: Callable[[dict[int, Statement], list[int]], str],
-    ) -> Verdict:
-        """Return the verdict: FINE, DIFFERS and what `judge` says of all, or TIMED_OUT and what `late` says.
+    ) -> Outcome:
+        """Return the outcome: FINE, DIFFERS with the text of ``judge(statements)``, or TIMED_OUT with that of `late`.
 
-        `late` gets the statements of those who have come, and the others (none: this rank came too late itself).
+        ``late(came, missing)`` gets the statements that have come, and the other ranks (none: this one came too late).
         """
         self._number += 1
         deadline = time.monotonic() + timeout
@@ -63,38 +64,35 @@ class Exchange:
         finally:
             self.is_waiting = False
 
-    def _collect(self, own: Statement, deadline: float, judge: Any, late: Any) -> Verdict:
+    def _collect(self, own: Statement, deadline: float, judge: Any, late: Any) -> Outcome:
         number = self._number
-        came = {0: own, **self._early.pop(number, {})}
-        given_up = False
+        came = self._statements[number] = {0: own, **self._statements.get(number, {})}
         for message in self._messages(MPI.ANY_SOURCE):
             if message is not None:
-                self._take_in(*message, came)
-                continue
-            given_up = any(n == number for n, _ in self._given_up)
-            if len(came) == self._size or given_up or time.monotonic() > deadline:
+                self._take_in(*message)
+            elif len(came) == self._size or number in self._given_up or time.monotonic() > deadline:
                 break
-        self._given_up = {each for each in self._given_up if each[0] > number}
+        del self._statements[number]
         missing = [rank for rank in range(self._size) if rank not in came]
-        if missing or given_up:
-            verdict = TIMED_OUT, late(came, missing)
+        if missing or number in self._given_up:
+            outcome = TIMED_OUT, late(came, missing)
         else:
             text = judge([came[rank] for rank in range(self._size)])
-            verdict = (DIFFERS if text else FINE), text
+            outcome = (DIFFERS if text else FINE), text
+        self._given_up.discard(number)
         for rank in range(1, self._size):
-            self._send(rank, verdict[0], verdict[1])
-        return verdict
+            self._send(rank, *outcome)
+        return outcome
 
-    def _take_in(self, source: int, number: int, kind: int, text: str, came: dict[int, Statement]) -> None:
-        if number < self._number:  # of a rank that came too late, and has its verdict
+    def _take_in(self, source: int, number: int, kind: int, text: str) -> None:
+        if number < self._number:  # of a rank that came too late, and has its outcome
             return
         if kind == GIVES_UP:
-            self._given_up.add((number, source))
+            self._given_up.add(number)
         else:
-            place = came if number == self._number else self._early.setdefault(number, {})
-            place[source] = json.loads(text)
+            self._statements.setdefault(number, {})[source] = json.loads(text)
 
-    def _ask(self, statement: Statement, deadline: float, timeout: float, late: Any) -> Verdict:
+    def _ask(self, statement: Statement, deadline: float, timeout: float, late: Any) -> Outcome:
         self._send(0, STATEMENT, json.dumps(statement))
         gives_up = False
         for message in self._messages(0):

@@ -1,10 +1,11 @@
-"""What is sent ahead of each message (``HPCCOMM_DEBUG=DETAIL``), and how the receiver compares it."""
+"""The labels sent ahead of messages (``HPCCOMM_DEBUG=DETAIL``), which the receiver compares with its own call."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -22,42 +23,39 @@ if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
 LABEL_BYTES = 1024  # more than a label takes
-OBJECTS_IN_WORDS = "Python objects"
 PATIENCE = 5.0  # seconds for a label whose message is there
-
 
 Label = dict[str, Any]
 
 
 class Expected:
-    """A receive that has begun, in words, and where the label of its message comes from (None: it is not known yet)."""
+    """A receive that has begun, in words, and the label of its message; its source is None while it is not known."""
 
-    def __init__(self, operation: Operation, words: str, source: int | None, tag: int) -> None:
+    def __init__(self, operation: Operation, words: str, source: Any, tag: int) -> None:
         self.call = f"{operation.name} #{operation.sequence_number}"
         self.words, self.where = words, caller()
         self.source, self.tag = source, tag
-        self.label: Label | None = None
+        self.label: Label = {}  # empty before it has come
         self.request: MPI.Request | None = None
         self._buffer = bytearray(LABEL_BYTES)
 
     def post(self, comm: MPI.Intracomm) -> None:
         """Begin to receive the label."""
-        assert self.source is not None
         self.request = comm.Irecv([self._buffer, MPI.BYTE], self.source, self.tag)
 
     def has_come(self) -> bool:
         """Return whether the label is there."""
-        if self.label is None and self.request is not None and self.request.Test():
+        if not self.label and self.request is not None and self.request.Test():
             self.label = json.loads(self._buffer.rstrip(b"\0"))
-        return self.label is not None
+        return bool(self.label)
 
 
 class MessageCheck:
-    """Labels travel on the check's communicator, with the tags of their messages.
+    """The comparison of messages; their labels travel on the check's communicator, with the same tags.
 
-    MPI matches messages of one source and tag in the order of the sends and of the receives (MPI-4.1 §3.5), so the
-    label of a receive is got by a receive that is posted with it. From any source there is no such order: the label is
-    got when the sender is known; after an asynchronous receive from any rank, messages of its tag are not compared.
+    MPI matches messages of one source and tag in the order of the sends and of the receives (MPI-4.1 §3.5), so a
+    receive for the label is posted with that for the message. From any source there is no such order: the label is
+    received when the sender is known; after an asynchronous receive from any rank, its tag is not compared any more.
     """
 
     def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
@@ -65,20 +63,18 @@ class MessageCheck:
         self._lock = threading.Lock()
         self._sends: list[tuple[MPI.Request, bytes]] = []
         self._expected: dict[Operation, Expected] = {}
-        self._seen: dict[tuple[int, int], Label] = {}  # of messages that are there and not received: source, tag
-        self._unclear: set[int] = set()  # tags
+        self._seen: dict[tuple[int, int], Label] = {}  # by source and tag, of messages that are there and not received
+        self._unclear: set[int] = set()  # tags whose messages are not compared
         self.is_waiting = False
 
     def begin(self, operation: Operation) -> None:
         """Send a label ahead, or expect one; a blocking receive waits for it, and raises before it receives."""
         arguments = operation.arguments
         if "dst" in arguments:
-            sent = arguments.get("array")
-            self._send(operation, OBJECTS_IN_WORDS if sent is None else array_in_words(sent), sent)
+            self._send_label(operation)
         if "src" not in arguments:
             return
-        into = arguments.get("output", arguments.get("array"))
-        words = OBJECTS_IN_WORDS if into is None else array_in_words(into)
+        words = _in_words(arguments.get("output", arguments.get("array")))
         source, tag = arguments["src"], arguments.get("recv_tag", arguments["tag"])
         is_blocking = not operation.async_op and not operation.name.endswith(START)
         if source is None and not (is_blocking and self._is_mpi(operation)):
@@ -97,11 +93,11 @@ class MessageCheck:
         finally:
             self.is_waiting = False
             self._expected.pop(operation)
-        if expected.label["words"] != words:  # type: ignore[index]
+        if expected.label["words"] != words:
             self._take_away(expected)
             raise DistBackendError(self._difference(expected))
         if source is None:  # another rank's message may still be faster
-            self._seen[expected.source, tag] = expected.label  # type: ignore[assignment,index]
+            self._seen[expected.source, tag] = expected.label
             self._expect(operation, words, None, tag)
 
     def end(self, operation: Operation) -> None:
@@ -121,7 +117,7 @@ class MessageCheck:
             self._take_back(expected)
             return
         self._wait(expected, PATIENCE)
-        if expected.label["words"] == expected.words:  # type: ignore[index]
+        if expected.label["words"] == expected.words:
             return
         error = DistBackendError(self._difference(expected))
         error.__cause__ = operation.error
@@ -132,8 +128,8 @@ class MessageCheck:
     def _expect(self, operation: Operation, words: str, source: int | None, tag: int) -> Expected:
         expected = Expected(operation, words, source, tag)
         if source is not None:
-            expected.label = self._seen.pop((source, tag), None)
-            if expected.label is None:
+            expected.label = self._seen.pop((source, tag), {})
+            if not expected.label:
                 expected.post(self._comm)
         with self._lock:
             self._expected[operation] = expected
@@ -141,9 +137,10 @@ class MessageCheck:
 
     # -- labels ----------------------------------------------------------------------------------
 
-    def _send(self, operation: Operation, words: str, array: Any) -> None:
+    def _send_label(self, operation: Operation) -> None:
+        array = operation.arguments.get("array")
         label = {
-            "words": words,
+            "words": _in_words(array),
             "call": f"{operation.name} #{operation.sequence_number}",
             "where": caller()[-80:],
             "nbytes": 0 if array is None else int(array.size) * array.dtype.itemsize,
@@ -157,29 +154,22 @@ class MessageCheck:
             self._sends.append((request, data))
 
     def _wait(self, expected: Expected, timeout: float) -> None:
-        deadline, looks = time.monotonic() + timeout, pauses()
-        while not expected.has_come():
-            if time.monotonic() > deadline:
-                self._take_back(expected)
-                assert expected.source is not None
-                raise DistTimeoutError(
-                    f"{expected.call} of {self._group.name!r}: no message from rank "
-                    f"{self._group.ranks[expected.source]} with tag {expected.tag} within {timeout:g} s; rank "
-                    f"{self._group.ranks[self._group.rank]} receives {expected.words} at {expected.where}"
-                    f"{self._other_message(expected.source)}{who_is_late()}"
-                )
-            time.sleep(next(looks))
+        if not _comes(expected.has_come, timeout):
+            self._take_back(expected)
+            raise DistTimeoutError(
+                f"{expected.call} of {self._group.name!r}: no message from rank "
+                f"{self._group.ranks[expected.source]} with tag {expected.tag} within {timeout:g} s; rank "
+                f"{self._group.ranks[self._group.rank]} receives {expected.words} at {expected.where}"
+                f"{self._other_message(expected.source)}{who_is_late()}"
+            )
 
     def _whose_message_comes(self, operation: Operation, tag: int) -> int:
-        status, timeout, looks = MPI.Status(), as_seconds(self._group.timeout), pauses()
-        deadline = time.monotonic() + timeout
-        while not self._group.comm.Iprobe(MPI.ANY_SOURCE, tag, status):
-            if time.monotonic() > deadline:
-                raise DistTimeoutError(
-                    f"{operation.name} #{operation.sequence_number} of {self._group.name!r}: no message from any rank "
-                    f"with tag {tag} within {timeout:g} s at {caller()}{self._other_message(MPI.ANY_SOURCE)}"
-                )
-            time.sleep(next(looks))
+        status, timeout = MPI.Status(), as_seconds(self._group.timeout)
+        if not _comes(lambda: self._group.comm.Iprobe(MPI.ANY_SOURCE, tag, status), timeout):
+            raise DistTimeoutError(
+                f"{operation.name} #{operation.sequence_number} of {self._group.name!r}: no message from any rank "
+                f"with tag {tag} within {timeout:g} s at {caller()}{self._other_message(MPI.ANY_SOURCE)}"
+            )
         return status.Get_source()
 
     def _take_back(self, expected: Expected) -> None:
@@ -188,18 +178,16 @@ class MessageCheck:
         expected.request.Cancel()
         status = MPI.Status()
         expected.request.Wait(status)
-        if not status.Is_cancelled():  # a label has come whose message has not: what belongs together is not known
+        if not status.Is_cancelled():  # a label has come whose message has not: later ones may not belong together
             self._unclear.add(expected.tag)
 
     def _take_away(self, expected: Expected) -> None:
-        """Receive a message that does not fit, and drop it, so that the sender goes on and nobody takes it later."""
+        """Receive a message that differs, and drop it, so that the sender goes on and nobody takes it later."""
         comm: Any = self._group.comm
-        label: Any = expected.label
-        source: Any = expected.source
-        if label["objects"]:
-            pkl5.Intracomm(comm).recv(None, source, expected.tag)
-        elif label["mpi"]:
-            comm.Recv([bytearray(label["nbytes"]), MPI.BYTE], source, expected.tag)
+        if expected.label["objects"]:
+            pkl5.Intracomm(comm).recv(None, expected.source, expected.tag)
+        elif expected.label["mpi"]:
+            comm.Recv([bytearray(expected.label["nbytes"]), MPI.BYTE], expected.source, expected.tag)
 
     def _drop(self, tag: int) -> None:
         while (message := self._comm.Improbe(MPI.ANY_SOURCE, tag)) is not None:
@@ -209,8 +197,6 @@ class MessageCheck:
 
     def _difference(self, expected: Expected) -> str:
         ranks, label = self._group.ranks, expected.label
-        assert label is not None
-        assert expected.source is not None
         return (
             f"{expected.call} of {self._group.name!r}: rank {ranks[expected.source]} sends {label['words']} by "
             f"{label['call']} at {label['where']}, rank {ranks[self._group.rank]} receives {expected.words} at "
@@ -226,3 +212,17 @@ class MessageCheck:
     def _is_mpi(self, operation: Operation) -> bool:
         device = operation.device
         return device == OBJECTS or self._group.config.device_map.get(device) == "mpi"
+
+
+def _in_words(array: Any) -> str:
+    return "Python objects" if array is None else array_in_words(array)
+
+
+def _comes(is_there: Callable[[], bool], timeout: float) -> bool:
+    """Poll until something is there, or the time is up; return whether it is there."""
+    deadline, looks = time.monotonic() + timeout, pauses()
+    while not is_there():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(next(looks))
+    return True

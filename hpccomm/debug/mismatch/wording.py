@@ -1,4 +1,4 @@
-"""A call in words: two ranks' calls fit together if, and only if, the words are the same."""
+"""Calls in words: those of two ranks belong together if, and only if, the words are the same."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from ...core.arrays import count_of
 from ...core.hooks import Operation
 from ...core.operation_list import OPERATIONS, START
 from ...core.registry import OBJECTS
+from ..records import arrays_in
 from ..stacks import program_line
 
 LONGEST = 600  # characters of one call
-LONGEST_LIST = 100  # what differs between many sizes would not be seen in the words anyway
+LONGEST_LIST = 100  # characters: nobody would see the difference between many sizes anyway
 
 
 def call_in_words(operation: Operation) -> str:
     """Return ``all_reduce (float32, 1048576 elements, SUM)``."""
-    words = _details(_plain(operation.name), operation.arguments)
+    words = _details(operation.name.removesuffix(START).removesuffix("_init"), operation.arguments)
     if operation.async_op:
         words.append("asynchronous")
     if operation.work is not None and operation.work.number:
         words.append(f"set up as number {operation.work.number}")
-    words += _transport(operation)
+    transport = operation.group.config.device_map.get(operation.device, "mpi")
+    if transport != "mpi" or operation.device not in ("cpu", OBJECTS):
+        words.append(f"{operation.device} over {transport}")
     return with_details(operation.name, words)
 
 
@@ -37,10 +40,6 @@ def array_in_words(array: Any) -> str:
 def caller() -> str:
     """Return the line of the program that has called hpccomm, ``train.py:91``."""
     return program_line(sys._getframe(1))
-
-
-def _plain(name: str) -> str:
-    return name.removesuffix(START).removesuffix("_init")
 
 
 def _details(name: str, arguments: dict[str, Any]) -> list[str]:
@@ -77,19 +76,20 @@ def _details(name: str, arguments: dict[str, Any]) -> list[str]:
 def _arrays_in_words(arrays: Any) -> str:
     if not isinstance(arrays, list | tuple):
         return array_in_words(arrays)
-    flat = list(_flat(arrays))
-    by_dtype = [(dtype, _sizes(same)) for dtype, same in groupby(flat, key=lambda array: str(array.dtype))]
-    return _cut("; ".join(f"{dtype}: {_times(sizes)} elements" for dtype, sizes in by_dtype), LONGEST_LIST)
+    same_dtype = groupby(arrays_in(arrays), key=lambda array: str(array.dtype))
+    return _cut(
+        "; ".join(f"{dtype}: {_times(map(count_of, same))} elements" for dtype, same in same_dtype), LONGEST_LIST
+    )
 
 
-def _times(sizes: Sequence[int]) -> str:
+def _times(sizes: Iterable[int]) -> str:
     """Return ``3 x 5, 7`` for 5, 5, 5, 7."""
     runs = [(size, len(list(same))) for size, same in groupby(sizes)]
     return ", ".join(f"{times} x {size}" if times > 1 else str(size) for size, times in runs)
 
 
 def _block_in_words(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> str:
-    """Return the calls of a coalescing() block; ``+`` between those that leave together."""
+    """Return the calls of a coalescing() block, with ``+`` between those that are sent together."""
 
     def described(call: tuple[str, tuple[Any, ...]]) -> tuple[str, dict[str, Any]]:
         return call[0], dict(zip(OPERATIONS[call[0]].arguments, call[1]))
@@ -98,8 +98,7 @@ def _block_in_words(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> str:
         return call[0], call[1].get("op"), call[1].get("root")
 
     together = [list(same) for _, same in groupby(map(described, calls), key=kind)]
-    words = [" + ".join(with_details(name, _details(name, arguments)) for name, arguments in same) for same in together]
-    return ", ".join(words)
+    return ", ".join(" + ".join(with_details(name, _details(name, named)) for name, named in same) for same in together)
 
 
 def with_details(name: str, words: Sequence[str]) -> str:
@@ -108,25 +107,7 @@ def with_details(name: str, words: Sequence[str]) -> str:
 
 
 def _cut(text: str, longest: int) -> str:
-    """Shorten a text in such a way that different ones stay different."""
+    """Return a text cut to a length; different ones stay different."""
     if len(text) <= longest:
         return text
     return f"{text[: longest - 40]} ... [{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}]"
-
-
-def _transport(operation: Operation) -> list[str]:
-    """Return the name of the transport, unless it is MPI on the host."""
-    name = operation.group.config.device_map.get(operation.device, "mpi")
-    return [] if name == "mpi" and operation.device in ("cpu", OBJECTS) else [f"{operation.device} over {name}"]
-
-
-def _sizes(arrays: Any) -> list[int]:
-    return [count_of(array) for array in arrays]
-
-
-def _flat(arrays: Iterable[Any]) -> Iterable[Any]:
-    for each in arrays:
-        if isinstance(each, list | tuple):
-            yield from _flat(each)
-        else:
-            yield each
