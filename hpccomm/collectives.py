@@ -93,7 +93,7 @@ def all_reduce(
     op : ReduceOp, str or mpi4py.MPI.Op
         Such as ``"max"``. Default: SUM. float16 and bfloat16 are accumulated in float32.
     group : ProcessGroup, optional
-        What :func:`new_group` returned; every rank of it makes the same call. Default: the world.
+        A group of :func:`new_group`; every rank of it makes the same call. Default: the world.
     async_op : bool
         True on all ranks: return a Work at once; until it has completed, `array` may not be touched.
 
@@ -561,9 +561,9 @@ def barrier(
 def monitored_barrier(
     group: Group | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait until every rank of the group has called it, or name those that have not, as torch.distributed's.
+    """Wait until every rank of the group has called it; if one has not in time, name it.
 
-    The group can be used on afterwards.
+    The meaning is that of torch.distributed.monitored_barrier. The group can be used on afterwards.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ def new_group(
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
     sort_ranks: bool = True,
-    comm: MPI.Comm | None = None,  # an Intracomm, which mpi4py's cart.Sub does not say that it returns
+    comm: MPI.Comm | None = None,  # an Intracomm; mpi4py's type of cart.Sub's result is Comm
     on_timeout: str | None = None,
 ) -> Group:
     """Make a group of some ranks of the world.

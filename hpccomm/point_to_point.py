@@ -81,7 +81,7 @@ def send(
         array = either("send", array=array, tensor=tensor)
     group = member(group)
     peer = group.peer("send", "dst", dst, group_dst)
-    if peer >= 0:
+    if peer >= 0:  # and not MPI.PROC_NULL
         group.send(array, peer, tag)
 
 

@@ -27,9 +27,9 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     order, and `get_rank` returns the new one. Groups made from the old world refuse every operation: make them again.
     A smaller group is replaced in its world, which stays as it is, and so do the global ranks.
 
-    What is in flight in the old group ends with RankFailedError. Its backends are closed, and made again when the first
-    array comes along. Its node-shared arrays stay readable, but their operations don't work. It is MPIX_Comm_revoke and
-    MPIX_Comm_shrink of ULFM.
+    Operations in flight in the old group end with RankFailedError. Its backends are closed, and made again when the
+    first array comes along. Its node-shared arrays stay readable, but their operations don't work. The call stands for
+    MPIX_Comm_revoke and MPIX_Comm_shrink of ULFM.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def agree(flag: bool, group: Group | None = None) -> bool:
     Parameters
     ----------
     flag : bool
-        What this rank says.
+        The vote of this rank.
     group : ProcessGroup, optional
         Default: the world.
 

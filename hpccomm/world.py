@@ -381,10 +381,10 @@ def member(group: Group | None) -> ProcessGroup:
 
 def member_of(operation: str, group: Group | None) -> ProcessGroup:
     """Return the group to call, of which this process has to be a member."""
-    found = member(group)
-    if isinstance(found, NonMember):
-        raise ValueError(f"{operation}: this process is not a member of {found!r}{here()}")
-    return found
+    group = member(group)
+    if isinstance(group, NonMember):
+        raise ValueError(f"{operation}: this process is not a member of {group!r}{here()}")
+    return group
 
 
 class _WorldAttribute(type):
