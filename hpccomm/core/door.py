@@ -228,8 +228,8 @@ class Door:
                 oldest = next(iter(self.in_flight))
             except (StopIteration, RuntimeError):  # none left, or another thread has just let go of one
                 return
-            # A Future has the progress thread, which keeps the order of its callbacks.
-            if oldest.has_future or not oldest.has_ended():
+            # Callbacks of Futures have the progress thread, which keeps their order.
+            if oldest.is_driven or not oldest.has_ended():
                 return
             self.in_flight.pop(oldest, None)
 

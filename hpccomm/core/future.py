@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import threading
+import time
+import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import log_exception
+from . import progress
+from .timeouts import pauses
+
+if TYPE_CHECKING:
+    from .work import Work
+
+SPIN = 2e-3  # seconds for which an event loop looks again in each of its turns; then once in `PAUSE`
+PAUSE = 1e-3  # the shortest that the selectors of asyncio know
 
 
 class Future(concurrent.futures.Future[Any]):
@@ -68,6 +79,167 @@ class Future(concurrent.futures.Future[Any]):
         return asyncio.wrap_future(self).__await__()
 
 
+class Driven(Future):
+    """A Future that completes while somebody waits for it or asks; a thread completes it once a callback needs one.
+
+    `concurrent.futures.wait` and `as_completed` call nobody: they put something into `_waiters`, and sleep.
+    """
+
+    is_driven = False  # by a thread, or by callbacks of others
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiters = _Waiters(weakref.WeakMethod(self.start))
+
+    def look(self) -> None:
+        """Complete it, if it is time."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Let it complete without anybody looking, from now on."""
+        raise NotImplementedError
+
+    def done(self) -> bool:
+        """Return whether it is completed, or cancelled."""
+        if not (self.is_driven or super().done()):
+            self.look()
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """As :meth:`wait`."""
+        return super().result(self.drive(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Block until it is completed, and return the error that came instead of a value, or None."""
+        return super().exception(self.drive(timeout))
+
+    def drive(self, timeout: float | None) -> float | None:
+        """Complete it, unless others do; return how much of the time is left to wait for them."""
+        if self.done():
+            return timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        looks = pauses()
+        while not (self.is_driven or self.done()):
+            if deadline is not None and time.monotonic() >= deadline:
+                return 0
+            time.sleep(next(looks))
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
+        """As :meth:`Future.add_done_callback`."""
+        if not super().done():
+            self.start()
+        super().add_done_callback(fn)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if self.is_driven:
+            return (yield from super().__await__())
+        yield from turns_until(self.done)
+        return super().result()
+
+
+class WorkFuture(Driven):
+    """The Future of `Work.result`."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work: Work | None = work  # until it has ended
+        self.set_running_or_notify_cancel()  # it is under way: cancel() says False
+
+    def look(self) -> None:
+        """Ask the Work; while a hook of another thread's has yet to say how it has ended, it has not."""
+        work = self._work
+        if work is not None and work.is_completed() and work.is_told:
+            self.settle(work)
+
+    def settle(self, work: Work) -> None:
+        """Take the result of the Work, which has ended."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # another thread has
+            if work.error is None:
+                self.set_result(work.flight.result)
+            else:
+                work.error_was_seen = True
+                self.set_exception(work.error)
+        self._work = None
+
+    def start(self) -> None:
+        """Let the progress thread look at the Work."""
+        work = self._work
+        if work is not None and not self.is_driven:
+            self.is_driven = True
+            progress.drive(work)
+
+    def drive(self, timeout: float | None) -> float | None:
+        """As Driven; without a time limit the Work can block."""
+        work = self._work
+        if work is not None and progress.is_ahead_of(work):
+            self.start()  # callbacks of earlier operations come first
+        elif work is not None and timeout is None and not self.is_driven:
+            try:
+                work.synchronize()
+            except BaseException as error:
+                if error is not work.error:  # a time-out, or of a signal's handler
+                    raise
+        return super().drive(timeout)
+
+
+class _Collected(Driven):
+    """The Future of `collect_all`."""
+
+    def __init__(self, futures: list[Future]) -> None:
+        super().__init__()
+        self._futures = futures
+        self._left = futures
+        if not futures:
+            self.set_result(futures)
+
+    def look(self) -> None:
+        """Ask each, which lets it make progress."""
+        self._left = [future for future in self._left if not future.done()]
+        if not self._left:
+            self._settle()
+
+    def start(self) -> None:
+        """Let each complete without anybody looking."""
+        with self._condition:
+            if self.is_driven:
+                return
+            self.is_driven = True
+        remaining = iter(range(len(self._futures) - 1, -1, -1))  # next() is atomic: callbacks come from any thread
+        for future in self._futures:
+            future.add_done_callback(lambda _: None if next(remaining) else self._settle())
+
+    def _settle(self) -> None:
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # another thread has, or it is cancelled
+            self.set_result(self._futures)
+
+
+class _Waiters(list[Any]):
+    """What waits for a Future without asking it."""
+
+    def __init__(self, start: weakref.WeakMethod[Callable[[], None]]) -> None:
+        self._start = start
+
+    def append(self, waiter: Any) -> None:
+        """Take one in, and let a thread complete the Future."""
+        super().append(waiter)
+        start = self._start()
+        if start is not None:
+            start()
+
+
+def turns_until(is_done: Callable[[], bool]) -> Generator[Any, None, None]:
+    """Give the event loop of asyncio its turns until something is done, which each turn asks."""
+    import asyncio  # takes 30 ms
+
+    began = time.perf_counter()
+    while not is_done():
+        if time.perf_counter() - began < SPIN:
+            yield  # to what else is ready
+        else:
+            yield from asyncio.sleep(PAUSE).__await__()
+
+
 def _called(callback: Callable[[Any], object], future: Any) -> None:
     """Call a callback; what ends a thread (sys.exit) must not end hpccomm's, which has other futures to complete."""
     try:
@@ -100,17 +272,4 @@ def collect_all(futures: Sequence[Future]) -> Future:
     >>> [future.value() for future in both.wait()]
     [1, 2]
     """
-    futures = list(futures)
-    collected = Future()
-    if not futures:
-        collected.set_result(futures)
-        return collected
-    remaining = iter(range(len(futures) - 1, -1, -1))  # next() is atomic: callbacks come from any thread
-
-    def one_done(_: concurrent.futures.Future[Any]) -> None:
-        if next(remaining) == 0:
-            collected.set_result(futures)
-
-    for future in futures:
-        future.add_done_callback(one_done)
-    return collected
+    return _Collected(list(futures))

@@ -1,7 +1,7 @@
-"""The progress thread: it completes the Works whose Futures nobody waits for.
+"""The progress thread: it completes the Works for which callbacks of Futures wait.
 
-Started by the first `Work.get_future`, it sleeps when there is nothing to drive. It needs
-MPI_THREAD_MULTIPLE, which mpi4py asks for by default.
+Started by the first callback, it sleeps when there is nothing to drive. It needs MPI_THREAD_MULTIPLE, which mpi4py asks
+for by default.
 """
 
 from __future__ import annotations
@@ -15,37 +15,46 @@ from typing import TYPE_CHECKING
 
 from ..errors import log_exception
 from .operation_list import MESSAGES
+from .timeouts import pauses
 
 if TYPE_CHECKING:
     from .work import Work
 
 NAME = "hpccomm-progress"
-SHORTEST_PAUSE = 20e-6  # seconds between two looks at the works in flight, while they keep completing
-LONGEST_PAUSE = 1e-3  # ... and after a while in which none has
 
 # Works that complete in the order of their launch share a queue, of which only the first is looked at (any look lets
 # MPI make progress on all of them); a message has a queue of its own, because it may have to wait for ever.
 _queues: dict[Hashable, deque[Work]] = {}
 _wake = threading.Condition()
 _thread: threading.Thread | None = None
-_news = False  # a work has ended since the last look
+_news = False  # since the last look there is a new work, or one has ended
 _stopping = False
 
 
 def drive(work: Work) -> None:
     """Complete `work` in the background."""
-    global _thread
+    global _thread, _news
+    work.is_driven = True
     if threading.current_thread().name == NAME:  # a callback has begun it, and may be about to wait for it
         threading.Thread(target=_drive_alone, args=(work,), name=NAME, daemon=True).start()
         return
     with _wake:
-        queue = work if work.op_type in MESSAGES or work.group is None else work.group
-        _queues.setdefault(queue, deque()).append(work)
+        _queues.setdefault(_queue_of(work), deque()).append(work)
+        _news = True
         if _thread is None:
             _thread = threading.Thread(target=_run, name=NAME, daemon=True)
             _thread.start()
             atexit.register(_stop)  # before MPI_Finalize, which mpi4py calls after Python's own exit functions
         _wake.notify()
+
+
+def is_ahead_of(work: Work) -> bool:
+    """Return whether callbacks of earlier operations wait that the callbacks of `work` must not overtake."""
+    return bool(_queues) and threading.current_thread().name != NAME and bool(_queues.get(_queue_of(work)))
+
+
+def _queue_of(work: Work) -> Hashable:
+    return work if work.op_type in MESSAGES or work.group is None else work.group
 
 
 def look_now() -> None:
@@ -58,28 +67,29 @@ def look_now() -> None:
 
 def _run() -> None:
     global _news
-    pause = SHORTEST_PAUSE
+    looks = pauses()
     while True:
+        pause = next(looks)
+        if not pause:
+            time.sleep(0)  # without the lock
         with _wake:
             for key in [key for key, queue in _queues.items() if not queue]:
                 del _queues[key]
-            if not _queues:
-                pause = SHORTEST_PAUSE
-            if not _stopping and not (_news and _queues):
+            if not (_stopping or _news) and (pause or not _queues):
                 _wake.wait(pause if _queues else None)
-            _news = False
             if _stopping:
                 return
+            if _news:
+                looks, _news = pauses(), False
             queues = list(_queues.values())
-        advanced = sum(_advance(queue) for queue in queues)
-        pause = SHORTEST_PAUSE if advanced else min(2 * pause, LONGEST_PAUSE)
+        if sum(map(_advance, queues)):
+            looks = pauses()
 
 
 def _drive_alone(work: Work) -> None:
-    pause = SHORTEST_PAUSE
+    looks = pauses()
     while not _has_ended(work) and not _stopping:
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+        time.sleep(next(looks))
 
 
 def _advance(queue: deque[Work]) -> bool:

@@ -20,7 +20,7 @@ from .observers import who_is_late
 from .timeouts import as_seconds, pauses
 
 if TYPE_CHECKING:
-    from .future import Future
+    from .future import Future, WorkFuture
     from .group import ProcessGroup
     from .hooks import Operation
 
@@ -93,6 +93,7 @@ class Work:
     can_be_left = False  # for ever, in the transport: no thread of this process is in it
     was_asked = False  # since the watchdog has looked, which sets it back
     is_let_go_at_once = False  # or only when many are in flight
+    is_driven = False  # by the progress thread, because a callback of its Future waits
     keeps_time = False  # whether the transport ends it itself when a group with on_timeout="raise" has waited too long
     op_type: str = property(attrgetter("flight.op_type"))  # type: ignore[assignment]  # these are C, no further frame
     sequence_number: int = property(attrgetter("flight.number"))  # type: ignore[assignment]
@@ -102,7 +103,7 @@ class Work:
     _busy = False  # a thread is at it
     _told = False  # its end: the door and the hooks know
     _callbacks: list[Callable[[Work], None]] | None = None
-    _future: Future | None = None
+    _future: WorkFuture | None = None
 
     def __init__(self, finish: Callable[[], None] | None = None) -> None:
         self._finish = finish
@@ -186,9 +187,9 @@ class Work:
         return self._status is not IN_FLIGHT
 
     @property
-    def has_future(self) -> bool:
-        """Whether somebody has asked for its Future."""
-        return self._future is not None
+    def is_told(self) -> bool:
+        """Whether it has ended, and the hooks know, which have the last word."""
+        return self._told
 
     def is_success(self) -> bool:
         """Return whether the operation has ended well, without blocking."""
@@ -220,7 +221,7 @@ class Work:
 
         Known where the group's :meth:`ProcessGroup.enable_timing` was called before the operation, and while operations
         are recorded (``HPCCOMM_TRACE``). The end is noticed in `wait`, `is_completed`, or by hpccomm's own thread where
-        there is a Future: a program that looks late sees a longer time.
+        a callback of its Future waits: a program that looks late sees a longer time.
 
         Returns
         -------
@@ -277,18 +278,18 @@ class Work:
         return self._status
 
     def get_future(self) -> Future:
-        """Return a Future of `result()`. It completes without a call of `wait`: a thread drives the transport."""
-        from .future import Future
-        from .progress import drive
+        """Return a Future of `result()`.
+
+        It completes while somebody waits for it or asks; a callback of it (`then`, too) needs no call: a thread drives
+        the transport.
+        """
+        from .future import WorkFuture
 
         with GATE:
             if self._future is not None:
                 return self._future
-            self._future = future = Future()
-            future.set_running_or_notify_cancel()  # it is under way: cancel() says False
-        self.add_done_callback(lambda work: _settle(future, work))
-        if self._status is IN_FLIGHT:
-            drive(self)  # and not a look here: an earlier operation's Future may still be on its way
+            self._future = future = WorkFuture(self)
+        self.add_done_callback(future.settle)
         return future
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
@@ -311,7 +312,13 @@ class Work:
             step()
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self.get_future().__await__()
+        if self.is_driven:  # callbacks of earlier operations come first
+            return (yield from self.get_future().__await__())
+        if not self.is_completed():
+            from .future import turns_until
+
+            yield from turns_until(self.is_completed)
+        return self.result()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.op_type} #{self.sequence_number}: {self._status.value}>"
@@ -479,11 +486,3 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
                 return True
         interrupted, trace = trace.tb_frame, trace.tb_next
     return False
-
-
-def _settle(future: Future, work: Work) -> None:
-    if work.error is not None:
-        work.error_was_seen = True
-        future.set_exception(work.error)
-    else:
-        future.set_result(work.flight.result)

@@ -222,7 +222,7 @@ class Watchdog:
     def _in_flight(self) -> list[CallInFlight]:
         found = {call.key: call for call in stacks.calls_in_flight(without=threading.get_ident())}
         for work in works_in_flight():
-            if _was_asked(work) or getattr(work, "has_future", False) or _gpu_is_busy(work):
+            if _was_asked(work) or getattr(work, "is_driven", False) or _gpu_is_busy(work):
                 call = stacks.polled_call(work, stacks.place_in_program()[0])
                 found.setdefault(call.key, call)
         return list(found.values())

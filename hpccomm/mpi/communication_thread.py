@@ -120,7 +120,7 @@ class ThreadWork(Work):
         except Exception as error:
             self._raised = self.translate_error(error)  # now: if a rank has died, others are to know it at once
         self._done.set()
-        if self.has_future:
+        if self.is_driven:
             look_now()
 
     def translate_error(self, error: Exception) -> Exception:

@@ -57,7 +57,7 @@ class PendingWork(C10DWork):
         return self.source_rank()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a Future that hpccomm's progress thread completes.
+        """Return a Future that hpccomm's progress thread completes: c10d's has callbacks only.
 
         It is one made by `then`: C++, where DDP waits, sees no error but one that such a callback raises.
         """

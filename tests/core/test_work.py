@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import threading
 import time
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.core import progress
 from hpccomm.core.work import JoinedWork
+from tests.launch import until
 
 pytestmark = pytest.mark.usefixtures("process_group")
 needs_two = pytest.mark.mpi(min_size=2)
@@ -198,10 +201,7 @@ def test_futures_complete_without_anybody_waiting(process_group: hc.ProcessGroup
     work = hc.all_reduce(array, async_op=True)
     future = work.get_future()
     assert work.get_future() is future
-    give_up = time.monotonic() + 60
-    while not future.done():  # looks at the future only: nothing here drives MPI
-        assert time.monotonic() < give_up
-        time.sleep(1e-4)
+    until(future.done, "end of the operation")  # asks the future only
     assert future.value() is array
     assert array.tolist() == [process_group.size] * 3
 
@@ -266,6 +266,207 @@ def test_works_of_many_futures_complete_in_order(process_group: hc.ProcessGroup)
     assert order == list(range(200))
 
 
+# -- futures and await: who waits drives the operation -----------------------------------------------
+
+
+def test_no_thread_until_a_callback_needs_one(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_thread", None)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} is started"))
+
+    def begun() -> hc.Work:
+        return hc.all_reduce(np.ones(3), async_op=True)
+
+    async def program() -> list[float]:
+        awaited = [await begun(), await begun().get_future(), *await asyncio.gather(begun(), begun())]
+        awaited += (await hc.collect_all([begun().get_future()]))[0].value(), await asyncio.wait_for(begun(), 60)
+        return [float(array[0]) for array in awaited]
+
+    assert begun().get_future().wait()[0] == begun().get_future().result(60)[0] == process_group.size
+    assert begun().get_future().exception() is None
+    until(begun().get_future().done, "end of the operation")
+    assert [each.value()[0] for each in hc.collect_all([begun().get_future() for _ in range(3)]).wait()] == [
+        process_group.size
+    ] * 3
+    assert asyncio.run(program()) == [process_group.size] * 6
+    assert progress._thread is None
+    monkeypatch.undo()
+    begun().get_future().then(lambda _: None).wait(60)
+    assert any(thread.name == progress.NAME for thread in threading.enumerate())
+
+
+def test_several_threads_wait_for_one_future(process_group: hc.ProcessGroup) -> None:
+    me, message = process_group.rank, np.zeros(2)
+    future = hc.irecv(message, me, tag=3).get_future()
+    seen: list[Any] = []
+    waits = [future.wait, lambda: future.result(60), lambda: hc.collect_all([future]).wait()[0].value()]
+    threads = [threading.Thread(target=lambda wait=wait: seen.append(wait()), daemon=True) for wait in waits]
+    for thread in threads:
+        thread.start()
+    assert not future.done()
+    hc.isend(np.array([1.0, 2.0]), me, tag=3).wait()
+    for thread in threads:
+        thread.join(60)
+    assert [each is message for each in seen] == [True] * 3
+    assert message.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("comes_first", ["callback", "waiter"])
+def test_a_callback_and_a_waiter(process_group: hc.ProcessGroup, comes_first: str) -> None:
+    me, message = process_group.rank, np.zeros(2)
+    future = hc.irecv(message, me, tag=3).get_future()
+    called: list[Any] = []
+    waiter = threading.Thread(target=future.wait, daemon=True)
+    if comes_first == "waiter":
+        waiter.start()
+    for _ in range(2):
+        future.add_done_callback(called.append)
+    if comes_first == "callback":
+        waiter.start()
+    hc.isend(np.ones(2), me, tag=3).wait()
+    waiter.join(60)
+    assert not waiter.is_alive()
+    until(lambda: len(called) == 2, "call of both callbacks")
+    assert called == [future, future]
+    assert message.tolist() == [1.0, 1.0]
+
+
+def test_callbacks_come_before_the_end_of_later_futures(process_group: hc.ProcessGroup) -> None:
+    called: list[int] = []
+    for turn in range(20):
+        for i in range(3):
+            future = hc.all_reduce(np.ones(1), async_op=True).get_future()
+            future.add_done_callback(lambda _, i=i: called.append(i))  # type: ignore[misc]
+        hc.all_reduce(np.ones(1), async_op=True).get_future().wait(60)
+        assert called == [0, 1, 2] * (turn + 1)
+
+
+def test_what_waits_for_futures_in_python_itself(process_group: hc.ProcessGroup) -> None:
+    def begun() -> list[hc.Future]:
+        return [hc.all_reduce(np.ones(1), async_op=True).get_future() for _ in range(3)]
+
+    async def wrapped() -> int:
+        return len(await asyncio.gather(*map(asyncio.wrap_future, begun())))
+
+    done, left = concurrent.futures.wait(begun(), 60)
+    assert (len(done), len(left)) == (3, 0)
+    assert len(list(concurrent.futures.as_completed(begun(), 60))) == 3
+    assert len(concurrent.futures.wait([hc.collect_all(begun())], 60).done) == 1
+    assert asyncio.run(wrapped()) == 3
+
+
+def test_a_future_that_is_waited_for_too_long(process_group: hc.ProcessGroup) -> None:
+    with hc.new_group(timeout=0.2, on_timeout="raise") as group:
+        work = hc.irecv(np.zeros(2), process_group.rank, group=group)
+        future = work.get_future()
+        for wait in (future.wait, hc.collect_all([future]).wait, future.exception):
+            with pytest.raises(concurrent.futures.TimeoutError):
+                wait(0.01)
+        with pytest.raises(hc.DistTimeoutError, match=r"recv #1: not done after 0.2 s"):
+            future.wait()
+        assert not future.done()
+        work.abort()
+        with pytest.raises(hc.DistError, match="aborted by the program"):
+            future.wait()
+        assert future.exception() is work.exception()
+
+
+def test_an_event_loop_goes_on_while_an_operation_is_awaited(process_group: hc.ProcessGroup) -> None:
+    me, message = process_group.rank, np.zeros(2)
+
+    async def send() -> None:
+        await asyncio.sleep(0.02)
+        await hc.isend(np.ones(2), me, tag=3)
+
+    async def program() -> Any:
+        return (await asyncio.gather(hc.irecv(message, me, tag=3), send()))[0]
+
+    assert asyncio.run(program()) is message
+    assert message.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("has_callback", [False, True])
+@pytest.mark.parametrize("form", ["work", "future"])
+def test_a_cancelled_await_leaves_the_operation_in_flight(
+    process_group: hc.ProcessGroup, form: str, has_callback: bool
+) -> None:
+    me, message = process_group.rank, np.zeros(2)
+    work = hc.irecv(message, me, tag=3)
+    called: list[Any] = []
+    if has_callback:
+        work.get_future().add_done_callback(called.append)
+
+    async def program() -> Any:
+        awaited: Any = work if form == "work" else work.get_future()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(awaited, 0.01)
+        task = asyncio.ensure_future(awaited)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not work.is_completed()
+        hc.isend(np.ones(2), me, tag=3)
+        return await awaited
+
+    assert asyncio.run(program()) is message
+    assert message.tolist() == [1.0, 1.0]
+    until(lambda: len(called) == has_callback, "call of the callback")
+
+
+def test_awaiting_a_failed_operation_raises_its_error(process_group: hc.ProcessGroup) -> None:
+    me = process_group.rank
+
+    async def program(form: str) -> None:
+        work = hc.irecv(np.zeros(2), me)
+        hc.isend(np.zeros(1), me).wait()  # too short
+        with pytest.raises(hc.DistBackendError, match="only its first part was written"):
+            await (work if form == "work" else work.get_future())
+
+    for form in ("work", "future"):
+        asyncio.run(program(form))
+
+
+def test_a_hook_has_the_last_word_on_a_future(process_group: hc.ProcessGroup) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Judge:
+        def begin(self, operation: hc.Operation) -> None:
+            pass
+
+        def end(self, operation: hc.Operation) -> None:
+            inside.set()
+            assert go_on.wait(60)
+            operation.error = ValueError("not what it should be")
+
+    with process_group.register_hook(Judge()):
+        work = hc.all_reduce(np.ones(1), async_op=True)
+    future = work.get_future()
+    other = threading.Thread(target=future.exception, daemon=True)
+    other.start()
+    assert inside.wait(60)
+    assert not future.done()
+    go_on.set()
+    with pytest.raises(ValueError, match="not what it should be"):
+        future.wait()
+    other.join(60)
+
+
+def test_a_future_does_not_keep_its_arrays_in_a_cycle(process_group: hc.ProcessGroup) -> None:
+    class Watched(np.ndarray):
+        pass
+
+    array: Any = np.ones(10).view(Watched)
+    watched = weakref.ref(array)
+    gc.disable()
+    try:
+        future = hc.all_reduce(array, async_op=True).get_future()
+        assert future.wait() is array
+        del array, future
+        assert watched() is None
+    finally:
+        gc.enable()
+
+
 def test_a_work_of_ones_own_only_needs_poll(process_group: hc.ProcessGroup) -> None:
     class Countdown(hc.Work):
         left = 3
@@ -311,7 +512,8 @@ def test_a_callback_that_raises_is_logged_and_stops_nothing(
             time.sleep(1e-3)
     assert "ZeroDivisionError" in caplog.text
     array = np.ones(3)
-    assert hc.all_reduce(array, async_op=True).get_future().wait(60) is array  # the progress thread lives
+    future = hc.all_reduce(array, async_op=True).get_future().then(lambda f: f.value())
+    assert future.wait(60) is array  # the progress thread lives
     assert (array == process_group.size).all()
 
 

@@ -47,7 +47,7 @@ DOES_NOT_WAIT = {
     *("Work.abort", "Work.add_done_callback", "Work.block", "Work.cancel", "Work.finish_with", "Work.get_duration"),
     *("Work.get_future", "Work.give_up", "Work.poll", "Work.translate_error"),
     *("PersistentWork.belong_to", "PersistentWork.group", "ProcessGroup.agree_on"),
-    *("Work.fail", "Work.group", "Work.has_ended", "Work.has_future", "Work.op_type", "Work.sequence_number"),
+    *("Work.fail", "Work.group", "Work.has_ended", "Work.is_told", "Work.op_type", "Work.sequence_number"),
     "coalescing.wait",
 }
 SEEN_ELSEWHERE = {

@@ -172,7 +172,7 @@ def test_no_context_is_made_on_a_gpu_of_another_rank(machine: Any) -> None:
     with hc.init_process_group(device_id=1):
         assert machine.contexts == {1}
         array = gpus.array(np.ones(4))
-        futures = [hc.all_reduce(array, async_op=True).get_future() for _ in range(2)]
+        futures = [hc.all_reduce(array, async_op=True).get_future().then(lambda _: None) for _ in range(2)]
         hc.collect_all(futures).wait()  # the progress thread has asked for the events
         hc.all_reduce(array, async_op=True).wait(timeout=10)
         half = hc.split_group(color=RANK % 2)
