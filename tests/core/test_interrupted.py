@@ -7,6 +7,7 @@ moment, and can be had for each k in turn.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 import sys
 import threading
@@ -19,7 +20,6 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.core.timeouts import pauses
 from tests.launch import launch, until
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -37,8 +37,8 @@ def interrupted(function: Callable[[], Any], moment: int, error: type[BaseExcept
 
     def handler(frame: FrameType, event: str, _: object) -> None:
         nonlocal left
-        is_ours = frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code is not pauses.__code__
-        if event in ("return", "c_return") and is_ours:  # not in a finaliser: of a generator neither
+        is_a_generator = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)  # whose return may be that of a finaliser
+        if frame.f_code.co_filename.startswith(PACKAGE) and event in ("c_return", *["return"][is_a_generator:]):
             left -= 1
             below = frame if event == "c_return" else frame.f_back  # where the handler would find the program
             if left == 0 and below is not None:
