@@ -1,4 +1,4 @@
-"""Key-value stores: what processes share to find each other."""
+"""Key-value stores, through which processes find each other."""
 
 from .file_store import FileStore
 from .hash_store import HashStore

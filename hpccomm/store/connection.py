@@ -1,4 +1,4 @@
-"""The client's side of a TCPStore: connections, and one question at a time on each."""
+"""The client's side of a TCPStore: connections, with one request at a time on each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PASSING = {errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOW
 
 
 class Connections:
-    """The connections of one client: each question has one to itself, so threads do not wait for each other."""
+    """The connections of one client: each request has one to itself, so threads do not wait for each other."""
 
     def __init__(self, host: str, port: int, key: bytes) -> None:
         self._where = host, port, key
@@ -33,13 +33,13 @@ class Connections:
         self._process = os.getpid()
 
     def open(self, patience: float) -> None:
-        """Make the first connection; for `patience` seconds the master may still be starting."""
+        """Make the first connection; the master may take `patience` seconds to start."""
         self._idle.append(self._connected(time.monotonic() + patience, is_starting=True))
 
     def ask(self, request: bytes, limit: float, may_repeat: bool) -> tuple[int, Answer]:
         """Return the answer to a request (see Connection.ask), in at most `limit` seconds.
 
-        If the connection was idle and turns out to be cut, a request that `may_repeat` is asked again on a new one.
+        If an idle connection turns out to be cut, a request that `may_repeat` is sent again on a new one.
         """
         deadline = time.monotonic() + limit
         if self._process != os.getpid():  # a fork: the connections are the parent's
@@ -65,13 +65,13 @@ class Connections:
         return answer
 
     def close(self) -> None:
-        """Close those that nobody uses now, and the others later."""
+        """Close the idle connections now, and the others after their answers."""
         self._room = 0
         while self._idle:
             self._idle.pop().close()
 
     def _taken(self) -> Connection | None:
-        """Return an idle connection that has not been cut, as far as can be seen."""
+        """Return an idle connection that does not seem to be cut, or None."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -82,7 +82,7 @@ class Connections:
             connection.close()
 
     def _connected(self, deadline: float, is_starting: bool = False) -> Connection:
-        """Return a new connection; what may pass is tried again until `deadline`."""
+        """Return a new connection; passing failures are tried again until `deadline`."""
         pause = 0.01
         while True:
             try:
@@ -95,7 +95,7 @@ class Connections:
 
 
 class Connection:
-    """A connection to a master that has shown that it has the key; it may take until `deadline` to make."""
+    """A connection to a master that has proved that it has the key; made before `deadline`."""
 
     def __init__(self, host: str, port: int, key: bytes, deadline: float) -> None:
         self._name = f"the store at {host}" + (f", port {port}" if port else "")
@@ -115,7 +115,7 @@ class Connection:
             raise
 
     def ask(self, request: bytes, deadline: float, limit: float) -> tuple[int, Answer]:
-        """Return the status of a request and its answer, which come before `deadline`, `limit` seconds from then."""
+        """Return the status and the answer of a request, before `deadline`: `limit` seconds after the call."""
         try:
             self._socket.settimeout(_left(deadline))
             self._socket.sendall(self._session.signed(request))
@@ -133,7 +133,7 @@ class Connection:
         return header.code, answer
 
     def is_open(self) -> bool:
-        """Return whether nothing says that the connection has been cut while nobody used it."""
+        """Return True unless the connection was visibly cut while nobody used it."""
         self._socket.settimeout(0)
         try:
             self._socket.recv(1, socket.MSG_PEEK)
@@ -160,8 +160,7 @@ class Connection:
             raise self._explained(error, "is no store of hpccomm, or is too busy: it does not answer") from error
         if not hmac.compare_digest(proof, handshake.proof(key, "server", client, server)):
             raise DistNetworkError(f"{self._name} has another key (auth_key) than this process{here()}")
-        signs = key if not handshake.is_on_this_node(self._socket) else b""
-        self._session = Session(signs, "client", "server", client, server)
+        self._session = Session(self._socket, key, True, client, server)
 
     def _welcomed(self, deadline: float) -> None:
         verdict = self._take(1, deadline)[0]
@@ -178,13 +177,9 @@ class Connection:
             if not nbytes:
                 raise ConnectionResetError("it has closed the connection")
             self._buffer += self._input[:nbytes]
-            if len(self._buffer) < wanted:  # also a byte now and then does not take longer
+            if len(self._buffer) < wanted:  # a byte now and then does not take longer either
                 self._socket.settimeout(_left(deadline))
-        if len(self._buffer) == wanted:  # no copy: it may be large
-            taken, self._buffer = self._buffer, bytearray()
-        else:
-            taken = self._buffer[:wanted]
-            del self._buffer[:wanted]
+        taken, self._buffer = wire.split(self._buffer, wanted)
         return taken
 
     def _explained(self, error: Exception, silence: str) -> DistNetworkError:
@@ -212,7 +207,7 @@ def _connected(host: str, port: int, limit: float) -> socket.socket:
 
 
 def _left(deadline: float) -> float:
-    """Return the seconds until then; TimeoutError if there are none."""
+    """Return the seconds until `deadline`; TimeoutError if it has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -224,7 +219,7 @@ def _is_cut(error: BaseException | None) -> bool:
 
 
 def _may_pass(error: BaseException | None, is_starting: bool) -> bool:
-    """Return whether it may go better in a moment: the network, a name, a busy master, or one that is starting."""
+    """Return True if `error` may pass: the network, a name, a busy master, or one that is starting."""
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN
     if isinstance(error, ConnectionRefusedError):

@@ -1,6 +1,6 @@
 """FileStore: a store in a file that processes share.
 
-It is a log, rather than a file per key or SQLite: what all can add to under one lock on any file system with flock.
+The file is a log: unlike a file for each key, or SQLite, it needs one flock, and nothing else of a file system.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .table import HIDDEN, READS, Answer, Op, Request, Table
 MAGIC = b"hpccomm store 2\n"
 RECORD = struct.Struct("<III")  # bytes that follow, the CRC-32 of this number, the CRC-32 of those bytes
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at the file
-SHORTEST_TRY = 1.0  # seconds that the lock is tried for at least, also by what does not wait
+SHORTEST_TRY = 1.0  # seconds that every request tries to lock, even with a shorter time-out
 CLOSED = HIDDEN + "closed"
 
 
 class FileStore(Store):
-    """A store in a file: a log of what was changed, which each process reads and adds to under a lock.
+    """A store in a file: a log of changes, which each process reads and extends under a lock.
 
-    For processes of one user that share a file system and nothing else. Half a record, which a killed writer has left,
+    For processes of one user that share a file system and nothing else. An incomplete record, left by a killed writer,
     is overwritten by the next one; every complete record stays.
 
     Parameters
@@ -83,7 +83,7 @@ class FileStore(Store):
 
     @classmethod
     def replacing(cls, path: str) -> FileStore:
-        """Return a store without keys, in the place of an earlier run's; closing it deletes the file."""
+        """Return an empty store in place of an earlier run's; closing it deletes the file."""
         with suppress(_GoneError), cls(path) as old, old._locked(fcntl.LOCK_EX, time.monotonic() + old._timeout):
             os.unlink(old.path)
         return cls(path, world_size=1)
@@ -130,7 +130,7 @@ class FileStore(Store):
         return DistStoreError(f"FileStore: {self.path!r} {text}{here()}")
 
     def _open(self, create: int) -> os.stat_result:
-        """Open the file, if it is this user's and nobody else's: others could read the values, and forge them."""
+        """Open the file, and return its stat; it must be this user's only: others could read and forge the values."""
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | create, 0o600)
         except OSError as error:
@@ -152,7 +152,7 @@ class FileStore(Store):
 
     @contextmanager
     def _locked(self, kind: int, deadline: float) -> Iterator[None]:
-        """Hold the lock of the file, which is still the one at `path`."""
+        """Hold the lock of the file; _GoneError if it is no longer the one at `path`."""
         deadline = max(deadline, time.monotonic() + SHORTEST_TRY)
         if not self._thread_lock.acquire(timeout=min(deadline - time.monotonic(), threading.TIMEOUT_MAX)):
             raise self._late("thread of this process")
@@ -196,7 +196,7 @@ class FileStore(Store):
             return False
 
     def _applied(self, request: Request) -> Answer | None:
-        """Return the answer to `request`, which is in the file then, or None if it has to wait."""
+        """Return the answer to `request`, written to the file, or None if it has to wait."""
         self._catch_up()
         answer = self._table.apply(request)
         if answer is not None and request.op not in READS:
@@ -204,7 +204,7 @@ class FileStore(Store):
         return answer
 
     def _catch_up(self) -> None:
-        """Apply the records that others have added."""
+        """Apply the records that other processes have added."""
         size = os.fstat(self._file).st_size
         if self._read == 0:
             if size == 0:
@@ -226,10 +226,10 @@ class FileStore(Store):
             self._read += RECORD.size + len(record)
 
     def _record(self, data: bytes, begin: int) -> bytes | None:
-        """Return the record that begins there; None at the end of the log, where the next one goes.
+        """Return the record at `begin`; None at the end of the log.
 
-        The end is a record that is cut off by the end of the file (its writer was killed), or zeros (its node has
-        crashed: the file had grown, and the data was never written).
+        The end may be an incomplete record (its writer was killed), or zeros (its node crashed after the file had
+        grown, and before the data was written).
         """
         body = begin + RECORD.size
         if len(data) < body or (not any(data[begin:body]) and data.count(0, begin) == len(data) - begin):
@@ -248,7 +248,7 @@ class FileStore(Store):
         return self._error(f"is damaged at byte {self._read}, and what follows is lost; give another path")
 
     def _write(self, request: Request) -> None:
-        """Add a record of what has been done; it counts when it is complete."""
+        """Append the record of a request; it counts when it is complete."""
         data = wire.packed(request.op, request.keys, request.values, request.number)
         length = len(data).to_bytes(4, "little")
         record = RECORD.pack(len(data), zlib.crc32(length), zlib.crc32(data)) + data

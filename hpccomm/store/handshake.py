@@ -1,12 +1,12 @@
-"""How a client and a server of a TCPStore convince each other that they have the same key, without showing it.
+"""The handshake of a TCPStore: client and server prove to each other that they have the same key, without sending it.
 
-The client sends its nonce; the server sends one of its own; each answers with the HMAC-SHA256 of both under the key,
-the client first. Without the key neither proof can be made, and each holds for one connection only. So does the key of
-each direction, which comes from the same nonces: every message that follows has a tag under it, with its number, so
-that who only passes the proofs on can neither ask nor answer.
+The client sends a nonce; the server sends one of its own; each answers with the HMAC-SHA256 of both under the key, the
+client first. Nobody can make these proofs without the key, and they hold for one connection only. So do the keys of the
+two directions, which come from the same nonces: every later message has a tag under its direction's key, made of its
+number too. So a relay of the proofs can neither ask nor answer.
 
-On one node the kernel says whose process the other end is (SO_PEERCRED): who belongs to another user is not heard at
-all, nobody is in between, and the messages have no tags.
+On one node the kernel names the user of the other end (SO_PEERCRED): other users are refused, nobody can be in between,
+and the messages have no tags.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PEER = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 
 
 class Verdict(IntEnum):
-    """What the server says before its nonce, and before its proof."""
+    """The server's byte before its nonce, and before its proof."""
 
     WELCOME = 0
     NO_ROOM = 1
@@ -50,7 +50,7 @@ REASONS: dict[int, str] = {
 
 
 def checked(auth_key: object) -> bytes:
-    """Return the key that a program gives, b"" for none; TypeError or ValueError if it is no good one."""
+    """Return a program's key, b"" for None; TypeError or ValueError if it is no key or too short."""
     if auth_key is None:
         return b""
     if not isinstance(auth_key, (bytes, bytearray, memoryview)):
@@ -68,24 +68,24 @@ GOOD_KEY = "secrets.token_bytes(32), the same in all processes"
 
 
 def proof(key: bytes, who: str, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Return what only a holder of `key` can say in this conversation; `who` is "client" or "server".
+    """Return the proof of `who`, "client" or "server", which only a holder of `key` can make for these nonces.
 
-    The length goes in with the key, because HMAC takes keys that differ only by NULs at the end for one.
+    The key goes in with its length: to HMAC, keys that differ only by NULs at the end are the same.
     """
     derived = hashlib.sha256(b"hpccomm store key\0" + len(key).to_bytes(8, "little") + key).digest()
     return hmac.digest(derived, who.encode() + MAGIC + client_nonce + server_nonce, "sha256")
 
 
 class Session:
-    """The tags of the messages of one connection: of each side under a key of its own, with the message's number.
+    """The tags of the messages of one connection, made with a key of each direction and the message's number.
 
     Without a key, and on one node, tags are empty.
     """
 
-    def __init__(self, key: bytes, me: str, other: str, client_nonce: bytes, server_nonce: bytes) -> None:
-        self.size = TAG if key else 0
-        self._out = proof(key, f"messages of the {me}", client_nonce, server_nonce)
-        self._in = proof(key, f"messages of the {other}", client_nonce, server_nonce)
+    def __init__(self, connection: socket.socket, key: bytes, is_client: bool, *nonces: bytes) -> None:
+        self.size = TAG if key and not is_on_this_node(connection) else 0
+        directions = [proof(key, f"messages of the {who}", *nonces) for who in ("client", "server")]
+        self._out, self._in = directions if is_client else directions[::-1]
         self._sent = self._received = 0
 
     def signed(self, message: bytes) -> bytes:
@@ -94,7 +94,7 @@ class Session:
         return message + self._tag(self._out, self._sent, message) if self.size else message
 
     def is_next(self, head: Bytes, body: Bytes, tag: Bytes) -> bool:
-        """Return whether this is the next message of the other side."""
+        """Return True if this is the next message of the other side."""
         self._received += 1
         return not self.size or hmac.compare_digest(tag, self._tag(self._in, self._received, head, body))
 
@@ -106,18 +106,18 @@ class Session:
 
 
 def is_on_this_node(connection: socket.socket) -> bool:
-    """Return whether a connection is a Unix socket's."""
+    """Return True for a Unix socket."""
     return connection.family == socket.AF_UNIX
 
 
 def is_own_user(connection: socket.socket) -> bool:
-    """Return whether the process at the other end of a Unix socket is this user's."""
+    """Return True if the process at the other end of a Unix socket is this user's."""
     _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return bool(user == os.geteuid())
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let TCP look after a minute of silence, and every 15 seconds then, whether the other end is still there."""
+    """Make TCP check a silent connection after a minute, and every 15 seconds from then on."""
     if not is_on_this_node(connection):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):

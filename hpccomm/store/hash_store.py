@@ -32,7 +32,7 @@ class HashStore(Store):
         self._changed = threading.Condition()
 
     def request(self, request: Request, timeout: float) -> Answer:
-        """Return the answer to `request`, from the table of this process."""
+        """Return the answer to `request`, from this process's table."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while (answer := self._table.apply(request)) is None:

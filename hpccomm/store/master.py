@@ -1,4 +1,4 @@
-"""The master's side of a TCPStore: where it listens, and the thread that serves."""
+"""The master's side of a TCPStore: its listening socket, and the thread that serves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DISCARD = 9  # a port; nothing is sent there
 
 
 class Master:
-    """The thread that serves a store on a listening socket; it sleeps until the first client comes.
+    """The thread that serves a store on a listening socket; it sleeps until a client connects.
 
     ``close()`` ends the thread and all connections; so does dropping the Master, and the end of the program.
     """
@@ -42,7 +42,7 @@ class Master:
 
 
 def _end(end: socket.socket, thread: threading.Thread, process: int) -> None:
-    """End the thread and all connections; a forked process leaves them to its parent."""
+    """End the thread and all connections; in a forked process they are the parent's, and stay."""
     if process == os.getpid():
         with contextlib.suppress(OSError):  # the thread has ended
             end.shutdown(socket.SHUT_RDWR)  # closing is not enough where a forked process has it, too
@@ -77,11 +77,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_on_this_node() -> socket.socket:
-    """Return a Unix socket that listens, of which clients know that it is this user's.
+    """Return a listening Unix socket, for this user's processes.
 
-    Its name is in the network's namespace, as a port of 127.0.0.1 is, so that it reaches as far; it is no file, so
-    that nothing of it stays. Who has not been told the name has to look it up (/proc/net/unix), and belongs to this
-    user or is not heard (`handshake.is_own_user`).
+    Its name belongs to the network's namespace, like a port of 127.0.0.1, and not to the file system: nothing of it
+    stays. Others can read the name in /proc/net/unix, but other users are refused (`handshake.is_own_user`).
     """
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"\0hpccomm-{secrets.token_hex(16)}")
@@ -90,7 +89,7 @@ def listen_on_this_node() -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` is reached from this host only."""
+    """Return True if only this host can reach `host`."""
     try:
         return ipaddress.ip_address(socket.getaddrinfo(host, DISCARD)[0][4][0]).is_loopback
     except (OSError, UnicodeError):
@@ -98,10 +97,10 @@ def is_loopback(host: str) -> bool:
 
 
 def serve(where: tuple[str, int] | None, peer: str | None) -> tuple[Master, tuple[str, int, bytes]]:
-    """Return what serves a new store, and what clients need to know: host, port and key.
+    """Return the master of a new store, and its host, port and key for clients.
 
-    `where` is given, or chosen: an address by which the host `peer` reaches this one, and where there is no other host
-    (None) a Unix socket.
+    Without `where` it listens at the address by which the host `peer` reaches this one, or, without another host
+    (None), at a Unix socket.
     """
     if where is None and peer is None and not os.environ.get(HOST_VARIABLE) and hasattr(socket, "SO_PEERCRED"):
         host, listener = "", listen_on_this_node()
@@ -117,12 +116,8 @@ def serve(where: tuple[str, int] | None, peer: str | None) -> tuple[Master, tupl
 
 
 def address_for(peer: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the address by which `peer`, another host (None: there is none), reaches this one.
-
-    ``HPCCOMM_STORE_HOST`` overrides it.
-    """
-    said = environ.get(HOST_VARIABLE, "").strip()
-    if said:
+    """Return ``HPCCOMM_STORE_HOST``, or the address by which `peer`, another host or None, reaches this one."""
+    if said := environ.get(HOST_VARIABLE, "").strip():
         return said
     if peer is None or peer == socket.gethostname():
         return ONE_NODE
@@ -130,7 +125,7 @@ def address_for(peer: str | None, environ: Mapping[str, str] = os.environ) -> st
 
 
 def _route_to(peer: str) -> str:
-    """Return the address of this host that packets to `peer` leave from."""
+    """Return this host's address on the route to `peer`."""
     for name in (peer, socket.gethostname()):
         try:
             family, kind, _, _, address = socket.getaddrinfo(name, DISCARD, type=socket.SOCK_DGRAM)[0]

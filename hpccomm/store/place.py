@@ -1,7 +1,7 @@
-"""Where the stores of groups are: agreed on when a world is made, opened when a group is first asked for its own.
+"""The places of the groups' stores: agreed on with the world, opened when a program first asks for a group's store.
 
-Rank 0 listens from the beginning, so that any rank may open its store at any time, without the others; the thread
-behind it sleeps until the first one does. On one node it listens at no port (`master.listen_on_this_node`).
+Rank 0 listens from the beginning, so any rank may open its store at any time, without the others; until then its
+thread sleeps. On one node it listens at no port (`master.listen_on_this_node`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistNetworkError, DistStoreError, here
@@ -22,23 +23,14 @@ if TYPE_CHECKING:
     from .store import Store
 
 
+@dataclass(eq=False)
 class Place:
-    """The place of a group's store: the world's store, and which part of it.
+    """The place of a group's store: a part of the world's store."""
 
-    Parameters
-    ----------
-    world : WorldStore
-    ranks : tuple of int
-        The members of the group; none: the world.
-    edition : int
-        Which of the groups of these members it is, from 1; the members count alike.
-    """
-
-    def __init__(self, world: WorldStore, ranks: tuple[int, ...] = (), edition: int = 1) -> None:
-        self._world = world
-        self._ranks = ranks
-        self._edition = edition
-        self._made: Counter[tuple[int, ...]] = Counter()
+    _world: WorldStore
+    _ranks: tuple[int, ...] = ()  # the members; none: the world
+    _edition: int = 1  # of the groups with these members, counted alike by all of them
+    _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     def open(self, timeout: timedelta) -> Store:
         """Return the group's store."""
@@ -52,83 +44,61 @@ class Place:
         return store
 
     def of(self, ranks: Sequence[int]) -> Place:
-        """Return the place of a new group of these ranks of the world."""
+        """Return the place of the store of a new group of these ranks of the world."""
         members = tuple(ranks)
         self._made[members] += 1
         return Place(self._world, members, self._made[members])
 
     def without_the_dead(self, comm: Any, nodes: Sequence[int]) -> Place:
-        """Return the place for the world of those who have survived; each of them calls it."""
-        return Place(self._world) if self._world.is_the_programs else agreed(comm, nodes)
+        """Return the place of the store of the survivors' world; each of them calls it."""
+        return Place(self._world) if self._world.given is not None else agreed(comm, nodes)
 
     def close(self) -> None:
-        """Let go of the world's store."""
+        """Close the world's store."""
         self._world.close()
 
 
+@dataclass(eq=False)
 class WorldStore:
-    """The store of a world, opened once: the program's own, or that of rank 0.
+    """The store of a world, opened once: the program's own, or that of rank 0."""
 
-    Parameters
-    ----------
-    given : Store, optional
-    where : tuple, str or None
-        Host, port and key; the path of a file; None: this process is alone.
-    master : Master, optional
-        What serves it, on rank 0.
-    problem : str
-        Why there is none.
-    opened : Store, optional
-        What rank 0 has opened already.
-    """
-
-    def __init__(
-        self,
-        given: Store | None = None,
-        where: tuple[str, int, bytes] | str | None = None,
-        master: Master | None = None,
-        problem: str = "",
-        opened: Store | None = None,
-    ) -> None:
-        self.is_the_programs = given is not None
-        self._store = given or opened
-        self._where = where
-        self._master = master
-        self._problem = problem
-        self._lock = threading.Lock()
+    given: Store | None = None  # the program's
+    where: tuple[str, int, bytes] | str | None = None  # host, port and key; a file's path; None: one process
+    master: Master | None = None  # of the store, on rank 0
+    problem: str = ""  # the reason why there is none
+    opened: Store | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def open(self) -> Store:
         """Return the store."""
         with self._lock:
-            if self._problem:
-                raise DistStoreError(f"the groups have no store: {self._problem}{here()}")
-            if self._store is None:
-                self._store = self._opened()
-            return self._store
+            if self.problem:
+                raise DistStoreError(f"the groups have no store: {self.problem}{here()}")
+            if self.opened is None:
+                self.opened = self.given or self._open()
+            return self.opened
 
-    def _opened(self) -> Store:
+    def _open(self) -> Store:
         from . import FileStore, HashStore, TCPStore
 
-        if self._where is None:
+        if self.where is None:
             return HashStore()
-        if isinstance(self._where, str):
-            return FileStore(self._where)
-        return TCPStore.at(*self._where)
+        return FileStore(self.where) if isinstance(self.where, str) else TCPStore.at(*self.where)
 
     def close(self) -> None:
         """Close the store, unless it is the program's."""
-        if self._store is not None and not self.is_the_programs:
-            self._store.close()
-        if self._master is not None:
-            self._master.close()
-        self._problem = self._problem or "the world has been destroyed"
+        if self.opened is not None and self.given is None:
+            self.opened.close()
+        if self.master is not None:
+            self.master.close()
+        self.problem = self.problem or "the world has been destroyed"
 
 
 def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Place:
-    """Return the place of the world's store, which the ranks of `comm` agree on; each of them calls it.
+    """Return the place of the world's store; every rank of `comm` calls it.
 
-    Raises DistNetworkError or DistStoreError on every rank if the address or file that `method` names can't be used.
-    Where hpccomm chooses, that is said when a store is asked for.
+    Raises DistNetworkError or DistStoreError on every rank if the address or file of `method` can't be used. Where
+    hpccomm chooses, opening a store raises instead.
     """
     where = None if method is None else method.where
     if where is None and comm.Get_size() == 1:
@@ -136,7 +106,7 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
     homes = list(zip(nodes, comm.allgather(_network()), strict=True))
     stranger = next((rank for rank, home in enumerate(homes) if home != homes[0]), None)
     peer = None if stranger is None else comm.bcast(os.uname().nodename, root=stranger)
-    told: Any = None  # where it is, or why there is none
+    told: Any = None  # its address or path, or an error
     master = store = None
     if comm.Get_rank() == 0:
         try:
@@ -152,7 +122,7 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
             told = error
     told = comm.bcast(told)
     if stranger is not None:
-        comm.Barrier()  # MPI may send with its next call only: not after a store.get that waits for those who receive
+        comm.Barrier()  # MPI may send in its next call only, which a store.get that waits for the receivers would delay
     if not isinstance(told, (DistNetworkError, DistStoreError)):
         return Place(WorldStore(where=told, master=master, opened=store))
     if where is None:
@@ -161,7 +131,7 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
 
 
 def _network() -> str:
-    """Return the namespace of this process's sockets: containers of one node may have a network each."""
+    """Return the network namespace of this process: containers of one node may have one each."""
     try:
         return os.readlink("/proc/self/ns/net")
     except OSError:  # only Linux has it

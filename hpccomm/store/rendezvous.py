@@ -1,4 +1,4 @@
-"""What torch.distributed's `init_method` says."""
+"""The parser of torch.distributed's `init_method`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 
 class Method(NamedTuple):
-    """What an init_method says; `where` is an address (host, port), a path, or None: hpccomm chooses."""
+    """A parsed init_method; `where` is an address (host, port), a path, or None: hpccomm chooses."""
 
     where: tuple[str, int] | str | None = None
     rank: int = -1
@@ -17,7 +17,7 @@ class Method(NamedTuple):
 
 
 def parsed(init_method: str, environ: Mapping[str, str] = os.environ) -> Method:
-    """Return the meaning of an `init_method` of torch.distributed's; ValueError if it is none."""
+    """Return the parsed `init_method`; ValueError if it is none of torch.distributed's."""
     url = urlsplit(init_method)
     said = dict(parse_qsl(url.query))
     try:

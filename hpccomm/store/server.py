@@ -1,8 +1,8 @@
-"""The server of a TCPStore: it holds the table and talks to all clients, in one thread.
+"""The server of a TCPStore: the table, and the conversations with all clients, in one thread.
 
-Imported by the thread itself, when the first client comes: asyncio takes 30 ms to import.
+The thread imports it when the first client comes: asyncio takes 30 ms to import.
 
-A client is a protocol object: as coroutines on streams every request took twice as long.
+A client is a protocol object: with coroutines on streams every request took twice as long.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ CHUNK = 1 << 18  # bytes taken at once
 READ_AHEAD = 1 << 16  # bytes that are taken from a client while it waits for an answer
 MIB = 1 << 20
 OTHER_FILES = 64  # open files that are left to the rest of the process
-STRANGERS = 64  # clients that have not shown the key yet
-AT_ONCE = 16  # connections taken in one turn of the loop, which has other things to do
+STRANGERS = 64  # clients that have not proved that they have the key
+AT_ONCE = 16  # connections accepted in one turn of the loop, which has other work too
 PAUSE = 0.1  # seconds, where the system has no file for a connection
 
 
 class Limits(NamedTuple):
-    """What a server allows."""
+    """The limits of a server."""
 
     capacity: int = 4 << 30  # bytes of keys and values
     connections: int = 16384  # or as many as the process may have open files
-    handshake: float = 10.0  # seconds that a client has to show that it has the key
+    handshake: float = 10.0  # seconds that a client has to prove that it has the key
     patience: float = 30.0  # seconds that it has for the rest of a message, and to take an answer; more for each MiB
 
 
 class Server:
-    """The table, and those who have the key and use it.
+    """The table, and the clients.
 
-    Where many connect who do not show the key, the oldest of them makes room for the next one: who has the key has
-    shown it before so many others have come, or tries again. They never have more than a few of the process's files.
+    Clients that have not proved that they have the key ("strangers") are few, and so are their open files: the oldest
+    one makes room for the next. A client with the key proves it before so many others come, or tries again.
 
-    Each connection has one request at a time. So what a client can make the server hold is one message being read, one
-    answer being sent, and a little read ahead; and before it has shown that it has the key, a few bytes.
+    Each connection has one request at a time. So the server holds, for a client, one message being read, one answer
+    being sent, and a little read ahead; for a stranger, a few bytes.
     """
 
     def __init__(self, key: bytes, limits: Limits) -> None:
@@ -61,16 +61,16 @@ class Server:
         self.limits = limits
         self.table = Table(limits.capacity)
         self.clients: set[Client] = set()
-        self.strangers: dict[Client, None] = {}  # those of the clients who have not shown the key, the oldest first
+        self.strangers: dict[Client, None] = {}  # clients as well; the oldest first
         self.input = memoryview(bytearray(CHUNK))
         self._free = 0  # files that the process may still open, beside OTHER_FILES
         self._accepting: set[asyncio.Task[object]] = set()
-        self._pause: asyncio.TimerHandle | None = None  # until it accepts again
+        self._pause: asyncio.TimerHandle | None = None  # before it accepts again
         self._has_complained = False
         self._waiting: dict[str, dict[Client, None]] = {}  # by key; in the order of arrival
 
     async def serve(self, listener: socket.socket, end: socket.socket) -> None:
-        """Talk to everybody who connects to `listener`, until `end` can be read."""
+        """Serve the clients that connect to `listener`, until `end` can be read."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self._complain(context.get("exception") or context["message"]))
         ended = asyncio.Event()
@@ -90,7 +90,7 @@ class Server:
             await asyncio.sleep(0)
 
     def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
-        """Take some of those who have connected."""
+        """Accept some of the waiting connections."""
         self._count_files()
         for _ in range(AT_ONCE):
             try:
@@ -110,7 +110,7 @@ class Server:
             task.add_done_callback(self._accepting.discard)
 
     def admit(self, client: Client) -> None:
-        """Take a client who has not shown the key; the oldest such one goes where there are too many."""
+        """Add a stranger; drop the oldest ones if there are too many."""
         while len(self.strangers) >= max(1, min(self._strangers_room, len(self.strangers) + self._free)):
             next(iter(self.strangers)).end()
         self.strangers[client] = None
@@ -126,11 +126,11 @@ class Server:
         self._free = self._files - OTHER_FILES - used
 
     def is_full(self) -> bool:
-        """Return whether nobody else may come in."""
+        """Return True if there is no room for another client."""
         return len(self.clients) - len(self.strangers) >= self.room or self._free < -AT_ONCE
 
     def _complain(self, problem: object) -> None:
-        """Log what goes wrong, once: who causes it could fill the disk with it."""
+        """Log a problem, once: a client that causes it could fill the disk."""
         if not self._has_complained:
             self._has_complained = True
             logging.getLogger("hpccomm").warning(
@@ -138,28 +138,28 @@ class Server:
             )
 
     def wait(self, client: Client, key: str) -> None:
-        """Let `client` look again when `key` has changed."""
+        """Call `look_again` of `client` when `key` has changed."""
         self._waiting.setdefault(key, {})[client] = None
 
     def give_up(self, client: Client, key: str) -> None:
-        """Forget that `client` waits for `key`."""
+        """Remove `client` from those that wait for `key`."""
         waiting = self._waiting.get(key, {})
         waiting.pop(client, None)
         if not waiting:
             self._waiting.pop(key, None)
 
     def wake(self, keys: Sequence[str]) -> None:
-        """Let those look who wait for one of `keys`."""
+        """Call `look_again` of the clients that wait for one of `keys`."""
         for key in keys if self._waiting else ():
             for client in self._waiting.pop(key, ()):
                 asyncio.get_running_loop().call_soon(client.look_again)
 
 
 class Client(asyncio.BufferedProtocol):
-    """One client: the connection, and what has come of its next message.
+    """One client: the connection, and the bytes of its next message so far.
 
-    The conversation goes on in `_next`, which is called with the next `_wanted` bytes; with none while the client waits
-    for an answer, or has not taken it yet.
+    `_next` is the next step of the conversation, called with `_wanted` bytes; None while the client waits for an
+    answer, or has not received it yet.
     """
 
     def __init__(self, server: Server) -> None:
@@ -168,7 +168,7 @@ class Client(asyncio.BufferedProtocol):
         self._buffer = bytearray()
         self._next: Callable[[bytearray], None] | None = self._hello
         self._wanted = handshake.HELLO
-        self._drop: asyncio.TimerHandle | None = None  # when it is too slow
+        self._drop: asyncio.TimerHandle | None = None  # for a slow client
         self._request: Request | None = None  # that waits
         self._missing = ""  # the key that it waits for
         self._deadline: asyncio.TimerHandle | None = None
@@ -176,7 +176,7 @@ class Client(asyncio.BufferedProtocol):
     # -- the connection -------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to talk."""
+        """Begin the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._socket: socket.socket = transport.get_extra_info("socket")
@@ -185,18 +185,19 @@ class Client(asyncio.BufferedProtocol):
         self._hurry(self._server.limits.handshake)
 
     def get_buffer(self, _: int) -> memoryview:
-        """Return where the next bytes go: for all clients the same, for they are taken at once."""
+        """Return the buffer for the next bytes: one for all clients, since they are copied at once."""
         return self._server.input
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Go on with what has come."""
+        """Continue the conversation with the new bytes."""
         self._buffer += self._server.input[:nbytes]
         self._go_on()
 
     def _go_on(self) -> None:
         try:
             while self._next is not None and len(self._buffer) >= self._wanted:
-                self._next(self._taken(self._wanted))
+                data, self._buffer = wire.split(self._buffer, self._wanted)
+                self._next(data)
         except wire.MalformedError as error:
             self._close(self._session.signed(wire.packed(Status.MALFORMED, values=[str(error).encode()])))
         if self._next is None:
@@ -206,12 +207,12 @@ class Client(asyncio.BufferedProtocol):
             self._hurry(self._server.limits.patience + self._wanted / MIB)
 
     def eof_received(self) -> bool:
-        """Close: a client that has gone waits for no answer."""
+        """Close the connection: a client that has gone waits for no answer."""
         self._close()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Give up what the client has asked for."""
+        """Drop the client and its request."""
         self._next = None
         self._take_time()
         self._stop_waiting()
@@ -219,25 +220,25 @@ class Client(asyncio.BufferedProtocol):
         self._server.strangers.pop(self, None)
 
     def pause_writing(self) -> None:
-        """Wait until the client has taken what it was told."""
+        """Read no more until the client has received its answer."""
         self._next = None
         self._hurry(self._server.limits.patience + self._transport.get_write_buffer_size() / MIB)
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Read the next message."""
         if not self._transport.is_closing():
             self._take_time()
             self._next, self._wanted = self._head, wire.HEADER.size
             self._listen()
 
     def end(self) -> None:
-        """Close at once; also where a forked process has the connection, too."""
+        """Close the connection at once, even if a forked process has it too."""
         self._server.strangers.pop(self, None)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._transport.abort()
 
-    # -- what is said, one after the other -------------------------------------------------------------
+    # -- the steps of a conversation -------------------------------------------------------------------
 
     def _hello(self, hello: bytearray) -> None:
         if not hello.startswith(handshake.MAGIC):
@@ -256,8 +257,7 @@ class Client(asyncio.BufferedProtocol):
             return
         self._take_time()
         self._server.strangers.pop(self, None)
-        signs = key if not handshake.is_on_this_node(self._socket) else b""
-        self._session = Session(signs, "server", "client", *self._nonces)
+        self._session = Session(self._socket, key, False, *self._nonces)
         self._transport.write(bytes([Verdict.WELCOME]) + handshake.proof(key, "server", *self._nonces))
         self._next, self._wanted = self._head, wire.HEADER.size
 
@@ -281,7 +281,7 @@ class Client(asyncio.BufferedProtocol):
     # -- answers ---------------------------------------------------------------------------------------
 
     def look_again(self) -> None:
-        """Answer the request that waits, if what it waits for has come."""
+        """Answer the waiting request, if its key has come."""
         request = self._request
         if request is None:
             return  # it has been given up meanwhile
@@ -292,7 +292,7 @@ class Client(asyncio.BufferedProtocol):
             self._wait(request)
 
     def _answered(self, request: Request) -> bool:
-        """Return whether a request has been done and answered; otherwise it has to wait."""
+        """Answer a request; return False if it has to wait."""
         try:
             answer = self._server.table.apply(request)
             if answer is None:
@@ -330,27 +330,18 @@ class Client(asyncio.BufferedProtocol):
 
     # -- time, and the end -----------------------------------------------------------------------------
 
-    def _taken(self, wanted: int) -> bytearray:
-        """Take the next bytes from the buffer."""
-        if len(self._buffer) == wanted:
-            taken, self._buffer = self._buffer, bytearray()
-        else:
-            taken = self._buffer[:wanted]
-            del self._buffer[:wanted]
-        return taken
-
     def _listen(self) -> None:
-        """Take what the client has said meanwhile."""
+        """Continue with the bytes that have come meanwhile."""
         self._transport.resume_reading()
         self._go_on()
 
     def _hurry(self, seconds: float) -> None:
-        """Drop the client in so many seconds."""
+        """Drop the client after `seconds`."""
         self._take_time()
         self._drop = self._loop.call_later(seconds, self._transport.abort)
 
     def _take_time(self) -> None:
-        """Don't drop the client."""
+        """Cancel the timer of `_hurry`."""
         if self._drop is not None:
             self._drop.cancel()
             self._drop = None

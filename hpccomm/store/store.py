@@ -1,4 +1,4 @@
-"""Store: the key-value store that all kinds have in common; PrefixStore: a part of another."""
+"""Store: the base class of all key-value stores; PrefixStore: a part of another store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Timeout = timedelta | float
 
 
 class Store(ABC):
-    """A table of values by key, which processes share to find each other and to agree. Abstract.
+    """A table of values by key, through which processes find each other and agree. Abstract.
 
     Keys are str, at most 16 KiB in UTF-8. Values are bytes, at most 256 MiB; a str is stored as UTF-8. Each operation
     is atomic. A store may be used by several threads. All kinds raise the same errors: DistStoreError where an
@@ -55,7 +55,7 @@ class Store(ABC):
         self._timeout = _seconds(timeout)
         self._is_closed = False
 
-    # -- what a kind of store is made of -----------------------------------------------------------
+    # -- for a kind of store to override -----------------------------------------------------------
 
     @abstractmethod
     def request(self, request: Request, timeout: float) -> Answer:
@@ -66,17 +66,17 @@ class Store(ABC):
         """Return another store of the same table, with connections of its own."""
 
     def close(self) -> None:
-        """Let go of connections and files; every operation raises DistStoreError from now on."""
+        """Close connections and files; every later operation raises DistStoreError."""
         self._is_closed = True
 
     # -- values -------------------------------------------------------------------------------------
 
     def set(self, key: str, value: Value) -> None:
-        """Store `value` under `key`, in the place of what is there."""
+        """Store `value` under `key`, in place of the old one."""
         self._ask(Op.SET, (key,), (value,))
 
     def get(self, key: str) -> bytes:
-        """Return the value of `key`; wait until it is there.
+        """Return the value of `key`, after a wait for it if need be.
 
         Raises
         ------
@@ -151,13 +151,13 @@ class Store(ABC):
         return list(self._ask(Op.GET, _listed("multi_get", keys)).values)
 
     def delete_key(self, key: str) -> bool:
-        """Return whether `key` was there; its value or queue is deleted."""
+        """Delete the value or queue of `key`; return True if there was one."""
         return bool(self._ask(Op.DELETE, (key,)).number)
 
     # -- keys ---------------------------------------------------------------------------------------
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all of `keys` are there, without waiting."""
+        """Return True if all of `keys` are there, without waiting."""
         return bool(self._ask(Op.CHECK, _listed("check", keys)).number)
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
@@ -231,20 +231,20 @@ class Store(ABC):
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` has been called."""
+        """True once `close` has been called."""
         return self._is_closed
 
     @property
     def timeout(self) -> timedelta:
-        """How long operations wait."""
+        """The time-out of operations."""
         return timedelta(seconds=self._timeout)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Let operations wait for so long from now on."""
+        """Set the time-out of operations."""
         self._timeout = _seconds(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return True: there are `append`, `multi_get`, `multi_set` and queues (c10d's word for it)."""
+        """Return True: there are `append`, `multi_get`, `multi_set` and queues, as c10d's method of this name asks."""
         return True
 
     def __enter__(self) -> Self:
@@ -261,20 +261,15 @@ class Store(ABC):
         number: int = 0,
         timeout: float | None = None,
     ) -> Answer:
-        """Return the answer to a request, its arguments checked: every method comes here."""
+        """Check the arguments of a request and return its answer; every method calls it."""
         if self.is_closed:
             raise DistStoreError(f"{_name(op, keys)}: the store {self!r} has been closed{here()}")
-        request = Request(
-            op,
-            tuple([_key(op, key) for key in keys]),
-            tuple([_value(op, keys, value) for value in values]),
-            number,
-        )
-        return self.request(request, self._timeout if timeout is None else timeout)
+        checked = tuple([_key(op, key) for key in keys]), tuple([_value(op, keys, value) for value in values])
+        return self.request(Request(op, *checked, number), self._timeout if timeout is None else timeout)
 
 
 class PrefixStore(Store):
-    """A part of another store: each key stands there with a prefix, ``prefix/key``.
+    """A part of another store, in which each key has a prefix: ``prefix/key``.
 
     Parameters
     ----------
@@ -312,7 +307,7 @@ class PrefixStore(Store):
 
     @property
     def is_closed(self) -> bool:
-        """Whether this store or the other one has been closed."""
+        """True once this store or the other one has been closed."""
         return self._is_closed or self.underlying_store.is_closed
 
     def clone(self) -> PrefixStore:
@@ -324,7 +319,7 @@ class PrefixStore(Store):
 
 
 def too_late(request: Request, timeout: float, key: str) -> DistTimeoutError:
-    """Return the error of a request that has waited for `key` in vain."""
+    """Return the error of a request whose `key` has not come in time."""
     return DistTimeoutError(
         f"{_name(request.op, request.keys)}: nobody has set {key!r} within {timeout:g} s{here()}"
         if request.op != Op.POP
@@ -333,7 +328,7 @@ def too_late(request: Request, timeout: float, key: str) -> DistTimeoutError:
 
 
 def _name(op: Op, keys: Sequence[str]) -> str:
-    """Return the name of a method."""
+    """Return the name of the method that a program has called."""
     name = _NAMES[op]
     return f"multi_{name}" if op in (Op.SET, Op.GET) and len(keys) != 1 else name
 

@@ -1,6 +1,6 @@
-"""What a store does, apart from where it is: requests, answers, and the table that every store applies them to.
+"""Requests, answers, and the table that every store applies them to.
 
-A store is one method, `request`. Kinds of stores differ in how a request gets to the table and how it waits for it.
+Kinds of stores differ in one method, `request`: how a request gets to the table, and how it waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class QueueEmptyError(DistStoreError):
 
 
 class Op(IntEnum):
-    """The operations; the numbers are those on the wire and in the file."""
+    """The operations, numbered as on the wire and in the file."""
 
     SET = 1
     GET = 2  # of one key or several; not before all of them are there
@@ -41,11 +41,11 @@ class Op(IntEnum):
 
 
 READS = frozenset({Op.GET, Op.WAIT, Op.CHECK, Op.COUNT, Op.LENGTH, Op.LIST})
-WAITS = frozenset({Op.GET, Op.WAIT, Op.POP})  # where what they ask for is not there yet
+WAITS = frozenset({Op.GET, Op.WAIT, Op.POP})  # until their keys are there
 
 
 class Request(NamedTuple):
-    """What a client asks of a store."""
+    """A client's request."""
 
     op: Op
     keys: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What comes back: values (LIST: keys), or a number."""
+    """The answer to a request: values (LIST: keys), or a number."""
 
     values: tuple[bytes, ...] = ()
     number: int = 0
@@ -66,7 +66,7 @@ class Table:
     Parameters
     ----------
     capacity : int, optional
-        How many bytes keys and values may take; a request that needs more is refused. Default: no limit.
+        The most bytes of keys and values; a request that needs more is refused. Default: no limit.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
@@ -76,11 +76,11 @@ class Table:
         self.nbytes = 0
 
     def apply(self, request: Request) -> Answer | None:
-        """Return the answer to `request`, done whole or not at all; None if it has to wait. DistStoreError: refused."""
+        """Return the answer to `request`, or None if it has to wait; DistStoreError refuses it, and nothing changes."""
         return _OPERATIONS[request.op](self, request)
 
     def missing(self, request: Request) -> str | None:
-        """Return a key for which `request` has to wait."""
+        """Return a key that `request` has to wait for, or None."""
         if request.op == Op.POP:
             return None if self.queues.get(request.keys[0]) else request.keys[0]
         return next((key for key in request.keys if not self._has(key)), None)

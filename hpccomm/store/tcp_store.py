@@ -1,4 +1,4 @@
-"""TCPStore: a store that one process holds, and others reach over the network."""
+"""TCPStore: a store in one process, which others reach over the network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .store import DEFAULT_TIMEOUT, Store, Timeout, too_late
 from .table import HIDDEN, READS, WAITS, Answer, Op, QueueEmptyError, Request
 from .wire import Status
 
-if TYPE_CHECKING:  # what they import takes time, and most programs have no TCPStore
+if TYPE_CHECKING:  # their imports take time, and most programs have no TCPStore
     from .connection import Connections
     from .master import Master
 
@@ -20,7 +20,7 @@ WORKERS, ALL_THERE = HIDDEN + "workers", HIDDEN + "all there"
 
 
 class TCPStore(Store):
-    """A store that one process, the master, holds in its memory, and others reach by TCP.
+    """A store in the memory of one process, the master, which others reach by TCP.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class TCPStore(Store):
 
     @classmethod
     def at(cls, host: str, port: int, key: bytes, timeout: Timeout = DEFAULT_TIMEOUT) -> TCPStore:
-        """Return a client of a master that is there; it connects when it is first used."""
+        """Return a client of a running master; it connects at its first request."""
         store = cls.__new__(cls)
         store._set_up(host, port, key, timeout, None)
         return store
@@ -146,7 +146,7 @@ class TCPStore(Store):
         return f"TCPStore({self.host!r}, {self.port})"
 
     def _join(self, world_size: int | None, wait_for_workers: bool) -> None:
-        """Say that this process has come; the master waits for all."""
+        """Count this process; on the master, wait for all."""
         if world_size is None or world_size < 0:
             return
         if self.request(Request(Op.ADD, (WORKERS,), number=1), self._timeout).number == world_size:

@@ -1,4 +1,4 @@
-"""Requests and answers as bytes: what TCPStore sends, and what FileStore writes.
+"""Requests and answers as bytes, for TCPStore to send and FileStore to write.
 
 A message is a header, the length of each field, and the fields: the keys (UTF-8), then the values. Numbers are
 little-endian. Nothing is pickled.
@@ -21,7 +21,7 @@ HEADER = struct.Struct("<BBqdIII")  # version, code, number, seconds, keys, valu
 
 
 class Status:
-    """What an answer is: the codes of messages from the server."""
+    """The codes of the server's messages."""
 
     OK = 0
     TOO_LATE = 1  # value: the key that is missing
@@ -31,7 +31,7 @@ class Status:
 
 
 class Header(NamedTuple):
-    """What comes first; `code` is an Op or a status, `seconds` how long a request may wait."""
+    """The beginning of a message; `code` is an Op or a Status, `seconds` the time-out of a request."""
 
     version: int
     code: int
@@ -43,7 +43,7 @@ class Header(NamedTuple):
 
 
 class MalformedError(ValueError):
-    """Bytes that are no message; the text says why."""
+    """Bytes are no message, for the reason in the text."""
 
 
 def packed(
@@ -58,13 +58,13 @@ def packed(
 
 
 def header(data: bytes | bytearray) -> Header:
-    """Return the header in the first bytes of a message; MalformedError if nothing good can follow."""
+    """Return the header of a message; MalformedError if it is none."""
     if len(data) < HEADER.size:
         raise MalformedError(f"{len(data)} bytes")
     result = Header._make(HEADER.unpack(data))
     if result.version != VERSION:
         raise MalformedError(f"version {result.version} of the protocol; this is version {VERSION}")
-    if not 0 <= result.seconds < LONGEST_WAIT:  # nor NaN, which has no place among times
+    if not 0 <= result.seconds < LONGEST_WAIT:  # nor NaN
         raise MalformedError(f"a wait of {result.seconds} seconds")
     count = result.keys + result.values
     if count > MOST_FIELDS or not 4 * count <= result.length <= LARGEST_MESSAGE:
@@ -86,7 +86,7 @@ def fields(header: Header, body: bytes | bytearray | memoryview) -> list[bytes]:
 
 
 def request(header: Header, body: bytes | bytearray | memoryview) -> Request:
-    """Return the request that a message asks; MalformedError if it is none."""
+    """Return the request in a message; MalformedError if it is none."""
     op = _OPS.get(header.code)
     if op is None:
         raise MalformedError(f"operation {header.code}")
@@ -101,6 +101,15 @@ def request(header: Header, body: bytes | bytearray | memoryview) -> Request:
     except UnicodeDecodeError:
         raise MalformedError("a key that is not UTF-8") from None
     return Request(op, names, tuple(parts[header.keys :]), header.number)
+
+
+def split(buffer: bytearray, nbytes: int) -> tuple[bytearray, bytearray]:
+    """Return the first `nbytes` of a buffer, and the rest; the whole buffer is not copied: it may be large."""
+    if len(buffer) == nbytes:
+        return buffer, bytearray()
+    first = buffer[:nbytes]
+    del buffer[:nbytes]
+    return first, buffer
 
 
 _OPS: dict[int, Op] = {int(op): op for op in Op}

@@ -109,7 +109,7 @@ class Introduced:
         server = exactly(self.raw, 1 + NONCE)[1:]
         self.raw.sendall(handshake.proof(KEY, "client", nonce, server))
         assert exactly(self.raw, 1 + PROOF)[0] == Verdict.WELCOME
-        self.session = handshake.Session(KEY, "client", "server", nonce, server)
+        self.session = handshake.Session(self.raw, KEY, True, nonce, server)
 
     def __enter__(self) -> Introduced:
         return self
