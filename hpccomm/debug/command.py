@@ -64,17 +64,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Refused(Exception):
-    """What was asked for can't be had; its text says why."""
+    """The reason why there can be no reports."""
 
 
 def _asked(arguments: argparse.Namespace) -> tuple[Path, str]:
-    """Return the folder of the reports, and what those say that answer, if anybody has been asked."""
+    """Ask, if the arguments say so; return the folder of the reports and the token of the answers, "" without one."""
     folder = Path(arguments.folder) if arguments.folder else None
     if arguments.pid is not None:
         return _ask_process(arguments.pid)
     if arguments.job is not None:
         return _ask_in(folder or _folder_of_job(arguments.job))
-    folder = folder or _newest(Path.cwd())
+    folders = [each for each in Path.cwd().glob(f"{PREFIX}*") if each.is_dir()]
+    folder = folder or max(folders, key=lambda each: each.stat().st_mtime, default=None)
     if folder is None:
         raise _Refused(f"no folder given, and there is no {PREFIX}* here")
     return folder, ""
@@ -106,7 +107,7 @@ def _ask_process(process: int) -> tuple[Path, str]:
 
 
 def _below(process: int) -> Iterator[int]:
-    """Return the processes that a process has started, and those have, and so on."""
+    """Yield the processes that a process has started, directly or through others."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -121,7 +122,7 @@ def _below(process: int) -> Iterator[int]:
 
 
 def _ask_in(folder: Path) -> tuple[Path, str]:
-    """Ask the ranks that look into the folder.
+    """Ask the ranks that look into a folder.
 
     Not by `scancel --signal`: it misses ranks that mpirun has started in the batch script, and ends Open MPI's daemons
     on the other nodes, and with them the job.
@@ -137,7 +138,7 @@ def _ask_in(folder: Path) -> tuple[Path, str]:
 
 
 def _act_for_the_owner_of(folder: Path) -> None:
-    """Be the user whose job it is from now on, for root: what that user may not write, links of theirs can't reach."""
+    """Become the owner of a folder, if this is root: links in it can't lead to files that its owner may not write."""
     if os.geteuid() == 0 and (found := folder.stat()).st_uid != 0:
         os.setgroups([])
         os.setegid(found.st_gid)
@@ -154,16 +155,11 @@ def _folder_of_job(job: str) -> Path:
     return Path(places[0]) / f"{PREFIX}{job.split('.')[0]}"
 
 
-def _newest(where: Path) -> Path | None:
-    folders = [each for each in where.glob(f"{PREFIX}*") if each.is_dir()]
-    return max(folders, key=lambda each: each.stat().st_mtime, default=None)
-
-
 # -- showing -----------------------------------------------------------------------------------------------
 
 
 def _wait_for(folder: Path, token: str) -> list[tuple[Path, list[dict[str, Any]]]]:
-    """Return the reports of each run that belong together, or answer `token`; wait for those that are late."""
+    """Return the last reports of each run, or those that answer `token`, for which it waits."""
     deadline = time.monotonic() + PATIENCE
     while True:
         found = []
@@ -197,7 +193,7 @@ def _show(arguments: argparse.Namespace, reports: list[dict[str, Any]], found: V
 
 
 def _folded(lines: list[str]) -> Iterator[str]:
-    """Return the lines of a stack, those of installed libraries and of hpccomm in one each."""
+    """Yield the lines of a stack; successive lines of installed libraries and of hpccomm become one."""
     hidden = 0
     for line in [*lines, ""]:
         is_of_a_library = line.startswith((stacks.PACKAGE, "<", *stacks.LIBRARIES))
@@ -210,5 +206,5 @@ def _folded(lines: list[str]) -> Iterator[str]:
 
 
 def _say(text: str) -> None:
-    """Print what came from files: a terminal is not to obey what is in it."""
+    """Print text from files, without the control characters that a terminal would obey."""
     print("".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text))

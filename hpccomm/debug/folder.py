@@ -23,7 +23,7 @@ class Folder:
     Attributes
     ----------
     places : list of Path
-        Where it may be; the first is where this process writes.
+        The two paths that it may have; this process writes to the first.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -33,16 +33,16 @@ class Folder:
         self._fallback = fallback
 
     def put(self, name: str, text: str) -> Path:
-        """Return the file of that name, replaced by one that says `text`: nobody sees it half written."""
+        """Replace the file of that name by one with this text, which nobody sees half written, and return it."""
         with self._opened() as folder:
             _replace(folder, name, text)
         return self.places[0] / name
 
     def create(self, name: str) -> bool:
-        """Whether there was no file of that name; now there is an empty one."""
+        """Create an empty file; return whether there was none of that name."""
         with self._opened() as folder:
             try:
-                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600, dir_fd=folder))
+                os.close(_new(folder, name))
             except FileExistsError:
                 return False
         return True
@@ -51,14 +51,14 @@ class Folder:
         """Return the time by the clock of the file server, which may be another one than this node's."""
         with self._opened() as folder:
             name = f".now.{secrets.token_hex(4)}"
-            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600, dir_fd=folder))
+            os.close(_new(folder, name))
             try:
                 return os.stat(name, dir_fd=folder).st_mtime
             finally:
                 os.unlink(name, dir_fd=folder)
 
     def text(self, name: str) -> str:
-        """Return what the file of that name says, "" without one."""
+        """Return the text of the file of that name, "" without one."""
         return next(filter(None, (read_text(place / name) for place in self.places)), "")
 
     def files(self, pattern: str) -> list[Path]:
@@ -69,15 +69,13 @@ class Folder:
     def _opened(self) -> Iterator[int]:
         try:
             folder = own(self.places[0])
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 os.close(own(self._fallback))
             try:
                 folder = own(self.places[1])
             except OSError:
-                folder = -1
-            if folder < 0:
-                raise
+                raise error from None
             self.places.reverse()
         try:
             yield folder
@@ -88,7 +86,7 @@ class Folder:
 def own(path: Path) -> int:
     """Return a descriptor of a folder that only this user can write into; it is made if there is none.
 
-    OSError where that can't be had: what stands in a stranger's folder would be obeyed.
+    OSError where there can't be one: questions in a stranger's folder would be obeyed.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -102,7 +100,7 @@ def own(path: Path) -> int:
 
 
 def put(folder: Path, name: str, text: str) -> Path:
-    """Return the file of that name, replaced by one that says `text`, in a folder that may be anybody's."""
+    """Replace a file as `Folder.put` does, in a folder that may be anybody's."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _replace(opened, name, text)
@@ -111,10 +109,15 @@ def put(folder: Path, name: str, text: str) -> Path:
     return folder / name
 
 
+def _new(folder: int, name: str) -> int:
+    """Return a descriptor of a new file, through no link."""
+    return os.open(name, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600, dir_fd=folder)
+
+
 def _replace(folder: int, name: str, text: str) -> None:
-    """Write the file anew under a name that nobody could know, and through no link; then give it its name."""
+    """Write the file under a name that nobody could know; then give it its name."""
     part = f".{name}.{secrets.token_hex(8)}"
-    file = os.open(part, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600, dir_fd=folder)
+    file = _new(folder, part)
     try:
         with open(file, "w", encoding="utf-8", errors="backslashreplace") as out:
             out.write(text)
@@ -126,7 +129,7 @@ def _replace(folder: int, name: str, text: str) -> None:
 
 
 def read_text(file: Path, is_an_order: bool = False) -> str:
-    """Return what a regular file says; "" for a link, and for none. Orders are taken from this user and root only."""
+    """Return the text of a regular file, "" for a link or none; an order has to be from this user or root."""
     with contextlib.suppress(OSError):
         opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(opened, encoding="utf-8", errors="replace") as text:

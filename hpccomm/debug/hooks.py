@@ -55,10 +55,10 @@ def register_hook(hook: Hook) -> RemovableHandle:
 
 
 def check_numerics(action: str = "raise") -> RemovableHandle:
-    """Look for NaN and infinity in what is sent and in what has come, in every operation of this rank.
+    """Check the arrays that are sent and received in every operation of this rank for NaN and infinity.
 
-    Every array is read, before and after: for looking for an error, not for every day. Arrays of a GPU make the host
-    wait for it.
+    Every array is read, before and after: this is for debugging, not for every day. Arrays of a GPU make the host wait
+    for it.
 
     Parameters
     ----------
@@ -77,8 +77,8 @@ def check_numerics(action: str = "raise") -> RemovableHandle:
 
     Notes
     -----
-    What an asynchronous operation has brought is looked at in the thread that notices its end, where nobody can be
-    raised to: it is logged, to the logger ``"hpccomm"``.
+    The results of an asynchronous operation are checked in the thread that notices its end. An exception would reach
+    nobody there, so it is logged, to the logger ``"hpccomm"``.
 
     Examples
     --------
@@ -114,20 +114,18 @@ class _CheckNumerics:
                 bad = None if name in not_at else first_bad(array)
                 if bad is not None:
                     label = f"{name}[{place}]" if isinstance(value, list) else name
-                    self._tell(f"{_in_words(operation)}: {label} {when} it: {bad} are not finite{here()}")
-
-    def _tell(self, message: str) -> None:
-        if self._action == "raise":
-            raise DistError(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=8)
+                    message = f"{_in_words(operation)}: {label} {when} it: {bad} are not finite{here()}"
+                    if self._action == "raise":
+                        raise DistError(message)
+                    warnings.warn(message, RuntimeWarning, stacklevel=7)
 
 
-OUTPUTS = {"output", "outputs", "output_lists", "calls"}  # before the operation anything may be in them
-INPUTS = {"inputs"}  # which it does not change
+OUTPUTS = {"output", "outputs", "output_lists", "calls"}  # not checked before the operation
+INPUTS = {"inputs"}  # not checked after it: it does not change them
 
 
 def first_bad(array: Any) -> str | None:
-    """Return in words where an array is not finite; None where all of it is, or its dtype has no such values."""
+    """Return the first value of an array that is not finite and its index, in words; None if there is none."""
     if array.dtype.kind not in "fc" and array.dtype.name != "bfloat16":
         return None
     bad = ~np.isfinite(array)  # of CuPy's arrays, too
@@ -198,9 +196,9 @@ class _Log:
 
 
 def nvtx_ranges() -> RemovableHandle:
-    """Make a range of every operation of this rank for NVIDIA's profilers (NVTX), by CuPy or the package nvtx.
+    """Mark every operation of this rank as a range for NVIDIA's profilers (NVTX), by CuPy or the package nvtx.
 
-    Blocking operations and asynchronous ones are shown from their beginning to where their end is noticed.
+    A range goes from the beginning of an operation to where its end is noticed.
 
     Returns
     -------

@@ -184,10 +184,6 @@ class Reporter:
                 return reports
             time.sleep(0.05)
 
-    def is_alone(self) -> bool:
-        """Whether all ranks are on this node."""
-        return len(self.processes) >= self.size
-
     def claim(self, seconds: float = 0.0) -> bool:
         """Whether this rank is the first to claim the verdict on a call that began so many seconds ago.
 

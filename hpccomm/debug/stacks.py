@@ -66,32 +66,15 @@ def _names_by_code(functions: tuple[Any, ...]) -> dict[CodeType, str]:
 
 
 class CallInFlight(NamedTuple):
-    """An operation that a thread is executing, or a wait for one.
+    """An operation that a thread is executing, or a wait for one. Nothing in it keeps an array alive."""
 
-    Attributes
-    ----------
-    key : tuple
-        Equal at two looks if it is still the same call.
-    record : Record
-    group : ProcessGroup or None
-        None in `init_process_group`.
-    work : weakref of Work, or None
-        The Work that is waited for. Nothing here keeps an array alive.
-    timeout : float or None
-        The call's own, in seconds.
-    can_raise : bool
-        Whether the call raises by itself when it takes too long.
-    is_polled : bool
-        Whether no thread waits, and only the program's polling shows that it needs the Work.
-    """
-
-    key: tuple[Any, ...]
+    key: tuple[Any, ...]  # equal at two looks if it is still the same call
     record: Record
-    group: ProcessGroup | None
-    work: weakref.ref[Any] | None
-    timeout: float | None
-    can_raise: bool
-    is_polled: bool = False
+    group: ProcessGroup | None  # None in `init_process_group`
+    work: weakref.ref[Any] | None  # the Work that is waited for
+    timeout: float | None  # the call's own, in seconds
+    can_raise: bool  # by itself, when it takes too long
+    is_polled: bool = False  # no thread waits: only the program's polling shows that it needs the Work
 
 
 def calls_in_flight(without: int = 0) -> Iterator[CallInFlight]:

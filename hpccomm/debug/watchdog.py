@@ -85,13 +85,13 @@ class Watchdog:
         """Begin to look, and to listen to signals that nobody else listens to."""
         self.reporter.mailbox.open()
         atexit.register(self._say_how_it_ended)
-        if self._take(signal.SIGUSR2):
+        if self.take(signal.SIGUSR2):
             atexit.register(self._stop_listening)
-        self._take(signal.SIGINT, signal.default_int_handler)  # which is still called
+        self.take(signal.SIGINT, signal.default_int_handler)  # which is still called
         os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_through, after_in_child=self._let_go)
         self._thread.start()
 
-    def _take(self, number: signal.Signals, default: Any = signal.SIG_DFL) -> bool:
+    def take(self, number: signal.Signals, default: Any = signal.SIG_DFL) -> bool:
         """Write into the signal's pipe whenever it comes, if nobody else handles it; return whether that is so.
 
         Python's own handlers run in the main thread, which MPI may hold: that of faulthandler writes at once.
@@ -115,7 +115,7 @@ class Watchdog:
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
     def _say_how_it_ended(self) -> None:
-        """Leave a report if an exception has ended the program before its groups: nobody can ask this rank then."""
+        """Leave a report if an exception has ended the program before its groups: nobody can ask this rank any more."""
         error = getattr(sys, "last_value", None)
         has_groups = any(group.processes and group.leaving is None for group in groups())
         if os.getpid() == self._pid and error is not None and has_groups:
@@ -128,10 +128,6 @@ class Watchdog:
         for number in self._signals:
             faulthandler.unregister(number)
         _let_signals_through()
-
-    def listen_for_the_end(self) -> None:
-        """Begin to listen to SIGTERM, if nobody else does: launchers end the others by it when one rank has died."""
-        self._take(signal.SIGTERM)
 
     def _run(self) -> None:
         mailbox = self.reporter.mailbox
@@ -164,13 +160,11 @@ class Watchdog:
                 elif (is_woken or self._looks_for_questions()) and self.reporter.is_asked():
                     self._answer()
             except Exception as error:  # the watchdog must not end before the program
-                self._tell_once(f"the watchdog of rank {self.reporter.rank} failed: {type(error).__name__}: {error}")
+                text = f"hpccomm: the watchdog of rank {self.reporter.rank} failed: {type(error).__name__}: {error}"
+                if text not in self._told:
+                    self._told.add(text)
+                    tell(text)
                 time.sleep(LONGEST_PERIOD)
-
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            tell(f"hpccomm: {text}")
 
     def _ask_for(self, askers: list[bytes]) -> None:
         """Ask all ranks on behalf of others, from outside of the job, and tell these where to look."""
@@ -208,9 +202,8 @@ class Watchdog:
         begun = sum(group.sequence_number + group.message_number for group in groups())
         for call in self._in_flight():
             observed = self._seen.get(call.key)
-            if observed is None or (
-                call.is_polled and begun != observed.begun
-            ):  # the program does not wait: it goes on
+            goes_on = observed is not None and call.is_polled and begun != observed.begun  # the program does not wait
+            if observed is None or goes_on:
                 self._seen[call.key] = observed = _Observed(call, now, now, begun)
             observed.call, observed.last = call, now
         for key, observed in list(self._seen.items()):
@@ -297,7 +290,8 @@ class Watchdog:
         token = reporter.ask()
         reporter._answered.add(token)
         reporter.write(reason, self.elapsed(), token)
-        return reporter.collect(token, PATIENCE if reporter.is_alone() else PATIENCE + FOLDER_PERIOD)
+        all_are_on_this_node = len(reporter.processes) >= reporter.size
+        return reporter.collect(token, PATIENCE if all_are_on_this_node else PATIENCE + FOLDER_PERIOD)
 
     def _wait_for_the_verdict(self, seconds: float, until_it_is_there: bool) -> None:
         give_up = time.monotonic() + seconds
@@ -351,7 +345,7 @@ class Watchdog:
 
 
 def _pipe() -> tuple[int, int]:
-    """Return the ends of a pipe that a handler of signals may write to: it does not wait."""
+    """Return the ends of a pipe whose writes do not wait, for handlers of signals."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     return read, write
@@ -465,7 +459,7 @@ def configure(agreed: settings.Settings, processes: dict[int, int]) -> None:
             _watchdog.reporter.move_to(agreed.debug_dir)
         _watchdog.reporter.processes.update(processes)
         if agreed.keeps_reports or agreed.trace != "0":
-            _watchdog.listen_for_the_end()
+            _watchdog.take(signal.SIGTERM)  # by which launchers end the other ranks when one has died
 
 
 def who_is_late() -> str:

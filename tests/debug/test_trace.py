@@ -220,7 +220,7 @@ def test_drift_is_corrected() -> None:
     clocks = clock.Clocks()
     record = Record("barrier", 1, "", "", begin=50.0, end=200.0)
     assert clocks.corrected(record) == record
-    clocks._points = [(0.0, 10.0), (100.0, 12.0)]
+    clocks.points = [(0.0, 10.0), (100.0, 12.0)]
     assert (clocks.corrected(record).begin, clocks.corrected(record).end) == (61.0, 212.0)
     record.end = 0.0
     assert clocks.corrected(record).end == 0.0

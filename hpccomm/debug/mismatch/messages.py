@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -28,25 +29,23 @@ PATIENCE = 5.0  # seconds for a label whose message is there
 Label = dict[str, Any]
 
 
+@dataclass
 class Expected:
-    """A receive that has begun, in words, and the label of its message; its source is None while it is not known."""
+    """A receive that has begun, and the label of its message."""
 
-    def __init__(self, operation: Operation, words: str, source: Any, tag: int) -> None:
-        self.call = f"{operation.name} #{operation.sequence_number}"
-        self.words, self.where = words, caller()
-        self.source, self.tag = source, tag
-        self.label: Label = {}  # empty before it has come
-        self.request: MPI.Request | None = None
-        self._buffer = bytearray(LABEL_BYTES)
-
-    def post(self, comm: MPI.Intracomm) -> None:
-        """Begin to receive the label."""
-        self.request = comm.Irecv([self._buffer, MPI.BYTE], self.source, self.tag)
+    call: str
+    words: str
+    where: str
+    source: Any  # None while it is not known
+    tag: int
+    label: Label = field(default_factory=dict)  # empty before it has come
+    request: MPI.Request | None = None
+    buffer: bytearray = field(default_factory=lambda: bytearray(LABEL_BYTES))
 
     def has_come(self) -> bool:
         """Return whether the label is there."""
         if not self.label and self.request is not None and self.request.Test():
-            self.label = json.loads(self._buffer.rstrip(b"\0"))
+            self.label = json.loads(self.buffer.rstrip(b"\0"))
         return bool(self.label)
 
 
@@ -126,11 +125,11 @@ class MessageCheck:
         operation.error = error
 
     def _expect(self, operation: Operation, words: str, source: int | None, tag: int) -> Expected:
-        expected = Expected(operation, words, source, tag)
+        expected = Expected(_title(operation), words, caller(), source, tag)
         if source is not None:
             expected.label = self._seen.pop((source, tag), {})
             if not expected.label:
-                expected.post(self._comm)
+                expected.request = self._comm.Irecv([expected.buffer, MPI.BYTE], source, tag)
         with self._lock:
             self._expected[operation] = expected
         return expected
@@ -141,7 +140,7 @@ class MessageCheck:
         array = operation.arguments.get("array")
         label = {
             "words": _in_words(array),
-            "call": f"{operation.name} #{operation.sequence_number}",
+            "call": _title(operation),
             "where": caller()[-80:],
             "nbytes": 0 if array is None else int(array.size) * array.dtype.itemsize,
             "objects": array is None,
@@ -167,8 +166,8 @@ class MessageCheck:
         status, timeout = MPI.Status(), as_seconds(self._group.timeout)
         if not _comes(lambda: self._group.comm.Iprobe(MPI.ANY_SOURCE, tag, status), timeout):
             raise DistTimeoutError(
-                f"{operation.name} #{operation.sequence_number} of {self._group.name!r}: no message from any rank "
-                f"with tag {tag} within {timeout:g} s at {caller()}{self._other_message(MPI.ANY_SOURCE)}"
+                f"{_title(operation)} of {self._group.name!r}: no message from any rank with tag {tag} within "
+                f"{timeout:g} s at {caller()}{self._other_message(MPI.ANY_SOURCE)}"
             )
         return status.Get_source()
 
@@ -212,6 +211,10 @@ class MessageCheck:
     def _is_mpi(self, operation: Operation) -> bool:
         device = operation.device
         return device == OBJECTS or self._group.config.device_map.get(device) == "mpi"
+
+
+def _title(operation: Operation) -> str:
+    return f"{operation.name} #{operation.sequence_number}"
 
 
 def _in_words(array: Any) -> str:

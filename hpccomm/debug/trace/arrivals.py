@@ -1,4 +1,4 @@
-"""Who comes when: for each collective that all ranks have recorded, who came last, and how long the others waited."""
+"""The arrival of ranks at the collectives that all have recorded: which came last, and how long the others waited."""
 
 from __future__ import annotations
 
@@ -8,29 +8,19 @@ from dataclasses import dataclass
 
 from ...core.operation_list import START
 from ..records import Record
-from .files import Trace
+from .files import Trace, groups_in
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """One collective, as its ranks came to it.
+    """The arrival of all ranks of a group at one collective."""
 
-    Attributes
-    ----------
-    records : dict of int to Record
-        By rank; their clocks have been aligned.
-    last : int
-        The rank that came last.
-    delay : float
-        Seconds by which it came later than the last but one: what the others would have gained.
-    """
-
-    records: dict[int, Record]
-    last: int
-    delay: float
+    records: dict[int, Record]  # by rank; their clocks have been aligned
+    last: int  # the rank that came last
+    delay: float  # seconds by which it came later than the last but one, and which the others would have gained
 
     def wait(self, rank: int) -> float:
-        """Return the seconds that a rank was in it before the last one came; 0 for those that did not block."""
+        """Return the seconds that a rank waited in it for the last one; 0 if it did not block."""
         record, came = self.records[rank], self.records[self.last].begin
         if record.async_op or record.name.endswith(START):
             return 0.0
@@ -39,7 +29,7 @@ class Arrival:
 
 @dataclass
 class OfRank:
-    """What all arrivals say of one rank: how often it came last, the seconds it delayed others, those it waited."""
+    """The sum of all arrivals of a rank: how often it came last, the seconds it delayed others, and those it waited."""
 
     rank: int
     collectives: int = 0
@@ -50,7 +40,7 @@ class OfRank:
 
 def arrivals(traces: Sequence[Trace]) -> list[Arrival]:
     """Return the collectives that every rank of their group has recorded and ended."""
-    members = {key: group.ranks for trace in traces for key, group in trace.groups.items()}
+    groups = groups_in(traces)
     together: dict[tuple[str, int], dict[int, Record]] = defaultdict(dict)
     for trace in traces:
         for record in trace.records:
@@ -58,7 +48,7 @@ def arrivals(traces: Sequence[Trace]) -> list[Arrival]:
                 together[record.group, record.number][trace.rank] = record
     found = []
     for (group, _), records in together.items():
-        if len(records) > 1 and len(records) == len(members.get(group, ())):
+        if group in groups and 1 < len(records) == len(groups[group].ranks):
             (before, _), (came, last) = sorted((record.begin, rank) for rank, record in records.items())[-2:]
             found.append(Arrival(records, last, came - before))
     return found
@@ -77,7 +67,7 @@ def by_rank(traces: Sequence[Trace]) -> list[OfRank]:
 
 
 def straggler(ranks: Sequence[OfRank]) -> OfRank | None:
-    """Return the rank that delays the others most, if it is not chance: three times as long as any other."""
+    """Return the rank that delays the others three times as long as any other does, if there is one."""
     if len(ranks) < 2:
         return None
     *_, second, worst = sorted(ranks, key=lambda each: each.delay)

@@ -1,21 +1,20 @@
-"""Clocks: how far a rank's is from that of the group's first rank, by messages back and forth."""
+"""Clocks: the difference between a rank's and that of the group's first rank, by messages back and forth."""
 
 from __future__ import annotations
 
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..groups_seen import key_of
 from ..records import Record
 
 if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
 ROUNDS = 12  # of which the quickest counts
-# What makes a reading of the clock seconds since the epoch; the process may be held up between the two looks.
+# Added to a reading of the clock it gives seconds since the epoch; the process may be held up between the two looks.
 EPOCH = max(time.time() - time.perf_counter() for _ in range(5))
 
 
@@ -25,7 +24,7 @@ def now() -> float:
 
 
 def offset(comm: Any, now: Callable[[], float]) -> tuple[float, float]:
-    """Return what to add to this rank's `now()` to get that of rank 0, and how wrong it may be, both in seconds.
+    """Return the seconds to add to this rank's `now()` to get that of rank 0, and the largest error of that.
 
     Every rank of `comm` calls it; rank 0 answers one rank after the other. The reading of rank 0 is taken to be made in
     the middle of the round, so the error is at most half of what the quickest round took.
@@ -50,51 +49,31 @@ def offset(comm: Any, now: Callable[[], float]) -> tuple[float, float]:
     return ahead, error
 
 
+@dataclass
 class Clocks:
-    """How far this process's clock is from that of the first rank of a group, as found at one time or more.
+    """The difference between this process's clock and that of the first rank of a group, measured once or more."""
 
-    Attributes
-    ----------
-    key : str
-        Of the group; "" where it has not been measured.
-    size : int
-        Of the group.
-    ahead : float or None
-        What was added at first to this clock's readings, in seconds.
-    error : float or None
-        How wrong that may be.
-    """
-
-    def __init__(self) -> None:
-        self.key = ""
-        self.size = 0
-        self.ahead: float | None = None
-        self.error: float | None = None
-        self._points: list[tuple[float, float]] = []  # (a reading, what to add to it)
-
-    def begin(self, group: ProcessGroup) -> None:
-        """Measure against the first rank of this group from now on; every rank of it calls this."""
-        self.__init__()  # type: ignore[misc]
-        self.key, self.size = key_of(group), group.size
-        self.measure(group)
-        self.ahead = self._points[0][1]
+    key: str = ""  # of the group; "" where nothing has been measured
+    size: int = 0  # of the group
+    error: float | None = None  # seconds by which `corrected` may be wrong; None where nothing has been measured
+    points: list[tuple[float, float]] = field(default_factory=list)  # readings of this clock, and the seconds to add
 
     def measure(self, group: ProcessGroup) -> None:
-        """Measure again, because clocks drift; every rank calls this."""
+        """Measure, maybe again, because clocks drift; every rank of the group calls this."""
         if group.comm is not None:
             ahead, error = offset(group.comm, now)
-            self._points.append((now(), ahead))
+            self.points.append((now(), ahead))
             self.error = max(self.error or 0.0, error)
 
     def corrected(self, record: Record) -> Record:
-        """Return a record with the times of that clock."""
+        """Return a record with the times of the first rank's clock."""
         end = self._corrected(record.end) if record.end else 0.0
         return replace(record, begin=self._corrected(record.begin), end=end)
 
     def _corrected(self, reading: float) -> float:
-        """Between the first time it was measured and the last, clocks drift evenly."""
-        if not self._points:
+        """Take the drift between the first measurement and the last to be even."""
+        if not self.points:
             return reading
-        (first, ahead), (last, later) = self._points[0], self._points[-1]
+        (first, ahead), (last, later) = self.points[0], self.points[-1]
         share = min(1.0, max(0.0, (reading - first) / (last - first))) if last > first else 0.0
         return reading + ahead + share * (later - ahead)

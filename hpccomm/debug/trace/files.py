@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ COLUMNS = [each.name for each in fields(Record)]
 
 @dataclass
 class GroupInfo:
-    """A group, as one of its ranks knows it: members by rank in MPI.COMM_WORLD, and how much has been begun."""
+    """A group, as one of its ranks knows it: members by rank in MPI.COMM_WORLD, and numbers of begun operations."""
 
     name: str
     ranks: tuple[int, ...]
@@ -41,39 +42,23 @@ class GroupInfo:
 
 @dataclass
 class Trace:
-    """What the file of one rank says.
+    """The recording of one rank, from its file."""
 
-    Attributes
-    ----------
-    rank, size : int
-        In MPI.COMM_WORLD.
-    host : str
-    pid : int
-    groups : dict
-        By key.
-    records : list of Record
-        In the order in which they began. Their times are those of rank 0's clock, where clocks have been compared.
-    clock_error : float or None
-        Seconds by which they may be wrong; None where clocks have not been compared.
-    is_final : bool
-        Whether the rank did nothing afterwards: the program has ended, or hangs.
-    """
-
-    rank: int
+    rank: int  # in MPI.COMM_WORLD
     size: int
     host: str = ""
     pid: int = 0
-    groups: dict[str, GroupInfo] = field(default_factory=dict)
-    records: list[Record] = field(default_factory=list)
-    clock_error: float | None = None
-    is_final: bool = True
+    groups: dict[str, GroupInfo] = field(default_factory=dict)  # by key
+    records: list[Record] = field(default_factory=list)  # in the order in which they began, on rank 0's clock
+    clock_error: float | None = None  # seconds by which times may be wrong; None where clocks have not been compared
+    is_final: bool = True  # the program has ended or hangs: nothing comes afterwards
 
 
-# -- what the settings ask for -------------------------------------------------------------------------------
+# -- recording from the start -------------------------------------------------------------------------------
 
 
 class _Tracing:
-    """What HPCCOMM_TRACE has begun in this process."""
+    """The recording that HPCCOMM_TRACE has begun in this process."""
 
     def __init__(self, settings: Settings) -> None:
         self.folder = settings.debug_dir
@@ -84,7 +69,7 @@ class _Tracing:
         atexit.register(self.write)
 
     def write(self) -> None:
-        """Write the recording, if there is anything new in it."""
+        """Write the recording, if there is anything new in it, and tell where."""
         rows = self.recorder.rows
         last = rows[-1][recorders.BEGAN] if rows else 0.0
         if last == self.written:
@@ -104,17 +89,17 @@ _tracing: _Tracing | None = None
 
 
 def attach(group: ProcessGroup) -> None:
-    """Take a new group of a program that is traced, of which the first begins the recording; every rank calls it."""
+    """Begin the recording with the first group, and compare clocks in the largest; every rank of a group calls it."""
     global _tracing
     if _tracing is None:
         _tracing = _Tracing(group.settings)
-    clocks = _tracing.clocks
-    if group.processes and group.size >= clocks.size:  # the world, or made on a communicator
-        clocks.begin(group)
+    if group.processes and group.size >= _tracing.clocks.size:  # the world, or made on a communicator
+        _tracing.clocks = Clocks(key_of(group), group.size)
+        _tracing.clocks.measure(group)
 
 
 def detach(group: ProcessGroup) -> None:
-    """Write the recording when the largest group ends; every rank of a group that is destroyed calls it."""
+    """Write the recording when the largest group ends; every rank of a group calls it before the group is destroyed."""
     if _tracing is not None and _tracing.clocks.key == key_of(group):
         with contextlib.suppress(RuntimeError):  # MPI's, where a rank dies just now
             _tracing.clocks.measure(group)
@@ -125,19 +110,16 @@ def detach(group: ProcessGroup) -> None:
 
 
 def write_trace(folder: str | Path, is_final: bool = True) -> Path:
-    """Write what this process has recorded into a folder, from any thread, and return the file.
+    """Write the recording of this process into a folder, from any thread, and return the file.
 
-    `is_final` says whether it is the end of the program or a hang: of a program that goes on, ranks that are a little
-    behind are not to blame. OSError where it can't be written.
+    `is_final` is false where the program goes on: ranks that are a little behind are not to blame then. OSError where
+    the file can't be written.
     """
     recorder = recorders.recorder()
     rank, size = _process()
     clocks = Clocks() if _tracing is None else _tracing.clocks
     records = [] if recorder is None else recorder.records()
-    groups = {}
-    for key, traced in ({} if recorder is None else dict(recorder.groups)).items():
-        collectives, messages = traced.numbers()
-        groups[key] = asdict(GroupInfo(traced.name, traced.ranks, collectives, messages))
+    groups = {} if recorder is None else dict(recorder.groups)
     document = {
         "version": VERSION,
         "rank": rank,
@@ -146,8 +128,8 @@ def write_trace(folder: str | Path, is_final: bool = True) -> Path:
         "pid": os.getpid(),
         "time": time.time(),
         "is_final": is_final,
-        "clock": {"ahead": clocks.ahead, "error": clocks.error},
-        "groups": groups,
+        "clock": {"ahead": clocks.points[0][1] if clocks.points else None, "error": clocks.error},
+        "groups": {key: asdict(GroupInfo(each.name, each.ranks, *each.numbers())) for key, each in groups.items()},
         "columns": COLUMNS,
         "records": [[getattr(record, name) for name in COLUMNS] for record in map(clocks.corrected, records)],
     }
@@ -157,7 +139,7 @@ def write_trace(folder: str | Path, is_final: bool = True) -> Path:
 
 
 def save(folder: str | Path) -> Path | None:
-    """Do as `write_trace` for who is about to end the process: None where nothing was recorded, or it fails."""
+    """Write the recording at the end of the process; return None if there is none, or it can't be written."""
     recorder = recorders.recorder()
     if recorder is None or not recorder.rows:
         return None
@@ -167,7 +149,7 @@ def save(folder: str | Path) -> Path | None:
 
 
 def dump_trace(folder: str | Path | None = None) -> Path:
-    """Write what this rank has recorded so far, at any moment; the other ranks write theirs if they call it, too.
+    """Write the recording of this rank so far, at any moment; other ranks write theirs if they call it, too.
 
     Parameters
     ----------
@@ -182,7 +164,7 @@ def dump_trace(folder: str | Path | None = None) -> Path:
     Raises
     ------
     OSError
-        It can't be written.
+        The file can't be written.
 
     Examples
     --------
@@ -198,33 +180,30 @@ def dump_trace(folder: str | Path | None = None) -> Path:
     return write_trace(folder, is_final=False)
 
 
-def last_run(folder: str | Path) -> Path:
-    """Return the folder of the last run that has left recordings in a folder."""
-    return next(reversed(runs(Path(folder), f"rank*{SUFFIX}")), Path(folder))
-
-
 def read(folder: str | Path) -> list[Trace]:
-    """Return the recordings in a folder, of the last run there, by rank; ValueError if one can't be understood."""
+    """Return the recordings of the last run in a folder, by rank; ValueError if a file is none."""
     traces = []
-    for file in last_run(folder).glob(f"rank*{SUFFIX}"):
+    for file in next(reversed(runs(Path(folder), f"rank*{SUFFIX}")), Path(folder)).glob(f"rank*{SUFFIX}"):
         try:
             said = json.loads(file.read_text(encoding="utf-8"))
             if said["version"] != VERSION:
                 raise ValueError(f"it has version {said['version']}, this hpccomm reads {VERSION}")
             records = [Record(**dict(zip(said["columns"], row))) for row in said["records"]]
-            groups = {
-                key: GroupInfo(each["name"], tuple(each["ranks"]), each["collectives"], each["messages"])
-                for key, each in said["groups"].items()
-            }
-            error = said["clock"]["error"]
+            groups = {key: GroupInfo(**{**each, "ranks": tuple(each["ranks"])}) for key, each in said["groups"].items()}
             fields = {name: said[name] for name in ("rank", "size", "host", "pid", "is_final")}
-        except (ValueError, KeyError, TypeError) as error_of_file:
-            raise ValueError(f"{file} is no recording: {error_of_file}") from error_of_file
-        traces.append(Trace(**fields, groups=groups, records=records, clock_error=error))
-    if len({trace.size for trace in traces}) > 1:
-        sizes = " and ".join(str(size) for size in sorted({trace.size for trace in traces}))
-        raise ValueError(f"{folder} has recordings of jobs of {sizes} ranks: give each run a folder of its own")
+            traces.append(Trace(**fields, groups=groups, records=records, clock_error=said["clock"]["error"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file} is no recording: {error}") from error
+    sizes = sorted({trace.size for trace in traces})
+    if len(sizes) > 1:
+        words = " and ".join(map(str, sizes))
+        raise ValueError(f"{folder} has recordings of jobs of {words} ranks: give each run a folder of its own")
     return sorted(traces, key=lambda trace: trace.rank)
+
+
+def groups_in(traces: Iterable[Trace]) -> dict[str, GroupInfo]:
+    """Return the groups of all recordings, by key."""
+    return {key: group for trace in traces for key, group in trace.groups.items()}
 
 
 def _process() -> tuple[int, int]:

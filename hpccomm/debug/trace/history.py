@@ -20,19 +20,9 @@ from .files import Trace
 
 @dataclass
 class History(Verdict):
-    """Who is to blame, from the recordings.
+    """The verdict from the recordings; its culprits are empty where all ranks agree."""
 
-    Attributes
-    ----------
-    culprits : list of int
-        The ranks (of MPI.COMM_WORLD) that are to blame; empty where all agree.
-    lines : list of str
-        The same in words.
-    marks : set of (group, number)
-        The collectives that the verdict is about.
-    """
-
-    marks: set[tuple[str, int]] = field(default_factory=set)
+    marks: set[tuple[str, int]] = field(default_factory=set)  # the collectives (group, number) that it is about
 
 
 @dataclass

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
 SIZE = 2000  # operations
-DETAILS = ("op", "root", "dst", "src", "tag")  # what is kept of an operation's arguments
+DETAILS = ("op", "root", "dst", "src", "tag")  # arguments that rows keep
 now = time.perf_counter  # with EPOCH it is the time since the epoch
 
 # (kind, number, began, ended, dtype, nbytes, details, where, count, has_failed). On the fast path the count is None: it
@@ -37,7 +37,7 @@ BEGAN, ENDED, HAS_FAILED = 2, 3, 9
 
 
 class Kind(NamedTuple):
-    """What rows of the same operation of the same group have in common; `details` names the values in theirs."""
+    """The constants of all rows of one operation of one group; `details` are the names of the values that a row has."""
 
     traced: TracedGroup
     name: str
@@ -46,7 +46,7 @@ class Kind(NamedTuple):
 
 
 class TracedGroup:
-    """What all rows of a group have in common, and the numbers of operations that have passed its door."""
+    """A group that is recorded, and the numbers of operations that have passed its door."""
 
     __slots__ = ("__weakref__", "_group", "_numbers", "collectives", "key", "messages", "name", "ranks")
 
@@ -116,7 +116,7 @@ class Recorder:
             frame: Any = outermost
             while frame is not None:
                 seen = frame.f_locals if frame.f_code in _codes else {}
-                if "began" in seen and "outcome" not in seen:
+                if "began" in seen and "outcome" not in seen and hasattr(seen["arguments"][0], "dtype"):
                     kind, arguments, at = seen["kind"], seen["arguments"], caller(frame) if self.stack else None
                     number = 1 + kind.traced.numbers()[kind.name in MESSAGES]
                     nbytes = sum(each.nbytes for each in arguments if hasattr(each, "nbytes"))
@@ -176,7 +176,7 @@ class _GroupHook:
         self._open.pop(operation).end(operation.error)
 
     def around(self, fast: FastPath) -> FastPath:
-        """Return a fast path that does the same, with a row for each operation."""
+        """Return the fast path with a row for each operation; the door calls it."""
         if self._fast is not fast:
             where = caller if self._stack else None
             self._fast, self._recorded = fast, recorded_fast_path(fast, self._traced, self._append, where)
@@ -187,7 +187,7 @@ class _GroupHook:
 
 
 def recorded_fast_path(fast: FastPath, traced: TracedGroup, append: Callable[[Row], None], where: Any) -> FastPath:
-    """Return a fast path that does what `fast` does, with a row for each operation.
+    """Return a fast path that does the same as `fast`, and appends a row for each operation.
 
     `is_open` stays false: a small persistent operation is to pass the door. What raises has no row.
     """
@@ -213,7 +213,7 @@ def _recorded(
     details = slice(1, 5, 3) if name == "sendrecv" else slice(1 + (second > 0), None)  # all but the arrays
     kind = Kind(traced, name, is_async, names[details])
 
-    def recorded(*arguments: Any) -> Any:  # of its time two looks at the clock are a third
+    def recorded(*arguments: Any) -> Any:
         began = now()
         outcome = do(*arguments)
         if outcome is None or outcome is False:  # a receive may come from rank 0
@@ -232,7 +232,7 @@ def _recorded(
     return recorded
 
 
-_codes: set[CodeType] = set()  # that of `recorded`: of a thread inside it the frame is read
+_codes: set[CodeType] = set()  # of `recorded`: the frame of a thread inside it is read
 
 
 # -- where -----------------------------------------------------------------------------------------------------
@@ -247,14 +247,14 @@ def caller(frame: Any = None) -> tuple[CodeType, int] | None:
 
 
 def line(code: CodeType, instruction: int) -> str:
-    """Return ``"train.py:91"``: relative to the working directory where it is in it."""
+    """Return the file and the line of an instruction, ``"train.py:91"``; below the working directory it is relative."""
     number = next((at for start, end, at in code.co_lines() if start <= instruction < end and at), code.co_firstlineno)
     return f"{code.co_filename.removeprefix(os.getcwd() + os.sep)}:{number}"
 
 
 # -- what programs call ----------------------------------------------------------------------------------------
 
-_recorder: Recorder | None = None  # the one of this process, also when it has stopped
+_recorder: Recorder | None = None  # of this process, also when it has stopped
 _handle: RemovableHandle | None = None  # while it records
 
 

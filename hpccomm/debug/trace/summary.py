@@ -9,7 +9,7 @@ from ...core.operation_list import START
 from ..records import Record
 from ..words import size_in_words
 from .arrivals import by_rank, straggler
-from .files import Trace
+from .files import Trace, groups_in
 
 
 def summary(traces: Sequence[Trace]) -> str:
@@ -20,16 +20,16 @@ def summary(traces: Sequence[Trace]) -> str:
 def operations(traces: Sequence[Trace]) -> str:
     """Return a line for each kind of operation and size.
 
-    Times are those from its beginning to its end on one rank, waiting for the others included; the bandwidth is that of
-    the median.
+    Times are from the beginning to the end on one rank, with the wait for others; the bandwidth is that of the median.
     """
-    sizes = {key: len(group.ranks) for trace in traces for key, group in trace.groups.items()}
+    groups = groups_in(traces)
     times: dict[tuple[str, int], list[float]] = defaultdict(list)
     for trace in traces:
         for record in trace.records:
             if record.state == "completed":
                 kind = record.name + (" (async)" if record.async_op else "")
-                times[kind, message_bytes(record, sizes.get(record.group, 1))].append(record.end - record.begin)
+                size = len(groups[record.group].ranks) if record.group in groups else 1
+                times[kind, message_bytes(record, size)].append(record.end - record.begin)
     lines = [
         f"{'operation':<30} {'size':>9} {'calls':>7} {'bytes':>9} {'p50':>9} {'p99':>9} {'algbw':>9}",
         f"{'':<30} {'':>9} {'':>7} {'in all':>9} {'(us)':>9} {'(us)':>9} {'(GB/s)':>9}",
@@ -46,7 +46,7 @@ def operations(traces: Sequence[Trace]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a time in milliseconds with three digits that count, and never as a power of ten.
+    """Return a time in milliseconds with three significant digits, and never as a power of ten.
 
     >>> milliseconds(1.2899), milliseconds(0.0123)
     ('1290', '12.3')
@@ -83,7 +83,7 @@ def ranks(traces: Sequence[Trace]) -> str:
 
 
 def message_bytes(record: Record, size: int) -> int:
-    """Return the bytes that an operation is about: of two arrays, the larger."""
+    """Return the bytes of an operation's larger array."""
     name = record.name.removesuffix(START)
     if name in ("all_gather_single", "reduce_scatter_single"):
         return record.nbytes * size // (size + 1)
@@ -91,5 +91,5 @@ def message_bytes(record: Record, size: int) -> int:
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the value that so many percent of the others stay below (the nearest rank)."""
+    """Return a percentile, by the nearest rank."""
     return ordered[min(len(ordered) - 1, int(percent / 100 * len(ordered)))]

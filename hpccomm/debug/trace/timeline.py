@@ -11,14 +11,14 @@ from typing import Any
 from ..records import Record
 from ..words import size_in_words
 from .arrivals import arrivals, by_rank, straggler
-from .files import Trace
+from .files import GroupInfo, Trace, groups_in
 from .history import History
 
-LATE = 100e-6, 1e-3  # by how much later the last rank has to come to be marked: seconds, and part of all that is shown
+LATE = 100e-6, 1e-3  # the delay from which on a rank is marked: seconds, and part of the time shown
 PAGE = Path(__file__).with_name("timeline.html")
 PLACE = "__DATA__"  # in the page
 
-# What the page knows of an operation, in this order; names, dtypes, ops and lines are numbers in lists of texts.
+# The fields of an operation on the page, in this order; names, dtypes, ops and lines are numbers in a list of texts.
 FIELDS = ("name", "group", "number", "begin", "duration", "dtype", "nbytes", "op", "peer", "flags", "where", "waited")
 ASYNC, FAILED, IN_FLIGHT, MARKED, LATE_FLAG = 1, 2, 4, 8, 16
 
@@ -108,21 +108,19 @@ def page_data(traces: Sequence[Trace], found: History) -> dict[str, Any]:
     late: dict[tuple[int, str, int], float] = {}
     waited: dict[tuple[int, str, int], float] = {}
     for arrival in arrivals(traces):
+        last = arrival.records[arrival.last]
         for rank, record in arrival.records.items():
-            waited[rank, record.group, record.number] = arrival.records[arrival.last].begin - record.begin
+            waited[rank, record.group, record.number] = last.begin - record.begin
         if arrival.delay >= _late(start, end):
-            record = arrival.records[arrival.last]
-            late[arrival.last, record.group, record.number] = arrival.delay
+            late[arrival.last, last.group, last.number] = arrival.delay
 
     def number_of(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
     def row(rank: int, record: Record) -> list[Any]:
-        key = rank, record.group, record.number
-        is_collective = not record.is_a_message
+        key = rank, record.group, 0 if record.is_a_message else record.number  # collectives are numbered from 1
         flags = ASYNC * record.async_op + FAILED * (record.state == "failed") + IN_FLIGHT * (not record.end)
-        flags += MARKED * (is_collective and (record.group, record.number) in found.marks)
-        flags += LATE_FLAG * (is_collective and key in late)
+        flags += MARKED * (key[1:] in found.marks) + LATE_FLAG * (key in late)
         return [
             number_of(record.name),
             groups[record.group],
@@ -135,22 +133,20 @@ def page_data(traces: Sequence[Trace], found: History) -> dict[str, Any]:
             -1 if record.peer is None else record.peer,
             flags,
             number_of(record.where),
-            round(1e6 * (late if flags & LATE_FLAG else waited).get(key, 0.0), 1) if is_collective else 0,
+            round(1e6 * late.get(key, waited.get(key, 0.0)), 1),
         ]
 
-    ranks = [
-        {
-            "rank": trace.rank,
-            "host": trace.host,
-            "lanes": [[row(trace.rank, each) for each in lane] for lane in lanes(trace.records)],
-        }
-        for trace in traces
-    ]
+    def lanes_of(trace: Trace) -> list[list[list[Any]]]:
+        return [[row(trace.rank, each) for each in lane] for lane in lanes(trace.records)]
+
+    infos = groups_in(traces)
+    shown = [infos.get(key, GroupInfo(key, ())) for key in groups]
+    ranks = [{"rank": trace.rank, "host": trace.host, "lanes": lanes_of(trace)} for trace in traces]
     slow = straggler(by_rank(traces))
     return {
         "fields": FIELDS,
         "ranks": ranks,
-        "groups": [{"name": name, "ranks": members} for name, members in (_about(traces, key) for key in groups)],
+        "groups": [{"name": each.name, "ranks": list(each.ranks)} for each in shown],
         "texts": list(texts),
         "messages": sorted({number_of(each.name) for trace in traces for each in trace.records if each.is_a_message}),
         "length": round(1e6 * (end - start), 1),
@@ -166,31 +162,23 @@ def _late(start: float, end: float) -> float:
     return max(seconds, part * (end - start))
 
 
-def _about(traces: Sequence[Trace], key: str) -> tuple[str, list[int]]:
-    for trace in traces:
-        if key in trace.groups:
-            return trace.groups[key].name, list(trace.groups[key].ranks)
-    return key, []
-
-
 # -- both ------------------------------------------------------------------------------------------------------
 
 
 def lanes(records: Iterable[Record]) -> list[list[Record]]:
-    """Put operations into as few lanes as it takes for none to overlap another one in its lane."""
+    """Return the operations in as few lanes as it takes that none overlaps another in its lane."""
     found: list[list[Record]] = []
     for record in sorted(records, key=lambda each: each.begin):
         free = (lane for lane in found if lane[-1].end and lane[-1].end <= record.begin)
         lane = next(free, None)
         if lane is None:
-            found.append([record])
-        else:
-            lane.append(record)
+            found.append(lane := [])
+        lane.append(record)
     return found
 
 
 def _groups(traces: Iterable[Trace]) -> list[str]:
-    """Return the keys of the groups in which something was recorded, the first first."""
+    """Return the keys of the groups with records, in the order of their first operations."""
     first: dict[str, float] = defaultdict(lambda: float("inf"))
     for trace in traces:
         for record in trace.records:
