@@ -1,4 +1,4 @@
-"""What type checkers see of arguments and results. Nothing of it is there at run time."""
+"""Types of arguments and results, for type checkers only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar
 
 Integer: TypeAlias = SupportsIndex  # Python's, and NumPy's
-NAMED: Any = None  # the default of an array that c10d's name for it may give instead
+NAMED: Any = None  # the default of an array that may be given by c10d's name for it instead
 
 if TYPE_CHECKING:
     from typing import Concatenate, Literal, ParamSpec, Protocol, overload
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         @property
         def nnz(self) -> Any: ...
 
-    class _OfProgram(Protocol):  # what register_device teaches
+    class _OfProgram(Protocol):  # of a device that register_device has added
         @property
         def dtype(self) -> Any: ...
         @property
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     Rest = ParamSpec("Rest")
     First = TypeVar("First")
-    Blocking = TypeVar("Blocking", covariant=True)  # what comes back without async_op
+    Blocking = TypeVar("Blocking", covariant=True)  # the result without async_op
 
     class Asynchronous(Protocol[P, Blocking]):
-        """A function whose result is a Work where `async_op` is true; of these calls the first argument is checked."""
+        """A function that returns a Work if `async_op` is true; of such calls only the first argument is checked."""
 
         @overload
         def __call__(

@@ -1,4 +1,4 @@
-"""What every transport on the host computes around its reductions, without NumPy's warnings: none of theirs warns."""
+"""The arithmetic of all host transports before and after a reduction; like theirs, it never warns."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .reduce_op import ReduceOp
 
 
 def multiplied(array: Any, op: ReduceOp, out: Any) -> Any:
-    """Return PREMUL_SUM's product, in `out`."""
+    """Return `array` times the factor of a PREMUL_SUM, in `out`."""
     with np.errstate(all="ignore"):
         return np.multiply(array, op.factor, out=out, casting="same_kind")
 
 
 def truth(array: Any, out: Any = None) -> Any:
-    """Return bools whose bytes are 0 or 1: memory that is viewed as bools may hold others."""
+    """Return an array of bools as bytes 0 and 1: memory that is viewed as bools may hold others."""
     return np.not_equal(array.view(np.uint8), 0, out=np.empty(array.shape, bool) if out is None else out)

@@ -1,4 +1,4 @@
-"""What counts as an array, and which device holds it."""
+"""Arrays of all libraries: the device that holds one, and the view of it that a backend gets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _of_cupy: dict[type, str] = {}  # the types of CuPy's arrays, where no predicate
 
 
 def register_device(name: str, predicate: Callable[[object], bool]) -> None:
-    """Teach hpccomm a device: arrays for which `predicate(array)` is true live on `name`.
+    """Add a device: arrays for which `predicate(array)` is true live on `name`.
 
     The name can then be used in a backend configuration (``"cpu:mpi,fpga:mine"``). Predicates are
     asked before any built-in rule, for every array that is not a plain ``numpy.ndarray``, so they
@@ -36,7 +36,7 @@ def register_device(name: str, predicate: Callable[[object], bool]) -> None:
     Parameters
     ----------
     name : str
-        What configurations call the device: letters, digits and "_".
+        The name of the device in configurations: letters, digits and "_".
     predicate : callable
         A function of one array; true if the device holds it.
 
@@ -102,7 +102,7 @@ def device_of(array: object) -> str:
 
 
 def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
-    """Return the device of `array` and the object its backend works on: for host memory a NumPy view of it."""
+    """Return the device of `array`, and the array for its backend: for host memory a NumPy view of it."""
     if type(array) is np.ndarray:
         return "cpu", array
     device = _of_cupy.get(type(array))
@@ -131,7 +131,7 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
                 device = _DLPACK_DEVICES.get(int(array.__dlpack_device__()[0]))
                 if device is not None:
                     return device, _host_view(array) if device == "cpu" else _gpu_view(array)
-            except Exception as error:  # whatever the library says of its own arrays
+            except Exception as error:  # of any kind: it is the library's
                 reason = str(error).partition("\n")[0]
                 raise TypeError(
                     f"{operation}: {argument} is {_a(array)} that NumPy can't view without a copy: {reason}; make a "
@@ -150,7 +150,7 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
 
 
 def instead_of_mpi4pys(thing: object) -> str:
-    """Return what to write instead of an argument that a program for mpi4py has; "" of any other."""
+    """Return a hint for an argument that is mpi4py's: the way to write it here; "" for any other."""
     if isinstance(thing, list | tuple) and thing and type(thing[-1]).__module__ == "mpi4py.MPI":
         return "without count and MPI datatype: the array, or array[:n]"
     if type(thing).__module__ != "mpi4py.MPI":
@@ -161,14 +161,9 @@ def instead_of_mpi4pys(thing: object) -> str:
 
 
 def is_sparse(array: object) -> bool:
-    """Return whether `array` is a sparse matrix or array of scipy or cupyx, without importing them."""
-    if type(array) in _of_cupy:
-        return False
-    for name in ("scipy.sparse", "cupyx.scipy.sparse"):
-        module = sys.modules.get(name)
-        if module is not None and module.issparse(array):
-            return True
-    return False
+    """Return True if `array` is a sparse matrix or array of scipy or cupyx, without importing them."""
+    modules = map(sys.modules.get, ("scipy.sparse", "cupyx.scipy.sparse"))
+    return type(array) not in _of_cupy and any(module is not None and module.issparse(array) for module in modules)
 
 
 def module_of(array: Array) -> Any:
@@ -178,12 +173,12 @@ def module_of(array: Array) -> Any:
 
 
 def count_of(array: Array) -> int:
-    """Return the number of elements; of a sparse matrix, of those that it stores."""
+    """Return the number of elements; of a sparse matrix, the stored ones."""
     return int(array.numel() if callable(array.size) else array.size)  # the size of a torch.Tensor is a method
 
 
 def is_read_only(array: Any) -> bool:
-    """Return whether the memory of a GPU array may not be written (of JAX's it may not, of CuPy's it always may)."""
+    """Return True if the memory of a GPU array may not be written, as of JAX; CuPy's always may."""
     if type(array) in _of_cupy or module_of(array) is not np:
         return False
     interface = getattr(array, "__cuda_array_interface__", None)
@@ -196,9 +191,9 @@ def _device_of_cupy(cupy: Any) -> str:
 
 
 def _gpu_view(array: Any) -> Any:
-    """View a GPU array of another library as CuPy, without a copy; return it as it is if CuPy can't do that.
+    """Return a CuPy view of another library's GPU array; the array itself if CuPy can't view it.
 
-    Backends of the program's own may work on arrays that CuPy does not know; hpccomm's own say what is missing.
+    Backends of the program's own may work on arrays that CuPy does not know; hpccomm's own raise an error for them.
     """
     try:
         return late(GPU_RUNTIME)().as_array(array)
@@ -207,10 +202,10 @@ def _gpu_view(array: Any) -> Any:
 
 
 def bits_of_torch(tensor: Any) -> tuple[Any, Any]:
-    """Return a torch tensor for another library to view, and the dtype to view it as there; None: the tensor's own.
+    """Return a tensor that other libraries can view, and the dtype to give the view there (None: as it is).
 
-    bfloat16 and float8 are unknown to NumPy and CuPy: integers of their size come, and ml_dtypes' dtype. Communication
-    is not differentiated, as in torch.distributed.
+    NumPy and CuPy know no bfloat16 and no float8: these come as integers of their size, with ml_dtypes' dtype.
+    Communication is not differentiated, as in torch.distributed.
     """
     tensor = tensor.detach()
     if tensor.dtype.itemsize > 2 or not tensor.dtype.is_floating_point:
@@ -228,7 +223,7 @@ def bits_of_torch(tensor: Any) -> tuple[Any, Any]:
 
 
 def _host_view(array: Any) -> Any:
-    """View a host array of another library as NumPy, without a copy."""
+    """Return a NumPy view of another library's host array."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         bits, dtype = bits_of_torch(array)

@@ -1,4 +1,4 @@
-"""Backend: the class that a transport subclasses; FastPath: what one with very short calls may offer beside it."""
+"""Backend: the class that a transport subclasses; FastPath: a short way round the checks, for small operations."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Backend:
     MPI, GLOO, NCCL = "mpi", "gloo", "nccl"  # c10d's names of backends; and Backend("gloo") is "gloo"
 
     def __new__(cls, *arguments: Any, **named: Any) -> Any:
-        """Make a backend; or, of this class itself and a text, c10d's name of one."""
+        """Make a backend; ``Backend("gloo")`` returns the name, as c10d's does."""
         if cls is Backend and len(arguments) == 1:
             if not isinstance(arguments[0], str):
                 raise ValueError(f'Backend({arguments[0]!r}): expected the name of a backend, e.g. "mpi"{here()}')
@@ -206,11 +206,11 @@ class Backend:
         raise self._lacks("empty_shared")
 
     def peer_view(self, array: Any, rank: int) -> Any:
-        """Return what the node-shared `array` is on another rank of the node; no communication."""
+        """Return a view of the part of the node-shared `array` on another rank of the node, without communication."""
         raise self._lacks("peer_view")
 
     def fence(self, array: Any) -> None:
-        """Make what the ranks have written to the node-shared `array` visible to all of them."""
+        """Make the ranks' writes to the node-shared `array` visible to all of them."""
         raise self._lacks("fence")
 
     def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
@@ -226,7 +226,7 @@ class Backend:
     def connect(self) -> Any:
         """Make the connections that the first operation would make; called by every rank (``device_id=``).
 
-        What it returns, if it is a number, is that of this rank's GPU: what ``device_id="auto"`` has come to.
+        With ``device_id="auto"``, return the number of this rank's GPU.
         """
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
@@ -251,21 +251,17 @@ class Backend:
         """End what is in flight, without the other ranks, and within seconds: the job is about to end."""
 
     def translate_error(self, operation: str, error: Exception) -> Exception:
-        """Return the error that the program should see for `error`, raised in `operation`."""
+        """Return the error for the program in the place of `error`, which the transport has raised in `operation`."""
         return error
 
     def _has(self, operation: str) -> bool:
-        """Return whether a subclass overrides the method."""
+        """Return True if a subclass overrides the method."""
         return getattr(type(self), operation) is not getattr(Backend, operation)
 
     def _each(self, operation: str, columns: Iterable[tuple[Any, ...]], *arguments: Any) -> Work | None:
         """Do a coalesced operation by the plain one, for the arrays of each of `columns`."""
         plain = getattr(self, operation.removesuffix("_coalesced"))
-        works = []
-        for arrays in columns:
-            work = plain(*arrays, *arguments)
-            if work is not None:
-                works.append(work)
+        works = [work for arrays in columns if (work := plain(*arrays, *arguments)) is not None]
         return JoinedWork(works) if works else None
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:

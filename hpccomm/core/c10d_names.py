@@ -16,7 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def either(operation: str, /, **two: Any) -> Any:
-    """Return the argument of which the second name, c10d's, has been used; both at once are refused.
+    """Return the argument given by the second name, which is c10d's; TypeError if it is given by both.
 
     >>> either("all_reduce", array=None, tensor=1)
     1
@@ -28,9 +28,9 @@ def either(operation: str, /, **two: Any) -> Any:
 
 
 def c10d_names(*ignored: str, only_none: tuple[str, ...] = (), **ours: str) -> Callable[[Function], Function]:
-    """Let a function take arguments by c10d's names as well.
+    """Return a decorator, with which a function takes arguments by c10d's names as well.
 
-    Those that are `ignored` mean nothing here; those that are `only_none` are accepted with their default.
+    Arguments in `ignored` have no effect; those in `only_none` are accepted if they are None.
 
     >>> @c10d_names("device", only_none=("pg_options",), tensors="arrays")
     ... def count(arrays):

@@ -1,4 +1,4 @@
-"""The end of a group: what is in flight is finished, and all ranks meet before anything is taken down.
+"""The end of a group: operations in flight are finished, and all ranks meet before anything is freed.
 
 They meet in a barrier that is polled: it ends where a rank does not come, and lets other threads work meanwhile.
 """
@@ -26,10 +26,10 @@ SPEAKERS = 8  # ranks of a group that may say so in destroy: of a thousand many 
 
 
 def finish(group: ProcessGroup, deadline: float) -> list[str]:
-    """Wait for what is in flight; return what to say of what has failed without anybody looking.
+    """Wait for the operations in flight; return a warning for each failed one whose error the program has not seen.
 
-    What has timed out already is left to `give_up_the_rest`: the others may be here, and come no more. What a thread is
-    in is not: MPI could not be finalised under it.
+    A Work that has timed out already is left to `give_up_the_rest`, because the others may be in `destroy` themselves;
+    but not one that a thread is executing: MPI could not be finalised under it.
     """
     for work in list(group.door.in_flight):
         if work.has_timed_out:
@@ -74,7 +74,7 @@ def meet(group: ProcessGroup, deadline: float) -> None:
 
 
 def give_up_the_rest(group: ProcessGroup) -> bool:
-    """Give up what is still in flight when every rank has come to destroy the group; return whether there was any."""
+    """Give up the operations still in flight when every rank has come to destroy the group; return True if any was."""
     error = DistTimeoutError(
         f"given up when {group!r} was destroyed: not every rank has made the matching call{here()}"
     )
@@ -85,7 +85,7 @@ def give_up_the_rest(group: ProcessGroup) -> bool:
 
 
 def abandon(group: ProcessGroup, dead: Sequence[int]) -> None:
-    """Let what is in flight end with RankFailedError, without the other ranks: the (global) ranks `dead` have died."""
+    """End operations in flight with RankFailedError, without the other ranks: the (global) ranks `dead` have died."""
     error = failures.rank_failed(f"in flight on {group!r}", tuple(dead))
     deadline = time.monotonic() + LONGEST_END
     for backend in group.door.backends.values():
@@ -123,9 +123,9 @@ def leave(group: ProcessGroup) -> None:
 
 
 def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], None]) -> None:
-    """Wait in the group's last meeting; tell `meanwhile` how long, and who is known not to have come.
+    """Wait in the group's last meeting; call `meanwhile` with the seconds so far, and a rank known to be absent.
 
-    Another try goes on where one has ended.
+    A second call goes on where the first has ended.
     """
     from ..job.meeting import Meeting  # which loads MPI
 
@@ -137,7 +137,7 @@ def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], 
 
 
 def _tell_of(group: ProcessGroup, absent: int) -> None:
-    """Tell which rank has not come to destroy the group, and where it is."""
+    """Print the rank that has not come to destroy the group, and where it is."""
     verdict = who_is_late()
     if not group.is_destroyed:
         tell(

@@ -1,4 +1,4 @@
-"""What the core imports only when it is needed: transports and CUDA, each as text, and all of it in this one table."""
+"""The core's late imports: transports and CUDA, as text, all in this one table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPARSE_SUMS_ON_GPUS = "hpccomm.cuda.sparse:all_reduce"
 
 
 def late(name: str) -> Any:
-    """Return what ``"module:attribute"`` names, imported now.
+    """Return the attribute of ``"module:attribute"``; the module is imported now.
 
     >>> late("math:floor")(2.5)
     2

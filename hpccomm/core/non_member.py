@@ -1,6 +1,6 @@
-"""NonMember: what a rank outside a group holds in the group's place.
+"""NonMember: the group, on a rank outside it.
 
-No subclass of ProcessGroup, which would inherit what it must not do; its operations come from the list of operations.
+It is no subclass of ProcessGroup, so it inherits no operation; its own ones come from the list of operations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Group: TypeAlias = "ProcessGroup | NonMember"
 
 
 class NonMember:
-    """What `new_group` returns on a rank outside the group.
+    """The result of `new_group` on a rank outside the group.
 
     Every operation on it does nothing: the first one warns, by its name, and each returns None, or with
     ``async_op=True`` a Work that is done.
@@ -134,7 +134,7 @@ class NothingToStart(PersistentWork):
 
 
 def done_work(name: str, source: int | None = None) -> CompletedWork:
-    """Return the Work of an operation that does nothing; `source` is where a message would have come from."""
+    """Return the Work of an operation that does nothing; `source` is its `source_rank()`."""
     work = _MessageOfNobody(source) if source is not None else CompletedWork()
     work.flight = work.flight._replace(op_type=name)
     work.is_completed()
@@ -142,7 +142,7 @@ def done_work(name: str, source: int | None = None) -> CompletedWork:
 
 
 def _nothing(name: str) -> Callable[..., Any]:
-    """Return the method of NonMember that stands for an operation of ProcessGroup."""
+    """Return the method of NonMember for an operation of ProcessGroup."""
     method = getattr(ProcessGroup, name)
 
     @functools.wraps(method)
@@ -158,11 +158,6 @@ def _nothing(name: str) -> Callable[..., Any]:
     return operation
 
 
-for _spec in OPERATIONS.values():
-    for _name in (_spec.name, f"{_spec.name}_init"):
-        if hasattr(ProcessGroup, _name):
-            setattr(NonMember, _name, _nothing(_name))
-NonMember.peer_view = _nothing("peer_view")  # type: ignore[attr-defined]
-NonMember.isend = _nothing("isend")  # type: ignore[attr-defined]
-NonMember.irecv = _nothing("irecv")  # type: ignore[attr-defined]
-NonMember.agree = _nothing("agree")  # type: ignore[attr-defined]
+for _name in (*OPERATIONS, *(f"{name}_init" for name in OPERATIONS), "peer_view", "isend", "irecv", "agree"):
+    if hasattr(ProcessGroup, _name):
+        setattr(NonMember, _name, _nothing(_name))

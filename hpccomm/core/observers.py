@@ -1,4 +1,4 @@
-"""Who is told of the groups of this process, and who is asked: debug and store register here."""
+"""The observers of this process's groups, and the sources of what the core asks for: debug and store register here."""
 
 from __future__ import annotations
 
@@ -27,37 +27,34 @@ def on_new_group(
 
 
 def group_coming() -> None:
-    """Tell that this rank is about to meet others on a communicator, to make a group of them."""
+    """Announce that this rank is about to meet others on a communicator, to make a group of them."""
     for coming in _coming:
         coming()
 
 
 def new_group(group: ProcessGroup) -> None:
-    """Tell of a new group; every rank of it does."""
+    """Announce a new group, on every rank of it."""
     for made in _made:
         made(group)
 
 
 def group_gone(group: ProcessGroup) -> None:
-    """Tell that the ranks of a group have met to destroy it; its communicator is still there."""
+    """Announce that the ranks of a group have met to destroy it; its communicator is still there."""
     for gone in _gone:
         gone(group)
 
 
 def answer_with(who_is_late: Callable[[], str], place: Callable[..., Any]) -> None:
-    """Let `who_is_late` give the verdict on a wait that has timed out, and `place` say where a group's store is."""
+    """Take `who_is_late` for the verdict on a wait that has timed out, and `place` for the place of a group's store."""
     _sources.update(who_is_late=who_is_late, place=place)
 
 
 def who_is_late() -> str:
-    """Return the verdict on which rank is late, as the further lines of a message; "" where there is none.
-
-    It takes seconds.
-    """
+    """Return the verdict on the late ranks, as further lines of a message; "" if there is none. It takes seconds."""
     verdict = _sources["who_is_late"]() if _sources else ""
     return f"\n{verdict}" if verdict else ""
 
 
 def place_of_store(comm: Any, nodes: tuple[int, ...]) -> Any:
-    """Return where the store of a group on `comm` is; every rank of `comm` asks."""
+    """Return the place of the store of a group on `comm`; every rank of `comm` calls this."""
     return _sources["place"](comm, nodes) if _sources else None

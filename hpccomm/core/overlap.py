@@ -1,4 +1,4 @@
-"""Which inputs of an operation share memory with its outputs, without comparing each with each."""
+"""Overlapping arrays: the inputs of an operation that share memory with its outputs, by sorting their addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Extent = tuple[int, int]
 
 
 def all_unaliased(arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """Return host arrays with the values of `arrays`, outside the memory of all of `outputs`; others as they are."""
+    """Return `arrays` with a copy in the place of each host array that shares memory with one of `outputs`."""
     if not all(isinstance(each, np.ndarray) for each in (*arrays, *outputs)):
         return list(arrays)
     shared = overlapping(*([extent(each, address_of(each)) for each in given] for given in (arrays, outputs)))
@@ -37,7 +37,7 @@ def extent(array: Any, address: int) -> Extent:
 
 
 def overlapping(inputs: Iterable[Extent], outputs: Iterable[Extent]) -> list[bool]:
-    """Return for each of `inputs` whether it shares an address with one of `outputs`."""
+    """Return a list with True for each of `inputs` that shares an address with one of `outputs`."""
     written = sorted(each for each in outputs if each[0] < each[1])
     starts = [start for start, _ in written]
     ends = [*accumulate((end for _, end in written), max)]

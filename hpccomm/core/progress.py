@@ -58,7 +58,7 @@ def _queue_of(work: Work) -> Hashable:
 
 
 def look_now() -> None:
-    """Look at the works in flight at once: a transport says that one has ended."""
+    """Poll the Works in flight at once: a transport has noticed that one has ended."""
     global _news
     with _wake:
         _news = True
@@ -93,7 +93,7 @@ def _drive_alone(work: Work) -> None:
 
 
 def _advance(queue: deque[Work]) -> bool:
-    """Let go of the completed works at the head of the queue; return whether there was one."""
+    """Remove the completed Works from the head of the queue; return True if there was one."""
     before = len(queue)
     while queue and _has_ended(queue[0]):
         queue.popleft()

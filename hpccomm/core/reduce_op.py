@@ -1,4 +1,4 @@
-"""ReduceOp: how the arrays of a reduction are combined, and which dtypes each way accepts."""
+"""ReduceOp: the reductions, and the dtypes that each accepts."""
 
 from __future__ import annotations
 
@@ -95,17 +95,24 @@ _NAMED = {
 for _name, _op in _NAMED.items():
     setattr(ReduceOp, _name, _op)
 SUM = ReduceOp.SUM
-_NUMPYS = {"PROD": "PRODUCT", "MEAN": "AVG", "ADD": "SUM", "MULTIPLY": "PRODUCT", "MINIMUM": "MIN", "MAXIMUM": "MAX"}
+_OTHER_NAMES = {
+    "PROD": "PRODUCT",
+    "MEAN": "AVG",
+    "ADD": "SUM",
+    "MULTIPLY": "PRODUCT",
+    "MINIMUM": "MIN",
+    "MAXIMUM": "MAX",
+}
 
 
 def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
-    """Return `op` as a ReduceOp: a name is looked up, an ``MPI.Op`` that is not one of ours is wrapped."""
+    """Return the ReduceOp of a name or an ``MPI.Op``."""
     if type(op) is ReduceOp:
         return op
     if isinstance(op, str):
         given = op.strip().upper()
-        if _NUMPYS.get(given, given) in _NAMED:
-            return _NAMED[_NUMPYS.get(given, given)]
+        if _OTHER_NAMES.get(given, given) in _NAMED:
+            return _NAMED[_OTHER_NAMES.get(given, given)]
         raise ValueError(
             f"{operation}: no reduction is called {op!r}; the names are {', '.join(_NAMED).lower()}, "
             f"and ReduceOp.PREMUL_SUM(factor){here()}"
@@ -119,13 +126,13 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
             return _NAMED[called]
     if called == "PREMUL_SUM":
         hint = ": write ReduceOp.PREMUL_SUM(factor)"
-    elif _NUMPYS.get(called, called) in _NAMED:  # np.sum, max
-        hint = f': write "{_NUMPYS.get(called, called).lower()}"'
+    elif _OTHER_NAMES.get(called, called) in _NAMED:  # np.sum, max
+        hint = f': write "{_OTHER_NAMES.get(called, called).lower()}"'
     raise TypeError(f"{operation}: op is {op!r}; expected a ReduceOp, its name, or an MPI.Op{hint}{here()}")
 
 
 def _from_mpi(operation: str, op: MPI.Op) -> ReduceOp:
-    """Give MPI's predefined operations our meaning (bool, float16 and bfloat16 included)."""
+    """Return our own op for one of MPI's that has it (so that it takes bool, float16 and bfloat16); wrap any other."""
     from mpi4py import MPI
 
     for name in ("MAXLOC", "MINLOC"):
@@ -135,11 +142,7 @@ def _from_mpi(operation: str, op: MPI.Op) -> ReduceOp:
                 f"MPI's own (MPI-4.1 §6.9.4); all_gather the values and use np.arg{name[:3].lower()}, or call "
                 f"mpi4py{here()}"
             )
-
-    for ours, theirs in (
-        ("SUM", MPI.SUM), ("PRODUCT", MPI.PROD), ("MIN", MPI.MIN), ("MAX", MPI.MAX),
-        ("BAND", MPI.BAND), ("BOR", MPI.BOR), ("BXOR", MPI.BXOR),
-    ):  # fmt: skip
-        if op == theirs:
-            return _NAMED[ours]
+    for name in ("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR"):
+        if op == getattr(MPI, name):
+            return _NAMED[_OTHER_NAMES.get(name, name)]
     return ReduceOp("MPI.Op", ANY_KIND, mpi_op=op)

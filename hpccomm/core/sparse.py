@@ -21,9 +21,9 @@ from .work import Work
 def all_reduce(
     group: Membership, backends: Mapping[str, Backend], matrix: Any, op: ReduceOpLike, async_op: bool
 ) -> tuple[Call, Callable[[], Work | None]]:
-    """Return the operation that sums `matrix` over the ranks, in place: the call, checked, and how it is done.
+    """Return the call, checked, and the step of the operation that sums `matrix` over the ranks, in place.
 
-    Everybody's entries are gathered and added in rank order. On the host every rank adds the same numbers in the same
+    All ranks' entries are gathered and added in rank order. On the host every rank adds the same numbers in the same
     order, so all end with bitwise the same matrix; the order on GPUs is CuPy's. Also with `async_op` the exchange of
     the entry counts waits for the other ranks.
     """
@@ -66,7 +66,7 @@ def counts_of_all(group: Membership, backends: Mapping[str, Backend], count: int
 
 
 def finished(work: Work | None, step: Callable[[], None]) -> Work | None:
-    """Do `step` at the end of an operation: now, or as the last part of its Work."""
+    """Do `step` at the end of an operation, now or as the last part of its Work; return the Work."""
     if work is None:
         step()
     else:

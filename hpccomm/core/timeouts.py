@@ -1,4 +1,4 @@
-"""Times: how long a call may take, and how long to pause between two looks."""
+"""Time-outs in seconds, and the pauses of a loop that polls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import here
 
 
 def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:
-    """Return a timeout in seconds, whichever way it was given; TypeError if it is no time."""
+    """Return a timeout in seconds; TypeError if it is neither a timedelta nor a number."""
     if isinstance(timeout, timedelta):
         return timeout.total_seconds()
     if not isinstance(timeout, Real) or isinstance(timeout, bool):
@@ -20,7 +20,7 @@ def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:
 
 
 def pauses(longest: float = 1e-3) -> Iterator[float]:
-    """Yield the seconds to pause between looks: 0, for others on the same core, then a microsecond more each time."""
+    """Yield the seconds to sleep between polls: 0, for others on the same core, then a microsecond more each time."""
     yield from repeat(0.0, 50)
     yield from (k * 1e-6 for k in range(round(longest * 1e6)))
     yield from repeat(longest)

@@ -82,10 +82,10 @@ class Work:
     ('all_reduce', True)
     """
 
-    flight = NOT_FOLLOWED  # which operation of which group it is: the door puts it here
-    alive: Any = None  # what must not be freed while the transport works on it
+    flight = NOT_FOLLOWED  # its operation and group: the door puts them here
+    alive: Any = None  # the objects that must not be freed while the transport works on them
     source: int | None = None  # the group rank that a message came from
-    operation: Operation | None = None  # what hooks know it by, or a recorder's entry
+    operation: Operation | None = None  # for hooks, or a recorder's entry
     error: BaseException | None = None  # that has ended it
     error_was_seen = False  # by the program; the group tells of others when it is destroyed
     any_thread_may_poll = False  # it asks a GPU, and calls no MPI
@@ -111,16 +111,16 @@ class Work:
     # -- what a transport writes ---------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Return whether the transport is done, without blocking; raise what went wrong."""
+        """Return True if the transport is done, without blocking; raise its error."""
         raise NotImplementedError
 
     def block(self) -> None:
-        """Return when the transport is done; raise what went wrong."""
+        """Return when the transport is done; raise its error."""
         while not self.poll():
             time.sleep(1e-5)
 
     def cancel(self) -> None:
-        """Make the transport give the operation up; return when it uses no buffer any more."""
+        """Make the transport give the operation up; return when it no longer uses any buffer."""
         raise UnsupportedOperationError(
             f"it has begun and can't be taken back (only receives can); wait for it, or end the job with "
             f"ProcessGroup.abort(){here()}",
@@ -147,7 +147,7 @@ class Work:
         DistTimeoutError
             The timeout has passed. The operation stays in flight: a later `wait` can still succeed.
         Exception
-            What went wrong in the operation.
+            The error of the operation.
         """
         if timeout is None:
             timeout = self.flight.timeout
@@ -176,23 +176,23 @@ class Work:
             time.sleep(next(looks))
 
     def is_completed(self) -> bool:
-        """Return whether the operation has ended, well or not, without blocking."""
+        """Return True if the operation has ended, well or not, without blocking."""
         self.was_asked = True
         return self.has_ended()
 
     def has_ended(self) -> bool:
-        """As `is_completed`, for hpccomm itself: nobody waits for it."""
+        """Return as `is_completed` does, for hpccomm itself: the program has not asked."""
         if not self._told:
             self._advance(self.poll)
         return self._status is not IN_FLIGHT
 
     @property
     def is_told(self) -> bool:
-        """Whether it has ended, and the hooks know, which have the last word."""
+        """True if it has ended and the hooks, which have the last word, have been called."""
         return self._told
 
     def is_success(self) -> bool:
-        """Return whether the operation has ended well, without blocking."""
+        """Return True if the operation has ended well, without blocking."""
         return self.is_completed() and self._status is COMPLETED
 
     def exception(self) -> BaseException | None:
@@ -202,12 +202,12 @@ class Work:
         return self.error
 
     def result(self) -> Any:
-        """Wait, and return the array (or list of arrays) that the operation wrote."""
+        """Wait; return the array (or list of arrays) that the operation has written."""
         self.wait()
         return self.flight.result
 
     def source_rank(self) -> int:
-        """Return the global rank that the received message came from."""
+        """Return the global rank of the sender of a received message."""
         self.wait()
         if self.source is None or self.group is None:
             raise DistError(f"{self.op_type}: only a receive has a source rank{here()}")
@@ -217,11 +217,11 @@ class Work:
         return self.source_rank()  # c10d's name of it
 
     def get_duration(self) -> float:
-        """Return the seconds from when the operation began to when its end was noticed.
+        """Return the seconds from the beginning of the operation to the time at which its end was noticed.
 
-        Known where the group's :meth:`ProcessGroup.enable_timing` was called before the operation, and while operations
-        are recorded (``HPCCOMM_TRACE``). The end is noticed in `wait`, `is_completed`, or by hpccomm's own thread where
-        a callback of its Future waits: a program that looks late sees a longer time.
+        They are known if the group's :meth:`ProcessGroup.enable_timing` was called before the operation, and while
+        operations are recorded (``HPCCOMM_TRACE``). The end is noticed in `wait`, `is_completed`, or by hpccomm's own
+        thread where a callback of its Future waits: a program that asks late gets a longer time.
 
         Returns
         -------
@@ -247,9 +247,9 @@ class Work:
         self.wait()
 
     def abort(self) -> None:
-        """Take a pending receive back; the Work ends as ABORTED, and the group can be used on.
+        """Cancel a pending receive: the Work ends as ABORTED, and the group can be used further.
 
-        MPI can't take other operations back: UnsupportedOperationError. Nothing happens to a Work that has ended.
+        MPI can't cancel other operations: UnsupportedOperationError. Nothing happens to a Work that has ended.
         """
         while self._status is IN_FLIGHT and not self._advance(self._take_back, WorkStatus.ABORTED):
             time.sleep(1e-5)
@@ -259,7 +259,7 @@ class Work:
         self.error = DistError(f"{self.op_type} #{self.sequence_number}: aborted by the program{here()}")
 
     def give_up(self, error: Exception, deadline: float) -> None:
-        """End as failed, unless the transport says until `deadline` how the operation has ended."""
+        """End as failed with `error`, unless the transport ends the operation until `deadline`."""
         while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(1e-4)
         if self._status is IN_FLIGHT:
@@ -268,7 +268,7 @@ class Work:
             self._advance(self.poll)
 
     def fail(self, error: BaseException) -> None:
-        """Take another error for that of the operation: a hook knows better what has happened."""
+        """Replace the error of the operation by `error`, which a hook has raised."""
         self.error, self._status = error, WorkStatus.FAILED
 
     @property
@@ -295,7 +295,7 @@ class Work:
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
         """Call ``callback(self)`` when the operation ends, in the thread that notices; at once if it has ended.
 
-        What it raises is logged (logger ``hpccomm``), and goes no further.
+        An exception of the callback is logged (logger ``hpccomm``), and not raised.
         """
         with GATE:
             if self._callbacks is None:
@@ -326,10 +326,10 @@ class Work:
     # -- completion ----------------------------------------------------------------------------
 
     def _advance(self, step: Callable[[], bool | None], ending: WorkStatus = COMPLETED) -> bool:
-        """Let the transport go on, unless another thread does; at its end finish, and tell of it, each once.
+        """Call `step`, unless another thread is at it; when the operation ends, finish it and tell the door, each once.
 
         In the main thread a signal's handler may raise after any call: then everything stays as it is, and the next
-        look goes on. Between the claim and its note, and between the note and `finally`, there is no call.
+        call goes on. Between the claim and its note, and between the note and `finally`, there is no call.
         """
         mine = False
         try:
@@ -377,7 +377,7 @@ class Work:
                 log_exception("a callback of %r raised", self)
 
     def translate_error(self, error: Exception) -> Exception:
-        """Return the error that the program should see for what the transport raised."""
+        """Return the error for the program in the place of one that the transport has raised."""
         return error
 
 
@@ -407,7 +407,7 @@ class JoinedWork(Work):
         self._works = works
 
     def poll(self) -> bool:
-        """Return whether all are done; raise what went wrong in one of them."""
+        """Return True if all are done; raise the error of the first that has failed."""
         done = [work.has_ended() for work in self._works]  # a look at each lets it make progress
         if not all(done):
             return False
@@ -415,22 +415,19 @@ class JoinedWork(Work):
         return True
 
     def block(self) -> None:
-        """Wait for all, also where one has failed; raise what went wrong in the first that has."""
-        errors = [error for work in self._works if (error := _error_of(work)) is not None]
-        if errors:
-            raise errors[0]
-
-
-def _error_of(work: Work) -> Exception | None:
-    try:
-        work.wait()
-    except Exception as error:
-        return error
-    return None
+        """Wait for all, also where one has failed; raise the error of the first that has."""
+        first: Exception | None = None
+        for work in self._works:
+            try:
+                work.wait()
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
 
 
 def both(first: Callable[[], None] | None, second: Callable[[], None] | None) -> Callable[[], None] | None:
-    """Return a function that calls `first`, then `second`; where one is None, the other."""
+    """Return a function that calls `first`, then `second`; if one is None, the other."""
     if first is None or second is None:
         return first or second
     steps = repeatable(first), repeatable(second)
@@ -443,7 +440,7 @@ def both(first: Callable[[], None] | None, second: Callable[[], None] | None) ->
 
 
 class InPlace(partial[Any]):
-    """A last step in C that must not be done twice: AVG's division of an array by the number of ranks."""
+    """A last step in C that must not be repeated: AVG's division of an array by the number of ranks."""
 
 
 @overload
@@ -451,15 +448,15 @@ def repeatable(finish: None) -> None: ...
 @overload
 def repeatable(finish: Callable[[], None]) -> Callable[[], None]: ...
 def repeatable(finish: Callable[[], None] | None) -> Callable[[], None] | None:
-    """Return `finish` as it may be called again from its beginning, after a signal's handler has interrupted it."""
+    """Return `finish` as a function that may be called again after a signal's handler has interrupted it."""
     return Once(finish) if isinstance(finish, InPlace) else finish
 
 
 class Once:
     """A function that calls `step`, which has to be one in C, once; and again only after `arm`.
 
-    What a signal's handler interrupts is done again from its beginning, and a division in place must not be: nothing
-    can come between C's taking `step` from the iterator and calling it.
+    Steps that a signal's handler interrupts are done again from the beginning, and a division in place must not be:
+    nothing can come between C's taking `step` from the iterator and calling it.
     """
 
     def __init__(self, step: Callable[[], Any]) -> None:
@@ -467,16 +464,16 @@ class Once:
         self.arm()
 
     def arm(self) -> None:
-        """Let it be called once more."""
+        """Allow one more call."""
         self._pending = iter((self._step,))
 
     def __call__(self) -> None:
-        """Call `step`, if that has not been done."""
+        """Call `step`, unless that has been done."""
         deque(map(methodcaller("__call__"), self._pending), 0)
 
 
 def is_of_a_signal_handler(error: BaseException) -> bool:
-    """Return whether a signal handler has raised `error`: a function that was given the frame that it interrupted."""
+    """Return True if a signal handler has raised `error`: a function whose argument is the frame it interrupted."""
     trace = error.__traceback__
     interrupted: FrameType | None = None
     while trace is not None:
