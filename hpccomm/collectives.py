@@ -260,16 +260,11 @@ def all_gather_single(
     input : array
         This rank's contribution: the same number of elements on every rank. It may be this rank's part of `output`.
     group, async_op
-        As for :func:`all_reduce`.
+        As for :func:`all_gather`, and so are the errors.
 
     Returns
     -------
     Work or None
-
-    Raises
-    ------
-    ValueError, TypeError
-        Sizes or dtypes do not fit.
 
     Examples
     --------
@@ -563,7 +558,7 @@ def monitored_barrier(
 ) -> None:
     """Wait until every rank of the group has called it; if one has not in time, name it.
 
-    The meaning is that of torch.distributed.monitored_barrier. The group can be used on afterwards.
+    As torch.distributed.monitored_barrier. The group can be used on afterwards.
 
     Parameters
     ----------
