@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from .core.calls import time_to_wait
 from .core.observers import who_is_late
-from .core.timeouts import as_seconds, pauses
+from .core.timeouts import as_seconds, pause, pauses
 from .core.work import Work
 from .errors import DistTimeoutError, here
 
@@ -111,5 +111,5 @@ def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = N
         if deadline is not None and time.monotonic() >= deadline:
             late = who_is_late() if timeout is None else ""
             raise DistTimeoutError(f"wait_any: none of {len(pending)} operations is done in time{here()}{late}")
-        time.sleep(next(looks))
+        pause(next(looks))
     return -1

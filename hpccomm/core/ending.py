@@ -14,7 +14,7 @@ from ..errors import DistTimeoutError, here
 from ..job import failures
 from ..process.stderr import tell
 from .observers import who_is_late
-from .timeouts import pauses
+from .timeouts import pause, pauses
 
 if TYPE_CHECKING:
     from .group import ProcessGroup
@@ -133,7 +133,7 @@ def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], 
     meeting = group.leaving = group.leaving or Meeting(group.comm)
     while not meeting.is_over():
         meanwhile(time.monotonic() - began, meeting.absent)
-        time.sleep(next(looks))
+        pause(next(looks))
 
 
 def _tell_of(group: ProcessGroup, absent: int) -> None:

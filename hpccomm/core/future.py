@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import log_exception
 from . import progress
-from .timeouts import pauses
+from .timeouts import pause, pauses
 
 if TYPE_CHECKING:
     from .work import Work
@@ -122,7 +122,7 @@ class Driven(Future):
         while not (self.is_driven or self.done()):
             if deadline is not None and time.monotonic() >= deadline:
                 return 0
-            time.sleep(next(looks))
+            pause(next(looks))
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
@@ -236,6 +236,7 @@ def turns_until(is_done: Callable[[], bool]) -> Generator[Any, None, None]:
     while not is_done():
         if time.perf_counter() - began < SPIN:
             yield  # to what else is ready
+            pause(0)
         else:
             yield from asyncio.sleep(PAUSE).__await__()
 

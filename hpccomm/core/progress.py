@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import atexit
 import threading
-import time
 from collections import deque
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from ..errors import log_exception
 from .operation_list import MESSAGES
-from .timeouts import pauses
+from .timeouts import pause, pauses
 
 if TYPE_CHECKING:
     from .work import Work
@@ -69,14 +68,14 @@ def _run() -> None:
     global _news
     looks = pauses()
     while True:
-        pause = next(looks)
-        if not pause:
-            time.sleep(0)  # without the lock
+        seconds = next(looks)
+        if not seconds:
+            pause(0)  # without the lock
         with _wake:
             for key in [key for key, queue in _queues.items() if not queue]:
                 del _queues[key]
-            if not (_stopping or _news) and (pause or not _queues):
-                _wake.wait(pause if _queues else None)
+            if not (_stopping or _news) and (seconds or not _queues):
+                _wake.wait(seconds if _queues else None)
             if _stopping:
                 return
             if _news:
@@ -89,7 +88,7 @@ def _run() -> None:
 def _drive_alone(work: Work) -> None:
     looks = pauses()
     while not _has_ended(work) and not _stopping:
-        time.sleep(next(looks))
+        pause(next(looks))
 
 
 def _advance(queue: deque[Work]) -> bool:

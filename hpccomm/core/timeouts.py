@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from itertools import repeat
 from numbers import Real
 
 from ..errors import here
+
+sched_yield = getattr(os, "sched_yield", partial(time.sleep, 0))  # which macOS lacks
 
 
 def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:
@@ -20,7 +25,18 @@ def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:
 
 
 def pauses(longest: float = 1e-3) -> Iterator[float]:
-    """Yield the seconds to sleep between polls: 0, for others on the same core, then a microsecond more each time."""
-    yield from repeat(0.0, 50)
-    yield from (k * 1e-6 for k in range(round(longest * 1e6)))
+    """Yield the seconds to `pause` between polls: often 0, then a microsecond more each time."""
+    yield from repeat(0.0, 200)
+    yield from (k * 1e-6 for k in range(1, round(longest * 1e6)))
     yield from repeat(longest)
+
+
+def pause(seconds: float) -> None:
+    """Sleep; for 0, let others go on who wait for this core or the GIL.
+
+    ``time.sleep(0)`` is no such thing: it sets a timer, and takes 60 us and more (Linux's timer slack is 50 us).
+    """
+    if seconds:
+        time.sleep(seconds)
+    else:
+        sched_yield()

@@ -17,7 +17,7 @@ from ..errors import DistError, DistTimeoutError, UnsupportedOperationError, her
 from ..job import failures
 from .flight import NOT_FOLLOWED
 from .observers import who_is_late
-from .timeouts import as_seconds, pauses
+from .timeouts import as_seconds, pause, pauses
 
 if TYPE_CHECKING:
     from .future import Future, WorkFuture
@@ -173,7 +173,7 @@ class Work:
                     f"flight, and the timeout has passed. Has every rank of the group made the matching call?{here()}"
                     + (who_is_late() if timeout == self.flight.timeout else "")
                 )
-            time.sleep(next(looks))
+            pause(next(looks))
 
     def is_completed(self) -> bool:
         """Return True if the operation has ended, well or not, without blocking."""

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from mpi4py import MPI
 
+from ..core.timeouts import pause, pauses
 from ..errors import DistTimeoutError, here
 from ..job import tags
 
-PAUSE = 1e-4  # seconds between two looks
+LONGEST_PAUSE = 1e-4  # seconds between two looks
 
 
 class MonitoredBarrier:
@@ -81,20 +82,21 @@ class MonitoredBarrier:
         self._comm.Send([report, MPI.INT64_T], 0, self._tag)
         answer = np.zeros(1 + self._comm.Get_size(), np.int64)
         while answer[0] < self._number:
-            status = MPI.Status()
+            status, looks = MPI.Status(), pauses(LONGEST_PAUSE)
             # rank 0 may be about to say who is missing: give it a moment more than it gives the others
             while not self._comm.Iprobe(0, self._tag, status):
                 if time.monotonic() > deadline + max(1.0, 0.1 * timeout):
                     self._comm.Send([-report, MPI.INT64_T], 0, self._tag)
                     return [0]
-                time.sleep(PAUSE)
+                pause(next(looks))
             self._comm.Recv([answer, MPI.INT64_T], 0, self._tag, status)
         return [int(rank) for rank in answer[1 : status.Get_count(MPI.INT64_T)]]
 
 
 def _arrived(request: MPI.Request, deadline: float) -> bool:
+    looks = pauses(LONGEST_PAUSE)
     while not request.Test():
         if time.monotonic() > deadline:
             return False
-        time.sleep(PAUSE)
+        pause(next(looks))
     return True

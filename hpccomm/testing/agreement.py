@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ..core.timeouts import pauses
+from ..core.timeouts import pause, pauses
 from ..debug import report as debug_report
 from ..debug import watchdog
 from ..debug.words import alike, ranks_in_words
@@ -156,7 +156,7 @@ class Agreement:
             if give_up is not None and time.monotonic() > give_up:
                 message = f"failed, and the other ranks did not arrive within {grace:g} s:\n\n{failure}"
                 self._end_job("\n".join([message, "", *self._others()]))
-            time.sleep(next(looks))
+            pause(next(looks))
 
     def _others(self) -> list[str]:
         """Return the places of the other ranks in their programs: nothing, if the suite has made no world."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ...core.timeouts import pauses
+from ...core.timeouts import pause, pauses
 from ...job import tags
 
 HEAD = struct.Struct("qq")  # the number of the exchange, and the kind of the message
@@ -114,7 +114,7 @@ class Exchange:
             message = self._comm.Improbe(source, TAG, status)
             if message is None:
                 yield None
-                time.sleep(next(looks))
+                pause(next(looks))
                 continue
             data = bytearray(status.Get_count(MPI.BYTE))
             message.Recv([data, MPI.BYTE])

@@ -16,7 +16,7 @@ from ...core.hooks import Operation
 from ...core.observers import who_is_late
 from ...core.operation_list import START
 from ...core.registry import OBJECTS
-from ...core.timeouts import as_seconds, pauses
+from ...core.timeouts import as_seconds, pause, pauses
 from ...errors import DistBackendError, DistTimeoutError
 from .wording import array_in_words, caller
 
@@ -227,5 +227,5 @@ def _comes(is_there: Callable[[], bool], timeout: float) -> bool:
     while not is_there():
         if time.monotonic() > deadline:
             return False
-        time.sleep(next(looks))
+        pause(next(looks))
     return True
