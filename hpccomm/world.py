@@ -18,8 +18,6 @@ from .core.non_member import Group, NonMember
 from .core.options import Membership, time_limit
 from .core.registry import BackendConfig, is_backend_available
 from .debug import attach
-from .debug.dump import last_words
-from .debug.watchdog import who_is_late
 from .errors import DistBackendError, DistError, here
 from .job import mpi_library
 from .job.peer_failure import PeerFailures
@@ -39,7 +37,7 @@ _peer_failures: PeerFailures | None = None
 
 
 observers.on_new_group(attach.prepare, attach.attach, attach.detach)
-observers.answer_with(who_is_late, agreed)
+observers.answer_with(attach.who_is_late, agreed)
 
 
 # -- availability ------------------------------------------------------------------------------------
@@ -251,7 +249,7 @@ def init_process_group(
         local: dict[int | None, int] = {rank: pid for rank, pid in world.processes.items() if pid != os.getpid()}
         _peer_failures = PeerFailures(on_peer_failure, local)
     keeps = world.settings.keeps_reports or world.settings.trace != "0"
-    _abort_on_exception.at_the_end = last_words if keeps else None
+    _abort_on_exception.at_the_end = attach.last_words() if keeps else None
     atexit.register(_leave, os.getpid())
     connect(world)
     return world

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from ..core.members import abridged
 from ..process.stderr import tell
-from . import groups_seen, watchdog
-from .trace import files as trace_file
+from . import groups_seen, start
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..core.group import ProcessGroup
 
 
@@ -19,9 +20,9 @@ def prepare(group: ProcessGroup | None = None) -> None:
 
     said = None if group is None else group.settings
     folder, is_wanted = (said.debug_dir, said.watchdog) if said else ("", None)
-    watchdog.start(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), folder, is_wanted)
+    start.begin(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), folder, is_wanted)
     if group is not None:
-        watchdog.configure(group.settings, group.processes)
+        start.configure(group.settings, group.processes)
 
 
 def attach(group: ProcessGroup) -> None:
@@ -37,12 +38,16 @@ def attach(group: ProcessGroup) -> None:
         compare_calls(group)
     groups_seen.register_on(group)
     if group.settings.trace != "0":
+        from .trace import files as trace_file
+
         trace_file.attach(group)
 
 
 def detach(group: ProcessGroup) -> None:
     """Write the recording of a group that ends. Its ranks have met, and its communicator is still there."""
     if group.settings.trace != "0":
+        from .trace import files as trace_file
+
         trace_file.detach(group)
 
 
@@ -51,3 +56,17 @@ def _tell(group: ProcessGroup) -> None:
     nodes = f"{len(set(group.nodes))} node{'s' if len(set(group.nodes)) > 1 else ''}"
     limit = f"timeout {group.timeout.total_seconds():g} s, then {group.on_timeout}"
     tell(f"hpccomm: made {group.name!r}: ranks {abridged(group.ranks)} on {nodes}, {group.config}, {limit}")
+
+
+def who_is_late() -> str:
+    """Return the verdict, or "": see `watchdog.who_is_late`."""
+    from . import watchdog
+
+    return watchdog.who_is_late()
+
+
+def last_words() -> Callable[[str], None]:
+    """Return the function that writes this rank's report and recording when the job is about to end."""
+    from . import watchdog
+
+    return watchdog.last_words

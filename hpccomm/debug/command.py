@@ -15,8 +15,8 @@ from typing import Any
 
 from ..process.proc import of_process
 from . import mailbox, report, stacks
+from .culprits import Verdict, verdict
 from .folder import put, runs
-from .verdict import Verdict, verdict
 
 PATIENCE = 10.0  # seconds for ranks to write their reports
 PREFIX = "hpccomm-debug-"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 from ..core.group import ProcessGroup
@@ -18,11 +17,18 @@ from ..job.failures import ranks_in_the_job
 Thing = TypeVar("Thing")
 
 
-@dataclass
 class _Seen:
-    key: str  # the same on every rank
-    ranks: tuple[int, ...]  # of its members, in MPI.COMM_WORLD
-    hooks: dict[object, Hook] = field(default_factory=dict)  # not their handles, which keep groups
+    def __init__(self, ranks: tuple[int, ...], edition: int) -> None:
+        self.ranks = ranks  # of its members, in MPI.COMM_WORLD
+        self.edition = edition  # which of the groups of these ranks it is
+        self.hooks: dict[object, Hook] = {}  # not their handles, which keep groups
+
+    @cached_property
+    def key(self) -> str:
+        """Return a name of the group, which is the same on every rank."""
+        from hashlib import blake2b  # not at the start of a program; the watchdog imports it
+
+        return blake2b(f"{self.ranks} {self.edition}".encode(), digest_size=6).hexdigest()
 
 
 _seen: weakref.WeakKeyDictionary[ProcessGroup, _Seen] = weakref.WeakKeyDictionary()
@@ -34,7 +40,7 @@ def add(group: ProcessGroup) -> None:
     """Take a new group into the table; called by every rank of it."""
     ranks = _process_ranks(group)
     _made[ranks] += 1
-    _seen[group] = _Seen(hashlib.blake2b(f"{ranks} {_made[ranks]}".encode(), digest_size=6).hexdigest(), ranks)
+    _seen[group] = _Seen(ranks, _made[ranks])
 
 
 def groups() -> list[ProcessGroup]:

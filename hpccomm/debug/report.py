@@ -26,6 +26,7 @@ from .mailbox import Mailbox
 from .records import Record, key_of_operation
 
 VERSION = 1
+OTHER_CLOCK = 2.0  # seconds by which a file server's may be behind
 ASK = "ask"
 END = "end at "  # how a question begins that orders the end
 LARGEST_JOB = 1 << 22  # ranks
@@ -47,20 +48,37 @@ class Reporter:
         The processes of the ranks of this node.
     mailbox : Mailbox
         By which other processes of this node reach this one, once it is open.
+
+    Questions from before `since` (seconds since the epoch; default: now) are for others.
     """
 
-    def __init__(self, rank: int, size: int, folder: str | Path, processes: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        folder: str | Path,
+        processes: Mapping[int, int] | None = None,
+        since: float | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
         self.processes = dict(processes or {})
         self.mailbox = Mailbox()
         self._claimed = 0
+        self._since = time.time() if since is None else since - OTHER_CLOCK
         self.move_to(folder)
 
     def move_to(self, folder: str | Path) -> None:
-        """Use another folder from now on; earlier questions in it are for others."""
+        """Use another folder from now on; questions in it from before this rank began are for others."""
         self.folder = Folder(folder)
-        self._answered = set(self._questions())
+        files = [place / ASK for place in (*self.folder.places, self.folder.places[0].parent)]
+        self._answered = {text for file, text in zip(files, self._questions()) if _time_of(file) < self._since}
+
+    def configure(self, folder: str, processes: Mapping[int, int]) -> None:
+        """Take the folder that all ranks agree on, and the processes of this node."""
+        if Path(folder) not in self.folder.places:
+            self.move_to(folder)
+        self.processes.update(processes)
 
     # -- this rank -------------------------------------------------------------------------------------------
 
@@ -234,6 +252,13 @@ def _report(file: Path) -> dict[str, Any]:
         return said if 0 <= said["rank"] < size <= LARGEST_JOB and said["time"] >= 0 else {}
     except (ValueError, KeyError, TypeError, RecursionError):  # it is forged, or of another version
         return {}
+
+
+def _time_of(file: Path) -> float:
+    try:
+        return file.lstat().st_mtime
+    except OSError:  # it has been taken away
+        return 0.0
 
 
 def _is_answer(report: Mapping[str, Any], token: str) -> bool:

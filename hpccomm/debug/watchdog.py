@@ -6,11 +6,9 @@ pay nothing. The watchdog never calls MPI, so it works at every thread level, an
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import faulthandler
-import functools
 import os
 import select
 import signal
@@ -25,18 +23,19 @@ from typing import Any, NoReturn
 from ..core.ending import SHORTEST_MEETING
 from ..core.options import DEFAULT_TIMEOUT
 from ..core.timeouts import as_seconds
+from ..errors import DistError
 from ..process import settings, stderr
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import let_launcher_read, tell
 from . import stacks
+from .culprits import Verdict, verdict
 from .groups_seen import groups, works_in_flight
 from .report import Reporter
 from .stacks import CallInFlight
+from .start import LONGEST_PERIOD, Signals, current, period
 from .trace.files import save
-from .verdict import Verdict, verdict
 from .words import duration
 
-LONGEST_PERIOD = 1.0  # seconds between two looks
 WARN_AFTER = 60.0  # seconds at least
 SHORTEST_START = 5.0  # seconds that a world has to be made, however short the timeout of its operations
 PATIENCE = 5.0  # seconds for the reports of the others
@@ -65,85 +64,35 @@ class Watchdog:
         self.reporter = reporter
         self._seen: dict[Any, _Observed] = {}
         self._told: set[str] = set()
-        self._has_stopped = False
-        self._signals: list[int] = []  # those that are ours
-        self._pipes = {number: _pipe() for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)}
+        self.has_stopped = False
         self._looked_for_questions = time.monotonic()
-        self._pid = os.getpid()
         self._timeout_of_init = DEFAULT_TIMEOUT.total_seconds()
         with contextlib.suppress(ValueError):  # raised on every rank by those who agree on the settings
             self._timeout_of_init = settings.read().timeout or self._timeout_of_init
-        self._thread = threading.Thread(target=self._run, name="hpccomm-watchdog", daemon=True)
 
-    def close(self) -> None:
-        """Close its pipes, if it has not been started."""
-        for pipe in self._pipes.values():
-            for end in pipe:
-                os.close(end)
+    def say_how_it_ended(self, error: BaseException) -> None:
+        """Leave a report: an exception has ended the program before its groups, so nobody can ask this rank."""
+        with contextlib.suppress(OSError):
+            self.reporter.write(f"{type(error).__name__}: {error}", has_left=True)
 
-    def start(self) -> None:
-        """Begin to look, and to listen to signals that nobody else listens to."""
-        self.reporter.mailbox.open()
-        atexit.register(self._say_how_it_ended)
-        if self.take(signal.SIGUSR2):
-            atexit.register(self._stop_listening)
-        self.take(signal.SIGINT, signal.default_int_handler)  # which is still called
-        os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_through, after_in_child=self._let_go)
-        self._thread.start()
-
-    def take(self, number: signal.Signals, default: Any = signal.SIG_DFL) -> bool:
-        """Write into the signal's pipe whenever it comes, if nobody else handles it; return whether that is so.
-
-        Python's own handlers run in the main thread, which MPI may hold: that of faulthandler writes at once.
-        """
-        if signal.getsignal(number) is not default:
-            return False
-        pipe = self._pipes[number][1]
-        faulthandler.register(number, file=pipe, all_threads=False, chain=default is not signal.SIG_DFL)
-        self._signals.append(number)
-        return True
-
-    def stop(self) -> None:
-        """End the thread: rank 0 wants none."""
-        self._has_stopped = True
-        os.write(self._pipes[signal.SIGUSR2][1], b"stop")
-
-    def _stop_listening(self) -> None:
-        """Ignore questions from now on: without a handler, one that comes while Python ends would kill the process."""
-        if os.getpid() == self._pid:
-            faulthandler.unregister(signal.SIGUSR2)
-            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-
-    def _say_how_it_ended(self) -> None:
-        """Leave a report if an exception has ended the program before its groups: nobody can ask this rank any more."""
-        error = getattr(sys, "last_value", None)
-        has_groups = any(group.processes and group.leaving is None for group in groups())
-        if os.getpid() == self._pid and error is not None and has_groups:
-            with contextlib.suppress(OSError):
-                self.reporter.write(f"{type(error).__name__}: {error}", has_left=True)
-
-    def _let_go(self) -> None:
-        """Give the signals back, in a forked process: what their handlers write would be taken for the rank's."""
-        self.reporter.mailbox.close()
-        for number in self._signals:
-            faulthandler.unregister(number)
-        _let_signals_through()
-
-    def _run(self) -> None:
+    def run(self, signals: Signals) -> None:
+        """Look, and answer, until it is told to stop."""
         mailbox = self.reporter.mailbox
+        mailbox.open()
+        os.register_at_fork(after_in_child=mailbox.close)
         poll = select.poll()  # select.select takes no file beyond 1023
-        for file in (*(read for read, _ in self._pipes.values()), mailbox.fileno()):
+        for file in (*(read for read, _ in signals.pipes.values()), mailbox.fileno()):
             if file >= 0:
                 poll.register(file, select.POLLIN)
-        while not self._has_stopped:
+        while not self.has_stopped:
             try:
-                events = dict(poll.poll(1000 * self._period()))
+                events = dict(poll.poll(1000 * period()))
                 for file in [file for file, event in events.items() if event & select.POLLNVAL]:
                     poll.unregister(file)  # the program has closed it
-                came = {number: read for number, (read, _) in self._pipes.items() if read in events}
+                came = {number: read for number, (read, _) in signals.pipes.items() if read in events}
                 if signal.SIGINT in came:
                     os.read(came[signal.SIGINT], 1 << 16)
-                    _end_on_ctrl_c(self.reporter.rank)
+                    end_on_ctrl_c(self.reporter.rank)
                 if signal.SIGTERM in came:
                     self._say_goodbye()
                 self.look(time.monotonic())
@@ -180,10 +129,6 @@ class Watchdog:
         if when is not None:
             save(self.reporter.folder.places[0])
             _end_at(when)
-
-    def _period(self) -> float:
-        shortest = min((as_seconds(group.timeout) for group in groups()), default=LONGEST_PERIOD)
-        return min(LONGEST_PERIOD, max(shortest / 10, 0.05))
 
     def _looks_for_questions(self) -> bool:
         """Whether it is time, and up to this rank, to look for a question from elsewhere: no letter brings it."""
@@ -344,14 +289,7 @@ class Watchdog:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _pipe() -> tuple[int, int]:
-    """Return the ends of a pipe whose writes do not wait, for handlers of signals."""
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    return read, write
-
-
-def _end_on_ctrl_c(rank: int) -> None:
+def end_on_ctrl_c(rank: int) -> None:
     """End the job, and tell where this rank is, if MPI has the main thread and keeps Python from KeyboardInterrupt."""
     main = threading.main_thread().ident or 0
     stuck_in = stacks.call_of_thread(main)
@@ -379,17 +317,6 @@ def _end_at(when: float) -> NoReturn:
     os._exit(STATUS)
 
 
-_held: list[set[Any]] = []  # the signals that were blocked before each fork
-
-
-def _hold_signals() -> None:
-    _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2)))
-
-
-def _let_signals_through() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
-
-
 def _is_polled(observed: _Observed, now: float) -> bool:
     """Whether the program asks again and again for a Work that has not ended."""
     work = None if observed.call.work is None else observed.call.work()
@@ -414,61 +341,15 @@ def _gpu_is_busy(work: Any) -> bool:
 
 # -- the one of this process ---------------------------------------------------------------------------------
 
-_watchdog: Watchdog | None = None
-
-
-def start(rank: int, size: int, folder: str | Path = "", is_wanted: bool | None = None) -> None:
-    """Start the watchdog of this process, which is this rank of MPI.COMM_WORLD; a second call does nothing.
-
-    `is_wanted` comes from the settings; before they are agreed on, this process's ``HPCCOMM_WATCHDOG`` counts.
-    """
-    global _watchdog
-    if is_wanted is None:
-        is_wanted = os.environ.get("HPCCOMM_WATCHDOG", "1").strip() != "0"
-    if _watchdog is not None and _watchdog._pid == os.getpid():
-        if not is_wanted:
-            _watchdog.stop()
-            _watchdog = None
-    elif size < 2 and is_wanted:
-        _watch_ctrl_c()
-    elif is_wanted:
-        _watchdog = Watchdog(Reporter(rank, size, folder or settings.folder_at_start()))
-        _watchdog.start()
-
-
-@functools.cache  # once
-def _watch_ctrl_c() -> None:
-    """Let Ctrl-C end a job of one rank that waits for itself inside MPI: such a job has no watchdog."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return
-    interrupted, interrupt = _pipe()
-
-    def wait() -> None:
-        while os.read(interrupted, 1 << 16):
-            _end_on_ctrl_c(0)
-
-    faulthandler.register(signal.SIGINT, file=interrupt, all_threads=False, chain=True)
-    os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGINT))
-    threading.Thread(target=wait, name="hpccomm-ctrl-c", daemon=True).start()
-
-
-def configure(agreed: settings.Settings, processes: dict[int, int]) -> None:
-    """Give the watchdog the settings that all ranks agree on, and the processes of this node."""
-    if _watchdog is not None:
-        if Path(agreed.debug_dir) not in _watchdog.reporter.folder.places:
-            _watchdog.reporter.move_to(agreed.debug_dir)
-        _watchdog.reporter.processes.update(processes)
-        if agreed.keeps_reports or agreed.trace != "0":
-            _watchdog.take(signal.SIGTERM)  # by which launchers end the other ranks when one has died
-
 
 def who_is_late() -> str:
     """Ask all ranks for their reports and return the verdict, or "" where it finds none; it takes a few seconds.
 
     The program's own threads call it when they have waited too long, before they raise.
     """
+    watchdog = current()
     try:
-        return "" if _watchdog is None else _watchdog.who_is_late()
+        return "" if watchdog is None else watchdog.who_is_late()
     except OSError:  # no folder can be written to
         return ""
 
@@ -478,12 +359,51 @@ stacks.ABOUT_TO_RAISE.add(who_is_late.__code__)
 
 def places() -> dict[int, str]:
     """Return the line and function that each rank is in, ``"train.py:88 in load"``; nothing before there is a world."""
+    watchdog = current()
     try:
-        return {} if _watchdog is None else _watchdog.places()
+        return {} if watchdog is None else watchdog.places()
     except OSError:  # no folder can be written to
         return {}
 
 
-def current() -> Watchdog | None:
-    """Return the watchdog of this process."""
-    return _watchdog
+def dump(reason: str = "asked by the program") -> Path:
+    """Write the report of this rank, at any moment and from any thread; other ranks are not asked.
+
+    Parameters
+    ----------
+    reason : str
+        Is shown by ``hpccomm debug``.
+
+    Returns
+    -------
+    pathlib.Path
+        The file, ``rank<N>.json`` in ``HPCCOMM_DEBUG_DIR`` (default: a folder ``hpccomm-debug-*`` in the working
+        directory, made now); N is the rank in MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DistError
+        Before init_process_group.
+
+    Examples
+    --------
+    >>> import json, hpccomm.debug
+    >>> file = hpccomm.debug.dump("an example")
+    >>> file.name, json.loads(file.read_text())["reason"]
+    ('rank0.json', 'an example')
+    """
+    watchdog = current()
+    if watchdog is not None:
+        return watchdog.reporter.write(reason, watchdog.elapsed())
+    group = next(iter(groups()), None)
+    if group is None:
+        raise DistError("hpccomm.debug.dump: there is no process group: call hpccomm.init_process_group() first")
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    return Reporter(comm.Get_rank(), comm.Get_size(), group.settings.debug_dir, group.processes).write(reason)
+
+
+def last_words(reason: str) -> None:
+    """Write this rank's report and its recording, because the job is about to end."""
+    save(dump(reason).parent)

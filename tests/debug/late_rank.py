@@ -23,8 +23,8 @@ from scipy import sparse
 import hpccomm as hc
 from hpccomm import checkpoint
 from hpccomm.core.operation_list import MESSAGES
-from hpccomm.debug import watchdog
-from hpccomm.debug.verdict import verdict
+from hpccomm.debug import start
+from hpccomm.debug.culprits import verdict
 
 SECONDS = 30  # until a call counts as not seen
 LARGE = 1 << 17  # elements: no MPI sends so much before it is received
@@ -182,8 +182,9 @@ def lines(call: Callable[[], object]) -> set[str]:
 
 def is_seen(call: Callable[[], object]) -> str:
     """Return "" once the verdict names rank 0, and the line of `call` where rank 1 has been seen twice."""
-    assert watchdog._watchdog is not None
-    reports = watchdog._watchdog._reports("asked")
+    watchdog = start.watchdog()
+    assert watchdog is not None
+    reports = watchdog._reports("asked")
     found = verdict(reports, 2)
     waits = [each for report in reports if report["rank"] == 1 for each in report["operations"] if each["waits"]]
     collectives = [each for each in waits if each["group_name"] == "world" and each["name"] not in MESSAGES]
@@ -198,7 +199,7 @@ def is_seen(call: Callable[[], object]) -> str:
 
 def main() -> None:
     world = hc.init_process_group()
-    watchdog.LONGEST_PERIOD = 0.05
+    start.LONGEST_PERIOD = 0.05
     ready["shared"] = hc.empty_shared(4)
     ready["group"] = hc.new_group()
     ready["first"] = hc.new_group()

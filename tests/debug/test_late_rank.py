@@ -177,6 +177,5 @@ def test_asking_is_waiting_unless_the_program_goes_on(
             hc.barrier()
     (seen,) = watchdog._seen.values()
     assert seen.first == (2.0 if goes_on else 1.0)
-    watchdog.close()
     hc.isend(np.ones(1), dst=hc.get_rank(), tag=5).wait()
     work.wait()

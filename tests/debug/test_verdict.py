@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpccomm.debug.verdict import verdict
+from hpccomm.debug.culprits import verdict
 
 pytestmark = pytest.mark.serial
 

@@ -17,6 +17,7 @@ import pytest
 import hpccomm as hc
 from hpccomm.debug import stacks
 from hpccomm.debug.report import Reporter, latest, process_state, read
+from hpccomm.debug.start import Signals
 from hpccomm.debug.watchdog import Watchdog
 
 from ..launch import ROOT, UNTIL_IN_MPI, clean_environment, mpiexec_folder, time_limit, until
@@ -529,7 +530,7 @@ def test_the_watchdog_survives_its_own_failure_and_tells_of_it_once(
         raise RuntimeError("broken")
 
     watchdog.look = broken  # type: ignore[method-assign]
-    watchdog._thread.start()
+    threading.Thread(target=watchdog.run, args=(Signals(),), daemon=True).start()
     for _ in range(3):
         assert looks.acquire(timeout=60)
     watchdog.look = lambda now: None  # type: ignore[method-assign]
@@ -614,7 +615,6 @@ def test_a_gpu_is_asked_whether_it_is_busy(process_group: hc.ProcessGroup, tmp_p
     finally:
         work.is_done = True
         work.wait()
-        watchdog.close()
 
 
 def test_a_warning_after_a_tenth_of_the_time_and_once(
@@ -624,23 +624,20 @@ def test_a_warning_after_a_tenth_of_the_time_and_once(
     call = stacks.CallInFlight(("all_reduce", 7), record, process_group, None, None, False)
     monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [call])
     watchdog = Watchdog(Reporter(3, 4, tmp_path))
-    try:
-        for second in (0, 100, 179, 181, 182):  # of 30 minutes
-            watchdog.look(1000.0 + second)
-            said = capsys.readouterr().err
-            assert ("has been in flight" in said) == (second == 181), second
-            if said:
-                assert said.startswith(
-                    "hpccomm: rank 3: all_reduce #7 of 'world' (32 B float64) at train.py:91 has been in flight for "
-                    "3 min (timeout 30 min); `hpccomm debug --pid "
-                )
-        monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [])
-        watchdog.look(1183.0)
-        monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [call])
-        watchdog.look(1300.0)  # the same again, after it had ended: from the beginning
-        assert capsys.readouterr().err == ""
-    finally:
-        watchdog.close()
+    for second in (0, 100, 179, 181, 182):  # of 30 minutes
+        watchdog.look(1000.0 + second)
+        said = capsys.readouterr().err
+        assert ("has been in flight" in said) == (second == 181), second
+        if said:
+            assert said.startswith(
+                "hpccomm: rank 3: all_reduce #7 of 'world' (32 B float64) at train.py:91 has been in flight for "
+                "3 min (timeout 30 min); `hpccomm debug --pid "
+            )
+    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [])
+    watchdog.look(1183.0)
+    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [call])
+    watchdog.look(1300.0)  # the same again, after it had ended: from the beginning
+    assert capsys.readouterr().err == ""
 
 
 def test_the_job_ends_also_where_nothing_can_be_written(
@@ -656,12 +653,9 @@ def test_the_job_ends_also_where_nothing_can_be_written(
     ended: list[bool] = []
     monkeypatch.setattr(watchdog, "_end", lambda: ended.append(True))
     monkeypatch.setattr(watchdog.reporter, "claim", full)
-    try:
-        watchdog.look(0.0)
-        watchdog.look(1801.0)
-        said = capsys.readouterr().err
-        assert "all_reduce #7 of 'world' (32 B float64) at train.py:91 has not ended within 30 min (rank 3)" in said
-        assert "reports can't be written: [Errno 28] No space left on device" in said
-        assert ended == [True]
-    finally:
-        watchdog.close()
+    watchdog.look(0.0)
+    watchdog.look(1801.0)
+    said = capsys.readouterr().err
+    assert "all_reduce #7 of 'world' (32 B float64) at train.py:91 has not ended within 30 min (rank 3)" in said
+    assert "reports can't be written: [Errno 28] No space left on device" in said
+    assert ended == [True]

@@ -20,8 +20,9 @@ from mpi4py import MPI
 import hpccomm as hc
 
 from ...debug.report import Reporter
+from ...debug.start import LONGEST_PERIOD
 from ...debug.trace.recorder import record
-from ...debug.watchdog import LONGEST_PERIOD, Watchdog
+from ...debug.watchdog import Watchdog
 from ..contenders import Call
 from ..contenders.hpccomm_calls import batch as batched
 from ..measure import Plan, measure
@@ -212,7 +213,6 @@ def watchdog_look(looks: int = 200) -> float:
         began = time.perf_counter()
         watchdog.look(time.monotonic())
         seconds.append(time.perf_counter() - began)
-    watchdog.close()
     return statistics.median(seconds)
 
 

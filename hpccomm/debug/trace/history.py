@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...core.operation_list import START
+from ..culprits import Verdict
 from ..records import Record, key_of_operation, minority, sides
-from ..verdict import Verdict
 from ..words import by_number, places_in_words, ranks_in_words
 from .files import Trace
 

@@ -1,0 +1,242 @@
+"""The start of the watchdog: its signals and its thread, which imports everything else that it needs at its first look.
+
+The ranks of a job start at the same moment, and load their modules from one file system: what a first operation does
+not need waits for a second. It is there long before anything counts as a hang, because a file system may hang, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import functools
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..core.timeouts import as_seconds
+from ..process.settings import Settings, folder_at_start
+from .groups_seen import groups
+
+if TYPE_CHECKING:
+    from .watchdog import Watchdog
+
+LONGEST_PERIOD = 1.0  # seconds between two looks
+
+# Both are held while the process forks: a child can't import what a thread that it does not have is importing.
+_importing = threading.RLock()
+_changing = threading.RLock()  # what a Start says of itself; never held while something is imported
+
+
+def period() -> float:
+    """Return the seconds between two looks at what is in flight."""
+    shortest = min((as_seconds(group.timeout) for group in groups()), default=10 * LONGEST_PERIOD)
+    return min(LONGEST_PERIOD, max(shortest / 10, 0.05))
+
+
+class Signals:
+    """The signals of the watchdog: each has a pipe, which can be read when the signal has come.
+
+    Attributes
+    ----------
+    pipes : dict of signal to (int, int)
+        The ends for reading and for writing.
+    """
+
+    def __init__(self) -> None:
+        self.pipes = {number: _pipe() for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)}
+        self._taken: list[int] = []
+        self._pid = os.getpid()
+
+    def listen(self) -> None:
+        """Begin to listen to the signals that nobody else listens to."""
+        if self.take(signal.SIGUSR2):
+            atexit.register(self._stop_listening)
+        self.take(signal.SIGINT, signal.default_int_handler)  # which is still called
+        os.register_at_fork(before=_hold_back, after_in_parent=_go_on, after_in_child=self._let_go)
+
+    def take(self, number: signal.Signals, default: Any = signal.SIG_DFL) -> bool:
+        """Write into the signal's pipe whenever it comes, if nobody else handles it; return whether that is so.
+
+        Python's own handlers run in the main thread, which MPI may hold: that of faulthandler writes at once.
+        """
+        if signal.getsignal(number) is not default:
+            return False
+        pipe = self.pipes[number][1]
+        faulthandler.register(number, file=pipe, all_threads=False, chain=default is not signal.SIG_DFL)
+        self._taken.append(number)
+        return True
+
+    def _stop_listening(self) -> None:
+        """Ignore questions from now on: without a handler, one that comes while Python ends would kill the process."""
+        if os.getpid() == self._pid:
+            faulthandler.unregister(signal.SIGUSR2)
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+    def _let_go(self) -> None:
+        """Give the signals back, in a forked process: what their handlers write would be taken for the rank's."""
+        for number in self._taken:
+            faulthandler.unregister(number)
+        _go_on()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a signal; it stays to be read."""
+        poll = select.poll()  # select.select takes no file beyond 1023
+        for read, _ in self.pipes.values():
+            poll.register(read, select.POLLIN)
+        poll.poll(1000 * seconds)
+
+
+def _pipe() -> tuple[int, int]:
+    """Return the ends of a pipe whose writes do not wait, for handlers of signals."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    return read, write
+
+
+_held: list[set[Any]] = []  # the signals that were blocked before each fork
+
+
+def _hold_back() -> None:
+    _importing.acquire()
+    _changing.acquire()
+    _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2)))
+
+
+def _go_on() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
+    _changing.release()
+    _importing.release()
+
+
+class Start:
+    """The watchdog of this process, from its start on.
+
+    Attributes
+    ----------
+    watchdog : Watchdog or None
+        None until it has been loaded.
+    """
+
+    def __init__(self, rank: int, size: int, folder: str) -> None:
+        self.watchdog: Watchdog | None = None
+        self.pid = os.getpid()
+        self._rank = rank
+        self._size = size
+        self._folder = folder
+        self._processes: dict[int, int] = {}
+        self._since = time.time()
+        self._has_stopped = False
+        self._signals = Signals()
+        self._thread = threading.Thread(target=self._run, name="hpccomm-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look, and to listen to signals that nobody else listens to."""
+        atexit.register(self._say_how_it_ended)
+        self._signals.listen()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread: rank 0 wants none."""
+        self._has_stopped = True
+        with _changing:
+            if self.watchdog is not None:
+                self.watchdog.has_stopped = True
+        os.write(self._signals.pipes[signal.SIGUSR2][1], b"stop")
+
+    def configure(self, agreed: Settings, processes: dict[int, int]) -> None:
+        """Take the settings that all ranks agree on, and the processes of this node."""
+        with _changing:
+            self._processes.update(processes)
+            self._folder = agreed.debug_dir
+            if self.watchdog is not None:
+                self.watchdog.reporter.configure(self._folder, self._processes)
+        if agreed.keeps_reports or agreed.trace != "0":
+            self._signals.take(signal.SIGTERM)  # by which launchers end the other ranks when one has died
+
+    def loaded(self) -> Watchdog:
+        """Return the watchdog, imported."""
+        with _importing:
+            from .report import Reporter
+            from .watchdog import Watchdog
+        with _changing:
+            if self.watchdog is None:
+                folder = self._folder or folder_at_start()
+                reporter = Reporter(self._rank, self._size, folder, self._processes, self._since)
+                self.watchdog = Watchdog(reporter)
+            return self.watchdog
+
+    def _run(self) -> None:
+        self._signals.wait(period())
+        if not self._has_stopped:
+            self.loaded().run(self._signals)
+
+    def _say_how_it_ended(self) -> None:
+        """Leave a report if an exception has ended the program before its groups: nobody can ask this rank then."""
+        error = getattr(sys, "last_value", None)
+        has_groups = any(group.processes and group.leaving is None for group in groups())
+        if os.getpid() == self.pid and error is not None and has_groups:
+            self.loaded().say_how_it_ended(error)
+
+
+# -- the one of this process ---------------------------------------------------------------------------------
+
+_started: Start | None = None
+
+
+def begin(rank: int, size: int, folder: str, is_wanted: bool | None = None) -> None:
+    """Start the watchdog of this process, which is this rank of MPI.COMM_WORLD; a second call does nothing.
+
+    `is_wanted` comes from the settings; before they are agreed on, this process's ``HPCCOMM_WATCHDOG`` counts.
+    """
+    global _started
+    if is_wanted is None:
+        is_wanted = os.environ.get("HPCCOMM_WATCHDOG", "1").strip() != "0"
+    if _started is not None and _started.pid == os.getpid():
+        if not is_wanted:
+            _started.stop()
+            _started = None
+    elif size < 2 and is_wanted:
+        _watch_ctrl_c()
+    elif is_wanted:
+        _started = Start(rank, size, folder)
+        _started.start()
+
+
+@functools.cache  # once
+def _watch_ctrl_c() -> None:
+    """Let Ctrl-C end a job of one rank that waits for itself inside MPI: such a job has no watchdog."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    interrupted, interrupt = _pipe()
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(interrupted, select.POLLIN)
+        poll.poll(1000 * LONGEST_PERIOD)
+        with _importing:
+            from .watchdog import end_on_ctrl_c
+        while os.read(interrupted, 1 << 16):
+            end_on_ctrl_c(0)
+
+    def let_go() -> None:
+        faulthandler.unregister(signal.SIGINT)
+        _go_on()
+
+    faulthandler.register(signal.SIGINT, file=interrupt, all_threads=False, chain=True)
+    os.register_at_fork(before=_hold_back, after_in_parent=_go_on, after_in_child=let_go)
+    threading.Thread(target=wait, name="hpccomm-ctrl-c", daemon=True).start()
+
+
+def configure(agreed: Settings, processes: dict[int, int]) -> None:
+    """Give the watchdog the settings that all ranks agree on, and the processes of this node."""
+    if _started is not None:
+        _started.configure(agreed, processes)
+
+
+def current() -> Watchdog | None:
+    """Return the watchdog of this process, imported; None where there is none."""
+    return None if _started is None else _started.loaded()

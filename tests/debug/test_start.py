@@ -1,0 +1,89 @@
+"""The start of the watchdog: what a first operation does not need is imported a second later, and before any hang."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ..launch import launch
+
+pytestmark = pytest.mark.serial
+
+
+def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    file = folder / "program.py"
+    file.write_text(textwrap.dedent(program), encoding="utf-8")
+    return launch(2, sys.executable, file, folder, timeout=100)
+
+
+LOADED = """
+    import os, pathlib, sys, time, numpy as np, hpccomm as hc
+    from hpccomm.debug import start
+    folder = pathlib.Path(sys.argv[1])
+    os.chdir(folder)
+    def loaded():
+        return start._started.watchdog is not None
+    def poll(is_there):
+        while not is_there():
+            time.sleep(0.01)
+    """
+
+
+def test_a_verdict_imports_nothing(tmp_path: Path) -> None:
+    program = """
+    world = hc.init_process_group(timeout=2, on_timeout="warn")
+    hc.all_reduce(np.ones(3))
+    poll(loaded)
+    hc.barrier()
+    before = set(sys.modules)
+    if world.rank == 1:
+        poll(lambda: list(folder.glob("hpccomm-debug-*/run-*/verdict.txt")))
+    hc.all_reduce(np.ones(3))
+    print(f"{sorted(set(sys.modules) - before)}\\n", end="")
+    """
+    finished = run(LOADED + program, tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "rank 1 never reached all_reduce #3 of 'world'" in finished.stderr
+    assert finished.stdout == "[]\n[]\n"
+
+
+def test_a_question_in_the_first_second_is_answered_at_once(tmp_path: Path) -> None:
+    program = """
+    start.LONGEST_PERIOD = 1000.0
+    import signal
+    world = hc.init_process_group()
+    assert not loaded()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    poll(loaded)
+    poll(lambda: list(folder.glob(f"hpccomm-debug-*/run-*/rank{world.rank}.json")))
+    hc.barrier()
+    """
+    finished = run(LOADED + program, tmp_path)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_a_process_that_is_forked_in_the_middle_of_the_import_can_import_it(tmp_path: Path) -> None:
+    program = """
+    import signal, threading
+    comes, goes_on = threading.Event(), threading.Event()
+    class SlowFileSystem:
+        def find_spec(self, name, path=None, target=None):
+            if name == "hpccomm.debug.culprits":
+                comes.set()
+                goes_on.wait(1)  # nobody lets it go on: who forks waits for it
+    sys.meta_path.insert(0, SlowFileSystem())
+    hc.init_process_group()
+    assert comes.wait(100)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # ends it, if it can't
+        from hpccomm.debug.culprits import verdict
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """
+    finished = run(LOADED + program, tmp_path)
+    assert finished.returncode == 0, finished.stderr
