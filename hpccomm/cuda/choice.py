@@ -58,12 +58,10 @@ def take_turns(visible: Sequence[Sequence[str]]) -> list[int]:
     ones, the local rank would be wrong:
 
     * ``srun --gpus-per-task=1`` (which implies ``--gpu-bind=per_task:1``) and ``--gpu-bind=single:N``, ``map:`` show
-      each task its own GPU. With cgroups (ConstrainDevices) CUDA_VISIBLE_DEVICES is then 0 in every task, without them
-      the GPU's number (Slurm's "GRES" page); CUDA numbers the GPUs of that list from 0 (CUDA programming guide,
-      "CUDA_VISIBLE_DEVICES"), be they numbers, ``GPU-`` UUIDs or ``MIG-`` instances. So it is 0 for every rank.
+      each task its own GPU, and CUDA numbers the visible GPUs from 0 (CUDA programming guide, "CUDA_VISIBLE_DEVICES"),
+      be they listed by number, ``GPU-`` UUID or ``MIG-`` instance: index 0 for every rank.
     * ``--gpu-bind=closest`` shows each task the GPUs of its socket, and Slurm deals tasks to sockets in turn (``-m
-      block:cyclic``): ranks 0 and 2 see one half, 1 and 3 the other. By their local ranks 0 and 2 would both take the
-      first of theirs.
+      block:cyclic``): local ranks 0 and 2 would both take the first GPU of the same socket.
     * Containers that share a machine but no memory are several nodes for MPI: all would begin with the first GPU.
     * Of several MIG instances CUDA shows a process the first only (MIG user guide, "CUDA Device Enumeration"): index 0.
 

@@ -1,4 +1,4 @@
-"""CUDA by CuPy: behind the seam of ``cuda/seam.py``, whose docstrings say what each function is for."""
+"""CUDA by CuPy, behind the seam of ``cuda/seam.py``, whose docstrings describe each function."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ if int(cupy.__version__.split(".")[0]) < 14:
     raise ImportError(f"hpccomm needs CuPy 14 for GPU arrays, and this is {cupy.__version__}: {INSTALL}")
 
 
-# of the runtime, the driver (modules, kernels), NVRTC, and the memory pool
-ERRORS = (
+ERRORS = (  # of the runtime, the driver (modules, kernels), NVRTC, and the memory pool
     cuda.CUDARuntimeError,
     cupy.cuda.driver.CUDADriverError,
     cupy.cuda.compiler.CompileException,
@@ -50,7 +49,7 @@ class Runtime:
         cupy.cuda.Device(device).use()
 
     def identity(self, device: int) -> str:
-        # CuPy takes the 16 bytes of the UUID for a C string: it may be cut at a NUL, or have more behind it.
+        # CuPy reads the 16 bytes of the UUID as a C string: it may end at a NUL, or go on behind them.
         uuid: bytes = cuda.getDeviceProperties(device)["uuid"][:16]
         return uuid.hex() if len(uuid) >= UNIQUE else f"{platform.node()} {cuda.deviceGetPCIBusId(device)}"
 
@@ -103,7 +102,7 @@ class Runtime:
         pointer = array.__cuda_array_interface__["data"][0]
         if not pointer:  # it is empty
             return cupy.asarray(array)
-        # cupy.asarray copies what is not on the current GPU, and a result in a copy would be lost.
+        # cupy.asarray copies an array that is not on the current GPU, and a result in a copy would be lost.
         with cupy.cuda.Device(cuda.pointerGetAttributes(pointer).device):
             return cupy.asarray(array)
 
@@ -115,13 +114,11 @@ class Runtime:
         if target.nbytes and target.flags.c_contiguous and source.flags.c_contiguous:
             cuda.memcpyAsync(target.data.ptr, source.data.ptr, target.nbytes, cuda.memcpyDefault, stream)
         elif target.nbytes:
-            device = target.data.device_id
-            with cupy.cuda.Device(device), _stream(stream):
+            with cupy.cuda.Device(target.data.device_id), _stream(stream):
                 _as_numbers(target)[...] = _as_numbers(source).reshape(target.shape)
 
     def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
-        device = target.data.device_id
-        with cupy.cuda.Device(device), _stream(stream):
+        with cupy.cuda.Device(target.data.device_id), _stream(stream):
             cupy.multiply(source, target.dtype.type(factor), out=target)
 
     def sum_entries(self, matrix: Any, rows: Any, columns: Any, values: Any, device: int, stream: int) -> None:
@@ -198,8 +195,8 @@ def _intra_node_module(ranks: int, rank: int) -> Any:
 
 
 def instances(ranks: int, rank: int) -> list[str]:
-    """Return the kernels that a rank of a group of so many may need, as C++ names them."""
-    kernels = KERNELS if ranks == 8 else KERNELS[:2]  # the cube mesh is one of eight
+    """Return the C++ names of the kernels that a rank may need."""
+    kernels = KERNELS if ranks == 8 else KERNELS[:2]  # the cube mesh has eight
     return [_instance(Kernel(name, dtype, ranks, rank)) for name in kernels for dtype in KERNEL_TYPES]
 
 
@@ -209,12 +206,12 @@ def _instance(kernel: Kernel) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _stream(stream: int) -> Any:
-    """Return CuPy's object for a stream, to be entered where its GPU is the current one."""
-    return cupy.cuda.Stream.from_external(_Given(stream))
+    """Return CuPy's object for a stream, for ``with`` where its GPU is the current one."""
+    return cupy.cuda.Stream.from_external(_Foreign(stream))
 
 
-class _Given:
-    """A stream that somebody else has made (CUDA stream protocol)."""
+class _Foreign:
+    """A stream by its handle (CUDA stream protocol)."""
 
     def __init__(self, stream: int) -> None:
         self._stream = stream
@@ -224,7 +221,7 @@ class _Given:
 
 
 def _as_numbers(array: Any) -> Any:
-    """View an array of a dtype for which CuPy has no kernels (float8, ...) as unsigned integers."""
+    """Return a view as unsigned integers of an array whose dtype has no kernels in CuPy (float8, ...)."""
     if array.dtype.kind in "biufc":
         return array
     return array.view(f"u{array.itemsize}") if array.itemsize in (1, 2, 4, 8) else array

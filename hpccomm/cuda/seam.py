@@ -1,9 +1,9 @@
-"""The private seam: every function of CUDA and NCCL that hpccomm calls, on raw pointers, and nothing else.
+"""The private seam: every function of CUDA and NCCL that hpccomm calls, and nothing else.
 
-Streams, events and memory are integers, as CUDA's C functions take them; arrays are ``cupy.ndarray``. Behind the seam
-is a *provider*: CuPy (``cuda/cupy_runtime.py``, ``nccl/cupy_nccl.py``), or the stand-in of the tests, which needs no
-GPU (``tests/gpu/stand_in.py``). ``HPCCOMM_GPU_PROVIDER=package.module`` names another module that has a class `Runtime`
-and a class `NCCL`.
+Streams, events and memory are integers, as in CUDA's C functions; arrays are ``cupy.ndarray``. Behind the seam is a
+*provider*: CuPy (``cuda/cupy_runtime.py``, ``nccl/cupy_nccl.py``), or the tests' stand-in for machines without a GPU
+(``tests/gpu/stand_in.py``). ``HPCCOMM_GPU_PROVIDER=package.module`` names another module with classes `Runtime` and
+`NCCL`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, Protocol
 
 from .time_limit import TimeLimit
 
-OWN_THREADS = "hpccomm-"  # how their names begin
+OWN_THREADS = "hpccomm-"  # the beginning of their names
 PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.cupy_nccl"}
 
 
 class Kernel(NamedTuple):
-    """Which kernel of ``nccl/intra_node.cu``: its name, and the arguments of the template."""
+    """A kernel of ``nccl/intra_node.cu``: its name, and the arguments of its template."""
 
     name: str
     dtype: str
@@ -32,12 +32,12 @@ class Kernel(NamedTuple):
 
 
 class Runtime(Protocol):
-    """CUDA: devices, streams, events, and the few things that are done to arrays."""
+    """CUDA's devices, streams, events and memory, and a few operations on arrays."""
 
     # -- devices
 
     def device_count(self) -> int:
-        """Return the number of GPUs that this process sees."""
+        """Return the number of visible GPUs."""
 
     def current_device(self) -> int:
         """Return the number of this thread's current GPU."""
@@ -46,7 +46,7 @@ class Runtime(Protocol):
         """Make a GPU this thread's current one."""
 
     def identity(self, device: int) -> str:
-        """Return an identifier of a GPU, unique in the machine and the same in every process."""
+        """Return an identifier of a GPU, unique among all machines and the same in every process."""
 
     # -- streams and events
 
@@ -57,13 +57,13 @@ class Runtime(Protocol):
         """Destroy a stream."""
 
     def current_stream(self, device: int) -> int:
-        """Return the stream on which this thread's CuPy calls for a GPU run, whichever GPU is the current one."""
+        """Return CuPy's current stream of this thread for a GPU, which need not be the current one."""
 
     def is_capturing(self, stream: int) -> bool:
-        """Return whether what is put on the stream goes into a CUDA graph."""
+        """Return whether a CUDA graph captures the stream."""
 
     def synchronize_stream(self, stream: int) -> None:
-        """Block the host until the stream has done all that was put on it."""
+        """Block the host until everything on the stream is done."""
 
     def create_event(self, device: int) -> int:
         """Create an event without timing."""
@@ -72,33 +72,33 @@ class Runtime(Protocol):
         """Destroy an event."""
 
     def record(self, event: int, stream: int) -> None:
-        """Record an event: it stands for everything that was put on the stream so far."""
+        """Record an event: it passes when everything on the stream so far is done."""
 
     def wait(self, stream: int, event: int) -> None:
         """Make later work on the stream wait for the event; the host does not wait."""
 
     def is_done(self, event: int) -> bool:
-        """Return whether everything that the event stands for is done."""
+        """Return whether the event has passed."""
 
     def synchronize_event(self, event: int) -> None:
-        """Block the host until everything that the event stands for is done."""
+        """Block the host until the event has passed."""
 
     # -- arrays
 
     def as_array(self, array: Any) -> Any:
-        """View a GPU array of another library (DLPack, CUDA array interface) as a ``cupy.ndarray``, without a copy."""
+        """Return a ``cupy.ndarray`` that views another library's GPU array (DLPack, CUDA array interface)."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
-        """Make a contiguous array; when it is dropped, its memory may be used again by what follows on `stream`."""
+        """Return a new contiguous array; once it is dropped, what follows on `stream` may use its memory."""
 
     def copy(self, target: Any, source: Any, stream: int) -> None:
         """Copy the values of `source` to `target`, which has the same dtype and size; any layouts."""
 
     def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
-        """Put ``factor * source`` in `target`, in their dtype."""
+        """Write ``factor * source`` to `target`, in their dtype."""
 
     def sum_entries(self, matrix: Any, rows: Any, columns: Any, values: Any, device: int, stream: int) -> None:
-        """Make a sparse matrix the sum of the entries given, and block the host until it is."""
+        """Set a sparse matrix to the sum of entries, and block the host until that is done."""
 
     # -- the host's memory
 
@@ -111,7 +111,7 @@ class Runtime(Protocol):
     def to_device(self, array: Any, host: Any, stream: int) -> None:
         """Copy a NumPy array to a contiguous GPU array of as many bytes."""
 
-    # -- memory that other processes of the node see (CUDA IPC)
+    # -- memory shared with other processes of the node (CUDA IPC)
 
     def allocate(self, nbytes: int, device: int) -> int:
         """Allocate memory that can be shared (cudaMalloc)."""
@@ -120,7 +120,7 @@ class Runtime(Protocol):
         """Free memory from `allocate`."""
 
     def ipc_handle(self, memory: int) -> bytes:
-        """Return a handle with which other processes can open the memory."""
+        """Return a handle by which other processes open the memory."""
 
     def open_ipc(self, handle: bytes, device: int) -> int:
         """Return the address, in this process, of another process's memory."""
@@ -135,32 +135,29 @@ class Runtime(Protocol):
         """Copy memory."""
 
     def compile_intra_node(self, ranks: int, rank: int, device: int) -> None:
-        """Compile and load the kernels of ``nccl/intra_node.cu`` for a rank; an error is one that `explain` knows."""
+        """Compile and load the kernels of ``nccl/intra_node.cu`` for a rank; `explain` knows the errors."""
 
     def intra_node_kernel(
         self, kernel: Kernel, shape: tuple[int, int], out: int, memory: Any, vectors: int, stream: int
     ) -> None:
-        """Launch a kernel of ``nccl/intra_node.cu`` in `shape`, (blocks, threads).
-
-        `memory` is its struct of pointers, as a NumPy array of one element.
-        """
+        """Launch a kernel of `shape` (blocks, threads); `memory` is its struct, a NumPy array of one element."""
 
     def explain(self, error: Exception) -> str | None:
-        """Return CUDA's error text if `error` came from CUDA, else None."""
+        """Return the text of an error of CUDA; None for another error."""
 
 
 class Communicator(Protocol):
     """NCCL's communicator (ncclComm_t). Counts are elements, types and operations nccl.h's numbers.
 
-    One thread at a time calls it. A function that NCCL has not finished when it returns (ncclInProgress, where the
-    communicator does not block) waits with the TimeLimit that the communicator was made with.
+    One thread at a time calls it. Where the communicator does not block, and NCCL returns ncclInProgress, a function
+    waits for the end of the call, for the TimeLimit with which the communicator was made.
     """
 
     def group_start(self) -> None:
         """ncclGroupStart."""
 
     def group_end(self) -> None:
-        """ncclGroupEnd: launch what was called of this communicator since `group_start`, as one."""
+        """ncclGroupEnd: launch this communicator's calls since `group_start` as one."""
 
     def all_reduce(self, send: int, recv: int, count: int, datatype: int, op: int, stream: int) -> None:
         """ncclAllReduce."""
@@ -190,7 +187,7 @@ class Communicator(Protocol):
         """ncclCommSplit; None for ``color=-1``. Nothing may be in flight on this communicator."""
 
     def async_error(self) -> str | None:
-        """Return the error text if the communicator has failed, else None (ncclCommGetAsyncError)."""
+        """Return the text of the communicator's error, or None (ncclCommGetAsyncError)."""
 
     def abort(self) -> None:
         """ncclCommAbort: end what is in flight, and free the communicator. Not collective."""
@@ -211,20 +208,17 @@ class NCCL(Protocol):
         """Return a new id for `connect`; it can be pickled."""
 
     def connect(self, size: int, unique_id: Any, rank: int, time_limit: TimeLimit | None) -> Communicator:
-        """Make the communicator of this thread's current GPU (ncclCommInitRank); every rank calls it.
-
-        It blocks without `time_limit`, and does not with it (ncclConfig_t.blocking).
-        """
+        """Return a communicator on the current GPU (ncclCommInitRank), which blocks unless there is a `time_limit`."""
 
     def explain(self, error: Exception) -> str | None:
-        """Return NCCL's error text, with that of its last error, if `error` came from NCCL, else None."""
+        """Return the text of an error of NCCL, with that of its last error; None for another error."""
 
 
 @contextmanager
 def on_device(runtime: Runtime, device: int) -> Iterator[None]:
     """Make a GPU the current one inside the block; in hpccomm's own threads also afterwards.
 
-    A thread begins on GPU 0, and going back there would make a context (about 500 MB) on a GPU that is another rank's.
+    A thread begins on GPU 0; going back there would make a context (about 500 MB) on what may be another rank's GPU.
     """
     before = runtime.current_device()
     runtime.use_device(device)
@@ -238,17 +232,15 @@ def on_device(runtime: Runtime, device: int) -> Iterator[None]:
 @functools.cache
 def runtime() -> Runtime:
     """Return the CUDA half of the provider; ImportError says what to install."""
-    made: Runtime = _provided("Runtime")()
-    return made
+    return _provided("Runtime")  # type: ignore[no-any-return]
 
 
 @functools.cache
 def nccl() -> NCCL:
     """Return the NCCL half of the provider; ImportError says what to install."""
-    made: NCCL = _provided("NCCL")()
-    return made
+    return _provided("NCCL")  # type: ignore[no-any-return]
 
 
 def _provided(name: str) -> Any:
     module = os.environ.get("HPCCOMM_GPU_PROVIDER") or PROVIDERS[name]
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(module), name)()

@@ -237,12 +237,10 @@ class GroupStore(TorchStore):
         self._store.set(f"gloo/{key}", value)
 
     def get(self, key: str) -> bytes:
-        value: bytes = self._store.get(f"gloo/{key}")
-        return value
+        return bytes(self._store.get(f"gloo/{key}"))
 
     def add(self, key: str, amount: int) -> int:
-        total: int = self._store.add(f"gloo/{key}", amount)
-        return total
+        return int(self._store.add(f"gloo/{key}", amount))
 
     def check(self, keys: list[str]) -> bool:
         return bool(self._store.check([f"gloo/{key}" for key in keys]))

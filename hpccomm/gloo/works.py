@@ -47,7 +47,7 @@ class MessageWork(GlooWork):
     """
 
     _waiting: threading.Thread | None = None
-    _went_wrong: Exception | None = None
+    _error: Exception | None = None
 
     def poll(self) -> bool:
         """Return whether the thread, which the first call starts, is done; raise its error."""
@@ -66,14 +66,14 @@ class MessageWork(GlooWork):
             self._wait()
         else:
             self._waiting.join()
-        if self._went_wrong is not None:
-            raise self._went_wrong
+        if self._error is not None:
+            raise self._error
 
     def _wait(self) -> None:
         try:
             super().block()
         except Exception as error:
-            self._went_wrong = error
+            self._error = error
 
     def _wait_in_thread(self) -> None:
         self._wait()
@@ -85,7 +85,7 @@ class ReceiveWork(MessageWork):
 
     def _wait(self) -> None:
         super()._wait()
-        if self._went_wrong is None:
+        if self._error is None:
             self.source = self._works[0]._source_rank()
 
 

@@ -66,24 +66,14 @@ class NCCLBackend(Backend):
 
     def _connect(self, device: int | None = None) -> Connection:
         """Connect all ranks of the group on the GPU that the program named, else on `device`, else each in its turn."""
-        named = self._options.device_id
-        if named is not None:
-            device = None if named == "auto" else named
+        if self._options.device_id is not None:
+            device = None if self._options.device_id == "auto" else self._options.device_id
         time_limit = self._time_limit()
         if time_limit is not None:
             self._meeting = self._meeting or self._mpi.Ibarrier()  # which may be that of a call that timed out
             time_limit.wait_while(lambda: not self._meeting.Test())  # type: ignore[union-attr]
             self._meeting = None
-        comm, device = connect(
-            self._nccl,
-            self._runtime,
-            self._mpi,
-            self._options.ranks,
-            device,
-            becomes_current=named is not None,
-            may_do_without=self._options.settings.intra_node == "host",
-            time_limit=time_limit,
-        )
+        comm, device = connect(self._nccl, self._runtime, self._options, device, time_limit)
         return self._connected(comm, device, time_limit)
 
     def _time_limit(self) -> TimeLimit | None:

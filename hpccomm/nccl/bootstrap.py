@@ -14,6 +14,8 @@ from ..errors import DistBackendError, DistError, DistTimeoutError, here
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from ..core.options import BackendOptions
+
 T = TypeVar("T", bound="Communicator | None")
 
 SHARING = 23000  # the first version of NCCL that lets ranks share a GPU
@@ -21,26 +23,19 @@ MAY_SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
 def connect(
-    nccl: NCCL,
-    runtime: Runtime,
-    comm: MPI.Intracomm,
-    ranks: Sequence[int],
-    device: int | None,
-    becomes_current: bool,
-    may_do_without: bool,
-    time_limit: TimeLimit | None,
+    nccl: NCCL, runtime: Runtime, options: BackendOptions, device: int | None, time_limit: TimeLimit | None
 ) -> tuple[Communicator, int]:
-    """Return a communicator of the ranks of `comm`, and this rank's GPU: `device`, or its turn where that is None.
+    """Return a communicator of a group's ranks, and this rank's GPU: `device`, or its turn where that is None.
 
-    `ranks` are the global ranks, for errors. Where NCCL can't be used because ranks share a GPU, and the group
-    `may_do_without`, the communicator is `Unavailable`.
+    Where ranks share a GPU and ``HPCCOMM_INTRA_NODE=host`` can do without NCCL, the communicator is `Unavailable`.
 
     Raises
     ------
     DistBackendError
         On every rank: two ranks have the same GPU, a rank has no GPU, or NCCL can't connect one.
     """
-    rank = comm.Get_rank()
+    comm: Any = options.comm
+    rank, ranks = options.rank, options.ranks
     visible = visible_gpus(runtime, device)
     if os.environ.get("NCCL_COMM_BLOCKING") == "0":
         visible = VisibleGPUs(error="NCCL_COMM_BLOCKING=0 is set, and hpccomm chooses itself what blocks; unset it")
@@ -49,14 +44,14 @@ def connect(
     device = devices[rank]
     shared = None if all(may_share) else _shared_gpus(visible_to, devices, ranks)
     if shared is not None:
-        if not may_do_without:
+        if options.settings.intra_node != "host":
             raise DistBackendError(shared)
         return cast("Communicator", Unavailable(shared)), device
     # One broadcast carries (error, id), so that nobody waits for an id that never comes.
     error, unique_id = comm.bcast(_unique_id(nccl) if rank == 0 else None)
     if error is not None:
         raise DistBackendError(f"NCCL on rank {ranks[0]} can't make a unique id: {error}{here()}")
-    if becomes_current:  # before NCCL is called: going back from there would make a context on the GPU of before
+    if options.device_id is not None:  # before NCCL is called: `on_device` goes back, and would make a context there
         runtime.use_device(device)
     with on_device(runtime, device):
         return all_or_none(nccl, comm, ranks, lambda: nccl.connect(len(ranks), unique_id, rank, time_limit)), device
@@ -131,11 +126,7 @@ class Unavailable:
         """Return this: the new group can't use NCCL either."""
         return None if color < 0 else self
 
-    def async_error(self) -> None:
-        """Return None."""
+    def _do_nothing(self) -> None:
+        """Do nothing: there is no communicator."""
 
-    def abort(self) -> None:
-        """Do nothing."""
-
-    def destroy(self) -> None:
-        """Do nothing."""
+    async_error = abort = destroy = _do_nothing

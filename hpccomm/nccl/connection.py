@@ -195,14 +195,9 @@ class Connection:
     def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
         """Split the communicator (ncclCommSplit); every rank of the group calls it."""
         with on_device(self.runtime, self.device):
-            self.synchronize()  # NCCL wants nothing in flight
+            self.runtime.synchronize_stream(self._next_stream(async_op=True))  # NCCL wants nothing in flight
             with self._issuing():
                 return self.comm.split(color, key, time_limit)
-
-    def synchronize(self) -> None:
-        """Block the host until all on the current stream and on `stream` is done; the GPU is the current one."""
-        self.runtime.synchronize_stream(self._next_stream(async_op=True))
-        self.raise_failure()
 
     def raise_failure(self) -> None:
         """Raise the error of NCCL that has ended everything on the stream, if there is one."""

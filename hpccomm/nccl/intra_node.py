@@ -1,11 +1,11 @@
 """all_reduce among the GPUs of one node without NCCL: every GPU reads the others' memory (CUDA IPC).
 
-For small arrays that takes fewer steps than NCCL's rings and trees: *one shot*, in which every rank sums everybody's
-array, or *two shots*, in which every rank sums one part and then collects the others'. On the hybrid cube mesh of eight
-GPUs, where not all are linked, a way of its own. Each rank has one buffer, registered once, that the others see.
+Small arrays take fewer steps than in NCCL's rings and trees: *one shot*, in which every rank sums the arrays of all, or
+*two shots*, in which every rank sums one part and then reads the parts of the others; or those of the hybrid cube mesh,
+eight GPUs of which not all are linked. Each rank has one buffer that the others have opened.
 
-Off unless ``HPCCOMM_INTRA_NODE`` asks for it: with ``1`` the GPUs wait for each other; with ``host`` the ranks do, over
-MPI, which also works where they share a GPU.
+Off unless ``HPCCOMM_INTRA_NODE`` is set: with ``1`` the GPUs wait for each other; with ``host`` the ranks do, over MPI,
+which also works where they share a GPU.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ ONE_SHOT_BYTES = 256 << 10  # thresholds of the literature, not measured here: h
 TWO_SHOT_BYTES = 10 << 20
 VECTOR_BYTES = 16
 MAX_RANKS = 8
-BLOCKS, THREADS = 24, 512  # few enough to be on the GPU all at once: they wait for each other
+BLOCKS, THREADS = 24, 512  # few enough to run all at once: they wait for each other
 FLAG_BYTES = 2 * 4 * BLOCKS * MAX_RANKS
-# CUDA shares whole blocks of 2 MiB with the processes that open a handle: nothing else is to be in them.
+# Processes that open a handle get whole blocks of 2 MiB, in which nothing else should be.
 WHOLE_BYTES = -(-(FLAG_BYTES + TWO_SHOT_BYTES + ONE_SHOT_BYTES) // (2 << 20)) * (2 << 20)
 DTYPES = ("float32", "float16", "bfloat16")
 TEST_BYTES = 4096
 
 
 class Algorithm(enum.Enum):
-    """How an all_reduce is done."""
+    """The algorithm of an all_reduce."""
 
     NCCL = "nccl"
     ONE_SHOT = "one_shot"
@@ -44,15 +44,15 @@ class Algorithm(enum.Enum):
 
 
 class Links(enum.Enum):
-    """Which GPUs of the node can access which."""
+    """The GPUs of the node that can access each other."""
 
-    ALL = "every GPU sees every other one"
+    ALL = "all"
     CUBE_MESH = "hybrid cube mesh"
-    TOO_FEW = "some do not"
+    TOO_FEW = "too few"
 
 
 class Topology(NamedTuple):
-    """Where the ranks of a group are; the same on all of them."""
+    """The placement of a group's ranks, the same on all of them."""
 
     ranks: int
     links: Links
@@ -78,21 +78,21 @@ def choose(nbytes: int, dtype: str, op: ReduceOp, topology: Topology) -> Algorit
     return Algorithm.TWO_SHOT if topology.links is Links.ALL else Algorithm.NCCL
 
 
-def links_of(sees: list[list[bool]]) -> Links:
-    """Return the Links of a node; ``sees[r][s]`` says whether the GPU of rank r can access that of rank s."""
-    ranks = range(len(sees))
-    if all(map(all, sees)):
+def links_of(access: list[list[bool]]) -> Links:
+    """Return the Links of a node; ``access[r][s]`` is whether the GPU of rank r can access that of rank s."""
+    ranks = range(len(access))
+    if all(map(all, access)):
         return Links.ALL
-    if len(sees) == 8 and all(sees[r][s] for r in ranks for s in ranks if r & 4 == s & 4 or r ^ 4 == s):
+    if len(access) == 8 and all(access[r][s] for r in ranks for s in ranks if r & 4 == s & 4 or r ^ 4 == s):
         return Links.CUBE_MESH
     return Links.TOO_FEW
 
 
 class IntraNode:
-    """The buffers of a group's ranks, and the operation on them."""
+    """A group's buffers, and all_reduce on them."""
 
     def __init__(self, runtime: Runtime, comm: MPI.Intracomm, device: int, stream: int, by_host: bool) -> None:
-        """Make and exchange the buffers; every rank of the group calls it."""
+        """Allocate the buffers and exchange their handles; every rank of the group calls it."""
         from mpi4py import MPI
 
         self._runtime = runtime
@@ -104,23 +104,25 @@ class IntraNode:
         one_node = node.Get_size() == comm.Get_size()
         node.Free()
         self._memory, handle = self._allocated() if one_node and 2 <= comm.Get_size() <= MAX_RANKS else (0, None)
-        peers = comm.allgather(handle)  # behind which everybody has written its test
-        self._opened = [self._open(handle, rank) for rank, handle in enumerate(peers)]
-        sees = comm.allgather([address != 0 for address in self._opened])  # behind which everybody has read them
+        handles = comm.allgather(handle)  # after which all test patterns are written
+        self._opened = [self._open(each, rank) for rank, each in enumerate(handles)]
+        access = comm.allgather([address != 0 for address in self._opened])  # after which all have been read
         gpus = comm.allgather(runtime.identity(device))
-        self.topology = Topology(len(gpus), links_of(sees), one_node, len(set(gpus)) < len(gpus), by_host)
+        self.topology = Topology(len(gpus), links_of(access), one_node, len(set(gpus)) < len(gpus), by_host)
         self._pointers = _pointers(self._opened, by_host)
 
     def _allocated(self) -> tuple[int, bytes | None]:
-        """Return memory for the flags and both parts of the buffer, and its handle; (0, None) if that fails."""
+        """Return memory for the flags and both parts of the buffer, and its handle; (0, None) if CUDA refuses."""
         runtime, ranks, rank = self._runtime, self._comm.Get_size(), self._comm.Get_rank()
         memory = 0
         try:
-            runtime.compile_intra_node(ranks, rank, self._device)  # now: at an operation the others would wait for ever
+            runtime.compile_intra_node(
+                ranks, rank, self._device
+            )  # here: in an operation the others would wait for ever
             memory = runtime.allocate(WHOLE_BYTES, self._device)
             runtime.clear(memory, FLAG_BYTES, self._stream)
-            test, written = self._test_array(), _written_by(rank)
-            runtime.to_device(test, written, self._stream)
+            test, pattern = self._test_array(), _test_pattern(rank)
+            runtime.to_device(test, pattern, self._stream)
             runtime.copy_bytes(memory + FLAG_BYTES, test.data.ptr, TEST_BYTES, self._stream)
             runtime.synchronize_stream(self._stream)
             return memory, runtime.ipc_handle(memory)
@@ -132,7 +134,7 @@ class IntraNode:
             return 0, None
 
     def _open(self, handle: Any, rank: int) -> int:
-        """Return the address of another rank's memory in this process; 0 if it can't be opened, or can't be read."""
+        """Return the address of a rank's memory in this process; 0 if it can't be opened, or reads wrong."""
         if rank == self._comm.Get_rank():
             return self._memory
         if handle is None:
@@ -140,7 +142,7 @@ class IntraNode:
         address = 0
         try:
             address = self._runtime.open_ipc(handle, self._device)
-            if self._reads(address, rank):
+            if self._reads_right(address, rank):
                 return address
         except Exception as error:
             if self._runtime.explain(error) is None:
@@ -149,19 +151,19 @@ class IntraNode:
             self._runtime.close_ipc(address)
         return 0
 
-    def _reads(self, address: int, rank: int) -> bool:
-        """Return whether another rank's memory reads as it was written, which it does not on every machine."""
+    def _reads_right(self, address: int, rank: int) -> bool:
+        """Return whether a rank's memory reads as that rank wrote it, which is not so on every machine."""
         test, read = self._test_array(), np.zeros(TEST_BYTES, np.uint8)
         self._runtime.copy_bytes(test.data.ptr, address + FLAG_BYTES, TEST_BYTES, self._stream)
         self._runtime.to_host(read, test, self._stream)
         self._runtime.synchronize_stream(self._stream)
-        return np.array_equal(read, _written_by(rank))
+        return np.array_equal(read, _test_pattern(rank))
 
     def _test_array(self) -> Any:
         return self._runtime.empty((TEST_BYTES,), np.uint8, self._device, self._stream)
 
     def all_reduce(self, plan: Plan, array: Any, op: ReduceOp) -> bool:
-        """Plan to reduce `array` in place and return True; or do nothing and return False: NCCL has to do it."""
+        """Plan to reduce `array` in place and return True; or leave it to NCCL and return False."""
         algorithm = choose(array.nbytes, array.dtype.name, op, self.topology)
         if algorithm is Algorithm.NCCL:
             return False
@@ -172,7 +174,7 @@ class IntraNode:
         runtime = self._runtime
         # A replay's kernels would meet, but it would not record `_done`: CuPy has no cudaEventRecordExternal.
         refuse_capture(runtime, stream, "an all_reduce by HPCCOMM_INTRA_NODE")
-        runtime.wait(stream, self._done)  # the buffers are in use by the last operation, on whatever stream that is
+        runtime.wait(stream, self._done)  # the last operation, on whatever stream, uses the buffers
         runtime.copy_bytes(self._memory + FLAG_BYTES, array.data.ptr, array.nbytes, stream)
         if self.topology.host_synchronised:
             self._everybody_waits(stream)
@@ -185,7 +187,7 @@ class IntraNode:
             stream,
         )
         runtime.record(self._done, stream)
-        runtime.wait(self._stream, self._done)  # and with it those who wait for the group to have done everything
+        runtime.wait(self._stream, self._done)  # for those who synchronize the group's stream
         if self.topology.host_synchronised:
             self._everybody_waits(stream)
 
@@ -194,28 +196,28 @@ class IntraNode:
         self._comm.Barrier()
 
     def close(self, others_come: bool = True) -> None:
-        """Free the buffers; every rank of the group calls it, when nothing is in flight, or some are gone."""
+        """Free the buffers when nothing is in flight; all ranks call it, unless `others_come` is false."""
         rank = self._comm.Get_rank()
         for peer, address in enumerate(self._opened):
             if peer != rank and address:
                 self._runtime.close_ipc(address)
         if others_come:
-            self._comm.Barrier()  # nobody sees this rank's memory any more
+            self._comm.Barrier()  # all have closed this rank's memory
         if self._memory:
             self._runtime.free(self._memory)
         self._runtime.destroy_event(self._done)
 
 
-def _written_by(rank: int) -> np.ndarray:
-    """Return the test that a rank writes into its memory, as bytes."""
+def _test_pattern(rank: int) -> np.ndarray:
+    """Return the bytes that a rank writes into its memory as a test."""
     return np.random.default_rng(rank).integers(256, size=TEST_BYTES, dtype=np.uint8)
 
 
-def _pointers(memory: list[int], by_host: bool) -> np.ndarray:
-    """Return the kernels' ``struct Memory``, as an array of one element; `memory` is 0 for a rank that is not seen."""
+def _pointers(addresses: list[int], by_host: bool) -> np.ndarray:
+    """Return the kernels' ``struct Memory`` as an array of one element; an address is 0 without access."""
     pointers = np.zeros((3, MAX_RANKS), np.uint64)
-    for rank, flags in enumerate(memory[:MAX_RANKS]):
-        if flags:
-            given = flags + FLAG_BYTES
-            pointers[:, rank] = given, given + TWO_SHOT_BYTES, 0 if by_host else flags
+    for rank, address in enumerate(addresses[:MAX_RANKS]):
+        if address:
+            inputs = address + FLAG_BYTES
+            pointers[:, rank] = inputs, inputs + TWO_SHOT_BYTES, 0 if by_host else address
     return pointers.reshape(-1).view(f"V{pointers.nbytes}")

@@ -11,12 +11,11 @@ from ..errors import UnsupportedOperationError, here
 
 # nccl.h's ncclDataType_t, which has NumPy's names in this order
 NAMES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
-NUMBERS = {np.dtype(name): number for number, name in enumerate(NAMES)}
 UINT8, FLOAT32, FLOAT64, BFLOAT16 = 1, 7, 8, 9
 SUM, PROD, MAX, MIN, AVG = range(5)
 
 # The datatype in which NCCL reduces a dtype, and how many of its elements are one of the dtype's.
-_REDUCED: dict[Any, tuple[int, int]] = {dtype: (number, 1) for dtype, number in NUMBERS.items()} | {
+_REDUCED: dict[Any, tuple[int, int]] = {np.dtype(name): (number, 1) for number, name in enumerate(NAMES)} | {
     np.dtype("bool"): (UINT8, 1),
     np.dtype("complex64"): (FLOAT32, 2),  # real and imaginary parts are summed one by one
     np.dtype("complex128"): (FLOAT64, 2),

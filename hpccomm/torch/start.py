@@ -31,7 +31,7 @@ dist: Any = torch.distributed
 def init_process_group(backend: str | None = NAME, **options: Any) -> None:
     """Call ``torch.distributed.init_process_group`` with rank, size and store from MPI.
 
-    A script under mpiexec or srun needs no more than this line, which calls :func:`set_environment` first.
+    A script under mpiexec or srun needs no more than this line; it calls :func:`set_environment` first.
 
     Parameters
     ----------
@@ -80,12 +80,10 @@ def set_environment() -> None:
     >>> os.environ["RANK"], os.environ["WORLD_SIZE"]  # doctest: +SKIP
     ('0', '1')
     """
-    mpi = mpi_library.load()
-    alone.check(mpi)
-    comm = mpi.COMM_WORLD
-    environ = os.environ
-    agree(comm, **{name: _number(environ[name]) for name in ("RANK", "WORLD_SIZE") if name in environ})
-    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
+    comm, environ = comm_world(), os.environ
+    texts = {name: environ[name] for name in ("RANK", "WORLD_SIZE") if name in environ}
+    agree(comm, **{name: int(text) if text.isdigit() else text for name, text in texts.items()})
+    node = comm.Split_type(mpi_library.load().COMM_TYPE_SHARED)
     found = {
         "RANK": comm.Get_rank(),
         "WORLD_SIZE": comm.Get_size(),
@@ -118,9 +116,7 @@ def register() -> None:
 
 def rendezvous(url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """Yield (store, rank, size); MPI broadcasts the address where rank 0 listens."""
-    mpi = mpi_library.load()
-    alone.check(mpi)
-    comm = mpi.COMM_WORLD
+    comm = comm_world()
     rank, size = comm.Get_rank(), comm.Get_size()
     host, store = address(comm), None
     if rank == 0:
@@ -129,6 +125,13 @@ def rendezvous(url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any)
     if store is None:
         store = dist.TCPStore(host, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
     yield store, rank, size
+
+
+def comm_world() -> Any:
+    """Return MPI_COMM_WORLD; raise DistError if each process is alone in it."""
+    mpi = mpi_library.load()
+    alone.check(mpi)
+    return mpi.COMM_WORLD
 
 
 def address(comm: Any) -> str:
@@ -173,9 +176,7 @@ def group_of(options: Any) -> ProcessGroup:
     if options.global_ranks_in_group:
         comm = world.current_world().comm if world.is_initialized() else mpi_library.load().COMM_WORLD
         return subgroup(comm, options.global_ranks_in_group, options.group_id, options.timeout)
-    mpi = mpi_library.load()
-    alone.check(mpi)
-    agree(mpi.COMM_WORLD, RANK=options.group_rank, WORLD_SIZE=options.group_size)
+    agree(comm_world(), RANK=options.group_rank, WORLD_SIZE=options.group_size)
     if world.is_initialized():  # by the program
         return subgroup(world.current_world().comm, range(options.group_size), NAME, options.timeout)
     return world.init_process_group(timeout=options.timeout)
@@ -189,7 +190,3 @@ def subgroup(comm: Any, ranks: Sequence[int], name: str, timeout: timedelta) -> 
     group = ProcessGroup.on(part, timeout=timeout, name=name)
     part.Free()
     return group
-
-
-def _number(text: str) -> int | str:
-    return int(text) if text.isdigit() else text

@@ -53,8 +53,7 @@ class PendingWork(C10DWork):
             raise RuntimeError("only a receive has a source rank")
         return self._work.source
 
-    def _source_rank(self) -> int:
-        return self.source_rank()
+    _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a Future that hpccomm's progress thread completes: c10d's has callbacks only.
