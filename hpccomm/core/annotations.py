@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar
 
 Integer: TypeAlias = SupportsIndex  # Python's, and NumPy's
+SplitSizes: TypeAlias = "Sequence[int] | np.ndarray | None"  # rows for each rank; None: equal parts
 NAMED: Any = None  # the default of an array that may be given by c10d's name for it instead
 
 if TYPE_CHECKING:
     from typing import Concatenate, Literal, ParamSpec, Protocol, overload
 
+    import numpy as np
     from typing_extensions import Buffer, Unpack
 
     from .work import Work

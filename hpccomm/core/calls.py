@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import here
 from ..process.alone import start_more
 from . import checks
-from .annotations import Integer
+from .annotations import Integer, SplitSizes
 from .arrays import Array
 from .options import Membership
 from .reduce_op import ReduceOp, ReduceOpLike
@@ -143,8 +143,8 @@ def all_to_all_single(
     group: Membership,
     output: Array,
     input: Array,
-    output_split_sizes: Sequence[int] | np.ndarray | None,
-    input_split_sizes: Sequence[int] | np.ndarray | None,
+    output_split_sizes: SplitSizes,
+    input_split_sizes: SplitSizes,
     form: str = "",
 ) -> Call:
     """Accept two arrays, and the number of rows of each for each rank; without split sizes the parts are equal."""
@@ -286,15 +286,13 @@ def object_message(group: Membership, name: str, argument: str, peer: int | None
     return None if peer is None else _peer(group, name, argument, peer, True), _tag(group, name, "tag", tag)
 
 
-def slots(group: Membership, name: str, argument: str, given: Sequence[Any] | None) -> None:
+def slots(group: Membership, name: str, argument: str, given: Any) -> None:
     """Raise if a list has not one slot for each rank."""
     if not hasattr(given, "__len__"):
         raise TypeError(f"{name}: {argument} is {given!r}; expected a list{here()}")
-    if len(given) != group.size:  # type: ignore[arg-type]
-        raise ValueError(
-            f"{name}: {argument} has {len(given)} slots; "  # type: ignore[arg-type]
-            f"expected one for each of the {group.size} ranks{here()}"
-        )
+    if len(given) != group.size:
+        expected = f"expected one for each of the {group.size} ranks"
+        raise ValueError(f"{name}: {argument} has {len(given)} slots; {expected}{here()}")
 
 
 # -- the rest ----------------------------------------------------------------------------------------

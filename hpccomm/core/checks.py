@@ -18,6 +18,7 @@ from numpy import ndarray  # looked up at every call
 
 from ..errors import here
 from ..process.alone import start_more
+from .annotations import SplitSizes
 from .arrays import Array, is_read_only, locate
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 
@@ -230,14 +231,12 @@ def _check_dtype(operation: str, argument: str, dtype: Any) -> None:
     movable.add(dtype)
 
 
-def has_splits(split_sizes: Sequence[int] | np.ndarray | None) -> bool:
+def has_splits(split_sizes: SplitSizes) -> bool:
     """Return True if the program gave split sizes; an empty list counts as none."""
     return split_sizes is not None and (not hasattr(split_sizes, "__len__") or len(split_sizes) > 0)
 
 
-def splits(
-    operation: str, argument: str, array: Any, given: Sequence[int] | np.ndarray | None, ranks: int
-) -> list[int]:
+def splits(operation: str, argument: str, array: Any, given: SplitSizes, ranks: int) -> list[int]:
     """Return the number of elements of `array` that belong to each rank, by the given numbers of rows."""
     shape = array.shape or (1,)
     row = prod(shape[1:])

@@ -38,7 +38,7 @@ class Future(concurrent.futures.Future[Any]):
     """
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Block until the value is there and return it, or raise the error that came instead.
+        """Block until the future is completed; return the value, or raise the error.
 
         `timeout` is in seconds; ``concurrent.futures.TimeoutError`` is raised when it passes.
         """
@@ -80,7 +80,7 @@ class Future(concurrent.futures.Future[Any]):
 
 
 class Driven(Future):
-    """A Future that completes while somebody waits for it or asks; a thread completes it once a callback needs one.
+    """A Future that completes while somebody waits for it or polls it; a thread completes it once a callback needs one.
 
     `concurrent.futures.wait` and `as_completed` call nobody: they put something into `_waiters`, and sleep.
     """
@@ -92,29 +92,29 @@ class Driven(Future):
         self._waiters = _Waiters(weakref.WeakMethod(self.start))
 
     def look(self) -> None:
-        """Complete it, if it is time."""
+        """Poll, and complete the Future if it is time."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """Let it complete without anybody looking, from now on."""
+        """Make it complete without being polled, from now on."""
         raise NotImplementedError
 
     def done(self) -> bool:
-        """Return whether it is completed, or cancelled."""
+        """Return True if it is completed, or cancelled."""
         if not (self.is_driven or super().done()):
             self.look()
         return super().done()
 
     def result(self, timeout: float | None = None) -> Any:
-        """As :meth:`wait`."""
+        """Do as :meth:`wait`."""
         return super().result(self.drive(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Block until it is completed, and return the error that came instead of a value, or None."""
+        """Block until it is completed; return the error, or None if there is a value."""
         return super().exception(self.drive(timeout))
 
     def drive(self, timeout: float | None) -> float | None:
-        """Complete it, unless others do; return how much of the time is left to wait for them."""
+        """Complete it, unless others do; return the time that is left to wait for them."""
         if self.done():
             return timeout
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -126,7 +126,7 @@ class Driven(Future):
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
-        """As :meth:`Future.add_done_callback`."""
+        """Do as :meth:`Future.add_done_callback`."""
         if not super().done():
             self.start()
         super().add_done_callback(fn)
@@ -147,13 +147,13 @@ class WorkFuture(Driven):
         self.set_running_or_notify_cancel()  # it is under way: cancel() says False
 
     def look(self) -> None:
-        """Ask the Work; while a hook of another thread's has yet to say how it has ended, it has not."""
+        """Poll the Work; it has not ended before the hooks, maybe in another thread, have been called."""
         work = self._work
         if work is not None and work.is_completed() and work.is_told:
             self.settle(work)
 
     def settle(self, work: Work) -> None:
-        """Take the result of the Work, which has ended."""
+        """Complete with the result or the error of the Work, which has ended."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # another thread has
             if work.error is None:
                 self.set_result(work.flight.result)
@@ -163,14 +163,14 @@ class WorkFuture(Driven):
         self._work = None
 
     def start(self) -> None:
-        """Let the progress thread look at the Work."""
+        """Hand the Work to the progress thread."""
         work = self._work
         if work is not None and not self.is_driven:
             self.is_driven = True
             progress.drive(work)
 
     def drive(self, timeout: float | None) -> float | None:
-        """As Driven; without a time limit the Work can block."""
+        """Do as Driven; without a time limit the Work can block."""
         work = self._work
         if work is not None and progress.is_ahead_of(work):
             self.start()  # callbacks of earlier operations come first
@@ -194,13 +194,13 @@ class _Collected(Driven):
             self.set_result(futures)
 
     def look(self) -> None:
-        """Ask each, which lets it make progress."""
+        """Poll each, which lets it make progress."""
         self._left = [future for future in self._left if not future.done()]
         if not self._left:
             self._settle()
 
     def start(self) -> None:
-        """Let each complete without anybody looking."""
+        """Make each complete without being polled."""
         with self._condition:
             if self.is_driven:
                 return
@@ -215,13 +215,13 @@ class _Collected(Driven):
 
 
 class _Waiters(list[Any]):
-    """What waits for a Future without asking it."""
+    """The waiters of a Future that do not poll it."""
 
     def __init__(self, start: weakref.WeakMethod[Callable[[], None]]) -> None:
         self._start = start
 
     def append(self, waiter: Any) -> None:
-        """Take one in, and let a thread complete the Future."""
+        """Add a waiter, and make a thread complete the Future."""
         super().append(waiter)
         start = self._start()
         if start is not None:
@@ -229,7 +229,7 @@ class _Waiters(list[Any]):
 
 
 def turns_until(is_done: Callable[[], bool]) -> Generator[Any, None, None]:
-    """Give the event loop of asyncio its turns until something is done, which each turn asks."""
+    """Yield to the event loop of asyncio until `is_done()` is true, which each turn asks."""
     import asyncio  # takes 30 ms
 
     began = time.perf_counter()
@@ -252,7 +252,7 @@ def _called(callback: Callable[[Any], object], future: Any) -> None:
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """Return one Future for several.
+    """Return a Future that is completed when all of `futures` are.
 
     Parameters
     ----------
@@ -261,8 +261,7 @@ def collect_all(futures: Sequence[Future]) -> Future:
     Returns
     -------
     Future
-        Completed when all of `futures` are; its value is the list of them. Errors stay in their own futures: look at
-        each with ``value()``.
+        Its value is the list of `futures`. Errors stay in their own futures: look at each with ``value()``.
 
     Examples
     --------

@@ -124,10 +124,7 @@ class Operation:
     @property
     def peer(self) -> int | None:
         """The root, the destination or the source: a rank of the group; None where there is none, and for "any"."""
-        for name in ("root", "dst", "src"):
-            if name in self.arguments:
-                return self.arguments[name]  # type: ignore[no-any-return]
-        return None
+        return next((self.arguments[name] for name in ("root", "dst", "src") if name in self.arguments), None)
 
     @property
     def duration(self) -> float | None:

@@ -32,10 +32,8 @@ class NonMember:
 
     Attributes
     ----------
-    rank : int
+    rank, size : int
         -1, as in c10d.
-    size : int
-        -1.
     ranks : tuple of int
         The global ranks of the members; empty where this rank can't know them (after `split_group`).
     name : str

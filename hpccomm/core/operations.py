@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from ..errors import here
 from . import calls, sparse
-from .annotations import Array, asynchronous_method
+from .annotations import Array, SplitSizes, asynchronous_method
 from .arrays import is_sparse
 from .calls import Call
 from .door import Door
@@ -131,17 +131,16 @@ class Operations(Members):
         self,
         output: Array,
         input: Array,
-        output_split_sizes: Sequence[int] | np.ndarray | None = None,
-        input_split_sizes: Sequence[int] | np.ndarray | None = None,
+        output_split_sizes: SplitSizes = None,
+        input_split_sizes: SplitSizes = None,
         async_op: bool = False,
     ) -> Work | None:
         """See :func:`hpccomm.all_to_all_single`."""
         is_fast = output_split_sizes is input_split_sizes is None and not async_op
         if is_fast and self.door.fast.all_to_all_single(output, input):
             return None
-        return self.door.run(
-            calls.all_to_all_single(self, output, input, output_split_sizes, input_split_sizes), async_op
-        )
+        sizes = output_split_sizes, input_split_sizes
+        return self.door.run(calls.all_to_all_single(self, output, input, *sizes), async_op)
 
     @asynchronous_method
     def barrier(self, async_op: bool = False) -> Work | None:
@@ -255,11 +254,7 @@ class Operations(Members):
         return self.door.set_up(calls.reduce_scatter_single(self, output, input, op, "_init"))
 
     def all_to_all_single_init(
-        self,
-        output: Array,
-        input: Array,
-        output_split_sizes: Sequence[int] | np.ndarray | None = None,
-        input_split_sizes: Sequence[int] | np.ndarray | None = None,
+        self, output: Array, input: Array, output_split_sizes: SplitSizes = None, input_split_sizes: SplitSizes = None
     ) -> PersistentWork:
         """See :func:`hpccomm.all_to_all_single_init`."""
         sizes = output_split_sizes, input_split_sizes
@@ -296,10 +291,7 @@ class Operations(Members):
         _fill("broadcast_object_list", object_list, objects)
 
     def scatter_object_list(
-        self,
-        scatter_object_output_list: list[Any],
-        scatter_object_input_list: list[Any] | None = None,
-        root: int = 0,
+        self, scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, root: int = 0
     ) -> None:
         """See :func:`hpccomm.scatter_object_list`."""
         name, root = "scatter_object_list", calls.rank(self, "scatter_object_list: root", root)

@@ -82,7 +82,7 @@ class PersistentWork:
         raise NotImplementedError
 
     def block(self) -> None:
-        """Return when the transport is done and the output is in place."""
+        """Block until the transport is done and the output is in place."""
         raise NotImplementedError
 
     def release(self) -> None:

@@ -48,7 +48,7 @@ def drive(work: Work) -> None:
 
 
 def is_ahead_of(work: Work) -> bool:
-    """Return whether callbacks of earlier operations wait that the callbacks of `work` must not overtake."""
+    """Return True if callbacks of earlier operations wait, which the callbacks of `work` must not overtake."""
     return bool(_queues) and threading.current_thread().name != NAME and bool(_queues.get(_queue_of(work)))
 
 

@@ -9,12 +9,11 @@ from ..errors import here
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-ANY_KIND = "-biufcmMSUV"  # every letter that checks.py may come up with
-
-if TYPE_CHECKING:
     Name = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "prod", "mean"]
     UpperName = Literal["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PROD", "MEAN"]
 ReduceOpLike: TypeAlias = "ReduceOp | MPI.Op | Name | UpperName"
+
+ANY_KIND = "-biufcmMSUV"  # every letter that checks.py may come up with
 
 
 class ReduceOp:
@@ -61,7 +60,7 @@ class ReduceOp:
 
     def __init__(self, name: str, kinds: str, factor: Any = None, mpi_op: MPI.Op | None = None) -> None:
         self.name = name
-        self.kinds = kinds  # the numpy dtype kinds it accepts: b(ool) i(nt) u(int) f(loat) c(omplex)
+        self.kinds = kinds  # of the dtypes that it accepts, NumPy's letters: b(ool) i(nt) u(int) f(loat) c(omplex)
         self.factor = factor
         self.mpi_op = mpi_op  # an operation of the program's own, or one of MPI's that is none of ours
 
@@ -95,14 +94,7 @@ _NAMED = {
 for _name, _op in _NAMED.items():
     setattr(ReduceOp, _name, _op)
 SUM = ReduceOp.SUM
-_OTHER_NAMES = {
-    "PROD": "PRODUCT",
-    "MEAN": "AVG",
-    "ADD": "SUM",
-    "MULTIPLY": "PRODUCT",
-    "MINIMUM": "MIN",
-    "MAXIMUM": "MAX",
-}
+_ALIASES = {"PROD": "PRODUCT", "MEAN": "AVG", "ADD": "SUM", "MULTIPLY": "PRODUCT", "MINIMUM": "MIN", "MAXIMUM": "MAX"}
 
 
 def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
@@ -111,8 +103,8 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
         return op
     if isinstance(op, str):
         given = op.strip().upper()
-        if _OTHER_NAMES.get(given, given) in _NAMED:
-            return _NAMED[_OTHER_NAMES.get(given, given)]
+        if _ALIASES.get(given, given) in _NAMED:
+            return _NAMED[_ALIASES.get(given, given)]
         raise ValueError(
             f"{operation}: no reduction is called {op!r}; the names are {', '.join(_NAMED).lower()}, "
             f"and ReduceOp.PREMUL_SUM(factor){here()}"
@@ -126,8 +118,8 @@ def as_reduce_op(operation: str, op: ReduceOpLike) -> ReduceOp:
             return _NAMED[called]
     if called == "PREMUL_SUM":
         hint = ": write ReduceOp.PREMUL_SUM(factor)"
-    elif _OTHER_NAMES.get(called, called) in _NAMED:  # np.sum, max
-        hint = f': write "{_OTHER_NAMES.get(called, called).lower()}"'
+    elif _ALIASES.get(called, called) in _NAMED:  # np.sum, max
+        hint = f': write "{_ALIASES.get(called, called).lower()}"'
     raise TypeError(f"{operation}: op is {op!r}; expected a ReduceOp, its name, or an MPI.Op{hint}{here()}")
 
 
@@ -144,5 +136,5 @@ def _from_mpi(operation: str, op: MPI.Op) -> ReduceOp:
             )
     for name in ("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR"):
         if op == getattr(MPI, name):
-            return _NAMED[_OTHER_NAMES.get(name, name)]
+            return _NAMED[_ALIASES.get(name, name)]
     return ReduceOp("MPI.Op", ANY_KIND, mpi_op=op)

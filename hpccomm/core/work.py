@@ -111,11 +111,11 @@ class Work:
     # -- what a transport writes ---------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Return True if the transport is done, without blocking; raise its error."""
+        """Return True if the transport is done, without blocking; raise its error if it has one."""
         raise NotImplementedError
 
     def block(self) -> None:
-        """Return when the transport is done; raise its error."""
+        """Block until the transport is done; raise its error if it has one."""
         while not self.poll():
             time.sleep(1e-5)
 
