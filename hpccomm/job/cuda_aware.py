@@ -11,17 +11,17 @@ from .mpi_library import path_of_library
 
 
 class CudaAwareness(NamedTuple):
-    """Whether the MPI library is CUDA-aware, and how that is known."""
+    """Whether the MPI library is proven to be CUDA-aware, and the reason to say so."""
 
     is_proven: bool
     reason: str
 
 
 def cuda_awareness(environ: Mapping[str, str] = os.environ) -> CudaAwareness:
-    """Return what ``HPCCOMM_CUDA_AWARE`` says (0 or 1), or else what the MPI library says of itself.
+    """Return the word of ``HPCCOMM_CUDA_AWARE`` (0 or 1), or else the MPI library's own.
 
-    Open MPI and MPICH have ``int MPIX_Query_cuda_support(void)``, to be called after MPI_Init; it tells whether the
-    library was built with CUDA and can use it here. A library without that function counts as not aware.
+    Open MPI and MPICH have ``int MPIX_Query_cuda_support(void)``, to be called after MPI_Init: whether the library was
+    built with CUDA and can use it here. A library without that function counts as not aware.
 
     Raises
     ------
@@ -33,15 +33,11 @@ def cuda_awareness(environ: Mapping[str, str] = os.environ) -> CudaAwareness:
         return CudaAwareness(said == "1", f"HPCCOMM_CUDA_AWARE={said}")
     if said:
         raise ValueError(f"HPCCOMM_CUDA_AWARE is {said!r}; expected 0 or 1")
-    return _library_says()
+    return asked_of_the_library()
 
 
-def asked_of_the_library() -> bool:
-    """Return whether the MPI library of this process says of itself that it takes pointers to GPU memory."""
-    return _library_says().is_proven
-
-
-def _library_says() -> CudaAwareness:
+def asked_of_the_library() -> CudaAwareness:
+    """Return the MPI library's own word."""
     path = path_of_library("libmpi")
     if path is None:
         return CudaAwareness(False, "the MPI library's file was not found; HPCCOMM_CUDA_AWARE=1 if you know that it is")

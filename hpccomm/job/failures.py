@@ -1,9 +1,9 @@
-"""Ranks that have died: what an MPI with fault tolerance (ULFM, MPI-5 draft) knows of them, and who has to be told.
+"""Ranks that have died, under an MPI with fault tolerance (ULFM, MPI-5 draft); without it, only `agree` does anything.
 
-MPI tells of a dead rank only those who communicate with it. A survivor that waits for another survivor, which has left
-with the error, would wait for ever. So whoever learns of it first revokes hpccomm's communicators that the dead rank is
-in: that wakes everybody who waits in one of them. A thread looks for news too, because the first to learn may be
-computing, or wait in memory that ranks share. Without fault tolerance all of this does nothing.
+MPI reports a dead rank only to those who communicate with it. A survivor that waits for another one, which has left
+with the error, would wait for ever. So the first to learn of a death revokes the communicators of hpccomm that the dead
+rank is in, which wakes everybody who waits in them. A thread looks for deaths too: all others may be computing, or
+waiting in memory that ranks share.
 """
 
 from __future__ import annotations
@@ -22,28 +22,27 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 HOW_TO_START = "start the job with Open MPI's `mpirun --with-ft ulfm`"
-PAUSE = 0.1  # seconds between two looks for news
-LONGEST_NEWS = 5.0  # seconds until a rank that has been told to give up also knows who has died
+PAUSE = 0.1  # seconds between two looks for deaths
+LONGEST_NEWS = 5.0  # seconds until a rank whose communicator was revoked knows who has died
 
-# Buffers that MPI may still write to, because an operation on them has failed.
-kept: list[Any] = []
+kept: list[Any] = []  # buffers that MPI may still write to, because an operation on them has failed
 
 
 def is_on(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this job survives dead ranks (`mpirun --with-ft ulfm` sets the variable in every rank)."""
+    """Return whether this job survives dead ranks: `mpirun --with-ft ulfm` sets the variable in every rank."""
     return environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true", "yes", "enabled")
 
 
 def prepare() -> None:
-    """Before MPI starts: let its end not wait for the dead (Open MPI 5.0: sometimes for ever, in the barrier there)."""
+    """Make MPI's end, before it starts, not wait for the dead: Open MPI 5.0 may do so for ever, in a barrier."""
     if is_on():
         os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
 
 
 class Watched:
-    """A communicator of hpccomm, and the one that it was made for: a group's, or that of the world for a group's own.
+    """A communicator of hpccomm, and its parent: that of the group it serves; of a group's own, the world's.
 
-    `members` are ranks in MPI.COMM_WORLD, in the order of the communicator's own.
+    `members` are its ranks' numbers in MPI.COMM_WORLD.
     """
 
     def __init__(self, comm: MPI.Intracomm, parent: Watched | None) -> None:
@@ -56,7 +55,7 @@ class Watched:
         self.spare: Any = None
 
     def is_part_of(self, other: Watched) -> bool:
-        """Return whether it is `other`, or was made from it."""
+        """Return whether it is `other`, or a descendant of it."""
         return self is other or (self.parent is not None and self.parent.is_part_of(other))
 
     @property
@@ -65,7 +64,7 @@ class Watched:
         return self if self.parent is None else self.parent.world
 
     def revoke(self) -> None:
-        """Wake everybody who waits in it, on every rank, with an error; nothing but shrinking and agreeing is left."""
+        """Wake everybody who waits in it, on every rank, with an error. It can only be shrunk, and agreed in."""
         if not self.is_revoked:
             self.is_revoked = True
             self.comm.Revoke()
@@ -78,7 +77,7 @@ _stopping = threading.Event()
 
 
 def watch(comm: MPI.Intracomm, parent: MPI.Intracomm | None) -> None:
-    """Take in a new communicator; `parent` is the group's, or that of the world for a group's. Not collective."""
+    """Begin to watch a communicator; see `Watched` for its parent. Not collective."""
     global _thread
     if not is_on():
         return
@@ -89,15 +88,15 @@ def watch(comm: MPI.Intracomm, parent: MPI.Intracomm | None) -> None:
         if found not in _watched:
             _watched.append(found)
         found.parent = None if parent is None else _found(parent)
-        _revoke_with(_dead())  # one of its ranks may have died before it was here
+        _revoke_with(_dead())  # one of its ranks may have died before
         if _thread is None and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            _thread = threading.Thread(target=_look_for_news, name="hpccomm-failures", daemon=True)
+            _thread = threading.Thread(target=_look_for_deaths, name="hpccomm-failures", daemon=True)
             _thread.start()
             atexit.register(_stop)  # before MPI_Finalize
 
 
 def forget(comm: MPI.Intracomm) -> None:
-    """Leave a communicator alone, and those that were made for it: it is about to be freed, or has been given up."""
+    """Watch a communicator and its descendants no longer: it is about to be freed, or has been given up."""
     with _lock:
         found = _found(comm)
         _watched[:] = [each for each in _watched if found is None or not each.is_part_of(found)]
@@ -106,7 +105,7 @@ def forget(comm: MPI.Intracomm) -> None:
 def dead_ranks(comm: MPI.Intracomm | None, is_certain: bool) -> tuple[int, ...]:
     """Return the global ranks that have died, of the world of `comm`, and wake everybody who waits for one.
 
-    `is_certain`: MPI says that there are some, so the news is on its way.
+    `is_certain`: MPI says that there are some, so wait until it says which.
     """
     give_up = time.monotonic() + (LONGEST_NEWS if is_certain else PAUSE)
     while True:
@@ -123,7 +122,7 @@ def dead_ranks(comm: MPI.Intracomm | None, is_certain: bool) -> tuple[int, ...]:
 
 
 def revoke(comm: MPI.Intracomm) -> None:
-    """Wake everybody who waits in `comm` or in one made from it."""
+    """Wake everybody who waits in `comm` or a descendant of it."""
     with _lock:
         top = _found(comm)
         for each in _watched:
@@ -132,7 +131,7 @@ def revoke(comm: MPI.Intracomm) -> None:
 
 
 def translated(operation: str, error: Exception, comm: MPI.Intracomm | None) -> RankFailedError | None:
-    """Return what the program should see for an error of MPI in an operation on `comm`; None if nobody has died."""
+    """Return the RankFailedError for an error of MPI in an operation on `comm`; None if nobody has died."""
     if not is_on():
         return None
     from mpi4py import MPI
@@ -146,7 +145,7 @@ def translated(operation: str, error: Exception, comm: MPI.Intracomm | None) -> 
 
 
 def rank_failed(operation: str, ranks: tuple[int, ...]) -> RankFailedError:
-    """Return the error that says who has died, and what to do."""
+    """Return the error that names the dead ranks, and what to do."""
     if ranks:
         who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {'have' if len(ranks) > 1 else 'has'} died"
     else:
@@ -156,7 +155,7 @@ def rank_failed(operation: str, ranks: tuple[int, ...]) -> RankFailedError:
 
 @contextlib.contextmanager
 def translating(operation: str, comm: MPI.Intracomm | None) -> Iterator[None]:
-    """Raise RankFailedError instead of what MPI says when a rank has died."""
+    """Raise RankFailedError in place of MPI's error when a rank has died."""
     try:
         yield
     except Exception as error:
@@ -201,9 +200,9 @@ def _shrunk(comm: Any) -> Any:
 
 
 def keep_spare(comm: Any, spare: Any = None) -> None:
-    """Duplicate a group's communicator for its communication thread; collective, and only with fault tolerance.
+    """Duplicate a group's communicator for its communication thread; collective.
 
-    The thread would make its own later, by MPI_Comm_create_group, which on Open MPI 5.0 never returns if a member dies.
+    The thread's own way, MPI_Comm_create_group, never returns on Open MPI 5.0 if a member dies.
     """
     if is_on():
         with translating("making a group", comm):
@@ -216,7 +215,7 @@ def keep_spare(comm: Any, spare: Any = None) -> None:
 
 
 def take_spare(comm: Any) -> Any:
-    """Return the duplicate of a group's communicator, once; None where there is none."""
+    """Return the duplicate that `keep_spare` has made, once; None where there is none."""
     with _lock:
         found = _found(comm)
         if found is None:
@@ -226,7 +225,7 @@ def take_spare(comm: Any) -> Any:
 
 
 def agree(comm: MPI.Intracomm, flag: bool) -> bool:
-    """Return whether `flag` is true on all ranks of `comm` that live; the same on all of them. Works when revoked."""
+    """Return whether `flag` is true on all living ranks of `comm`, which may be revoked; all get the same answer."""
     from mpi4py import MPI
 
     if not is_on():
@@ -247,7 +246,7 @@ def _found(comm: MPI.Intracomm | None) -> Watched | None:
 
 
 def ranks_in_the_job(group: MPI.Group) -> tuple[int, ...]:
-    """Return the ranks in MPI.COMM_WORLD of the members of `group`."""
+    """Return the numbers of the members of `group` in MPI.COMM_WORLD."""
     from mpi4py import MPI
 
     everybody = MPI.COMM_WORLD.Get_group()
@@ -257,10 +256,10 @@ def ranks_in_the_job(group: MPI.Group) -> tuple[int, ...]:
 
 
 def _dead() -> frozenset[int]:
-    """Return the ranks in MPI.COMM_WORLD that have died."""
+    """Return the dead ranks' numbers in MPI.COMM_WORLD."""
     from mpi4py import MPI
 
-    MPI.COMM_SELF.Iprobe()  # MPI hears of deaths only while it makes progress
+    MPI.COMM_SELF.Iprobe()  # MPI learns of deaths only while it makes progress
     failed = MPI.COMM_WORLD.Get_failed()
     ranks = frozenset(ranks_in_the_job(failed)) if failed.Get_size() else frozenset()
     if failed != MPI.GROUP_EMPTY:
@@ -275,7 +274,7 @@ def _revoke_with(dead: frozenset[int]) -> None:
             each.revoke()
 
 
-def _look_for_news() -> None:
+def _look_for_deaths() -> None:
     while not _stopping.wait(PAUSE):
         with _lock:
             _revoke_with(_dead())

@@ -1,4 +1,4 @@
-"""The meeting of all ranks at the end of a group, which no barrier of the program is taken for."""
+"""The meeting of all ranks at the end of a group, which can't be mistaken for a barrier of the program."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .tags import MEETING
 
 
 class Meeting:
-    """A barrier of messages with a tag of their own: in each round a rank tells one further on that it has come.
+    """A dissemination barrier (Hensgen, Finkel and Manber 1988), of messages with a tag of their own.
 
-    Dissemination (Hensgen, Finkel and Manber 1988): after ceil(log2(size)) rounds, each over twice the distance, every
-    rank has heard of every other. No two rounds have the same source, so one tag is enough.
+    In each round a rank tells another that it has come, twice as far away as in the round before: so every rank has
+    heard of all others after ceil(log2(size)) rounds. No two rounds have the same source, so one tag is enough.
     """
 
     def __init__(self, comm: Any) -> None:
@@ -23,11 +23,11 @@ class Meeting:
 
     @property
     def absent(self) -> int | None:
-        """The rank that has not come, if this one knows: in the first round it waits for the rank before it."""
+        """The rank that has not come, if this one knows: in the first round, the one before it."""
         return (self._comm.Get_rank() - 1) % self._comm.Get_size() if self._distance == 1 else None
 
     def is_over(self) -> bool:
-        """Return whether all have come; this is also what lets the meeting go on."""
+        """Return whether all have come; the meeting makes progress only in this call."""
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
         while MPI.Request.Testall(self._pending):
             self._distance = 2 * self._distance or 1

@@ -1,4 +1,4 @@
-"""The MPI library of this process: loading it, and what a group asks of it at its beginning and end."""
+"""The MPI library of this process: loading it, and the beginning and end of a group's communicator."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from . import failures
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LOOKS = 20  # that find nothing, before there is nothing
+LOOKS = 20  # that find no message, before there is none
 
 
 def load() -> Any:
-    """Import mpi4py.MPI (which initialises MPI) and return it; DistBackendError says what to do where it can't."""
+    """Return mpi4py.MPI, whose import initialises MPI; DistBackendError says what to do where that fails."""
     failures.prepare()
     try:
         from mpi4py import MPI
@@ -39,16 +39,16 @@ def load() -> Any:
 
 
 def is_finalized() -> bool:
-    """Whether the program has ended MPI, so that nothing may be asked of it."""
+    """Return whether the program has ended MPI."""
     from mpi4py import MPI
 
     return MPI.Is_finalized()
 
 
 def membership(comm: Any) -> dict[str, Any]:
-    """Return what MPI knows of a new group of the ranks of `comm`: the fields of `Membership`; every rank calls it.
+    """Return the fields of `Membership` of a new group of the ranks of `comm`, which is duplicated; all ranks call it.
 
-    `comm` is duplicated. TypeError if it is no intracommunicator, and what `agreed` raises.
+    TypeError if it is no intracommunicator, and the errors of `agreed`.
     """
     from ..process.settings import agreed
     from .cuda_aware import asked_of_the_library
@@ -61,7 +61,7 @@ def membership(comm: Any) -> dict[str, Any]:
     comm = private(comm.Dup())
     try:
         failures.keep_spare(comm)
-        settings = agreed(comm, asked_of_the_library)
+        settings = agreed(comm, lambda: asked_of_the_library().is_proven)
         nodes, processes = number_nodes(comm)
     except Exception:
         release(comm)
@@ -72,10 +72,7 @@ def membership(comm: Any) -> dict[str, Any]:
 
 
 def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:
-    """Make a new communicator one of hpccomm's: its failures are exceptions, whatever those of its parent are.
-
-    `parent` is the group's that it serves; that of the world, for a group's own; None for the world's.
-    """
+    """Return a new communicator as one of hpccomm's, whose failures are exceptions; see `Watched` for `parent`."""
     from mpi4py import MPI
 
     comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -84,16 +81,15 @@ def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:
 
 
 def release(comm: MPI.Intracomm) -> None:
-    """Free a communicator that was made `private`; collective."""
+    """Free a `private` communicator; collective."""
     failures.forget(comm)
     comm.Free()
 
 
 def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
-    """Return the node number of every rank, and which process each rank of this node is.
+    """Return the node number of every rank, and the process number of each rank of this node.
 
-    Nodes are what shares memory (MPI_COMM_TYPE_SHARED). A process has its number if it can be asked by that: if it is
-    in the same namespace of process numbers.
+    The ranks of a node share memory (MPI_COMM_TYPE_SHARED). Processes of another namespace of numbers are left out.
     """
     from mpi4py import MPI
 
@@ -115,9 +111,9 @@ def _namespace() -> str:
 
 
 def free(comm: MPI.Intracomm, group: str, largest_tag: int) -> list[str]:
-    """Free the communicator of `group`, once all of its ranks are about to; return what to say of dropped messages.
+    """Free the communicator of `group`, when all its ranks are about to; return the warnings of dropped messages.
 
-    MPI uses the context of a freed communicator again, for the next one: a message left on it would be received there.
+    MPI uses the context of a freed communicator for a later one: a message left on it would be received there.
     """
     from mpi4py import MPI
 
@@ -146,7 +142,7 @@ def free(comm: MPI.Intracomm, group: str, largest_tag: int) -> list[str]:
 
 
 def path_of_library(name: str, maps: str = "/proc/self/maps") -> str | None:
-    """Return the file of the loaded library whose name begins with `name` ("libmpi"); None where that can't be told."""
+    """Return the path of the loaded library `name` ("libmpi"); None where it is not known."""
     try:
         with open(maps, encoding="utf-8") as file:
             paths = [line.split(maxsplit=5)[5].strip() for line in file if "/" in line]

@@ -1,8 +1,7 @@
-"""The last words of a survivor, where MPI does not survive: a callback when the launcher says that a rank has died.
+"""A survivor's last words, where MPI does not survive: a callback when the launcher says that a rank has died.
 
 MPICH's ``mpiexec -disable-auto-cleanup`` sends SIGUSR1 to every survivor. Handlers of Python's `signal` don't run while
-the main thread waits in MPI. faulthandler's run at once, in C, and write where this thread is to a pipe, from which
-another thread learns of it.
+the main thread waits in MPI. faulthandler's run at once, in C, and write to a pipe, from which another thread reads.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ ENOUGH = 1 << 16  # bytes: more than one signal's worth
 
 
 class PeerFailures:
-    """Calls `callback` with the rank that has died; with None where that can't be told.
+    """Calls `callback` with the rank that has died, or None where it is not known.
 
-    `processes` are the ids of the processes on this node, by their ranks.
+    `processes` are the ids of the processes on this node, by rank.
     """
 
     def __init__(self, callback: Callable[[int | None], object], processes: dict[int | None, int]) -> None:
@@ -38,7 +37,7 @@ class PeerFailures:
         threading.Thread(target=self._run, name="hpccomm-peer-failure", daemon=True).start()
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         faulthandler.unregister(signal.SIGUSR1)
         os.close(self._write)
 

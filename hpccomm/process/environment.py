@@ -1,6 +1,6 @@
-"""What the launcher says about this process, read from environment variables.
+"""The launcher's word on this process, read from environment variables.
 
-It decides nothing: MPI does. It is compared with MPI, and lets one process print before MPI is there.
+Nothing is decided by it: MPI decides. It is compared with MPI, and lets one process print before MPI is there.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Launcher(NamedTuple):
-    """One family of launchers, and the variables in which it tells a process its place; "" for what it does not tell.
+    """One family of launchers, and the variables in which it tells a process its place; "" where it has none.
 
-    Only sizes that are counted per *job step* are listed: a process started inside an sbatch script without
-    srun sees SLURM_NTASKS > 1 and is alone all the same.
+    Sizes are those of a *job step*: a process that an sbatch script starts without srun sees SLURM_NTASKS > 1, and is
+    alone all the same.
     """
 
     name: str
@@ -29,8 +29,8 @@ class Launcher(NamedTuple):
     node_rank: str = ""
     node_count: str = ""
     node_list: str = ""  # in Slurm's short form
-    tasks_per_node: str = ""  # likewise: the local size, where only the sizes of all nodes are told
-    mark: str = ""  # has to be there too: tells launchers apart that use the same variables
+    tasks_per_node: str = ""  # likewise: the local sizes of all nodes
+    mark: str = ""  # a variable that has to be there too, where launchers share the others
 
 
 # The most specific first: launchers start others, or imitate them.
@@ -84,7 +84,7 @@ LAUNCHERS = (
 
 
 class Placement(NamedTuple):
-    """What a process is told by its launcher; None for what it is not told."""
+    """A process's place by its launcher's word; None for what it does not tell."""
 
     launcher: Launcher
     size: int
@@ -105,9 +105,9 @@ def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
 
 
 def placement(environ: Mapping[str, str] = os.environ) -> Placement | None:
-    """Return the launcher's words on this process, or None for a process started by hand.
+    """Return the place of this process by its launcher's word, or None for a process started by hand.
 
-    A variable that makes no sense counts as not there: MPI knows better, and nothing is decided by it.
+    A variable that makes no sense counts as not there.
     """
     names = launcher(environ)
     if names is None:
@@ -139,7 +139,7 @@ def _read(environ: Mapping[str, str], name: str, convert: Callable[[str], T]) ->
 
 
 class Seen(NamedTuple):
-    """What one rank knows of its place: by MPI, and by its launcher."""
+    """One rank's place: by MPI, and by its launcher (`told`)."""
 
     rank: int
     size: int
@@ -148,7 +148,7 @@ class Seen(NamedTuple):
     told: Placement | None
 
 
-# What it means where the launcher and MPI differ. MPI's local size comes from MPI_COMM_TYPE_SHARED.
+# The meaning of a difference between the launcher and MPI. MPI's local size comes from MPI_COMM_TYPE_SHARED.
 MEANINGS = {
     "size": "the job has been put together of several programs, or is a part of what was started (MPI_Comm_spawn)",
     "rank": "MPI has given the ranks an order of its own",
@@ -159,7 +159,7 @@ MEANINGS = {
 
 
 def disagreements(ranks: Sequence[Seen]) -> list[str]:
-    """Return what the launcher and MPI say differently of the ranks of a job, and what that means; [] if nothing."""
+    """Return the differences between the launcher and MPI on the ranks of a job, each with its meaning."""
     found = []
     for what, meaning in MEANINGS.items():
         apart = [

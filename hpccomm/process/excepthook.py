@@ -1,4 +1,4 @@
-"""An uncaught exception on one rank ends the whole job, with its traceback, instead of leaving the others to hang."""
+"""An uncaught exception on one rank ends the whole job, with its traceback; otherwise the other ranks would hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .. import errors
 from .shared_files import MAPPED_LATER, take_names_away
 from .stderr import let_launcher_read, tell, tell_with_rank
 
-PATIENCE = 1.5  # seconds in which ranks that Ctrl-C finds inside MPI may say where they are
+PATIENCE = 1.5  # seconds for ranks that Ctrl-C finds inside MPI to say where they are
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
 
 
@@ -28,10 +28,10 @@ class AbortOnException:
     def __init__(self) -> None:
         self._previous: Any = None
         self._pid = os.getpid()
-        self.at_the_end: Callable[[str], object] | None = None  # is told what has happened
+        self.at_the_end: Callable[[str], object] | None = None  # called with the exception's text
 
     def install(self, size: int) -> None:
-        """Take the place of sys.excepthook, where there are other ranks and nobody is typing."""
+        """Replace sys.excepthook, if there are other ranks and nobody is typing."""
         interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
         if size > 1 and not interactive and os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") != "0":
             self._previous, sys.excepthook, self._pid = sys.excepthook, self, os.getpid()
@@ -74,7 +74,7 @@ class AbortOnException:
 
 
 def _at_the_end_of_a_block(trace: TracebackType | None) -> str:
-    """Return where a rank was whose traceback shows the beginning of a `with` block, as Python does for its end."""
+    """Return a clause for the end of a `with` block, which Python's traceback shows as its beginning; otherwise ""."""
     codes = (frame.f_code for frame, _ in traceback.walk_tb(trace))
     if any(code.co_name == "__exit__" and code.co_filename.startswith(PACKAGE) for code in codes):
         return "; it was at the end of its `with` block, and waited for the other ranks to come there"
@@ -91,7 +91,7 @@ def _arguments_taken(error: BaseException) -> str:
 
 
 def end_with(end: SystemExit) -> None:
-    """End every rank with the status of a SystemExit, if it has one and nothing has been said against it."""
+    """End every rank with the status of a SystemExit, unless that is 0 or HPCCOMM_ABORT_ON_EXCEPTION is."""
     status = end.code if isinstance(end.code, int) else int(end.code is not None)
     if not status & 0xFF or os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") == "0":
         return

@@ -1,8 +1,8 @@
-"""A process that a rank forks is no rank: it ends without a word to MPI, which would take it for the rank itself.
+"""The end of a process that a rank has forked: without MPI, which would take it for the rank itself.
 
 mpi4py finalises MPI at the very end of every process that has it. In a forked one that breaks the rank's connections
-(MPICH), or waits for ever (Open MPI). So it ends as the processes of `multiprocessing` do, by os._exit: what its parent
-has registered with atexit does not run.
+(MPICH), or waits for ever (Open MPI). So it ends as the processes of `multiprocessing` do, by os._exit: functions that
+its parent has registered with atexit do not run.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 _is_watching = False
-_status = 0  # with which a child ends
+_status = 0  # the exit status of a child
 
 
 def spare_mpi() -> None:
-    """Let the processes that this one forks from now on end without MPI."""
+    """Make the processes that this one forks from now on end without MPI."""
     global _is_watching
     if not _is_watching:
         os.register_at_fork(after_in_child=_begin)
@@ -30,7 +30,7 @@ def spare_mpi() -> None:
 
 
 def _begin() -> None:
-    """Take over the end of this process. Python does not say with which status it ends: so that is noted on the way."""
+    """Take over the end of this process; note its exit status on the way, which Python does not tell."""
     global _status
     _status = 0
     sys.exit = _noting(sys.exit, _status_of)
@@ -49,14 +49,12 @@ def _noting(function: Callable[..., Any], status_of: Callable[..., int]) -> Any:
 
 
 def _status_of(code: object = None) -> int:
-    """Return the status that sys.exit gives for its argument."""
-    if code is None:
-        return 0
-    return code & 0xFF if isinstance(code, int) else 1
+    """Return the exit status that sys.exit makes of its argument."""
+    return code & 0xFF if isinstance(code, int) else int(code is not None)
 
 
 def _end() -> None:
-    """Write what is left in open files, as Python would, and end."""
+    """Flush open files, as Python would, and end."""
     for file in gc.get_objects():
         if isinstance(file, io.IOBase):
             with contextlib.suppress(Exception):  # it is closed, or open for reading

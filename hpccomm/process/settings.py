@@ -1,7 +1,7 @@
-"""Settings: what the environment variables HPCCOMM_* say, read once and the same on every rank.
+"""Settings: the environment variables HPCCOMM_*, read once and the same on every rank.
 
-Ranks that decide differently do not match, and launchers do not hand every variable to every node (Open MPI's does
-not). So rank 0's variables are everybody's; what depends on a rank's own machine is true only if it is on all ranks.
+Ranks have to decide alike, and not every launcher hands variables to all nodes (Open MPI's does not). So rank 0's are
+everybody's. A property of a rank's own machine is true only if it is on all ranks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ class Settings:
     Attributes
     ----------
     tuning : Tuning
-        ``HPCCOMM_TUNING``, ``HPCCOMM_SEGMENT_BYTES``: from which sizes on an operation is done in which way.
+        ``HPCCOMM_TUNING``, ``HPCCOMM_SEGMENT_BYTES``: the sizes that decide how an operation is done.
     cuda_aware : bool
-        Whether MPI gets pointers to GPU memory: ``HPCCOMM_CUDA_AWARE`` (0 or 1), or what MPI says of itself on all
-        ranks.
+        Whether MPI gets pointers to GPU memory: ``HPCCOMM_CUDA_AWARE`` (0 or 1), or MPI's own word on all ranks.
     intra_node : str
         ``HPCCOMM_INTRA_NODE``: all_reduce of small GPU arrays by CUDA IPC: ``"0"`` (off), ``"1"``, ``"host"``.
     blocking_wait : bool
@@ -40,16 +39,16 @@ class Settings:
     debug : str
         ``HPCCOMM_DEBUG``: ``"OFF"``; ``"INFO"``: groups are logged; ``"DETAIL"``: ranks compare each operation first.
     timeout : float or None
-        ``HPCCOMM_TIMEOUT``: how many seconds an operation may take, where the program does not say it.
+        ``HPCCOMM_TIMEOUT``: the seconds that an operation may take, where the program does not say it.
     on_timeout : str
         ``HPCCOMM_ON_TIMEOUT``: ``"abort"``, ``"raise"`` or ``"warn"``, where the program does not say it.
     trace : str
         ``HPCCOMM_TRACE``: ``"0"``; ``"1"``: operations are recorded; ``"stack"``: with the line of the program.
     trace_size : int
-        ``HPCCOMM_TRACE_SIZE``: how many of the last operations of each rank are kept. Default: 2000.
+        ``HPCCOMM_TRACE_SIZE``: the number of each rank's last operations that are kept. Default: 2000.
     debug_dir : str
-        Where reports and records are written: a folder ``run-...`` of this run alone, in ``HPCCOMM_DEBUG_DIR``.
-        Default: in ``hpccomm-debug-`` and the job's name or the time at which it began, in rank 0's working directory.
+        The folder for reports and records: ``run-...``, of this run alone, in ``HPCCOMM_DEBUG_DIR``. Default: in
+        ``hpccomm-debug-`` and the job's name or the time at which it began, in rank 0's working directory.
     watchdog : bool
         ``HPCCOMM_WATCHDOG=0``: no thread looks for operations that hang.
     keeps_reports : bool
@@ -91,8 +90,8 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
 def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of the ranks of an MPI communicator; every rank calls it.
 
-    They are those of rank 0, or rank 0's error, raised on every rank. Where ``HPCCOMM_CUDA_AWARE`` is not set there,
-    `is_cuda_aware` is asked on every rank.
+    They are rank 0's, and so is an error, which is raised on every rank. Where ``HPCCOMM_CUDA_AWARE`` is not set there,
+    `is_cuda_aware` is called on every rank.
     """
     global _run
     found: Settings | Exception | None = None
@@ -154,7 +153,7 @@ def debug_dir(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def folder_at_start(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the folder for reports of this run, as far as a rank knows it that has not met the others yet."""
+    """Return the folder for reports of this run: a guess before the ranks have met, and agreed on it."""
     step, restart = environ.get("SLURM_STEP_ID"), environ.get("SLURM_RESTART_COUNT", "0")
     return os.path.join(debug_dir(environ), _run or f"run-{f'{step}-{restart}' if step else _launcher()}")
 

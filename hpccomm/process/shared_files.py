@@ -1,6 +1,6 @@
-"""Files that MPI libraries leave in /dev/shm when a job is killed: their names are taken away early, or at the end.
+"""Files that MPI libraries leave in /dev/shm when a job is killed: they are unlinked early, or at the end.
 
-A file without a name lives as long as processes have it mapped, and goes with the last of them.
+An unlinked file lives as long as a process has it mapped.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ MAPPED_LATER = ("sm_segment.",)
 
 
 def take_names_away(beginnings: tuple[str, ...], maps: str = "/proc/self/maps") -> None:
-    """Unlink the files in /dev/shm that this process has mapped and whose names begin so; it never raises.
-
-    The end of a job goes on after it.
-    """
+    """Unlink the files in /dev/shm that this process has mapped and whose names begin so; it never raises."""
     with contextlib.suppress(Exception), open(maps, encoding="utf-8", errors="surrogateescape") as file:
         for path in {line.split(maxsplit=5)[5].rstrip("\n") for line in file if FOLDER in line}:
             if path.removeprefix(FOLDER).startswith(beginnings) and not path.endswith("(deleted)"):

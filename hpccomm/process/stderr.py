@@ -1,7 +1,7 @@
-"""What this process says on stderr: each message in one piece, and read before the job ends.
+"""Messages on stderr: each in one piece, and read before the job ends.
 
-The lines of several ranks come together in one stream. Where Python does not buffer (PYTHONUNBUFFERED, which images of
-containers set, and ``python -u``) `print` writes a line and its end separately: another rank's may come in between.
+The lines of several ranks come together in one stream. Where Python does not buffer (``python -u``, PYTHONUNBUFFERED in
+many containers) `print` writes a line and its end separately, and another rank's line may come in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ uncaptured: Callable[[], TextIO | None] = lambda: None  # pytest holds sys.stder
 
 
 def tell(text: str, stream: TextIO | None = None) -> None:
-    """Write a line, or several, in one piece on `stream` (stderr), whatever has become of it."""
+    """Write a line, or several, in one piece on `stream` (default: stderr), which may be broken."""
     with contextlib.suppress(Exception):  # closed, or taken by the program and broken
         out = stream or sys.stderr
         out.write(f"{text}\n")
@@ -32,7 +32,7 @@ def tell(text: str, stream: TextIO | None = None) -> None:
 
 
 def tell_with_rank(lines: list[str]) -> None:
-    """Write lines in one piece, each with this process's rank."""
+    """Write lines to stderr in one piece, each with this process's rank."""
     text = "".join(lines).rstrip("\n").replace("\n", f"\n[rank {errors._rank}] ")
     tell(f"[rank {errors._rank}] {text}")
 

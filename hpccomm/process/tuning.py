@@ -1,8 +1,7 @@
-"""Tuning: from which sizes on an operation is done in which way.
+"""Tuning: the sizes that decide how an operation is done.
 
-The table is small, because only what measures faster has a place in it. ``hpccomm bench --tune FILE`` measures a
-machine and writes its table; ``HPCCOMM_TUNING=FILE`` makes programs use it. The ranks of a job have to agree on every
-choice, so rank 0's table is everybody's.
+``hpccomm bench --tune FILE`` measures a machine and writes its table; ``HPCCOMM_TUNING=FILE`` makes programs use it.
+The ranks of a job have to decide alike, so rank 0's table is everybody's.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Tuning:
     shared_bytes : int
         Reductions of node-shared arrays of at least this size are done in place, without messages.
     shared_chunk_bytes : int
-        How much is reduced at a time there: it should stay in the cache of a core.
+        The size of the chunks that are reduced there: they should stay in the cache of a core.
     persistent_bytes : int
         A persistent all_reduce within a node needs no messages if the arrays of its ranks together are no larger.
     """
@@ -50,9 +49,7 @@ class Tuning:
 
 
 def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:
-    """Return the table that the environment asks for.
-
-    ``HPCCOMM_TUNING`` names a file; ``HPCCOMM_SEGMENT_BYTES`` overrides its `segment_bytes`.
+    """Return the table of the file ``HPCCOMM_TUNING``; ``HPCCOMM_SEGMENT_BYTES`` overrides its `segment_bytes`.
 
     Raises
     ------
