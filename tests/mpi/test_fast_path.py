@@ -227,11 +227,12 @@ def test_a_short_operation_enters_few_functions_and_leaves_no_memory(
     monkeypatch.setattr(Watchdog, "look", lambda self, now: None)  # which keeps notes of its own
     tracemalloc.start()
     try:
-        for _ in range(1000):
-            call(array, output)
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(1000):
-            call(array, output)
-        assert tracemalloc.get_traced_memory()[0] - before < 1000  # less than a byte for each call
+        growths = []
+        for _ in range(5):  # a thread of hpccomm may keep a note in one of them
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(1000):
+                call(array, output)
+            growths.append(tracemalloc.get_traced_memory()[0] - before)
+        assert min(growths[1:]) < 1000, growths  # less than a byte for each call
     finally:
         tracemalloc.stop()
