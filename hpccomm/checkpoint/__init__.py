@@ -1,17 +1,17 @@
-"""Checkpoints: what the ranks of a group hold, on disk, whole at every moment.
+"""Checkpoints: the arrays of the ranks of a group on disk, whole at every moment.
 
 :func:`save` writes them, :func:`load` reads them on any number of ranks. One folder has the checkpoints of one run::
 
-    step-0000000120.json           the manifest: it is what makes a checkpoint exist, and is written last
+    step-0000000120.json           the manifest, written last: it makes the checkpoint exist
     step-0000000120-5f0c93ab/      its arrays
-        rank-0.npy                 the arrays of rank 0: one .npy record after the other, where the manifest says
-    .saving                        the lock of a save that takes place
+        rank-0.npy                 the arrays of rank 0: .npy records, at the offsets in the manifest
+    .saving                        the lock of a running save
 
-Every file is written under another name, flushed to the disk (fsync) and then renamed, and so are the folders' entries.
-Whatever no manifest names is litter of a run that was killed, which nobody reads and the next save removes.
+Every file is written under another name, flushed to the disk (fsync) and renamed; so are the entries of folders. Files
+that no manifest names are litter of a killed run: nobody reads them, and the next save removes them.
 
-Files of our own rather than HDF5 or zarr: whole after a kill is a matter of fsync and rename, and parallel HDF5 has to
-be built for the MPI. Sums are CRC-32: against accidents, and three times as fast as any of hashlib's.
+These are files of our own rather than HDF5 or zarr: a kill leaves them whole through fsync and rename, and parallel
+HDF5 has to be built for the MPI. Checksums are CRC-32: against accidents, and three times as fast as hashlib's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Checkpoint", "CheckpointError", "NoCheckpointError", "latest", "load
 
 
 def steps(folder: str | os.PathLike[str]) -> list[int]:
-    """Return the steps of which `folder` has a checkpoint. No communication: any process may ask.
+    """Return the steps of the checkpoints in `folder`. No communication: any process may ask.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def steps(folder: str | os.PathLike[str]) -> list[int]:
 
 
 def latest(folder: str | os.PathLike[str]) -> int | None:
-    """Return the last step of which `folder` has a checkpoint. No communication: any process may ask.
+    """Return the step of the last checkpoint in `folder`. No communication: any process may ask.
 
     Ranks that ask while another job saves may get different answers. To go on from the last checkpoint, or to begin
     where there is none, call :func:`load` and expect :class:`NoCheckpointError`, which all ranks get alike.
@@ -96,8 +96,8 @@ def save(
 ) -> None:
     """Write a checkpoint; every rank of the group calls it, with its part of each array.
 
-    A program that is killed at any moment, on any rank, leaves the checkpoint before whole. When the call returns, the
-    checkpoint is on the disk.
+    A program that is killed at any moment, on any rank, leaves the previous checkpoint whole. When the call returns,
+    the new one is on the disk.
 
     Parameters
     ----------
@@ -153,7 +153,8 @@ def save(
     if isinstance(found, NonMember):
         found.warn("checkpoint.save")
         return
-    Saving(found, Path(folder), step, arrays, replicated or {}, axis).run(metadata, keep, overwrite)
+    given = {"arrays": arrays, "replicated": replicated or {}}
+    Saving(found, Path(folder), step, given, axis).run(metadata, keep, overwrite)
 
 
 def load(

@@ -1,4 +1,4 @@
-"""The files of checkpoints: names, manifests, the dtypes and bytes of arrays, and writing so that it lasts."""
+"""The files of checkpoints: names, manifests, dtypes and bytes of arrays, and durable writes."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from .together import CheckpointError, NoCheckpointError
 T = TypeVar("T")
 
 FORMAT = "hpccomm checkpoint 1"
-BLOCK = 4 << 20  # bytes that have a checksum of their own: a part of an array can be read and verified alone
-_STEP = r"step-(\d{10}|[1-9]\d{10,})"  # as `name_of` has it; what others call step-7 is theirs
+BLOCK = 4 << 20  # bytes of one checksum: a part of an array can be read and verified alone
+_STEP = r"step-(\d{10}|[1-9]\d{10,})"  # as `name_of` makes it: a file step-7 is not ours
 MANIFEST = re.compile(rf"{_STEP}\.json", re.ASCII)
 DATA = re.compile(rf"{_STEP}-[0-9a-f]{{8}}", re.ASCII)
 UNFINISHED = re.compile(rf"{_STEP}\.json\.[0-9a-f]{{8}}\.tmp", re.ASCII)
 OF_A_RANK = re.compile(r"rank-\d+\.npy", re.ASCII)
-PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # what a file server says that is away for a moment
-PAUSES = (0.1, 1.0, 3.0)  # seconds, after each of which it is asked again
+PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of a file server that is away for a moment
+PAUSES = (0.1, 1.0, 3.0)  # seconds between the attempts
 
 
 # -- names and manifests -----------------------------------------------------------------------------
 
 
 def name_of(step: int) -> str:
-    """Return the beginning of the names of a step's files: in order of the steps in a listing."""
+    """Return the prefix of the names of a step's files, which sort by step."""
     return f"step-{step:010}"
 
 
@@ -59,13 +59,13 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def sealed(body: dict[str, Any]) -> bytes:
-    """Return the manifest as a file: JSON, whose first line has the checksum of the others."""
+    """Return the bytes of a manifest: JSON, with the checksum of the other lines in the first."""
     rest = json.dumps(body).removeprefix("{").encode()
     return b'{"crc32": "%08x",\n%s\n' % (zlib.crc32(rest), rest)
 
 
 def read_manifest(folder: Path, step: int) -> dict[str, Any]:
-    """Return the verified content of a manifest; CheckpointError where it is damaged, or nothing that `save` writes."""
+    """Return the verified content of a manifest; CheckpointError if it is damaged, or not of `save`."""
     path = manifest_path(folder, step)
     try:
         first, _, rest = patiently(path.read_bytes).partition(b"\n")
@@ -80,13 +80,13 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
         _check(body, step)
     except CheckpointError:
         raise
-    except Exception as error:  # a right checksum of nonsense: somebody else has written it
+    except Exception as error:  # another program has written it, with a right checksum
         raise CheckpointError(f"the manifest {path} is damaged: {type(error).__name__}: {error}") from None
     return body
 
 
 def _check(body: dict[str, Any], step: int) -> None:
-    """Raise where a manifest does not fit together, or names files that are not its own."""
+    """Raise if a manifest is inconsistent, or names files of another step."""
 
     def require(is_so: object, what: object) -> None:
         if not is_so:
@@ -120,7 +120,7 @@ def _check(body: dict[str, Any], step: int) -> None:
 
 
 def data_of(folder: Path, step: int) -> str | None:
-    """Return the name of the folder that has the arrays of a step; None where no manifest says it."""
+    """Return the name of the folder with a step's arrays, from its manifest; None without one."""
     try:
         return str(read_manifest(folder, step)["folder"])
     except (CheckpointError, OSError):
@@ -128,7 +128,7 @@ def data_of(folder: Path, step: int) -> str | None:
 
 
 def patiently(read: Callable[[], T]) -> T:
-    """Return the outcome of `read`, which is called again where the file system has failed for a moment."""
+    """Return the outcome of `read`, called again after a passing failure of the file system."""
     for pause in PAUSES:
         try:
             return read()
@@ -143,9 +143,9 @@ def patiently(read: Callable[[], T]) -> T:
 
 
 def write_durably(path: Path, write: Callable[[Any], object], undo: Callable[[], object] = lambda: None) -> int:
-    """Return the size in bytes of a file that `write` has filled, and that got its name when all of it was on the disk.
+    """Write a file by `write`, flush it, and rename it to `path`; return its size in bytes.
 
-    On an error `undo` is called where it is certain that the file has not got its name.
+    After an error, `undo` is called if the file certainly does not have that name.
     """
     temporary = f"{path}.{os.urandom(4).hex()}.tmp"
     may_be_there = False
@@ -169,7 +169,7 @@ def write_durably(path: Path, write: Callable[[Any], object], undo: Callable[[],
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, with those that it is in, all of them on the disk; other ranks may be doing the same."""
+    """Make a folder and its parents durably; other ranks may be doing the same."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -179,7 +179,7 @@ def make_folder(path: Path) -> None:
 
 
 def fsync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Flush the entries of a folder to the disk."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError as error:  # it may be written and entered, but not listed
@@ -196,7 +196,7 @@ def fsync_folder(path: Path) -> None:
 
 @functools.cache
 def _warn_of(path: Path, why: str) -> None:
-    """Warn, once, of a folder whose names can't be brought to the disk."""
+    """Warn once of a folder whose entries can't be flushed."""
     warnings.warn(
         f"checkpoint.save: the names in {path} can't be brought to the disk ({why}): if its node fails in the next "
         f"seconds, the new folder in it may be gone{here()}",
@@ -209,9 +209,9 @@ def _warn_of(path: Path, why: str) -> None:
 
 
 def stored(view: Any, axis: int) -> Any:
-    """Return an array as it is stored: on the host, in C order, with the axis that it is sharded along first.
+    """Return an array as it is stored: on the host, in C order, with the sharded axis first.
 
-    So the part that another number of ranks needs is one run of bytes, whatever the axis.
+    So the part of a rank, for any number of ranks, is one run of bytes.
     """
     if module_of(view) is not np:
         from ..cuda.packing import on_the_host  # which needs CuPy
@@ -223,7 +223,7 @@ def stored(view: Any, axis: int) -> Any:
 
 
 def without_padding(array: Any) -> Any:
-    """Return an array with zeros in the bytes that are no part of a value, which NumPy leaves as they come."""
+    """Return an array with zeros in its padding bytes, which NumPy leaves undefined."""
     dtype = array.dtype
     if not _has_padding(dtype):
         return array
@@ -246,7 +246,7 @@ def _has_padding(dtype: Any) -> bool:
 
 
 def dtype_as_text(dtype: np.dtype[Any]) -> str:
-    """Return a dtype as the text of a manifest; ValueError for one that would not come back as it is."""
+    """Return a dtype as the text of a manifest; ValueError for one that could not be read back."""
     if _is_of_ml_dtypes(dtype):
         return dtype.name
     if dtype.hasobject:
@@ -258,7 +258,7 @@ def dtype_as_text(dtype: np.dtype[Any]) -> str:
 
 
 def dtype_from_text(text: str) -> Any:
-    """Return the dtype."""
+    """Return the dtype of a manifest's text."""
     if text.startswith("["):
         return np.lib.format.descr_to_dtype(ast.literal_eval(text))
     if not text[0].isalpha():
@@ -276,7 +276,7 @@ def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
 
 
 def as_bytes(array: Any) -> Any:
-    """View a C-contiguous array as its bytes."""
+    """Return a view of a C-contiguous array as bytes."""
     return np.empty(0, np.uint8) if array.nbytes == 0 else array.reshape(-1).view(np.uint8)
 
 
@@ -288,7 +288,7 @@ def blocks(array: Any) -> Iterator[Any]:
 
 
 def read_rows(path: Path, shard: dict[str, Any], block: int, begin: int, end: int, rows: Any) -> None:
-    """Fill `rows` with the rows from `begin` to `end` of what a file has of an array; every byte is verified."""
+    """Read the rows from `begin` to `end` of a shard into `rows`; every byte is verified."""
     target: Any = as_bytes(rows)
     if len(target) == 0:
         return

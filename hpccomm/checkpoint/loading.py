@@ -1,4 +1,4 @@
-"""Loading: the choice of a step, each rank's part of its arrays, and the steps before it where a file is damaged."""
+"""Loading: the choice of a step, each rank's part of its arrays, and earlier steps if a file is damaged."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ class Checkpoint:
     ranks: int
 
 
+@dataclass
 class Loading:
     """One call of `load` on one rank."""
 
-    def __init__(self, group: ProcessGroup, folder: Path, parts: Mapping[str, slice]) -> None:
-        self.group = group
-        self.folder = folder
-        self.parts = parts
+    group: ProcessGroup
+    folder: Path
+    parts: Mapping[str, slice]
+    data: str = ""  # the folder of the step's arrays, once its manifest is read
 
     def run(self, step: Any, fall_back: bool) -> Checkpoint:
-        """Read the step asked for, or the last, or one before it."""
+        """Return the checkpoint of `step`, or the last one, or one before it."""
         asked = together(
             self.group, OPERATION, lambda: (step if step is None else checks.integer("step", step), bool(fall_back))
         )
         if len(set(asked)) > 1:
             raise ValueError(f"{OPERATION}: ranks ask for different things: (step, fall_back) is {asked}{here()}")
         below: int | None = None
-        damaged = ""
-        vanished = 0
+        damaged, vanished = "", 0
         while True:
             chosen, before = of_first(self.group, OPERATION, partial(self._choose, step, below, damaged))
             self.data = ""
@@ -82,7 +82,7 @@ class Loading:
             except CheckpointError as error:
                 is_gone = of_first(self.group, OPERATION, partial(self._is_gone, chosen))
                 if is_gone and step is None and vanished < ATTEMPTS:
-                    vanished += 1  # the job that writes has removed it meanwhile: there is a later one
+                    vanished += 1  # the writing job has removed it meanwhile, and has saved a later one
                 elif fall_back and before is not None:
                     SkippedSteps(self.folder).add(chosen)
                     damaged += f"{error}; "
@@ -107,7 +107,7 @@ class Loading:
         return candidates[-1], candidates[-2] if len(candidates) > 1 else None
 
     def _is_gone(self, step: int) -> bool:
-        """Return whether a step has lost its manifest, or has another one; on the first rank."""
+        """Return True if the manifest of a step is gone, or is another one; on the first rank."""
         if step not in files.steps_in(self.folder):
             return True
         return self.data != "" and files.data_of(self.folder, step) not in (self.data, None)
@@ -126,8 +126,7 @@ class Loading:
         found = Checkpoint(step, {}, {}, body["metadata"], body["ranks"])
 
         def read() -> None:
-            unknown = self.parts.keys() - body["arrays"].keys()
-            if unknown:
+            if unknown := self.parts.keys() - body["arrays"].keys():
                 raise ValueError(
                     f"parts has {min(unknown, key=str)!r}; the sharded arrays are {sorted(body['arrays'])}"
                 )
@@ -135,15 +134,14 @@ class Loading:
                 found.arrays[name] = self._read_part(body, name, described)
             for name, described in body["replicated"].items():
                 (shard,) = described["shards"]
-                found.replicated[name] = self._read_rows(
-                    body, described, [(shard, 0, shard["length"])], shard["length"]
-                )
+                length = shard["length"]
+                found.replicated[name] = self._read_rows(body, described, [(shard, 0, length)], length)
 
         together(self.group, OPERATION, read)
         return found
 
     def _read_part(self, body: dict[str, Any], name: str, described: dict[str, Any]) -> Any:
-        """Read this rank's part of a sharded array."""
+        """Return this rank's part of a sharded array."""
         shards = described["shards"]
         starts = np.cumsum([0] + [shard["length"] for shard in shards]).tolist()
         rank, size = self.group.rank, self.group.size
@@ -164,7 +162,7 @@ class Loading:
     def _read_rows(
         self, body: dict[str, Any], described: dict[str, Any], pieces: list[tuple[dict[str, Any], int, int]], count: int
     ) -> Any:
-        """Read rows of the shards, one piece after the other, and move the axis of the rows to where it belongs."""
+        """Return the rows of `pieces`, one after the other, with the sharded axis in its place."""
         axis, shape = described.get("axis", 0), described["shape"]
         rows = np.empty([count, *shape[:axis], *shape[axis + 1 :]], files.dtype_from_text(described["dtype"]))
         done = 0

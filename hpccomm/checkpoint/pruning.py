@@ -1,4 +1,4 @@
-"""Removal of checkpoints that are no longer kept, and of the litter of killed programs."""
+"""Removal of old checkpoints, and of the litter of killed programs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from . import files
 
 
 def prune(folder: Path, unwanted: set[int], step: int, data: str, oldest_spared: float | None) -> list[OSError]:
-    """Remove the checkpoints of `unwanted`, manifests first, and litter; return the errors of what can't be removed.
+    """Remove the checkpoints of `unwanted`, manifests first, and litter; return the errors.
 
-    `data` has the arrays of `step`, the newest. Without a manifest, what has changed after `oldest_spared` stays.
+    `data` is the folder of `step`, the newest. Litter that has changed after `oldest_spared` stays.
     """
     in_the_way: list[OSError] = []
 

@@ -9,6 +9,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,29 +28,21 @@ from .writer import WriterLock, in_words, writer
 T = TypeVar("T")
 
 
+@dataclass
 class Saving:
     """One call of `save` on one rank."""
 
-    def __init__(
-        self,
-        group: ProcessGroup,
-        folder: Path,
-        step: Any,
-        arrays: Mapping[str, Array],
-        replicated: Mapping[str, Array],
-        axis: int | Mapping[str, int],
-    ) -> None:
-        self.group = group
-        self.folder = folder
-        self.step = step
-        self.given = {"arrays": arrays, "replicated": replicated}
-        self.axis = axis
-        self.data = folder
-        self.lock: WriterLock | None = None  # the first rank's
-        self.last_published = 0.0
+    group: ProcessGroup
+    folder: Path
+    step: Any
+    given: dict[str, Mapping[str, Array]]  # "arrays" and "replicated"
+    axis: int | Mapping[str, int]
+    data: Path = Path()
+    lock: WriterLock | None = None  # the first rank's
+    last_published: float = 0.0
 
     def run(self, metadata: Any, keep: Any, overwrite: bool) -> None:
-        """Write the checkpoint: five steps, each of which all ranks end well before any begins the next."""
+        """Write the checkpoint, in five steps; each begins when all ranks have succeeded in the one before."""
         every = self._together(lambda: self._describe(metadata, keep, overwrite))
         _compare(self.group, every)
         first = every[0]
@@ -58,7 +51,7 @@ class Saving:
             self._together(lambda: self._begin(overwrite))
             written = self._together(lambda: self._write(first), self._undo)
             self._together(lambda: self._verify(first, written), self._undo)
-            # From here on no rank takes its file back: the manifest may be there, whatever this rank hears of it.
+            # From here on no rank removes its file: the manifest may be there, even if this rank sees an error.
             self._together(lambda: self._publish(first, written))
             if self.lock is not None:
                 self._prune(keep, overwrite)
@@ -70,7 +63,7 @@ class Saving:
         return together(self.group, "checkpoint.save", act, undo)
 
     def _describe(self, metadata: Any, keep: Any, overwrite: bool) -> dict[str, Any]:
-        """Return the description of this rank's arguments, checked, for all ranks."""
+        """Check this rank's arguments, and return their description for all ranks."""
         self.step = checks.integer("step", self.step)
         if self.step < 0:
             raise ValueError(f"step is {self.step}; expected 0 or more")
@@ -94,10 +87,10 @@ class Saving:
         return described
 
     def _refuse_later_steps(self, overwrite: bool) -> None:
-        """Raise where the folder has a later step, unless that is to be removed, or was damaged when it was loaded."""
-        by = ""
+        """Raise if the folder has a later step, unless it will be removed, or was skipped as damaged by a load."""
         there = max(set(files.steps_in(self.folder)) - SkippedSteps(self.folder).steps(), default=-1)
         if there > self.step and not overwrite:
+            by = ""
             with suppress(CheckpointError, OSError):
                 by = f", saved by {in_words(files.read_manifest(self.folder, there).get('writer', {}))}"
             raise ValueError(
@@ -136,7 +129,7 @@ class Saving:
         return described
 
     def _write(self, first: dict[str, Any]) -> dict[str, Any]:
-        """Return the places of arrays in this rank's file, which it writes; of others' arrays the checksums alone."""
+        """Write this rank's file, and return the shards in it; of arrays that another rank writes, the checksums."""
         shards: dict[str, dict[str, Any]] = {"arrays": {}, "replicated": {}}
         writes_all = self.group.rank == 0
         name_of_file = f"rank-{self.group.rank}.npy"
@@ -163,7 +156,7 @@ class Saving:
         return {"file": name_of_file, "nbytes": files.write_durably(self.data / name_of_file, write), "shards": shards}
 
     def _verify(self, first: dict[str, Any], written: list[dict[str, Any]]) -> None:
-        """Check on the first rank that replicated arrays are the same everywhere, and that it can see all files."""
+        """Check, on the first rank, that replicated arrays are the same everywhere, and that all files are visible."""
         if self.group.rank > 0:
             return
         for name in first["replicated"]:
@@ -177,7 +170,7 @@ class Saving:
         self._see_all(written)
 
     def _see_all(self, written: list[dict[str, Any]]) -> None:
-        """Check on the first rank that all files are there, as their ranks have written them."""
+        """Check, on the first rank, that all files have the sizes that their ranks have written."""
         for rank, each in enumerate(written):
             if each["file"] is None:
                 continue
@@ -196,16 +189,21 @@ class Saving:
                 )
 
     def _undo(self) -> None:
-        """Take back this rank's file of a checkpoint that every rank knows to have failed."""
+        """Remove this rank's file of a checkpoint that has failed on every rank."""
         with suppress(OSError):
             os.unlink(self.data / f"rank-{self.group.rank}.npy")
         with suppress(OSError):
-            os.rmdir(self.data)  # by the rank that is last
+            os.rmdir(self.data)  # the last rank can
 
     def _publish(self, first: dict[str, Any], written: list[dict[str, Any]]) -> None:
-        """Write the manifest, on the first rank: the moment at which there is a checkpoint."""
+        """Write the manifest, on the first rank: from then on there is a checkpoint."""
         if self.group.rank > 0:
             return
+        for name, described in first["arrays"].items():
+            described["shards"] = [each["shards"]["arrays"][name] for each in written]
+            described["shape"][described["axis"]] = sum(shard["length"] for shard in described["shards"])
+        for name, described in first["replicated"].items():
+            described["shards"] = [written[0]["shards"]["replicated"][name]]
         body = {
             "format": files.FORMAT,
             "step": self.step,
@@ -213,20 +211,9 @@ class Saving:
             "writer": writer(),
             "folder": self.data.name,
             "block": files.BLOCK,
-            "metadata": first["metadata"],
-            "arrays": {},
-            "replicated": {},
+            **{name: first[name] for name in ("metadata", "arrays", "replicated")},
         }
-        for name, described in first["arrays"].items():
-            shards = [each["shards"]["arrays"][name] for each in written]
-            shape = list(described["shape"])
-            shape[described["axis"]] = sum(shard["length"] for shard in shards)
-            body["arrays"][name] = {**described, "shape": shape, "shards": shards}
-        for name, described in first["replicated"].items():
-            body["replicated"][name] = {**described, "shards": [written[0]["shards"]["replicated"][name]]}
-        path = files.manifest_path(self.folder, self.step)
-
-        is_undone = False
+        path, is_undone = files.manifest_path(self.folder, self.step), False
 
         def undo() -> None:
             nonlocal is_undone
@@ -239,7 +226,7 @@ class Saving:
             if is_undone:
                 raise
             raise CheckpointError(f"{error}; step {self.step} may be published or not, and its arrays stay") from error
-        if self.lock is not None and not self.lock.is_alone():  # who has not seen this one may have removed the arrays
+        if self.lock is not None and not self.lock.is_alone():  # another writer may have removed the arrays
             try:
                 self._see_all(written)
             except CheckpointError:
@@ -248,14 +235,14 @@ class Saving:
                 raise
 
     def _prune(self, keep: int | None, overwrite: bool) -> None:
-        """Remove what is no longer kept, on the first rank; warn of what can't be removed."""
+        """Remove the steps that are no longer kept, on the first rank; warn of files that can't be removed."""
         skipped = SkippedSteps(self.folder)
         there = files.steps_in(self.folder)
         unwanted = skipped.steps() | ({each for each in there if each > self.step} if overwrite else set())
         if keep is not None:
             earlier = [each for each in there if each < self.step and each not in unwanted]
             unwanted |= set(earlier[: max(0, len(earlier) - (keep - 1))])
-        # What is younger may be another writer's work, where the lock does not prove that there is none.
+        # Younger files may be another writer's, unless the lock proves that there is none.
         oldest_spared = None if self.lock is not None and self.lock.is_alone() else self.last_published
         left = prune(self.folder, unwanted - {self.step}, self.step, self.data.name, oldest_spared)
         if left:
@@ -266,7 +253,7 @@ class Saving:
 
 
 def _compare(group: ProcessGroup, every: list[dict[str, Any]]) -> None:
-    """Raise, on every rank alike, where ranks have passed different things."""
+    """Raise, on every rank, if the ranks' arguments differ."""
 
     def same(what: str, values: list[Any]) -> None:
         for rank, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""Damaged steps that a load has skipped: the next save is not compared with them, and removes them."""
+"""Damaged steps that a load has skipped: the next save ignores and removes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from . import files
 
-Identity = tuple[int, int, int]  # of a manifest: one that has been written since is another one
+Identity = tuple[int, int, int]  # of a manifest: a newer one has another
 
 
 class SkippedSteps:
@@ -31,7 +31,7 @@ class SkippedSteps:
         return {step for step, identity in skipped.items() if self._identity(step) == identity}
 
     def forget(self) -> None:
-        """Forget them, when they have been removed."""
+        """Remove all of them from the list."""
         self._of_folders.pop(self._key, None)
 
     def _identity(self, step: int) -> Identity | None:

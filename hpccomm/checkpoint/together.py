@@ -1,4 +1,4 @@
-"""Steps that ranks take together: one that fails on one rank fails on all, with the same words."""
+"""Steps that ranks take together: a failure on one rank is raised on all, with the same words."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class NoCheckpointError(CheckpointError):
 
 
 KINDS = (NoCheckpointError, CheckpointError, OSError, ValueError, TypeError, MemoryError, Exception)
-RAISED = {OSError: CheckpointError, Exception: RuntimeError}  # where it is not of the same kind
+RAISED = {OSError: CheckpointError, Exception: RuntimeError}  # in place of these kinds
 
 
 def together(
     group: ProcessGroup, operation: str, act: Callable[[], T], undo: Callable[[], None] | None = None
 ) -> list[T]:
-    """Return the outcomes of `act` on all ranks: small, since they travel.
+    """Return the outcomes of `act` on all ranks, which are small: every rank gets them.
 
-    Where it raises on one rank, `undo` is called on all and all raise. An error of the communication itself undoes
-    nothing: other ranks may have got on.
+    If it raises on one rank, all ranks call `undo` and raise. After an error of the communication itself nothing is
+    undone: other ranks may have continued.
     """
     mine: tuple[Any, int, str] = None, -1, ""
     raised: Exception | None = None
@@ -54,5 +54,5 @@ def together(
 
 
 def of_first(group: ProcessGroup, operation: str, act: Callable[[], T]) -> T:
-    """Return, on every rank, the outcome of `act` on the group's first rank, which alone calls it."""
+    """Return, on every rank, the outcome of `act`, which the group's first rank calls."""
     return together(group, operation, lambda: act() if group.rank == 0 else None)[0]  # type: ignore[return-value]

@@ -1,9 +1,9 @@
-"""One writer at a time: a lock in the folder while a save takes place, and in it the name of its holder.
+"""One writer at a time: a lock in the folder during a save, with the name of its holder.
 
-The lock is flock(2) on a file, and not the file itself: a process that is killed holds none. Some file systems keep the
-locks of each node apart (Lustre's ``localflock``), or have none; NFS version 3 keeps that of a dead node until the node
-is back. So a lock that can't be had, or whose file a process on another node has left, proves nothing: then a save
-spares what another one may be writing.
+The lock is flock(2) on a file, and not the file itself: a killed process holds none. Some file systems keep the locks
+of each node apart (Lustre's ``localflock``), or have none; NFS version 3 keeps that of a dead node until the node is
+back. So a lock that can't be taken, or whose file is from a process on another node, proves nothing: then a save spares
+files that another one may be writing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = ".saving"
 
 
 class WriterLock:
-    """The lock of a folder, held until `release`; CheckpointError where another process has it."""
+    """The lock of a folder, held until `release`; CheckpointError if another process has it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
@@ -37,11 +37,11 @@ class WriterLock:
             os.pwrite(self._file, json.dumps(mine).encode(), 0)
 
     def is_alone(self) -> bool:
-        """Return whether it is certain that nobody else writes to the folder: nobody has put a name over this one."""
+        """Return True if certainly nobody else writes to the folder: the file still has this process's name."""
         return self._was_free and _read(self._file) == self._mine
 
     def _take(self, mine: dict[str, Any]) -> bool:
-        """Return whether no process of another node has left its name."""
+        """Take the lock; return True if no process of another node has left its name."""
         is_broken = False
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -57,7 +57,7 @@ class WriterLock:
                         f"{in_words(other)} is saving to {self._path.parent}, since {other.get('since', 'now')}; one "
                         f"job at a time may write to a folder. If that process is gone for certain, remove {self._path}"
                     ) from None
-                # what Slurm has started again it has ended before; only the lock of its node, or of a child, is left
+                # Slurm has restarted this job, so it has ended the holder: the lock is its dead node's or a child's
                 os.unlink(self._path)
                 is_broken = True
             except FileNotFoundError:
@@ -70,7 +70,7 @@ class WriterLock:
                     os.close(file)
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._file < 0:
             return
         with suppress(OSError):
@@ -81,7 +81,7 @@ class WriterLock:
 
 
 def writer(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return this process's name: its host and number, its job, and how often that was started again before."""
+    """Return this process's name: its host and pid, its job, and the number of the job's restarts."""
     restarts = environ.get("SLURM_RESTART_COUNT", "")
     return {
         "host": os.uname().nodename,

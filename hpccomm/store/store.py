@@ -88,16 +88,10 @@ class Store(ABC):
     def add(self, key: str, amount: int) -> int:
         """Return the sum of `amount` and the integer that `key` holds as text (0 if it is not there), and store it.
 
-        Parameters
-        ----------
-        key : str
-        amount : int
-            From -2**63 to 2**63 - 1, as the sum.
-
         Raises
         ------
         DistStoreError
-            The value is no integer, or the sum has more than 64 bits; nothing has changed.
+            The value is no integer, or the sum does not fit into 64 bits; nothing has changed.
 
         Examples
         --------
@@ -113,12 +107,9 @@ class Store(ABC):
         return self._ask(Op.ADD, (key,), number=number).number
 
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
-        """Return the value of `key`, set to `desired` if it was `expected`, or missing and `expected` is empty.
+        """Set `key` to `desired` if its value is `expected`, or missing and `expected` is empty; return its value.
 
-        Returns
-        -------
-        bytes
-            The value afterwards; `expected` if there is none.
+        Where there is still none, `expected` comes back.
 
         Examples
         --------
@@ -133,14 +124,7 @@ class Store(ABC):
         self._ask(Op.APPEND, (key,), (value,))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Store each of `values` under its key, all at once.
-
-        Parameters
-        ----------
-        keys : list of str
-        values : list of bytes or str
-            As many as keys.
-        """
+        """Store each of `values` under its key, all at once; there are as many values as keys."""
         keys, values = _listed("multi_set", keys), tuple(values)
         if len(keys) != len(values):
             raise ValueError(f"multi_set: {len(keys)} keys, but {len(values)} values{here()}")
@@ -161,13 +145,7 @@ class Store(ABC):
         return bool(self._ask(Op.CHECK, _listed("check", keys)).number)
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        """Wait until all of `keys` are there.
-
-        Parameters
-        ----------
-        keys : list of str
-        timeout : timedelta or float (seconds), optional
-            Default: the store's.
+        """Wait until all of `keys` are there, for `timeout` (default: the store's).
 
         Raises
         ------
@@ -187,13 +165,7 @@ class Store(ABC):
     # -- queues -------------------------------------------------------------------------------------
 
     def queue_push(self, key: str, value: Value) -> None:
-        """Put `value` at the end of the queue `key`.
-
-        Parameters
-        ----------
-        key : str
-            Queues have names of their own: a value under the same key is another thing.
-        value : bytes or str
+        """Put `value` at the end of the queue `key`, which is apart from the value of the same key.
 
         Examples
         --------
@@ -206,13 +178,7 @@ class Store(ABC):
         self._ask(Op.PUSH, (key,), (value,))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Return the first value of the queue `key`, and take it out; wait until there is one.
-
-        Parameters
-        ----------
-        key : str
-        block : bool, optional
-            False: don't wait.
+        """Remove and return the first value of the queue `key`; if `block`, wait until there is one.
 
         Raises
         ------
@@ -271,11 +237,7 @@ class Store(ABC):
 class PrefixStore(Store):
     """A part of another store, in which each key has a prefix: ``prefix/key``.
 
-    Parameters
-    ----------
-    prefix : str
-    store : Store
-        The other one. Closing this one leaves it open.
+    Closing it leaves the other store open.
 
     Examples
     --------

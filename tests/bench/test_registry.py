@@ -107,7 +107,7 @@ def test_many_messages_in_flight_take_a_bounded_amount_of_memory() -> None:
 )
 def test_numpys_answer(op: str, expected: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     given = [[1, 3], [2, 3], [3, 5]]
-    monkeypatch.setattr(Case, "values", lambda self, rank, count, salt=0: np.array(given[rank], self.dtype))
+    monkeypatch.setattr(Case, "values", lambda self, rank, count: np.array(given[rank], self.dtype))
     for dtype in (np.float16, np.float64):
         answer = Case(0, 3, 2, np.dtype(dtype), op).reduced(2)
         assert answer.dtype == dtype

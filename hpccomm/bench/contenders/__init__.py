@@ -17,10 +17,10 @@ CONTENDERS = {
     "torch-hpccomm": "torch_calls:TorchHPCComm",
     "torch-gloo": "torch_calls:TorchGloo",
     "gloo": "torch_calls:TorchGloo",  # as it was called first
-    "shared": "shared_calls:Shared",
-    "persistent": "persistent_calls:Persistent",
-    "ordered": "ordered_calls:Ordered",
-    "one_by_one": "one_by_one_calls:OneByOne",
+    "shared": "hpccomm_variant_calls:Shared",
+    "persistent": "hpccomm_variant_calls:Persistent",
+    "ordered": "hpccomm_variant_calls:Ordered",
+    "one_by_one": "hpccomm_variant_calls:OneByOne",
     "copy": "copy_calls:Copy",
 }
 
@@ -31,8 +31,8 @@ GPU_CONTENDERS = {
     "nccl": "nccl_calls:RawNCCL",
     "cupyx": "cupyx_calls:CupyxDistributed",
     "torch": "torch_nccl_calls:TorchNCCL",
-    "persistent": "persistent_calls:Persistent",
-    "one_by_one": "one_by_one_calls:OneByOne",
+    "persistent": "hpccomm_variant_calls:Persistent",
+    "one_by_one": "hpccomm_variant_calls:OneByOne",
 }
 OF_DEVICE = {"cpu": CONTENDERS, "cuda": GPU_CONTENDERS}
 

@@ -1,0 +1,111 @@
+"""hpccomm in other ways: node-shared arrays, persistent operations, reductions in rank order, one call for each array."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+import hpccomm as hc
+
+from ..registry import Arrays, Benchmark, Case
+from .contender import Call, Unsupported
+from .hpccomm_calls import HPCComm, InAnotherGroup
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SHARED = ("all_reduce", "reduce", "broadcast", "all_gather_single", "reduce_scatter_single")
+
+
+class Shared(HPCComm):
+    """The functions of hpccomm on node-shared arrays (`hpccomm.empty_shared`), where they are faster on one node."""
+
+    name = "shared"
+    own_arrays = True
+
+    def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
+        super().__init__(group, comm)
+        self._parent = group
+
+    def arrays(self, benchmark: Benchmark, case: Case) -> Arrays:
+        """Return arrays in a group of their own: their memory is freed with their group."""
+        if benchmark.name not in SHARED:
+            raise Unsupported(f"{benchmark.name} is the same on node-shared arrays")
+        group: Any = hc.split_group(self._parent, 0)
+        self.group = group
+        return benchmark.arrays(replace(case, allocate=partial(hc.empty_shared, group=group)))
+
+    def release(self) -> None:
+        if self.group is not self._parent:
+            hc.destroy_process_group(self.group)
+            self.group = self._parent
+
+
+class Persistent(HPCComm):
+    """The persistent operations of hpccomm (``all_reduce_init`` and so on): made once, started and waited for often."""
+
+    name = "persistent"
+
+    def call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        """Return a call of start and wait, whether async_op or not."""
+        operation = self._operation(benchmark, case, arrays)
+
+        def call() -> None:
+            operation.start()
+            operation.wait()
+
+        return call
+
+    def start(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> Call:
+        operation = self._operation(benchmark, case, arrays)
+
+        def start() -> Any:
+            operation.start()
+            return operation
+
+        return start
+
+    def _operation(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> hc.PersistentWork:
+        """Return the persistent operation, made with the plain function's arguments but async_op."""
+        init = getattr(hc, f"{benchmark.name}_init", None)
+        if init is None:
+            raise Unsupported(f"hpccomm has no {benchmark.name}_init")
+        plain: Any = super()._call(benchmark, case, arrays, False)
+        made: hc.PersistentWork = init(*plain.args[:-1])
+        return made
+
+
+class Ordered(InAnotherGroup):
+    """The functions of hpccomm that reduce, in rank order (``cpu:ordered``)."""
+
+    name = "ordered"
+    configuration = "cpu:ordered"
+
+    def _call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        if not benchmark.reduces:
+            raise Unsupported(f"{benchmark.name} reduces nothing: it is the same")
+        return super()._call(benchmark, case, arrays, async_op)
+
+
+class OneByOne(HPCComm):
+    """One call of hpccomm for each array, in the loop that a coalesced operation replaces."""
+
+    name = "one_by_one"
+
+    def _call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        if benchmark.kind != "coalesced" or async_op:
+            raise Unsupported("one by one is compared with blocking coalesced operations")
+        single = getattr(self, benchmark.name.removesuffix("_coalesced"))
+        received = arrays.receive
+        if benchmark.name == "all_gather_coalesced":  # all arrays of rank 0, then of rank 1, ...
+            received = [received[i :: len(arrays.send)] for i in range(len(arrays.send))]
+        sent = repeat(None) if arrays.send is None else arrays.send
+        calls = [single(case, Arrays(receive, send), False) for receive, send in zip(received, sent, strict=False)]
+
+        def call() -> None:
+            for each in calls:
+                each()
+
+        return call
