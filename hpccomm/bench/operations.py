@@ -22,10 +22,6 @@ def _share(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-def _twice_the_share(ranks: int) -> float:
-    return 2 * (ranks - 1) / ranks
-
-
 # -- collectives -------------------------------------------------------------------------------------
 
 
@@ -34,7 +30,7 @@ def _in_place(case: Case, expected: Callable[[], Any] | None) -> Arrays:
     return Arrays(receive=case.array(case.count), given=lambda: case.values(case.rank, case.count), expected=expected)
 
 
-@benchmark("all_reduce", busbw=_twice_the_share)
+@benchmark("all_reduce", busbw=lambda n: 2 * _share(n))
 def all_reduce(case: Case) -> Arrays:
     """Reduce an array over all ranks, in place."""
     return _in_place(case, lambda: case.reduced(case.count))
@@ -157,7 +153,7 @@ def _ends(pieces: list[int]) -> list[int]:
     return list(itertools.accumulate(pieces[:-1]))
 
 
-@benchmark("all_reduce_coalesced", busbw=_twice_the_share, kind="coalesced")
+@benchmark("all_reduce_coalesced", busbw=lambda n: 2 * _share(n), kind="coalesced")
 def all_reduce_coalesced(case: Case) -> Arrays:
     """All-reduce many arrays in one call."""
     return replace(all_reduce(case), receive=[case.array(count) for count in _pieces(case)])

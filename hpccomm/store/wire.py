@@ -115,18 +115,13 @@ def split(buffer: bytearray, nbytes: int) -> tuple[bytearray, bytearray]:
 _OPS: dict[int, Op] = {int(op): op for op in Op}
 
 
-class _Shape(NamedTuple):
-    keys: int
-    values: int = 0
-
-
 ANY = -1
-_SHAPES = dict.fromkeys(Op, _Shape(1)) | {
-    Op.SET: _Shape(ANY, ANY),
-    Op.GET: _Shape(ANY),
-    Op.WAIT: _Shape(ANY),
-    Op.CHECK: _Shape(ANY),
-    Op.COMPARE_SET: _Shape(1, 2),
-    Op.APPEND: _Shape(1, 1),
-    Op.PUSH: _Shape(1, 1),
+_SHAPES = dict.fromkeys(Op, (1, 0)) | {  # the numbers of keys and values
+    Op.SET: (ANY, ANY),
+    Op.GET: (ANY, 0),
+    Op.WAIT: (ANY, 0),
+    Op.CHECK: (ANY, 0),
+    Op.COMPARE_SET: (1, 2),
+    Op.APPEND: (1, 1),
+    Op.PUSH: (1, 1),
 }

@@ -30,7 +30,7 @@ GPU_CONTENDERS = {
     "cuda:mpi": "gpu_calls:OverMPI",
     "nccl": "nccl_calls:RawNCCL",
     "cupyx": "cupyx_calls:CupyxDistributed",
-    "torch": "torch_nccl_calls:TorchNCCL",
+    "torch": "torch_calls:TorchNCCL",
     "persistent": "hpccomm_variant_calls:Persistent",
     "one_by_one": "hpccomm_variant_calls:OneByOne",
 }

@@ -1,4 +1,4 @@
-"""hpccomm in other ways: node-shared arrays, persistent operations, reductions in rank order, one call for each array."""
+"""hpccomm in other ways: node-shared arrays, persistent operations, rank order, one call for each array."""
 
 from __future__ import annotations
 
