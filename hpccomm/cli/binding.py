@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..debug.words import alike, ranks_in_words
+from ..debug.words import ranks_by_value, ranks_in_words
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -38,7 +38,7 @@ def of_this_rank(host: str, node: int, environ: Mapping[str, str] = os.environ) 
 
 def described(bindings: Sequence[Binding]) -> Iterator[tuple[str, str]]:
     """Yield the ranks with the same binding, and that binding, in words; `bindings` has one for each rank."""
-    for binding, ranks in alike(enumerate(bindings)).items():
+    for binding, ranks in ranks_by_value(enumerate(bindings)).items():
         yield ranks_in_words(ranks), str(binding)
 
 

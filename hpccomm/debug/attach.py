@@ -31,7 +31,7 @@ def attach(group: ProcessGroup) -> None:
     if group.processes:
         prepare(group)
     if group.settings.debug != "OFF" and group.rank == 0:
-        _tell(group)
+        _announce(group)
     if group.settings.debug == "DETAIL" and group.comm is not None:
         from .mismatch.check import compare_calls  # which loads MPI
 
@@ -51,7 +51,7 @@ def detach(group: ProcessGroup) -> None:
         trace_file.detach(group)
 
 
-def _tell(group: ProcessGroup) -> None:
+def _announce(group: ProcessGroup) -> None:
     """Print a line about a new group, on its first rank."""
     nodes = f"{len(set(group.nodes))} node{'s' if len(set(group.nodes)) > 1 else ''}"
     limit = f"timeout {group.timeout.total_seconds():g} s, then {group.on_timeout}"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..core.backend import FastPath
 from ..core.operation_list import OPERATIONS, START
 from .records import Record, key_of_operation, minority, sides, unequal_in_words, unequal_sizes
-from .words import alike, by_number, duration, places_in_words, ranks_in_words
+from .words import by_number, duration, places_in_words, ranks_by_value, ranks_in_words
 
 MANY = 7  # entries of a report's "recent" from which on older ones may have been dropped
 MAY_BE_SMALL = OPERATIONS.keys() & vars(FastPath).keys()  # of what takes the fast path only the number is known
@@ -186,7 +186,7 @@ class _Search:
                     pending.append(self._ranks[rank])
         found = Verdict(sorted(missed))
         what = ((rank, (tuple(missed[rank]), self._activity(rank))) for rank in found.culprits)
-        for (keys, activity), ranks in alike(what).items():
+        for (keys, activity), ranks in ranks_by_value(what).items():
             if len(ranks) > 1 and activity.startswith("it "):
                 activity = f"each {activity.removeprefix('it ')}"
             for key in keys:
@@ -216,7 +216,7 @@ class _Search:
     def _difference(self, record: Record, records: Mapping[int, Record]) -> Verdict:
         different = sides(records)
         shown = "; ".join(self._called(side, records) for side in reversed(different))
-        earlier = alike((rank, self._ranks[rank].calls_before(record)) for rank in records)
+        earlier = ranks_by_value((rank, self._ranks[rank].calls_before(record)) for rank in records)
         if len(earlier) > 1:  # the fault is older than the operation
             different = sorted(earlier.values(), key=len)
             others = ", ".join(f"{ranks_in_words(side)} {calls}" for calls, side in earlier.items())

@@ -65,7 +65,7 @@ def _snapshot(things: Iterable[Thing]) -> list[Thing]:
 
 
 def key_of(group: ProcessGroup) -> str:
-    """Return a key that is the same on every rank of a group: of its members, and of which group of theirs it is."""
+    """Return a key that is the same on every rank of a group; it counts the groups of the same members."""
     seen = _seen.get(group)
     return f"{group.name}:{'-'.join(map(str, group.ranks[:8]))}" if seen is None else seen.key
 

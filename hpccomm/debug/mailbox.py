@@ -15,7 +15,7 @@ from pathlib import Path
 
 LOOK, ASK = b"look", b"ask"
 CREDENTIALS = struct.Struct("3i")  # process, (real) user, group: the kernel vouches for them
-LONGEST = 1 << 13  # bytes of a letter
+LONGEST = 1 << 13  # bytes of a datagram
 
 
 class Mailbox:
@@ -24,9 +24,9 @@ class Mailbox:
     Attributes
     ----------
     is_open : bool
-        Whether letters come: not after one of another user's, who could keep the watchdog busy.
+        Whether datagrams are received: no longer after one of another user, who could keep the watchdog busy.
     was_woken : bool
-        Whether `askers` has found a letter since this was last reset.
+        Whether `askers` has found a datagram since this was last reset.
     """
 
     def __init__(self) -> None:
@@ -51,14 +51,14 @@ class Mailbox:
             self._socket, self.is_open = None, False
 
     def askers(self) -> list[bytes]:
-        """Return the addresses of those that have asked for reports in the letters that have come."""
+        """Return the addresses of those that have asked for reports in the datagrams that have come."""
         found = []
         with contextlib.suppress(OSError):  # there is nothing more
             while self._socket is not None and self.is_open:
-                letter, _, user, sender = _received(self._socket)
+                datagram, _, user, sender = _received(self._socket)
                 self.is_open = user in (os.getuid(), 0)
                 self.was_woken = self.was_woken or self.is_open
-                if letter == ASK and self.is_open:
+                if datagram == ASK and self.is_open:
                     found.append(sender)
         return found
 
@@ -70,10 +70,10 @@ class Mailbox:
         """Ask another process of this node to look into the folder."""
         self._send(LOOK, _address(process))
 
-    def _send(self, letter: bytes, address: bytes | str) -> None:
+    def _send(self, datagram: bytes, address: bytes | str) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):  # it has none, or is gone
-                self._socket.sendto(letter, socket.MSG_DONTWAIT, address)
+                self._socket.sendto(datagram, socket.MSG_DONTWAIT, address)
 
 
 def ask(process: int, patience: float) -> tuple[Path, str] | None:
@@ -97,10 +97,10 @@ def ask(process: int, patience: float) -> tuple[Path, str] | None:
             own.send(ASK)
         except ConnectionRefusedError:
             return None
-        letter, who, whose, _ = _received(own)
+        datagram, who, whose, _ = _received(own)
     if (who, whose) != (process, user):
         return None
-    folder, token = json.loads(letter)
+    folder, token = json.loads(datagram)
     return Path(folder), str(token)
 
 
@@ -116,13 +116,13 @@ def _bound(address: str) -> socket.socket:
 
 
 def _received(own: socket.socket) -> tuple[bytes, int, int, bytes]:
-    """Return a letter, the process and the user that have sent it, and the address of the sender."""
-    letter, ancillary, _, sender = own.recvmsg(LONGEST, socket.CMSG_SPACE(CREDENTIALS.size))
+    """Return a datagram, the process and the user that have sent it, and the address of the sender."""
+    datagram, ancillary, _, sender = own.recvmsg(LONGEST, socket.CMSG_SPACE(CREDENTIALS.size))
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             process, user, _ = CREDENTIALS.unpack(data[: CREDENTIALS.size])
-            return letter, process, user, sender
-    return letter, 0, -1, sender
+            return datagram, process, user, sender
+    return datagram, 0, -1, sender
 
 
 def _address(process: int) -> str:

@@ -1,4 +1,4 @@
-"""Record: one operation as reports and recordings tell it; everything in it is text or numbers."""
+"""Record: one operation in reports and recordings, described by text and numbers only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.hooks import Operation
 from ..core.members import abridged
 from ..core.operation_list import MESSAGES, OPERATIONS, START
 from .groups_seen import key_of
-from .words import alike, size_in_words
+from .words import ranks_by_value, size_in_words
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
@@ -143,7 +143,7 @@ def key_of_operation(record: Record) -> tuple[str, int, str]:
 
 
 def sizes_by_rank(operation: Operation) -> list[list[int]] | None:
-    """Return the numbers of elements for each rank and from each rank, where they may differ."""
+    """Return the numbers of elements sent to each rank and expected of each, for operations where they may differ."""
     name, arguments, size = operation.name.removesuffix(START), operation.arguments, operation.group.size
     sends, expects = [0] * size, [0] * size
     if name == "gather" and "outputs" in arguments:
@@ -207,9 +207,9 @@ def sides(records: Mapping[int, Record]) -> list[list[int]]:
         dtype = record.dtype if has_dtypes else ""
         return record.name, dtype, count, record.op if knows else "", root, record.details
 
-    found = alike((rank, signature(record)) for rank, record in records.items())
+    found = ranks_by_value((rank, signature(record)) for rank, record in records.items())
     if len(found) == 1 and has_all and any(record.state != "completed" for record in each):
-        found = alike((rank, (record.async_op,)) for rank, record in records.items())
+        found = ranks_by_value((rank, (record.async_op,)) for rank, record in records.items())
     return sorted(found.values(), key=len)
 
 

@@ -1,7 +1,8 @@
 """The call that each thread of this process is in, read from the stacks of the threads: it costs them nothing.
 
 What is read of other modules: the functions that programs call (those in ``hpccomm.__all__`` and the methods of groups)
-with their arguments, the door that each operation passes (its `self` and `call`), and the waits of Works.
+with their arguments, the door that each operation passes (its `self` and `call`), and the waits of Works. The rest of
+hpccomm asks `calls_in_flight` and `call_of_thread`, and knows nothing of frames.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def call_of_thread(thread: int) -> CallInFlight | None:
 
 
 def _call_in(innermost: FrameType) -> CallInFlight | None:
-    """Return the call that a stack is in: of an operation that is made of others, the one that the program called."""
+    """Return the call that a stack is in; of an operation that consists of others, the one that the program called."""
     call, can_raise, public = None, False, public_functions()
     for frame in _outward(innermost):
         code = frame.f_code
@@ -134,7 +135,7 @@ def _call_of_method(frame: FrameType, name: str) -> CallInFlight:
 
 
 def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
-    """Return a call that is no operation, with the group among its arguments, or else the world."""
+    """Return the call of a function that is no operation; its group is among its arguments, or is the world."""
     arguments = _arguments(frame)
     group = next((each for each in arguments.values() if isinstance(each, ProcessGroup)), None)
     if group is None and name in WITHOUT_A_GROUP:

@@ -1,7 +1,7 @@
 """The start of the watchdog: its signals and its thread, which imports everything else that it needs at its first look.
 
-The ranks of a job start at the same moment, and load their modules from one file system: what a first operation does
-not need waits for a second. It is there long before anything counts as a hang, because a file system may hang, too.
+The ranks of a job start at the same moment, and load their modules from one file system: modules that a first operation
+does not need are imported a second later, long before anything counts as a hang, because a file system may hang, too.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LONGEST_PERIOD = 1.0  # seconds between two looks
 
 # Both are held while the process forks: a child can't import what a thread that it does not have is importing.
 _importing = threading.RLock()
-_changing = threading.RLock()  # what a Start says of itself; never held while something is imported
+_changing = threading.RLock()  # guards the fields of a Start; never held during an import
 
 
 def period() -> float:
-    """Return the seconds between two looks at what is in flight."""
+    """Return the seconds between two looks at the calls in flight."""
     shortest = min((as_seconds(group.timeout) for group in groups()), default=10 * LONGEST_PERIOD)
     return min(LONGEST_PERIOD, max(shortest / 10, 0.05))
 
@@ -52,14 +52,14 @@ class Signals:
         self._pid = os.getpid()
 
     def listen(self) -> None:
-        """Begin to listen to the signals that nobody else listens to."""
-        if self.take(signal.SIGUSR2):
+        """Listen to the signals that nobody else handles."""
+        if self.listen_to(signal.SIGUSR2):
             atexit.register(self._stop_listening)
-        self.take(signal.SIGINT, signal.default_int_handler)  # which is still called
-        os.register_at_fork(before=_hold_back, after_in_parent=_go_on, after_in_child=self._let_go)
+        self.listen_to(signal.SIGINT, signal.default_int_handler)  # which is still called
+        os.register_at_fork(before=_hold_back, after_in_parent=_go_on, after_in_child=self._close_in_child)
 
-    def take(self, number: signal.Signals, default: Any = signal.SIG_DFL) -> bool:
-        """Write into the signal's pipe whenever it comes, if nobody else handles it; return whether that is so.
+    def listen_to(self, number: signal.Signals, default: Any = signal.SIG_DFL) -> bool:
+        """Let a signal write into its pipe from now on; return false if somebody else handles it.
 
         Python's own handlers run in the main thread, which MPI may hold: that of faulthandler writes at once.
         """
@@ -76,7 +76,7 @@ class Signals:
             faulthandler.unregister(signal.SIGUSR2)
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
-    def _let_go(self) -> None:
+    def _close_in_child(self) -> None:
         """Give the signals back, in a forked process: what their handlers write would be taken for the rank's."""
         for number in self._taken:
             faulthandler.unregister(number)
@@ -134,13 +134,13 @@ class Start:
         self._thread = threading.Thread(target=self._run, name="hpccomm-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to look, and to listen to signals that nobody else listens to."""
-        atexit.register(self._say_how_it_ended)
+        """Start the thread, and listen to the signals that nobody else handles."""
+        atexit.register(self._report_exception)
         self._signals.listen()
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread: rank 0 wants none."""
+        """End the thread, because the settings of rank 0 want no watchdog."""
         self._has_stopped = True
         with _changing:
             if self.watchdog is not None:
@@ -155,7 +155,7 @@ class Start:
             if self.watchdog is not None:
                 self.watchdog.reporter.configure(self._folder, self._processes)
         if agreed.keeps_reports or agreed.trace != "0":
-            self._signals.take(signal.SIGTERM)  # by which launchers end the other ranks when one has died
+            self._signals.listen_to(signal.SIGTERM)  # by which launchers end the other ranks when one has died
 
     def loaded(self) -> Watchdog:
         """Return the watchdog, imported."""
@@ -174,12 +174,12 @@ class Start:
         if not self._has_stopped:
             self.loaded().run(self._signals)
 
-    def _say_how_it_ended(self) -> None:
+    def _report_exception(self) -> None:
         """Leave a report if an exception has ended the program before its groups: nobody can ask this rank then."""
         error = getattr(sys, "last_value", None)
         has_groups = any(group.processes and group.leaving is None for group in groups())
         if os.getpid() == self.pid and error is not None and has_groups:
-            self.loaded().say_how_it_ended(error)
+            self.loaded().report_exception(error)
 
 
 # -- the one of this process ---------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Watchdog:
         with contextlib.suppress(ValueError):  # raised on every rank by those who agree on the settings
             self._timeout_of_init = settings.read().timeout or self._timeout_of_init
 
-    def say_how_it_ended(self, error: BaseException) -> None:
+    def report_exception(self, error: BaseException) -> None:
         """Leave a report: an exception has ended the program before its groups, so nobody can ask this rank."""
         with contextlib.suppress(OSError):
             self.reporter.write(f"{type(error).__name__}: {error}", has_left=True)
@@ -94,10 +94,10 @@ class Watchdog:
                     os.read(came[signal.SIGINT], 1 << 16)
                     end_on_ctrl_c(self.reporter.rank)
                 if signal.SIGTERM in came:
-                    self._say_goodbye()
+                    self._end_on_sigterm()
                 self.look(time.monotonic())
                 askers = mailbox.askers()
-                is_woken = bool(events) or mailbox.was_woken  # maybe by a letter that has come after the poll
+                is_woken = bool(events) or mailbox.was_woken  # maybe by a datagram that has come after the poll
                 mailbox.was_woken = False
                 if mailbox.fileno() in events and not mailbox.is_open:
                     poll.unregister(mailbox.fileno())
@@ -116,7 +116,7 @@ class Watchdog:
                 time.sleep(LONGEST_PERIOD)
 
     def _ask_for(self, askers: list[bytes]) -> None:
-        """Ask all ranks on behalf of others, from outside of the job, and tell these where to look."""
+        """Ask all ranks on behalf of processes outside of the job, and send these the folder of the reports."""
         if self.reporter.time_of_end() is None:
             token = self.reporter.ask()
             for asker in filter(None, askers):
@@ -131,7 +131,7 @@ class Watchdog:
             _end_at(when)
 
     def _looks_for_questions(self) -> bool:
-        """Whether it is time, and up to this rank, to look for a question from elsewhere: no letter brings it."""
+        """Whether this rank should look now for a question from another node, of which no datagram tells."""
         on_this_node = self.reporter.processes
         if self.reporter.mailbox.is_open and on_this_node and self.reporter.rank != min(on_this_node):
             return False
@@ -205,18 +205,18 @@ class Watchdog:
                 lines = self.inquire().lines
                 folder = reporter.folder.places[0]
                 where = f"the reports of the ranks are in {folder}; `hpccomm debug {folder}` shows this again"
-                self._tell_all([what, *lines, where], action, ends)
+                self._tell_end([what, *lines, where], action, ends)
             else:  # another rank gives the verdict, and ends the job
                 self._wait_for_the_verdict(2 * PATIENCE + FOLDER_PERIOD, until_it_is_there=not ends)
         except OSError as error:
-            self._tell_all([what, f"reports can't be written: {error}"], action, ends)
+            self._tell_end([what, f"reports can't be written: {error}"], action, ends)
         except Exception as error:
-            self._tell_all([what, f"there is no verdict: {type(error).__name__}: {error}"], action, ends)
+            self._tell_end([what, f"there is no verdict: {type(error).__name__}: {error}"], action, ends)
         finally:
             if ends:
                 self._end()
 
-    def _tell_all(self, lines: list[str], action: str, ends: bool) -> None:
+    def _tell_end(self, lines: list[str], action: str, ends: bool) -> None:
         if ends:
             why = "" if action == "abort" else ", because a blocking call of MPI can't be interrupted"
             lines.append(f"the job ends with status {STATUS} (on_timeout={action!r}{why})")
@@ -274,7 +274,7 @@ class Watchdog:
         finally:
             _end_at(when)
 
-    def _say_goodbye(self) -> None:
+    def _end_on_sigterm(self) -> None:
         """Leave a report on SIGTERM, and end as without a watchdog."""
         try:
             self.look(time.monotonic())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sized
 from typing import TypeVar
 
-Thing = TypeVar("Thing", bound=Hashable)
+Value = TypeVar("Value", bound=Hashable)
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -22,11 +22,11 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     return f"rank{'s' * several} {', '.join('-'.join(map(str, span)) for span in spans)}"
 
 
-def alike(things: Iterable[tuple[int, Thing]]) -> dict[Thing, list[int]]:
-    """Return the ranks that have the same thing, for each, of pairs of a rank and what it has."""
-    ranks_of: dict[Thing, list[int]] = {}
-    for rank, thing in things:
-        ranks_of.setdefault(thing, []).append(rank)
+def ranks_by_value(pairs: Iterable[tuple[int, Value]]) -> dict[Value, list[int]]:
+    """Return the ranks that have each value, from pairs of a rank and its value."""
+    ranks_of: dict[Value, list[int]] = {}
+    for rank, value in pairs:
+        ranks_of.setdefault(value, []).append(rank)
     return ranks_of
 
 
@@ -51,5 +51,5 @@ def size_in_words(nbytes: float) -> str:
 
 
 def by_number(several: Sized, one: str, more: str) -> str:
-    """Return the form of a word for one or for more."""
+    """Return the singular or the plural of a word, for so many things."""
     return one if len(several) == 1 else more

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from ..core.timeouts import pause, pauses
 from ..debug import report as debug_report
 from ..debug import watchdog
-from ..debug.words import alike, ranks_in_words
+from ..debug.words import ranks_by_value, ranks_in_words
 from ..process import stderr
 from ..process.stderr import let_launcher_read, tell
 
@@ -79,7 +79,7 @@ class Agreement:
         if errors is None:
             return
         writer = self._config.get_terminal_writer()
-        for text, ranks in alike(enumerate(errors)).items():
+        for text, ranks in ranks_by_value(enumerate(errors)).items():
             if text and 0 not in ranks:
                 writer.sep("_", f"errors during collection on {ranks_in_words(ranks)} of {len(errors)}")
                 writer.line(text)
@@ -120,7 +120,7 @@ class Agreement:
             crash = getattr(report.longrepr, "reprcrash", None)
             if crash is not None:  # which the last lines of pytest show
                 crash.message = f"[rank {shown}] {crash.message}"
-            for text, ranks in alike(enumerate(texts)).items():
+            for text, ranks in ranks_by_value(enumerate(texts)).items():
                 if shown in ranks:
                     title = f"failed on {ranks_in_words(decisive)} of {len(reports)}; above: {ranks_in_words(ranks)}"
                     report.sections.insert(0, (title, ""))
@@ -161,7 +161,7 @@ class Agreement:
     def _others(self) -> list[str]:
         """Return the places of the other ranks in their programs: nothing, if the suite has made no world."""
         others = [(rank, place) for rank, place in watchdog.places().items() if rank != self._rank]
-        return [f"{ranks_in_words(ranks)}: at {place}" for place, ranks in alike(others).items()]
+        return [f"{ranks_in_words(ranks)}: at {place}" for place, ranks in ranks_by_value(others).items()]
 
     def _uncaptured(self) -> TextIO | None:
         """Return the stderr that pytest does not capture, for a rank that is about to end the job."""

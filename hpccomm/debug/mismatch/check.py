@@ -14,7 +14,7 @@ from ...core.timeouts import as_seconds
 from ...errors import DistError, DistTimeoutError
 from ...job import failures, mpi_library
 from ..records import sizes_by_rank, unequal_in_words, unequal_sizes
-from ..words import alike, ranks_in_words
+from ..words import ranks_by_value, ranks_in_words
 from .exchange import DIFFERS, TIMED_OUT, Exchange, Statement
 from .messages import MessageCheck
 from .wording import call_in_words, caller, with_details
@@ -93,7 +93,7 @@ class MismatchCheck:
             self._leaves = True  # what comes next is collective, also when it is tried again
 
     def close(self) -> None:
-        """Free the communicator; every rank is about to."""
+        """Free the communicator; every rank calls this."""
         mpi_library.free(self._comm, "", largest_tag=-1)  # what is left is of no interest to the program
 
     # -- collectives -----------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class MismatchCheck:
             return str(each["words"]) + ("" if same_number or each["number"] is None else f", #{each['number']}")
 
         sides = []
-        for words, ranks in alike((rank, call(each)) for rank, each in came.items()).items():
+        for words, ranks in ranks_by_value((rank, call(each)) for rank, each in came.items()).items():
             lines = list(dict.fromkeys(came[rank]["where"] for rank in ranks))
             at = ", ".join(lines[:3]) + (" ..." if len(lines) > 3 else "")
             verb = "call" if len(ranks) > 1 else "calls"

@@ -63,7 +63,7 @@ class MessageCheck:
         self._sends: list[tuple[MPI.Request, bytes]] = []
         self._expected: dict[Operation, Expected] = {}
         self._seen: dict[tuple[int, int], Label] = {}  # by source and tag, of messages that are there and not received
-        self._unclear: set[int] = set()  # tags whose messages are not compared
+        self._uncompared: set[int] = set()  # tags whose messages are not compared
         self.is_waiting = False
 
     def begin(self, operation: Operation) -> None:
@@ -77,9 +77,9 @@ class MessageCheck:
         source, tag = arguments["src"], arguments.get("recv_tag", arguments["tag"])
         is_blocking = not operation.async_op and not operation.name.endswith(START)
         if source is None and not (is_blocking and self._is_mpi(operation)):
-            self._unclear.add(tag)
-        if tag in self._unclear:
-            self._drop(tag)
+            self._uncompared.add(tag)
+        if tag in self._uncompared:
+            self._drop_labels(tag)
             return
         expected = self._expect(operation, words, source, tag)
         if not is_blocking or operation.name == "sendrecv":  # to wait here could keep the other side waiting
@@ -87,13 +87,13 @@ class MessageCheck:
         self.is_waiting = True
         try:
             if source is None:
-                expected = self._expect(operation, words, self._whose_message_comes(operation, tag), tag)
+                expected = self._expect(operation, words, self._next_sender(operation, tag), tag)
             self._wait(expected, as_seconds(self._group.timeout))
         finally:
             self.is_waiting = False
             self._expected.pop(operation)
         if expected.label["words"] != words:
-            self._take_away(expected)
+            self._discard(expected)
             raise DistBackendError(self._difference(expected))
         if source is None:  # another rank's message may still be faster
             self._seen[expected.source, tag] = expected.label
@@ -107,13 +107,13 @@ class MessageCheck:
             return
         if expected.source is None:
             if operation.error is not None:
-                self._unclear.add(expected.tag)  # nobody says whose message it was
+                self._uncompared.add(expected.tag)  # nobody says whose message it was
                 return
             sender = operation.outcome[1] if isinstance(operation.outcome, tuple) else operation.outcome
             expected = self._expect(operation, expected.words, sender, expected.tag)
             self._expected.pop(operation)
         elif operation.error is not None and not isinstance(operation.error, DistBackendError):  # taken back
-            self._take_back(expected)
+            self._cancel(expected)
             return
         self._wait(expected, PATIENCE)
         if expected.label["words"] == expected.words:
@@ -153,8 +153,8 @@ class MessageCheck:
             self._sends.append((request, data))
 
     def _wait(self, expected: Expected, timeout: float) -> None:
-        if not _comes(expected.has_come, timeout):
-            self._take_back(expected)
+        if not _poll(expected.has_come, timeout):
+            self._cancel(expected)
             raise DistTimeoutError(
                 f"{expected.call} of {self._group.name!r}: no message from rank "
                 f"{self._group.ranks[expected.source]} with tag {expected.tag} within {timeout:g} s; rank "
@@ -162,25 +162,25 @@ class MessageCheck:
                 f"{self._other_message(expected.source)}{who_is_late()}"
             )
 
-    def _whose_message_comes(self, operation: Operation, tag: int) -> int:
+    def _next_sender(self, operation: Operation, tag: int) -> int:
         status, timeout = MPI.Status(), as_seconds(self._group.timeout)
-        if not _comes(lambda: self._group.comm.Iprobe(MPI.ANY_SOURCE, tag, status), timeout):
+        if not _poll(lambda: self._group.comm.Iprobe(MPI.ANY_SOURCE, tag, status), timeout):
             raise DistTimeoutError(
                 f"{_title(operation)} of {self._group.name!r}: no message from any rank with tag {tag} within "
                 f"{timeout:g} s at {caller()}{self._other_message(MPI.ANY_SOURCE)}"
             )
         return status.Get_source()
 
-    def _take_back(self, expected: Expected) -> None:
+    def _cancel(self, expected: Expected) -> None:
         if expected.request is None or expected.has_come():
             return
         expected.request.Cancel()
         status = MPI.Status()
         expected.request.Wait(status)
         if not status.Is_cancelled():  # a label has come whose message has not: later ones may not belong together
-            self._unclear.add(expected.tag)
+            self._uncompared.add(expected.tag)
 
-    def _take_away(self, expected: Expected) -> None:
+    def _discard(self, expected: Expected) -> None:
         """Receive a message that differs, and drop it, so that the sender goes on and nobody takes it later."""
         comm: Any = self._group.comm
         if expected.label["objects"]:
@@ -188,7 +188,7 @@ class MessageCheck:
         elif expected.label["mpi"]:
             comm.Recv([bytearray(expected.label["nbytes"]), MPI.BYTE], expected.source, expected.tag)
 
-    def _drop(self, tag: int) -> None:
+    def _drop_labels(self, tag: int) -> None:
         while (message := self._comm.Improbe(MPI.ANY_SOURCE, tag)) is not None:
             message.Recv([bytearray(LABEL_BYTES), MPI.BYTE])
 
@@ -221,7 +221,7 @@ def _in_words(array: Any) -> str:
     return "Python objects" if array is None else array_in_words(array)
 
 
-def _comes(is_there: Callable[[], bool], timeout: float) -> bool:
+def _poll(is_there: Callable[[], bool], timeout: float) -> bool:
     """Poll until something is there, or the time is up; return whether it is there."""
     deadline, looks = time.monotonic() + timeout, pauses()
     while not is_there():

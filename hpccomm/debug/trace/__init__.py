@@ -1,1 +1,1 @@
-"""What every rank has done: the flight recorder, its files, and what ``hpccomm trace`` makes of them."""
+"""The history of every rank: the flight recorder, its files, and ``hpccomm trace``, which reads them."""

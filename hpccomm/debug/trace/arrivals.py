@@ -28,7 +28,7 @@ class Arrival:
 
 
 @dataclass
-class OfRank:
+class RankTotals:
     """The sum of all arrivals of a rank: how often it came last, the seconds it delayed others, and those it waited."""
 
     rank: int
@@ -54,9 +54,9 @@ def arrivals(traces: Sequence[Trace]) -> list[Arrival]:
     return found
 
 
-def by_rank(traces: Sequence[Trace]) -> list[OfRank]:
+def by_rank(traces: Sequence[Trace]) -> list[RankTotals]:
     """Return the sum of the arrivals for each rank."""
-    found = {trace.rank: OfRank(trace.rank) for trace in traces}
+    found = {trace.rank: RankTotals(trace.rank) for trace in traces}
     for each in arrivals(traces):
         found[each.last].last += 1
         found[each.last].delay += each.delay
@@ -66,7 +66,7 @@ def by_rank(traces: Sequence[Trace]) -> list[OfRank]:
     return list(found.values())
 
 
-def straggler(ranks: Sequence[OfRank]) -> OfRank | None:
+def straggler(ranks: Sequence[RankTotals]) -> RankTotals | None:
     """Return the rank that delays the others three times as long as any other does, if there is one."""
     if len(ranks) < 2:
         return None

@@ -1,4 +1,4 @@
-"""hpccomm trace: what the recordings of the ranks say: a verdict, a timeline, a summary."""
+"""hpccomm trace: a verdict, a timeline and a summary from the recordings of the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recording of a rank as a file: written at the end, and when somebody asks for it."""
+"""The recording of a rank as a file: written at the end, and on demand."""
 
 from __future__ import annotations
 

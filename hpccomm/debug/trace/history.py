@@ -68,7 +68,7 @@ class _Search:
     def decide(self) -> History:
         if not self._traces:
             return History()
-        doubtful = sorted(filter(None, map(self._first_doubt, self._collectives)), key=_when)
+        doubtful = sorted(filter(None, map(self._first_doubtful, self._collectives)), key=_when)
         different = [each for each in doubtful if len(sides(each.records)) > 1]
         if different:
             found = self._difference(different[0])
@@ -87,7 +87,7 @@ class _Search:
         known = self._traces[rank].groups.get(group)
         return max(known.collectives if known else 0, *self._collectives[group].get(rank, ()), 0)
 
-    def _first_doubt(self, group: str) -> _Collective | None:
+    def _first_doubtful(self, group: str) -> _Collective | None:
         """Return the first collective of a group in which the ranks differ, or to which some have not come."""
         of_rank = self._collectives[group]
         reached = {rank: self.reached(rank, group) for rank in of_rank}
@@ -110,10 +110,10 @@ class _Search:
             record, at = found.records[side[0]], _at(*(found.records[rank] for rank in side))
             shown.append(f"{ranks_in_words(side)} {by_number(side, 'calls', 'call')} {record.in_detail()}{at}")
         line = f"collective #{found.number} of group {found.any.group_name!r} differs: {'; '.join(shown)}"
-        hint = self._shifted(found, found_sides) if len(found_sides) == 2 else ""
+        hint = self._shift_hint(found, found_sides) if len(found_sides) == 2 else ""
         return History(minority(found_sides), [line, *filter(None, [hint])], {(found.group, found.number)})
 
-    def _shifted(self, found: _Collective, both: list[list[int]]) -> str:
+    def _shift_hint(self, found: _Collective, both: list[list[int]]) -> str:
         """Return a hint in words if the smaller side is one collective ahead of the other, or behind."""
         of_rank = self._collectives[found.group]
         now, following = found.number, found.number + 1

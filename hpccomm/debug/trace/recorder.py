@@ -68,7 +68,7 @@ class TracedGroup:
 
 
 class Entry(list[Any]):
-    """The row of an operation that ends later; a Work uses it as the `Operation` that it ends."""
+    """The row of an operation that ends later; a Work ends it as it ends an `Operation`."""
 
     __slots__ = ("error", "outcome")
     error: BaseException | None
@@ -106,12 +106,12 @@ class Recorder:
         return _GroupHook(self, traced)
 
     def records(self) -> list[Record]:
-        """Return the last operations and those in flight, in the order in which they began."""
+        """Return the last operations, those in flight among them, in the order in which they began."""
         rows = [*self._in_flight_on_the_fast_path(), *list(self.rows)]
         return [_record(row) for row in sorted(rows, key=lambda row: row[BEGAN])]
 
     def _in_flight_on_the_fast_path(self) -> Iterator[Row]:
-        """Yield a row for each thread that is in a recorded fast path, which appends the row only at the end."""
+        """Yield a row for each thread that is in `recorded`, which appends its row only at the end."""
         for outermost in sys._current_frames().values():
             frame: Any = outermost
             while frame is not None:

@@ -62,7 +62,7 @@ def _named(what: str, rank: int, name: str, thread: int = 0) -> dict[str, Any]:
 
 
 def _slice(record: Record, rank: int, thread: int, start: float, end: float) -> dict[str, Any]:
-    told = {
+    facts = {
         "group": record.group_name,
         "key": record.group,
         "number": record.number,
@@ -83,7 +83,7 @@ def _slice(record: Record, rank: int, thread: int, start: float, end: float) -> 
         "tid": thread,
         "ts": began,
         "dur": round(ended - began, 3),
-        "args": told,
+        "args": facts,
     }
 
 
