@@ -60,7 +60,7 @@ class Runtime(Protocol):
         """Return CuPy's current stream of this thread for a GPU, which need not be the current one."""
 
     def is_capturing(self, stream: int) -> bool:
-        """Return whether a CUDA graph captures the stream."""
+        """Return True while a CUDA graph captures the stream."""
 
     def synchronize_stream(self, stream: int) -> None:
         """Block the host until everything on the stream is done."""
@@ -78,7 +78,7 @@ class Runtime(Protocol):
         """Make later work on the stream wait for the event; the host does not wait."""
 
     def is_done(self, event: int) -> bool:
-        """Return whether the event has passed."""
+        """Return True once the event has passed."""
 
     def synchronize_event(self, event: int) -> None:
         """Block the host until the event has passed."""

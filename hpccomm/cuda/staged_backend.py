@@ -71,7 +71,7 @@ class StagedBackend(Backend):
         return device
 
     def _staging(self, *arrays: Any) -> Staging:
-        """Begin an operation: block the host until the current stream is done with `arrays`."""
+        """Return the staging of an operation, after blocking the host until the current stream is done."""
         device = gpu_of(arrays[0])
         for array in arrays:
             if gpu_of(array) != device:

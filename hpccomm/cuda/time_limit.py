@@ -21,8 +21,7 @@ class TimeLimit:
         """Wait for the end of a call; raise the connection's failure, and DistTimeoutError after `seconds`."""
         deadline, pause = time.monotonic() + self.seconds, SHORTEST_PAUSE
         while is_in_progress():
-            failure = self.failure()
-            if failure is not None:
+            if (failure := self.failure()) is not None:
                 raise failure
             if time.monotonic() >= deadline:
                 raise DistTimeoutError(

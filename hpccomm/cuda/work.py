@@ -65,7 +65,7 @@ class CudaWork(Work):
         super().wait()
 
     def poll(self) -> bool:
-        """Return whether the event has passed; raise the error of the transport."""
+        """Return True once the event has passed; raise the error of the transport."""
         self._raise_failure()
         return self._event != 0 and self._ask(self._runtime.is_done)
 

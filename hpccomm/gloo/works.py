@@ -24,7 +24,7 @@ class GlooWork(Work):
         self._works = works
 
     def poll(self) -> bool:
-        """Return whether gloo's threads are done; raise their error."""
+        """Return True once gloo's threads are done; raise their error."""
         if not all(work.is_completed() for work in self._works):
             return False
         self.block()
@@ -50,7 +50,7 @@ class MessageWork(GlooWork):
     _error: Exception | None = None
 
     def poll(self) -> bool:
-        """Return whether the thread, which the first call starts, is done; raise its error."""
+        """Return True once the thread, which the first call starts, is done; raise its error."""
         if self._waiting is None:
             self._waiting = threading.Thread(target=self._wait_in_thread, name="hpccomm-gloo", daemon=True)
             WAITING.add(self._waiting)

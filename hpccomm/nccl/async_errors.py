@@ -20,8 +20,7 @@ class AsyncErrors:
 
     def _run(self) -> None:
         while not self._stopped.wait(SECONDS_BETWEEN_LOOKS):
-            error = self._look()
-            if error is not None:
+            if (error := self._look()) is not None:
                 return self._fail(error)
 
     def stop(self) -> None:

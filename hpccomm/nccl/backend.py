@@ -114,18 +114,18 @@ class NCCLBackend(Backend):
         return self.broadcast_coalesced([array], root, async_op)
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        how = reduced("all_reduce", array.dtype, op)
+        reduction = reduced("all_reduce", array.dtype, op)
         plan = self._plan(async_op, array)
         if self._intra_node is None or not self._intra_node.all_reduce(plan, array, op):
             buffer = plan.in_place(array)
-            plan.all_reduce(plan.multiplied(buffer, op.factor, buffer), buffer, how)
+            plan.all_reduce(plan.multiplied(buffer, op.factor, buffer), buffer, reduction)
         return self._end(plan, async_op, array)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
-        how = reduced("reduce", array.dtype, op)
+        reduction = reduced("reduce", array.dtype, op)
         plan = self._plan(async_op, array)
         buffer = plan.in_place(array) if root == self.rank else plan.send_buffer(array)
-        plan.reduce(plan.multiplied(buffer, op.factor), buffer, root, how)
+        plan.reduce(plan.multiplied(buffer, op.factor), buffer, root, reduction)
         return self._end(plan, async_op, array)
 
     # -- one array from or to each rank ----------------------------------------------------------
@@ -163,12 +163,12 @@ class NCCLBackend(Backend):
         return self.reduce_scatter_single_coalesced([output], [array], op, async_op)
 
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
-        how = reduced("reduce_scatter", output.dtype, op)
+        reduction = reduced("reduce_scatter", output.dtype, op)
         plan = self._plan(async_op, output, *inputs)
         buffer = plan.recv_buffer(output)
         for root, part in enumerate(plan.unaliased(inputs, [output])):  # their sizes may differ
             sent = plan.multiplied(part, op.factor)
-            plan.reduce(sent, buffer if root == self.rank else sent, root, how)
+            plan.reduce(sent, buffer if root == self.rank else sent, root, reduction)
         return self._end(plan, async_op, (output, inputs))
 
     def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
@@ -204,11 +204,11 @@ class NCCLBackend(Backend):
     # -- many arrays in one group of calls -------------------------------------------------------
 
     def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
-        hows = [reduced("all_reduce_coalesced", array.dtype, op) for array in arrays]
+        reductions = [reduced("all_reduce_coalesced", array.dtype, op) for array in arrays]
         plan = self._plan(async_op, *arrays)
-        for array, how in zip(arrays, hows, strict=True):
+        for array, reduction in zip(arrays, reductions, strict=True):
             buffer = plan.in_place(array)
-            plan.all_reduce(plan.multiplied(buffer, op.factor, buffer), buffer, how)
+            plan.all_reduce(plan.multiplied(buffer, op.factor, buffer), buffer, reduction)
         return self._end(plan, async_op, arrays)
 
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
@@ -237,10 +237,10 @@ class NCCLBackend(Backend):
     def reduce_scatter_single_coalesced(
         self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
     ) -> Work | None:
-        hows = [reduced("reduce_scatter_single", output.dtype, op) for output in outputs]
+        reductions = [reduced("reduce_scatter_single", output.dtype, op) for output in outputs]
         plan = self._plan(async_op, *outputs, *arrays)
-        for output, array, how in zip(outputs, plan.unaliased(arrays, outputs), hows, strict=True):
-            plan.reduce_scatter(plan.multiplied(array, op.factor), plan.recv_buffer(output), how)
+        for output, array, reduction in zip(outputs, plan.unaliased(arrays, outputs), reductions, strict=True):
+            plan.reduce_scatter(plan.multiplied(array, op.factor), plan.recv_buffer(output), reduction)
         return self._end(plan, async_op, (outputs, arrays))
 
     # -- point to point --------------------------------------------------------------------------
@@ -251,20 +251,20 @@ class NCCLBackend(Backend):
         return self._end(plan, async_op, array)
 
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int:
-        source = _known("recv", src)
+        source = _given_source("recv", src)
         plan = self._message("recv", tag, async_op, array)
         plan.recv(plan.recv_buffer(array), source)
-        return _from(source, self._end(plan, async_op, array))
+        return _with_source(source, self._end(plan, async_op, array))
 
     def sendrecv(
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
     ) -> Work | int:
-        source = _known("sendrecv", src)
+        source = _given_source("sendrecv", src)
         plan = self._message("sendrecv", tag or recv_tag, async_op, array, output)
         (sent,) = plan.unaliased([array], [output])
         plan.send(sent, dst)
         plan.recv(plan.recv_buffer(output), source)
-        return _from(source, self._end(plan, async_op, (array, output)))
+        return _with_source(source, self._end(plan, async_op, (array, output)))
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
         if len(arrays) > MOST_CALLS:
@@ -367,13 +367,13 @@ def _cut(flat: Any, counts: list[int]) -> list[Any]:
     return [flat[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
-def _known(operation: str, src: int | None) -> int:
+def _given_source(operation: str, src: int | None) -> int:
     if src is None:
         raise UnsupportedOperationError(f"NCCL can't receive from any rank; give src={here()}", operation)
     return src
 
 
-def _from(source: int, work: Work | None) -> Work | int:
+def _with_source(source: int, work: Work | None) -> Work | int:
     """Return the result of a receive: its Work, which gets the source, or else the source."""
     if work is None:
         return source

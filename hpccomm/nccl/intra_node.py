@@ -152,7 +152,7 @@ class IntraNode:
         return 0
 
     def _reads_right(self, address: int, rank: int) -> bool:
-        """Return whether a rank's memory reads as that rank wrote it, which is not so on every machine."""
+        """Return True if a rank's memory reads as that rank wrote it, which is not so on every machine."""
         test, read = self._test_array(), np.zeros(TEST_BYTES, np.uint8)
         self._runtime.copy_bytes(test.data.ptr, address + FLAG_BYTES, TEST_BYTES, self._stream)
         self._runtime.to_host(read, test, self._stream)

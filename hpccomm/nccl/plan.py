@@ -54,20 +54,17 @@ class Plan(Packing):
         """Copy `sent` of the root into `buffer` of every rank."""
         self._call(buffer.size, self._comm.broadcast, sent.data.ptr, buffer.data.ptr, *_moved(buffer), root)
 
-    def all_reduce(self, sent: Any, buffer: Any, how: Reduction) -> None:
+    def all_reduce(self, sent: Any, buffer: Any, reduction: Reduction) -> None:
         """Reduce `sent` of every rank into `buffer` of every rank."""
-        count = buffer.size * how.width
-        self._call(count, self._comm.all_reduce, sent.data.ptr, buffer.data.ptr, count, how.datatype, how.op)
+        self._call(buffer.size, self._comm.all_reduce, sent.data.ptr, buffer.data.ptr, *reduction.of(buffer))
 
-    def reduce(self, sent: Any, buffer: Any, root: int, how: Reduction) -> None:
+    def reduce(self, sent: Any, buffer: Any, root: int, reduction: Reduction) -> None:
         """Reduce `sent` of every rank into `buffer` of the root."""
-        count = sent.size * how.width
-        self._call(count, self._comm.reduce, sent.data.ptr, buffer.data.ptr, count, how.datatype, how.op, root)
+        self._call(sent.size, self._comm.reduce, sent.data.ptr, buffer.data.ptr, *reduction.of(sent), root)
 
-    def reduce_scatter(self, sent: Any, buffer: Any, how: Reduction) -> None:
+    def reduce_scatter(self, sent: Any, buffer: Any, reduction: Reduction) -> None:
         """Reduce the r-th part of `sent` of every rank into `buffer` of rank r."""
-        count = buffer.size * how.width
-        self._call(count, self._comm.reduce_scatter, sent.data.ptr, buffer.data.ptr, count, how.datatype, how.op)
+        self._call(buffer.size, self._comm.reduce_scatter, sent.data.ptr, buffer.data.ptr, *reduction.of(buffer))
 
     def all_gather(self, sent: Any, buffer: Any) -> None:
         """Copy `sent` of every rank, in rank order, into `buffer` of every rank."""

@@ -36,6 +36,10 @@ class Reduction(NamedTuple):
     width: int
     op: int
 
+    def of(self, array: Any) -> tuple[int, int, int]:
+        """Return NCCL's count, datatype and operation for an array."""
+        return array.size * self.width, self.datatype, self.op
+
 
 _moved: dict[Any, tuple[int, int]] = {}
 _reductions: dict[tuple[Any, ReduceOp], Reduction] = {}  # NumPy takes microseconds to name a dtype

@@ -29,7 +29,7 @@ OLDEST = (2, 14)
 
 
 def is_available() -> bool:
-    """Return whether a PyTorch is installed that takes the backend."""
+    """Return True if a PyTorch is installed that takes the backend."""
     if importlib.util.find_spec("torch") is None:
         return False
     import torch

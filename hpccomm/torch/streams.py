@@ -27,7 +27,7 @@ def on_torchs_stream(call: Call, there_are_gpus: bool = torch.cuda.is_available(
 
 
 def is_on_gpu(nested: Any) -> bool:
-    """Return whether one of the first two arguments, or of their first two items, is a tensor on a GPU."""
+    """Return True if one of the first two arguments, or of their first two items, is a tensor on a GPU."""
     if isinstance(nested, torch.Tensor):
         return bool(nested.is_cuda)
     return isinstance(nested, Sequence) and any(is_on_gpu(each) for each in nested[:2])

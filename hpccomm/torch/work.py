@@ -30,11 +30,11 @@ class PendingWork(C10DWork):
         self._work.synchronize()
 
     def is_completed(self) -> bool:
-        """Return whether the operation has ended, well or not."""
+        """Return True once the operation has ended, well or not."""
         return self._work.is_completed()
 
     def is_success(self) -> bool:
-        """Return whether the operation has ended well."""
+        """Return True if the operation has ended well."""
         return self._work.is_success()
 
     def exception(self) -> BaseException | None:
