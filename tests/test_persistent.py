@@ -217,12 +217,13 @@ def test_a_timeout_leaves_it_in_flight(process_group: hc.ProcessGroup) -> None:
         assert array.tolist() == [1, 2]
 
 
-def test_a_short_message_is_an_error(process_group: hc.ProcessGroup) -> None:
+@pytest.mark.parametrize("limit", [None, 60], ids=["waited for", "looked for"])
+def test_a_short_message_is_an_error(process_group: hc.ProcessGroup, limit: float | None) -> None:
     work = hc.recv_init(np.zeros(2), process_group.rank)
     work.start()
     hc.isend(np.zeros(1), process_group.rank).wait()
     with pytest.raises(hc.DistBackendError, match="the message has 8 bytes, but the array 16"):
-        work.wait()
+        work.wait(limit)
 
 
 def test_a_destroyed_group_frees_its_own() -> None:

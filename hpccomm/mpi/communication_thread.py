@@ -1,13 +1,12 @@
 """Asynchronous operations on large arrays, as blocking calls in a thread.
 
-MPI's own non-blocking operations make progress only while the program is inside a call of MPI, and those of large
-arrays are slower (Open MPI's Iallreduce takes 2 to 4 times as long as Allreduce). In a thread they are really under way
-while the program computes, because mpi4py's calls release the GIL: ``hpccomm bench overlap`` measures it.
+MPI's own non-blocking operations make progress only while the program is inside a call of MPI, and are slower for large
+arrays (Open MPI's Iallreduce takes 2 to 4 times as long as Allreduce). In a thread they go on while the program
+computes, because mpi4py's calls release the GIL: ``hpccomm bench overlap`` measures it.
 
-The thread makes its calls on a communicator of its own, in the order of the launches, which is the same on all ranks:
-so they match each other, and nothing else. It needs MPI_THREAD_MULTIPLE.
-
-The size decides, so what may have different sizes on different ranks stays out of it.
+The thread makes its calls on a communicator of its own, in the order of the launches: so they match those of other
+ranks, and nothing else. It needs MPI_THREAD_MULTIPLE. The size of the array decides: operations whose sizes may differ
+between ranks stay out of it.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ LONGEST_GOODBYE = 5.0  # seconds, at the end of a program that has not waited fo
 class CommunicationThread:
     """The thread of one group. `make` makes a backend on the communicator that it is given.
 
-    Both are made at the first launch, which must not wait for the other ranks; so it is the thread that does. The
-    program's thread, for its part, frees nothing collectively before all ranks have come (`ProcessGroup.destroy`), and
-    makes no window before that (`shared_memory.Window`): so neither ever waits for the other one's work.
+    The thread makes both, after the first launch, which must not wait for the other ranks. The program's thread frees
+    nothing (`ProcessGroup.destroy`) and makes no window (`shared_memory.Window`) before all ranks have come: so neither
+    thread ever waits for the work of the other.
     """
 
     def __init__(self, comm: MPI.Intracomm, make: Callable[[MPI.Intracomm], Backend]) -> None:
@@ -59,17 +58,17 @@ class CommunicationThread:
         failure: Exception | None = None
         try:
             self._backend = self._make(self._duplicate())
-        except Exception as error:  # MPI has no communicator left, for example: every operation tells
+        except Exception as error:  # MPI has no communicator left, for example: every operation fails with it
             failure = error
         while (work := self._launched.get()) is not None:
             work.run(self._backend, failure)
             del work  # and its arrays, while there is no other
 
     def _duplicate(self) -> Any:
-        """Make the communicator of the thread, while the group's own is in use.
+        """Return the communicator of the thread, made while the group's own is in use.
 
-        Not by MPI_Comm_idup: on Open MPI 5.0 it fails or hangs beside other non-blocking collectives of the same
-        communicator. MPI_Comm_create_group is no collective of the communicator: its messages have a tag of their own.
+        MPI_Comm_idup fails or hangs on Open MPI 5.0 beside other non-blocking collectives of the same communicator.
+        MPI_Comm_create_group is no collective of it: its messages have a tag of their own.
         """
         spare = failures.take_spare(self._comm)
         if spare is not None:
@@ -81,17 +80,17 @@ class CommunicationThread:
             members.Free()
 
     def _stop(self, timeout: float | None = None) -> None:
+        self.abort()
         if self._thread is not None:
-            self._launched.put(None)
             self._thread.join(timeout)
 
     def abort(self) -> None:
-        """Ask the thread to end after the operations that it has, without waiting for it."""
+        """Ask the thread to end after the operations it has; don't wait for it."""
         if self._thread is not None:
             self._launched.put(None)
 
     def close(self) -> None:
-        """End the thread and free what it has; called once, by every rank, when the group is destroyed."""
+        """End the thread and free its communicator; called once, by every rank, when the group is destroyed."""
         if self._thread is None:
             return
         atexit.unregister(self._stop)
@@ -124,11 +123,11 @@ class ThreadWork(Work):
             look_now()
 
     def translate_error(self, error: Exception) -> Exception:
-        """Turn MPI's exceptions into DistBackendError."""
+        """Return the error that the program should see for one of MPI."""
         return as_backend_error(self._name, error, self.group.comm if self.group else None)
 
     def poll(self) -> bool:
-        """Return whether the thread has done the operation; raise its exception."""
+        """Return whether the thread has done the operation; raise its error."""
         if not self._done.is_set():
             return False
         if self._raised is not None:
@@ -136,6 +135,6 @@ class ThreadWork(Work):
         return True
 
     def block(self) -> None:
-        """Wait until the thread has done the operation; raise what it raised."""
+        """Wait until the thread has done the operation; raise its error."""
         self._done.wait()
         self.poll()

@@ -31,7 +31,7 @@ OPS = {
     ReduceOp.BXOR: MPI.BXOR,
 }
 
-# MPI_C_BOOL has only the logical operations (MPI-4.1 §6.9.2); these give what NumPy's give on bool arrays.
+# MPI_C_BOOL has only the logical operations (MPI-4.1 §6.9.2); they give NumPy's results on bools.
 BOOL_OPS = {
     ReduceOp.SUM: MPI.LOR,
     ReduceOp.PRODUCT: MPI.LAND,
@@ -63,8 +63,8 @@ def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
-# What MPI does with the array as it is: one look-up for the common case, by the ReduceOp or by its name. Not bool: MPI
-# takes each byte as it is, and a byte other than 0 and 1 is as true as 1 for NumPy.
+# Reductions of arrays as they are: one look-up for the common case, by the ReduceOp or by its name. Not of bools: bytes
+# other than 0 and 1 are True for NumPy, and MPI takes them as they are.
 DIRECT: dict[tuple[Any, np.dtype[Any]], tuple[MPI.Datatype, MPI.Op]] = {
     (key, dtype): (datatype, OPS[op])
     for op in OPS
@@ -86,7 +86,7 @@ def message(array: Any) -> tuple[Any, MPI.Datatype] | tuple[Any, int, MPI.Dataty
 
 @functools.cache
 def _block(count: int, handle: int) -> MPI.Datatype:
-    """Return a datatype of `count` elements, of which one is sent where `count` is too large to be a count."""
+    """Return a datatype of `count` elements: one of it is sent where `count` is too large for MPI."""
     datatype = MPI.Datatype.fromhandle(handle)
     step = min(LARGEST_COUNT, 2**30)
     whole, rest = divmod(count, step)
@@ -99,7 +99,7 @@ def _block(count: int, handle: int) -> MPI.Datatype:
 
 
 def parts(flat: Any, counts: list[int]) -> tuple[Any, list[int], MPI.Datatype]:
-    """Return the mpi4py buffer of a contiguous array of which `counts[r]` elements belong to rank r, in order."""
+    """Return the mpi4py buffer of a contiguous array with `counts[r]` elements for each rank r, in order."""
     datatype = TYPED.get(flat.dtype)
     if datatype is not None:
         return flat, counts, datatype

@@ -1,9 +1,8 @@
 """OrderedBackend: reductions in rank order, bitwise the same on every MPI library, transport and layout of the ranks.
 
-MPI only moves the arrays, and NumPy combines them, always as ``((x0 + x1) + x2) + ...``. Of a large array every rank
-gets one segment from all others (all_to_all), combines them, and gives the result to all (all_gather): what is sent is
-what a ring sends. A small array goes to everybody at once. Large arrays go in pieces, so that the room for what the
-others sent does not grow with them.
+MPI only moves the arrays, and NumPy combines them, always as ``((x0 + x1) + x2) + ...``. A small array goes to all
+ranks at once. Of a large one every rank gets one segment from all others (all_to_all), combines them, and sends the
+result to all (all_gather): as many bytes as a ring sends. It goes in pieces, so that the buffers stay small.
 
 A backend rather than an option of each call: no other group pays for it.
 """
@@ -45,7 +44,7 @@ class OrderedBackend(BackendOverMPI):
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
         self._comm = options.comm
-        # MPI's thread, because there can't be two in one group; what it does besides is left to MPI as here
+        # it takes the place of MPI's thread: a group can't have two
         self._thread = self.mpi._thread = CommunicationThread(
             self._comm, lambda comm: OrderedBackend(of_the_thread(options, comm))
         )
@@ -59,7 +58,7 @@ class OrderedBackend(BackendOverMPI):
             return self._from_all(array, async_op, lambda rows: fold(rows, op, flat))
         if async_op:
             return self._thread.launch("all_reduce", array, op)
-        if self.mpi._single_copy.all_reduce(flat, op):  # which are in rank order too
+        if self.mpi._single_copy.all_reduce(flat, op):  # in rank order too
             return None
         for piece in segments(flat, PIECE_BYTES):
             counts, rows = self._exchanged(piece)
@@ -136,7 +135,7 @@ class OrderedBackend(BackendOverMPI):
         return self._scan("exscan", array, self.rank, op, async_op)
 
     def _scan(self, name: str, array: Any, ranks: int, op: ReduceOp, async_op: bool) -> Work | None:
-        """Combine the arrays of the first `ranks` ranks, which is this one's number or one more."""
+        """Combine the arrays of the first `ranks` ranks: this rank's number, or one more."""
         flat = array.reshape(-1)
         if self._goes_to_all(array, async_op):
             return self._from_all(array, async_op, lambda rows: fold(rows[:ranks], op, flat))
@@ -166,9 +165,9 @@ class OrderedBackend(BackendOverMPI):
         return np.empty((self.size, array.size), array.dtype)
 
     def _exchanged(self, piece: Any) -> tuple[list[int], list[Any]]:
-        """Return the sizes of all ranks' segments of `piece`; and this rank's, as each rank has it: its own is a view.
+        """Return the sizes of all ranks' segments of `piece`; and this rank's segment of every rank's `piece`.
 
-        What a rank has itself is not sent.
+        A rank's own is a view, and is not sent.
         """
         me, ranks, datatype = self.rank, self.size, TYPED[piece.dtype]
         counts, starts = segment_sizes(piece.size, ranks)
@@ -184,12 +183,12 @@ class OrderedBackend(BackendOverMPI):
 
 
 def order_matters(array: Any, op: ReduceOp) -> bool:
-    """Return whether the order decides about the last bits: not of integers, but in a custom operation."""
+    """Return whether the result depends on the order: that of floats does, and of custom operations."""
     return array.dtype.kind in "fc" or op.mpi_op is not None
 
 
 def fold(rows: Sequence[Any], op: ReduceOp, out: Any) -> None:
-    """Combine flat arrays from the first to the last, into `out`, which may be one of them; the others are spoilt."""
+    """Combine flat arrays, in their order, into `out`, which may be one of them; the others are overwritten."""
     if not len(rows):
         return
     total = rows[0]
@@ -209,7 +208,7 @@ def fold(rows: Sequence[Any], op: ReduceOp, out: Any) -> None:
         out[...] = total
 
 
-# What is done at once by MPI's datatype and NumPy's function; see DIRECT.
+# MPI's datatype and NumPy's function for the fast path; see DIRECT.
 FOLDED = {
     (op, dtype): (datatype, UFUNCS[op.upper() if isinstance(op, str) else op.name])
     for (op, dtype), (datatype, _) in DIRECT.items()
@@ -218,7 +217,7 @@ FOLDED = {
 
 
 def fast_all_reduce(fast: MPIFastPath, comm: MPI.Intracomm) -> Callable[[Any, Any], bool]:
-    """Return the method of the fast path: what `OrderedBackend.all_reduce` does with a small array."""
+    """Return the fast path's all_reduce: that of `OrderedBackend` for a small array."""
     ranks = comm.Get_size()
 
     def all_reduce(array: Any, op: Any) -> bool:

@@ -1,8 +1,7 @@
-"""BackendOverMPI: a backend of host arrays that leaves to MPI what it does not override.
+"""BackendOverMPI: a backend of host arrays that leaves to MPI every operation that it does not override.
 
-It delegates rather than inherits: a subclass of the transport would import MPI where the class is defined. What it
-overrides is what every form runs: its fast path is masked, its coalesced and persistent forms are made of the plain
-one.
+It delegates rather than inherits: a subclass of the transport would import MPI where the class is defined. All forms
+run the override: the fast path of that operation steps aside, and coalesced and persistent forms call the plain one.
 """
 
 from __future__ import annotations

@@ -80,6 +80,14 @@ class PersistentReceive(MPIPersistentWork):
             self._requests[0].Wait(self._message)
         received("recv", self._message, self._alive[0], self._finish)
 
+    def poll(self) -> bool:
+        """As MPIPersistentWork; then look at the message."""
+        if self._message.Get_source() == MPI.ANY_SOURCE and not self._requests[0].Test(self._message):
+            self._message = MPI.Status()  # MPI leaves it undefined
+            return False
+        self.block()
+        return True
+
 
 def set_up(comm: MPI.Intracomm, tuning: Tuning, operation: str, arguments: tuple[Any, ...]) -> PersistentWork:
     """Return the persistent form of an operation; the arguments are those of MPIBackend's method without async_op."""

@@ -1,7 +1,4 @@
-"""Custom reductions get the same prepared arrays as MPI's: contiguous, widened, premultiplied; see `reductions`.
-
-What completes MPI's (AVG's division, unpacking) completes them too.
-"""
+"""Custom reductions prepared (contiguous, widened, premultiplied arrays) and completed as MPI's are in `reductions`."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from .reductions import in_place, reduction_input, reduction_output
 
 
 def prepared(operation: str, call: Callable[..., Any], rank: int, ranks: int) -> Callable[..., Any]:
-    """Return a backend's method `operation` that prepares its arrays for `call`, and finishes what that has done."""
+    """Return a backend's method `operation`: it prepares the arrays for `call`, and completes the outputs after it."""
     names = OPERATIONS[operation].arguments
 
     def method(*arguments: Any) -> Any:

@@ -1,14 +1,13 @@
 """Persistent all_reduce of small arrays among the ranks of one node: no messages, only memory that all of them see.
 
-Each operation has, in a window that MPI shares among the ranks, one slot for each rank's values and one byte for each
-rank's flag, and both twice::
+Each operation has two sets of slots and flags in a window that MPI shares among the ranks; in each set a rank has a
+slot for its values, and a byte as its flag::
 
     start    copy the array into my slot, then write the number of this turn to my flag
     wait     look until all flags have the number; then reduce all slots, in rank order, into the array
 
-Turns alternate between the two sets. That is enough: a rank that begins turn 3, in the slots of turn 1, has ended turn
-2, which every rank has begun, so every rank has ended turn 1. The numbers are one byte: what a flag had before is two
-turns old.
+Turns alternate between the sets. Two are enough: a rank that begins turn 3, in the slots of turn 1, has ended turn 2,
+which every rank has begun, so every rank has ended turn 1. A byte is enough: the flag's last number is two turns old.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC
 from .shared_memory import UFUNCS, Window, free_bytes, why_no_room
 
-LINE_BYTES = 64  # what slots and flags are aligned to: a cache line
+LINE_BYTES = 64  # a cache line, to which slots and flags are aligned
 FIRST_WINDOW_BYTES = 64 << 10  # each further window is twice as large
 LARGEST_WINDOW_BYTES = 4 << 20  # a group has 64 KiB + 128 KiB ... + 4 MiB at most; then MPI takes over
-LOOKS = 1000  # at the flags, before other processes are let on the core, and MPI makes progress
+LOOKS = 1000  # at the flags, before other processes get the core, and MPI makes progress
 
 sched_yield = getattr(os, "sched_yield", partial(time.sleep, 1e-6))
 
-# x86 keeps the stores of a core in their order, and its loads too (Intel SDM, vol. 3A, 9.2.2); elsewhere it takes a
-# fence between the values and the flag, which MPI_Win_sync is.
+# x86 keeps the order of a core's stores, and of its loads (Intel SDM, vol. 3A, 9.2.2). Elsewhere MPI_Win_sync is the
+# fence between the values and the flag.
 KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 
 class Turn(NamedTuple):
-    """What is done in one of the two sets."""
+    """The steps of a turn in one of the two sets."""
 
     fill: Callable[[], None]  # this rank's slot
     flags: Any
@@ -56,10 +55,10 @@ class Turn(NamedTuple):
 
 
 class SmallAllReduce(PersistentWork):
-    """One operation. `memory` is what the ranks share; it begins with the two rows of flags.
+    """One operation in shared `memory`, which begins with the two rows of flags.
 
-    `array` is reduced; with `packing_into`, what the function packs that it returns for a slot, and `array` gets the
-    result.
+    `array` is reduced in place. With `packing_into` it only gets the result: the function that this returns for a slot
+    packs the values into it.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class SmallAllReduce(PersistentWork):
         ]
 
     def _set(self, window: Window, flags: Any, slots: Any, array: Any, op: ReduceOp) -> Turn:
-        """Return what is done in one of the two sets."""
+        """Return the steps of a turn in one of the two sets."""
         fill: Any
         finish: Any
         ranks, mine, ufunc = len(slots), slots[self._rank, ...], UFUNCS[op.name]  # the dots keep a 0-d array an array
@@ -101,7 +100,7 @@ class SmallAllReduce(PersistentWork):
     # Of a microsecond, one call from `start` to `begin`, or from `wait` to `block`, takes a twentieth.
 
     def start(self) -> None:
-        """As PersistentWork, but past the door."""
+        """Start as PersistentWork does, without the door while the fast path is open."""
         if self.is_active or self._freed:
             self.refuse_to_start()
         fast = self.door.fast  # type: ignore[union-attr]
@@ -113,7 +112,7 @@ class SmallAllReduce(PersistentWork):
         self.is_active = True
 
     def begin(self) -> None:
-        """Show the other ranks what this rank contributes."""
+        """Show this rank's values to the other ranks."""
         turn = (self._turn + 1) & 255
         fill, flags, self._look, self._finish = self._sets[turn & 1]
         self._expected = self._all[turn]
@@ -121,7 +120,7 @@ class SmallAllReduce(PersistentWork):
         flags[self._rank] = self._turn = turn
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """As PersistentWork; look until all ranks have begun, and reduce."""
+        """Wait as PersistentWork does: until all ranks have begun; then reduce."""
         if timeout is not None or self._timeout is not None or not self.is_active:
             return super().wait(timeout)
         look, expected, looks = self._look, self._expected, 0
@@ -133,14 +132,14 @@ class SmallAllReduce(PersistentWork):
                     sched_yield()
         except MPI.Exception as error:
             self.fail(error)
-        self._finish()  # which may be done again, until it is said to be
+        self._finish()  # an interrupted one is done again
         self.is_active = False
         if self.operation is not None:
             self._ended(None)
         return True
 
     def poll(self) -> bool:
-        """Look whether all ranks have begun; if so, reduce."""
+        """Reduce if all ranks have begun; return whether they have."""
         if self._look() != self._expected:
             self._comm.Iprobe()
             return False
@@ -148,7 +147,7 @@ class SmallAllReduce(PersistentWork):
         return True
 
     def block(self) -> None:
-        """As `wait`, for an operation that this one is a part of."""
+        """Wait as a part of another operation."""
         while not self.poll():
             sched_yield()
 
@@ -159,7 +158,7 @@ class SmallAllReduce(PersistentWork):
 
 
 class SmallAllReduces:
-    """The operations of one group, and the windows that they are in."""
+    """The operations of one group, and their windows."""
 
     def __init__(self, comm: MPI.Intracomm, tuning: Tuning) -> None:
         self._comm = comm
@@ -170,13 +169,13 @@ class SmallAllReduces:
         self._free = 0  # bytes left in the last window
 
     def takes(self, dtype: Any, op: ReduceOp) -> bool:
-        """Return whether small arrays of `dtype` can be reduced here: not half precisions, one node ..."""
+        """Return whether small arrays of `dtype` can be reduced here: half precisions, or on several nodes, can't."""
         return self.ranks > 1 and dtype in ARITHMETIC and op.name in UFUNCS and self._is_on_one_node()
 
     def set_up(
         self, array: Any, op: ReduceOp, packing_into: Any = None, most: int | None = None
     ) -> PersistentWork | None:
-        """Return the operation; None if it has to be MPI's. `most` bytes are small, of all ranks together."""
+        """Return the operation, of at most `most` bytes of all ranks together; None if MPI has to do it."""
         ranks = self.ranks
         if not 0 < array.nbytes * ranks <= (most or self._tuning.persistent_bytes) or not self.takes(array.dtype, op):
             return None
@@ -218,7 +217,7 @@ class SmallAllReduces:
 
 @functools.cache
 def _flags_of_all(ranks: int) -> list[bytes]:
-    """Return the row of flags that says that all ranks have begun a turn, for each number of a turn."""
+    """Return, for each number of a turn, the row of flags of ranks that have all begun it."""
     return [bytes([turn]) * ranks for turn in range(256)]
 
 
@@ -227,5 +226,5 @@ def _padded(nbytes: int) -> int:
 
 
 def _slots(rows: Any, array: Any) -> Any:
-    """Return the memory of `rows`, of which each rank has one, as an array like `array` for each rank."""
+    """Return the memory of `rows`, one for each rank, as arrays like `array`."""
     return rows[:, : array.nbytes].view(array.dtype).reshape(len(rows), *array.shape)

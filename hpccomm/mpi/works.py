@@ -36,7 +36,7 @@ class MPIWork(Work):
         self._request.Wait()
 
     def translate_error(self, error: Exception) -> Exception:
-        """Return what the program should see for an error of MPI."""
+        """Return the error that the program should see for one of MPI."""
         translated = as_backend_error(self.op_type, error, self.group.comm if self.group else None)
         if isinstance(translated, RankFailedError):
             failures.kept.append(self.alive)  # a message of a survivor may still be on its way to it
@@ -83,7 +83,7 @@ class ReceiveWork(MPIWork):
         self._nbytes = nbytes
 
     def poll(self) -> bool:
-        """As MPIWork; then look at the message."""
+        """As MPIWork; check the message."""
         if self._request:  # it is null where this was interrupted after the message had come
             self._message = MPI.Status()
             if not self._request.Test(self._message):
@@ -134,7 +134,7 @@ def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | Non
 
 
 def all_done(requests: Sequence[MPI.Request | None], finish: Finish, *alive: Any) -> Work | None:
-    """Return one Work for what several calls returned; as `done`."""
+    """Return one Work for the requests of several calls; as `done`."""
     pending = [request for request in requests if request is not None]
     if len(pending) < 2:
         return done(pending[0] if pending else None, finish, *alive)

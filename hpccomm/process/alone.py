@@ -22,7 +22,7 @@ _has_warned = False
 
 
 class Family(NamedTuple):
-    """MPI libraries of one descent: a part of what MPI_Get_library_version says, and how srun starts them."""
+    """MPI libraries of one descent: a part of their MPI_Get_library_version, and srun's option for them."""
 
     name: str
     srun_type: str  # srun --mpi=

@@ -148,21 +148,18 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str:
 
 def debug_dir(environ: Mapping[str, str] = os.environ) -> str:
     """Return the folder for reports of all runs: ``HPCCOMM_DEBUG_DIR``, or one named after the job."""
+    try:
+        here = os.getcwd()
+    except OSError:  # it has been removed
+        here = tempfile.gettempdir()
     said = environ.get("HPCCOMM_DEBUG_DIR", "").strip()
-    return os.path.join(_here(), os.path.normpath(said or f"hpccomm-debug-{job_id(environ) or _launcher()}"))
+    return os.path.join(here, os.path.normpath(said or f"hpccomm-debug-{job_id(environ) or _launcher()}"))
 
 
 def folder_at_start(environ: Mapping[str, str] = os.environ) -> str:
     """Return the folder for reports of this run: a guess before the ranks have met, and agreed on it."""
     step, restart = environ.get("SLURM_STEP_ID"), environ.get("SLURM_RESTART_COUNT", "0")
     return os.path.join(debug_dir(environ), _run or f"run-{f'{step}-{restart}' if step else _launcher()}")
-
-
-def _here() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it has been removed
-        return tempfile.gettempdir()
 
 
 LAUNCHERS = ("hydra", "mpiexec", "mpirun", "prte", "orted", "pmi_proxy", "slurmstepd", "flux-shell", "pbs_mom")
