@@ -182,7 +182,7 @@ def lines(call: Callable[[], object]) -> set[str]:
 
 def is_seen(call: Callable[[], object]) -> str:
     """Return "" once the verdict names rank 0, and the line of `call` where rank 1 has been seen twice."""
-    watchdog = start.watchdog()
+    watchdog = start.current()
     assert watchdog is not None
     reports = watchdog._reports("asked")
     found = verdict(reports, 2)
