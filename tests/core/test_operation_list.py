@@ -42,7 +42,7 @@ PLACES = {
     "hpccomm/mpi/ordered.py": {name for name in OF_ARRAYS if OPERATIONS[name].reduces and "coalesced" not in name},
     "hpccomm/cuda/staged_backend.py": OF_ARRAYS - SHARED,
     "hpccomm/nccl/backend.py": OF_ARRAYS - SHARED - {"scan", "exscan", "monitored_barrier"},
-    "hpccomm/gloo/backend.py": OF_ARRAYS - SHARED - {"scan", "exscan"},
+    "hpccomm/gloo/backend.py": {name for name in OF_ARRAYS - SHARED - {"scan", "exscan"} if "coalesced" not in name},
     "hpccomm/bench/operations.py": MEASURED,
     "hpccomm/bench/contenders/mpi4py_calls.py": MEASURED,
     "tests/matrix/cases.py": OPERATIONS.keys() - SHARED - {"coalescing"},
