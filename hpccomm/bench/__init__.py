@@ -9,7 +9,7 @@ contenders          the same work by hpccomm, by raw mpi4py and NCCL, by torch, 
 measure             interleaved timing, the maximum over the ranks, the number of iterations
 gpu                 arrays on GPUs, through the seam
 session             the benchmarks of one command, one after the other; checks
-rows, report, plot  the results as a table, CSV, JSON and pictures
+report, plot        the results as rows, tables, CSV, JSON and pictures
 studies.overhead    time that the Python layers add to calls and messages, in ns
 studies.gpu_overhead  ... to NCCL's calls
 studies.overlap     the share of an asynchronous operation that hides behind computing

@@ -27,7 +27,7 @@ from . import gpu, plot, registry, report
 from .contenders import CONTENDERS, GPU_CONTENDERS, OF_DEVICE
 from .measure import Plan
 from .registry import UFUNCS, Benchmark
-from .rows import Row
+from .report import Row
 from .studies import startup
 
 N = TypeVar("N", int, float)

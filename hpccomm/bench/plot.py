@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..debug.words import size_in_words
-from .rows import Row
+from .report import Row
 
 
 def plot(rows: Sequence[Row], file: str | Path, title: str = "") -> None:

@@ -11,7 +11,7 @@ from . import gpu
 from .contenders import Call, Contender, Unsupported, contender_class
 from .measure import Plan, measure
 from .registry import Arrays, Benchmark, Case
-from .rows import Row, row
+from .report import Row, row
 
 if TYPE_CHECKING:
     from .. import ProcessGroup

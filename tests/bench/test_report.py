@@ -16,8 +16,7 @@ import hpccomm as hc
 from hpccomm.bench import plot, registry, report
 from hpccomm.bench.measure import Timing
 from hpccomm.bench.registry import Case
-from hpccomm.bench.report import Table
-from hpccomm.bench.rows import Row, row
+from hpccomm.bench.report import Row, Table, row
 from hpccomm.cli import machine
 
 ALL_REDUCE = registry.load()["all_reduce"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ..registry import Arrays, Benchmark, Case
@@ -97,10 +97,16 @@ class Contender:
         """Return a call that receives, or starts to receive, into `array`."""
         raise NotImplementedError
 
+    def together(self, starts: Sequence[Call]) -> Call:
+        """Return a call that starts all of these messages, and waits for them."""
+        wait_all = self.wait_all
+        return lambda: wait_all([start() for start in starts])
+
     def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """Start a receive from the left neighbour and a send to the right one, and wait for both."""
-        receive, send = self.receiver(arrays.receive, case.left, True), self.sender(arrays.send, case.right, True)
-        return lambda: self.wait_all([receive(), send()])
+        return self.together(
+            [self.receiver(arrays.receive, case.left, True), self.sender(arrays.send, case.right, True)]
+        )
 
     def ping_pong(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """Send and receive, or receive and send: the lower rank of a pair begins."""
@@ -119,9 +125,7 @@ class Contender:
         if case.peer is None:
             return idle
         starts = [self.receiver(array, case.peer, True) for array in arrays.receive]
-        starts += [self.sender(arrays.send, case.peer, True)] * case.window
-        wait_all = self.wait_all
-        return lambda: wait_all([start() for start in starts])
+        return self.together(starts + [self.sender(arrays.send, case.peer, True)] * case.window)
 
     def message_rate(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """Start all sends or all receives, wait for them, then pass one element back."""

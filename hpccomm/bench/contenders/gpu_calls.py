@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import hpccomm as hc
 
 from ...cuda import seam
 from .. import gpu
-from ..registry import Arrays, Case
-from .contender import Call, Unsupported, idle
+from .contender import Call, Unsupported
 from .hpccomm_calls import HPCComm, InAnotherGroup, batch
 
 if TYPE_CHECKING:
@@ -34,17 +34,9 @@ class OverNCCL(HPCComm):
             return str(error)
         return None
 
-    def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        if not async_op:
-            return super().sendrecv(case, arrays, async_op)
-        return batch([self.receiver(arrays.receive, case.left, True), self.sender(arrays.send, case.right, True)])
-
-    def bidirectional(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+    def together(self, starts: Sequence[Call]) -> Call:
         """Return a call of one batch: on a stream, a receive behind an unmatched send would wait for ever."""
-        if case.peer is None:
-            return idle
-        starts: list[Any] = [self.receiver(array, case.peer, True) for array in arrays.receive]
-        return batch(starts + [self.sender(arrays.send, case.peer, True)] * case.window)
+        return batch(starts)
 
 
 class OverMPI(InAnotherGroup):

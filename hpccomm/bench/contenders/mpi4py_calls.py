@@ -75,14 +75,12 @@ class RawMPI4py(Contender):
     all_gather, reduce_scatter, all_to_all = all_gather_single, reduce_scatter_single, all_to_all_single
 
     def gather(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        call = self._method("Gather", async_op)
         receive = None if arrays.receive is None else described(arrays.receive)
-        return partial(call, described(arrays.send), receive, case.root)
+        return partial(self._method("Gather", async_op), described(arrays.send), receive, case.root)
 
     def scatter(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        call = self._method("Scatter", async_op)
         send = described(arrays.send) if case.rank == case.root else None
-        return partial(call, send, described(arrays.receive), case.root)
+        return partial(self._method("Scatter", async_op), send, described(arrays.receive), case.root)
 
     def scan(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         return partial(self._method("Scan", async_op), MPI.IN_PLACE, reducible(arrays.receive), _plain(case))

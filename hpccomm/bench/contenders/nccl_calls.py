@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import hpccomm as hc
 from ...nccl.types import moved, reduced
 from .. import gpu
 from ..registry import Arrays, Case
-from .contender import Call, Contender, Method, Unsupported, idle
+from .contender import Call, Contender, Method, Unsupported
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,7 +24,7 @@ def coalesced(single: Method) -> Method:
     def method(self: RawNCCL, case: Case, arrays: Arrays, async_op: bool) -> Call:
         sent = arrays.receive if arrays.send is None else arrays.send
         pairs = [Arrays(receive, send) for receive, send in zip(arrays.receive, sent, strict=True) if receive.size]
-        return self._group([single(self, case, each, async_op) for each in pairs])
+        return self.together([single(self, case, each, async_op) for each in pairs])
 
     return method
 
@@ -70,16 +70,6 @@ class RawNCCL(Contender):
     def receiver(self, array: Any, peer: int, async_op: bool) -> Call:
         return partial(self._raw.recv, array.data.ptr, *_moved(array), peer, gpu.current_stream())
 
-    def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        receive, send = self.receiver(arrays.receive, case.left, True), self.sender(arrays.send, case.right, True)
-        return self._group([receive, send])
-
-    def bidirectional(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        if case.peer is None:
-            return idle
-        starts = [self.receiver(array, case.peer, True) for array in arrays.receive]
-        return self._group(starts + [self.sender(arrays.send, case.peer, True)] * case.window)
-
     def all_reduce(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         pointer, how = arrays.receive.data.ptr, _reduced(case, arrays.receive)
         return partial(self._raw.allReduce, pointer, pointer, *how, gpu.current_stream())
@@ -103,7 +93,7 @@ class RawNCCL(Contender):
     def all_to_all_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         """Return a call of a group of ncclSend and ncclRecv: CuPy has no ncclAlltoAll."""
         starts = [self.receiver(row, rank, True) for rank, row in enumerate(arrays.receive)]
-        return self._group(starts + [self.sender(row, rank, True) for rank, row in enumerate(arrays.send)])
+        return self.together(starts + [self.sender(row, rank, True) for rank, row in enumerate(arrays.send)])
 
     # A list of arrays in hpccomm is the rows of one array here.
     all_gather, reduce_scatter, all_to_all = all_gather_single, reduce_scatter_single, all_to_all_single
@@ -113,12 +103,13 @@ class RawNCCL(Contender):
     all_gather_single_coalesced = coalesced(all_gather_single)
     reduce_scatter_single_coalesced = coalesced(reduce_scatter_single)
 
-    def _group(self, calls: list[Callable[[], Any]]) -> Call:
+    def together(self, starts: Sequence[Call]) -> Call:
+        """Return a call of one group of NCCL's."""
         start, end = self._nccl.groupStart, self._nccl.groupEnd
 
         def call() -> None:
             start()
-            for each in calls:
+            for each in starts:
                 each()
             end()
 

@@ -194,16 +194,12 @@ def _exchange(session: Session, title: str, directions: Sequence[int], batch: bo
     for each in session.contenders.values():
         starts = [each.receiver(arrays.receive[i], (rank - to) % ranks, True) for i, to in enumerate(directions)]
         starts += [each.sender(arrays.send[i], (rank + to) % ranks, True) for i, to in enumerate(directions)]
-        both[each.name] = batched(starts) if batch and each.name == "hpccomm" else _started(starts, each.wait_all)
+        both[each.name] = batched(starts) if batch and each.name == "hpccomm" else each.together(starts)
     return Comparison(title, arrays, **both)
 
 
 def _numbers(rank: int, count: int) -> Any:
     return 1.0 + rank * count + np.arange(count)
-
-
-def _started(starts: Sequence[Call], wait_all: Any) -> Call:
-    return lambda: wait_all([start() for start in starts])
 
 
 def watchdog_look(looks: int = 200) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 
 import hpccomm as hc
 
+from ...debug.words import size_in_words
 from ...process.tuning import NEVER, Tuning
 from ..measure import Plan, measure
 
@@ -46,7 +47,7 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
     lines: list[str] = []
     trial = _Trial(world, plan, lines)
 
-    ways = {_bytes(each): replace(table, segment_bytes=each, single_copy_bytes=NEVER) for each in sizes.segments}
+    ways = {size_in_words(each): replace(table, segment_bytes=each, single_copy_bytes=NEVER) for each in sizes.segments}
     medians = trial.medians("all_reduce in segments of", ways, sizes.reductions, _all_reduce)
     table = replace(table, segment_bytes=ways[_fastest(medians)].segment_bytes)
 
@@ -61,7 +62,7 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
         medians = trial.medians("all_reduce in", ways, sizes.single_copies, _all_reduce)
         table = replace(table, single_copy_bytes=_second_wins_from(medians))
 
-        ways = {_bytes(each): replace(table, shared_bytes=1, shared_chunk_bytes=each) for each in sizes.chunks}
+        ways = {size_in_words(each): replace(table, shared_bytes=1, shared_chunk_bytes=each) for each in sizes.chunks}
         medians = trial.medians("shared all_reduce in chunks of", ways, [sizes.shared_reduction], _shared_all_reduce)
         table = replace(table, shared_chunk_bytes=ways[_fastest(medians)].shared_chunk_bytes)
         ways = {"MPI": replace(table, shared_bytes=NEVER), "in place": replace(table, shared_bytes=1)}
@@ -94,7 +95,7 @@ class _Trial:
                 del calls
             found[size] = comm.bcast({name: time.median for name, time in times.items()})
             columns = "  ".join(f"{name}: {seconds * 1e6:.0f} us" for name, seconds in found[size].items())
-            self.lines.append(f"{what} ({_bytes(size)}):  {columns}")
+            self.lines.append(f"{what} ({size_in_words(size)}):  {columns}")
         return found
 
 
@@ -147,10 +148,3 @@ def _shared_all_reduce(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]
     array = hc.empty_shared(nbytes // 4, np.float32, group)
     array[...] = 0
     return partial(group.all_reduce, array)
-
-
-def _bytes(number: int) -> str:
-    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
-        if number >= unit and number % unit == 0:
-            return f"{number // unit} {name}"
-    return f"{number} B"
