@@ -22,9 +22,10 @@ class Binding(NamedTuple):
     gpus: str | None = None  # CUDA_VISIBLE_DEVICES; None: not set
 
     def __str__(self) -> str:
-        bound = (
-            f"CPUs {in_words(self.cpus)} of {self.cores}" if len(self.cpus) < self.cores else f"all {self.cores} CPUs"
-        )
+        bound = f"all {self.cores} CPUs"
+        if len(self.cpus) < self.cores:
+            numbers = ranks_in_words(self.cpus).partition(" ")[2]  # 0-3, 8
+            bound = f"CPUs {numbers} of {self.cores}"
         threads = f"{THREADS}={self.threads}" if self.threads else f"{THREADS} not set"
         gpus = "" if self.gpus is None else f", CUDA_VISIBLE_DEVICES={self.gpus}"
         return f"{self.host}: {bound}, {threads}{gpus}"
@@ -69,11 +70,6 @@ def oddities(bindings: Sequence[Binding]) -> list[str]:
     if len({binding.threads for binding in bindings}) > 1:
         said.append(f"{THREADS} is not the same on all ranks: set it in the batch script, before srun or mpiexec")
     return said
-
-
-def in_words(numbers: Sequence[int]) -> str:
-    """Return ``0-3, 8`` for 0, 1, 2, 3, 8."""
-    return ranks_in_words(numbers).partition(" ")[2]
 
 
 def in_number(cpus: int) -> str:

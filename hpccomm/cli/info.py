@@ -64,7 +64,7 @@ def collect(gpu: bool = False) -> Iterator[Fact]:
 
 
 def _mpi() -> Iterator[Fact]:
-    from ..job.mpi_library import load
+    from ..job.mpi_library import load, path_of_library
 
     try:
         mpi = load()
@@ -72,7 +72,6 @@ def _mpi() -> Iterator[Fact]:
         yield Fact("MPI", f"no: {error}")
         return
     from ..job.cuda_aware import cuda_awareness
-    from ..job.mpi_library import path_of_library
     from .machine import mpi_library
 
     levels = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled", mpi.THREAD_SERIALIZED: "serialized"}

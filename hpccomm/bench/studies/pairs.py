@@ -116,12 +116,11 @@ def slow(pairs: Sequence[Pair]) -> list[str]:
         latency = statistics.median(pair.latency_us for pair in of_kind)
         width = statistics.median(pair.bandwidth_gbs for pair in of_kind)
         for pair in of_kind:
-            if pair.latency_us > SLOW * latency:
-                what = f"{pair.latency_us:.2f} us, {pair.latency_us / latency:.1f} times the median of those {kind}"
-                said.append(f"slow: ranks {pair.ranks[0]} and {pair.ranks[1]}: {what}")
-            if pair.bandwidth_gbs < width / SLOW:
-                what = f"{pair.bandwidth_gbs:.2f} GB/s, the median of those {kind} is {width:.2f}"
-                said.append(f"slow: ranks {pair.ranks[0]} and {pair.ranks[1]}: {what}")
+            us, gbs, who = pair.latency_us, pair.bandwidth_gbs, "slow: ranks {} and {}".format(*pair.ranks)
+            if us > SLOW * latency:
+                said.append(f"{who}: {us:.2f} us, {us / latency:.1f} times the median of those {kind}")
+            if gbs < width / SLOW:
+                said.append(f"{who}: {gbs:.2f} GB/s, the median of those {kind} is {width:.2f}")
     return said
 
 
