@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         def shape(self) -> Any: ...
 
     Array: TypeAlias = Buffer | _DLPack | _OnGPU | _Sparse | _OfProgram
+    Arrays: TypeAlias = Sequence[Array]
     P = ParamSpec("P")
     Rest = ParamSpec("Rest")
     First = TypeVar("First")
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     def asynchronous_method(method: Callable[Concatenate[Any, P], Blocking | Work]) -> _Method[P, Blocking]: ...  # noqa: D103
 
 else:
-    Array = Any
+    Array = Arrays = Any
 
     def asynchronous(function: Any) -> Any:
         """Return the function as it is."""

@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import here
 from ..process.alone import start_more
 from . import checks
-from .annotations import Integer, SplitSizes
+from .annotations import Arrays, Integer, SplitSizes
 from .arrays import Array
 from .options import Membership
 from .reduce_op import ReduceOp, ReduceOpLike
@@ -80,7 +80,7 @@ def scan(group: Membership, name: str, array: Array, op: ReduceOpLike) -> Call:
 # -- one array from or to each rank ------------------------------------------------------------------
 
 
-def all_gather(group: Membership, output_list: Sequence[Array], array: Array) -> Call:
+def all_gather(group: Membership, output_list: Arrays, array: Array) -> Call:
     """Accept a list of one array for each rank, this rank's as large as `array`."""
     device, view = checks.readable("all_gather", "array", array)
     outputs = _parts(group, "all_gather", "output_list", output_list, checks.writable, "array", device, view)
@@ -115,7 +115,7 @@ def scatter(group: Membership, output: Array, scatter_list: Any, root: int) -> C
     return Call(("scatter", device, output, (view, inputs, root)))
 
 
-def reduce_scatter(group: Membership, output: Array, input_list: Sequence[Array], op: ReduceOpLike) -> Call:
+def reduce_scatter(group: Membership, output: Array, input_list: Arrays, op: ReduceOpLike) -> Call:
     """Accept a list of one array for each rank, this rank's as large as `output`."""
     name = "reduce_scatter"
     device, view = checks.writable(name, "output", output)
@@ -131,7 +131,7 @@ def reduce_scatter_single(group: Membership, output: Array, input: Array, op: Re
     return Call(("reduce_scatter_single", device, output, (out, view, checks.reduction(name, "output", out, op))))
 
 
-def all_to_all(group: Membership, output_list: Sequence[Array], input_list: Sequence[Array]) -> Call:
+def all_to_all(group: Membership, output_list: Arrays, input_list: Arrays) -> Call:
     """Accept two lists of one array for each rank; this rank's two have the same size."""
     device, inputs = checks.one_for_each_rank("all_to_all", "input_list", input_list, group.size, checks.readable)
     own = f"input_list[{group.rank}]", device, inputs[group.rank]
@@ -164,14 +164,14 @@ def all_to_all_single(
 # -- many arrays in one message ----------------------------------------------------------------------
 
 
-def all_reduce_coalesced(group: Membership, arrays: Sequence[Array], op: ReduceOpLike, form: str = "") -> Call:
+def all_reduce_coalesced(group: Membership, arrays: Arrays, op: ReduceOpLike, form: str = "") -> Call:
     """Accept arrays of one device that `op` can reduce."""
     name = "all_reduce_coalesced" + form
     device, views = checks.array_list(name, "arrays", arrays)
     return Call(("all_reduce_coalesced", device, arrays, (views, checks.reductions(name, "arrays", views, op))))
 
 
-def broadcast_coalesced(group: Membership, arrays: Sequence[Array], root: int) -> Call:
+def broadcast_coalesced(group: Membership, arrays: Arrays, root: int) -> Call:
     """Accept arrays of one device; they are written where this rank is not the root."""
     root = rank(group, "broadcast_coalesced: root", root)
     check = checks.readable if root == group.rank else checks.writable
@@ -179,7 +179,7 @@ def broadcast_coalesced(group: Membership, arrays: Sequence[Array], root: int) -
     return Call(("broadcast_coalesced", device, arrays, (views, root)))
 
 
-def all_gather_coalesced(group: Membership, output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array]) -> Call:
+def all_gather_coalesced(group: Membership, output_lists: Sequence[Arrays], arrays: Arrays) -> Call:
     """Accept a list for each rank of as many arrays as there are inputs; this rank's are as large as those."""
     name = "all_gather_coalesced"
     device, views = checks.array_list(name, "arrays", arrays, checks.readable)
@@ -201,15 +201,13 @@ def all_gather_coalesced(group: Membership, output_lists: Sequence[Sequence[Arra
     return Call((name, device, output_lists, (outputs, views)))
 
 
-def all_gather_single_coalesced(group: Membership, outputs: Sequence[Array], inputs: Sequence[Array]) -> Call:
+def all_gather_single_coalesced(group: Membership, outputs: Arrays, inputs: Arrays) -> Call:
     """Accept pairs as all_gather_single does, of one device."""
     device, outs, views = _pairs(group, "all_gather_single_coalesced", outputs, inputs, larger="outputs")
     return Call(("all_gather_single_coalesced", device, outputs, (outs, views)))
 
 
-def reduce_scatter_single_coalesced(
-    group: Membership, outputs: Sequence[Array], inputs: Sequence[Array], op: ReduceOpLike
-) -> Call:
+def reduce_scatter_single_coalesced(group: Membership, outputs: Arrays, inputs: Arrays, op: ReduceOpLike) -> Call:
     """Accept pairs as reduce_scatter_single does, of one device."""
     name = "reduce_scatter_single_coalesced"
     device, outs, views = _pairs(group, name, outputs, inputs, larger="inputs")
@@ -217,7 +215,7 @@ def reduce_scatter_single_coalesced(
 
 
 def _pairs(
-    group: Membership, name: str, outputs: Sequence[Array], inputs: Sequence[Array], larger: str
+    group: Membership, name: str, outputs: Arrays, inputs: Arrays, larger: str
 ) -> tuple[str, list[Any], list[Any]]:
     device, outs = checks.array_list(name, "outputs", outputs)
     device_in, views = checks.array_list(name, "inputs", inputs, checks.readable)

@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from ..errors import here
 from . import calls, sparse
-from .annotations import Array, SplitSizes, asynchronous_method
+from .annotations import Array, Arrays, SplitSizes, asynchronous_method
 from .arrays import is_sparse
 from .calls import Call
 from .door import Door
@@ -78,7 +78,7 @@ class Operations(Members):
         return self.door.run(calls.scan(self, "exscan", array, op), async_op)
 
     @asynchronous_method
-    def all_gather(self, output_list: Sequence[Array], array: Array, async_op: bool = False) -> Work | None:
+    def all_gather(self, output_list: Arrays, array: Array, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather`."""
         return self.door.run(calls.all_gather(self, output_list, array), async_op)
 
@@ -91,21 +91,21 @@ class Operations(Members):
 
     @asynchronous_method
     def gather(
-        self, array: Array, gather_list: Sequence[Array] | None = None, root: int = 0, async_op: bool = False
+        self, array: Array, gather_list: Arrays | None = None, root: int = 0, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.gather`."""
         return self.door.run(calls.gather(self, array, gather_list, root), async_op)
 
     @asynchronous_method
     def scatter(
-        self, output: Array, scatter_list: Sequence[Array] | None = None, root: int = 0, async_op: bool = False
+        self, output: Array, scatter_list: Arrays | None = None, root: int = 0, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.scatter`."""
         return self.door.run(calls.scatter(self, output, scatter_list, root), async_op)
 
     @asynchronous_method
     def reduce_scatter(
-        self, output: Array, input_list: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
+        self, output: Array, input_list: Arrays, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter`."""
         return self.door.run(calls.reduce_scatter(self, output, input_list, op), async_op)
@@ -120,9 +120,7 @@ class Operations(Members):
         return self.door.run(calls.reduce_scatter_single(self, output, input, op), async_op)
 
     @asynchronous_method
-    def all_to_all(
-        self, output_list: Sequence[Array], input_list: Sequence[Array], async_op: bool = False
-    ) -> Work | None:
+    def all_to_all(self, output_list: Arrays, input_list: Arrays, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_to_all`."""
         return self.door.run(calls.all_to_all(self, output_list, input_list), async_op)
 
@@ -155,34 +153,30 @@ class Operations(Members):
     # -- coalesced: many arrays in one message ---------------------------------------------------
 
     @asynchronous_method
-    def all_reduce_coalesced(
-        self, arrays: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
-    ) -> Work | None:
+    def all_reduce_coalesced(self, arrays: Arrays, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_reduce_coalesced`."""
         return self.door.run(calls.all_reduce_coalesced(self, arrays, op), async_op)
 
     @asynchronous_method
-    def broadcast_coalesced(self, arrays: Sequence[Array], root: int = 0, async_op: bool = False) -> Work | None:
+    def broadcast_coalesced(self, arrays: Arrays, root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast_coalesced`."""
         return self.door.run(calls.broadcast_coalesced(self, arrays, root), async_op)
 
     @asynchronous_method
     def all_gather_coalesced(
-        self, output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array], async_op: bool = False
+        self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.all_gather_coalesced`."""
         return self.door.run(calls.all_gather_coalesced(self, output_lists, arrays), async_op)
 
     @asynchronous_method
-    def all_gather_single_coalesced(
-        self, outputs: Sequence[Array], inputs: Sequence[Array], async_op: bool = False
-    ) -> Work | None:
+    def all_gather_single_coalesced(self, outputs: Arrays, inputs: Arrays, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather_single_coalesced`."""
         return self.door.run(calls.all_gather_single_coalesced(self, outputs, inputs), async_op)
 
     @asynchronous_method
     def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Array], inputs: Sequence[Array], op: ReduceOpLike = SUM, async_op: bool = False
+        self, outputs: Arrays, inputs: Arrays, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter_single_coalesced`."""
         return self.door.run(calls.reduce_scatter_single_coalesced(self, outputs, inputs, op), async_op)
@@ -237,7 +231,7 @@ class Operations(Members):
         """See :func:`hpccomm.all_reduce_init`."""
         return self.door.set_up(calls.all_reduce(self, array, op, "_init"))
 
-    def all_reduce_coalesced_init(self, arrays: Sequence[Array], op: ReduceOpLike = SUM) -> PersistentWork:
+    def all_reduce_coalesced_init(self, arrays: Arrays, op: ReduceOpLike = SUM) -> PersistentWork:
         """See :func:`hpccomm.all_reduce_coalesced_init`."""
         return self.door.set_up(calls.all_reduce_coalesced(self, arrays, op, "_init"))
 
