@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from .core import checks
 from .core.annotations import Integer
+from .core.backend import Backend
 from .core.backends import options_for
 from .core.c10d_names import c10d_names
 from .core.group import ProcessGroup, make_group
 from .core.non_member import Group, NonMember
-from .core.options import Membership, time_limit
+from .core.options import time_limit
 from .core.registry import BackendConfig
 from .errors import DistError, here
 from .job import failures, mpi_library
@@ -403,25 +404,22 @@ def child_of(
     mpi_library.private(comm, owner.comm).Set_name(f"hpccomm {name}")
     if not is_duplicated:
         failures.keep_spare(comm)
-    place = {rank: i for i, rank in enumerate(owner.ranks)}
     group = make_group(
-        Membership(
-            comm.Get_rank(),
-            comm.Get_size(),
-            ranks=tuple(ranks),
-            comm=comm,
-            nodes=tuple(owner.nodes[place[rank]] for rank in ranks),
-            config=config,
-            settings=owner.settings,
-            **limits,
-            name=name,
-            description=description or "",
-            device_id=owner.device_id,
-            largest_tag=owner.largest_tag,
-            place=owner.place.of(ranks),
-        )
+        owner,
+        rank=comm.Get_rank(),
+        size=comm.Get_size(),
+        ranks=tuple(ranks),
+        comm=comm,
+        nodes=tuple(owner.nodes[owner.group_ranks[rank]] for rank in ranks),
+        config=config,
+        settings=owner.settings,
+        **limits,
+        name=name,
+        description=description or "",
+        device_id=owner.device_id,
+        largest_tag=owner.largest_tag,
+        place=owner.place.of(ranks),
     )
-    group.owner = owner
     owner.children.append(group)
     group.on_destroy = owner.children.remove
     return group
@@ -431,7 +429,8 @@ def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: Proce
     """Give a new group the connections that its parent already has; every rank of the parent calls it."""
     for device, backend in list(parent.door.backends.items()):
         name = parent.config.device_map.get(device)
-        if name is not None and name == config.device_map.get(device):
+        can_split = type(backend).split is not Backend.split
+        if can_split and name is not None and name == config.device_map.get(device):
             split = backend.split(None if subgroup is None else options_for(subgroup, device), color)
             if subgroup is not None and split is not None:
                 subgroup.door.backends[device] = split

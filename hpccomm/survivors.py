@@ -10,7 +10,7 @@ from __future__ import annotations
 from .core.group import ProcessGroup, make_group
 from .core.members import abridged
 from .core.non_member import Group
-from .core.options import Membership, fields_of
+from .core.options import fields_of
 from .errors import UnsupportedOperationError, here
 from .groups import child_of, usable
 from .job import failures, mpi_library
@@ -128,7 +128,7 @@ def _of_survivors(old: ProcessGroup) -> ProcessGroup:
             fields["place"] = old.place.without_the_dead(comm, nodes)
     old.give_up(dead, f"has been shrunk, {reason}; go on with what shrink_group returned")
     if owner is old:
-        new = make_group(Membership(**fields))
+        new = make_group(**fields)
     else:
         new = child_of(owner, comm, ranks, old.config, limits, old.name, old.description, is_duplicated=True)
     old.successor = new

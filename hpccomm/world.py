@@ -15,7 +15,7 @@ from .core.arrays import instead_of_mpi4pys
 from .core.c10d_names import c10d_names
 from .core.group import ProcessGroup, make_group
 from .core.non_member import Group, NonMember
-from .core.options import Membership, time_limit
+from .core.options import time_limit
 from .core.registry import BackendConfig, is_backend_available
 from .debug import attach
 from .errors import DistBackendError, DistError, here
@@ -240,7 +240,7 @@ def init_process_group(
     fields["comm"].Set_name("hpccomm world")
     place = Place(WorldStore(store)) if store is not None else agreed(fields["comm"], fields["nodes"], method)
     fields |= {**limit(fields["settings"]), "place": place}
-    world = make_group(Membership(**fields, config=config, name=group_name or "world", device_id=device))
+    world = make_group(**fields, config=config, name=group_name or "world", device_id=device)
     world.on_destroy = _forget
     _world = world
     errors.set_rank(world.rank)

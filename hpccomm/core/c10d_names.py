@@ -42,6 +42,8 @@ def c10d_names(*ignored: str, only_none: tuple[str, ...] = (), **ours: str) -> C
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
+            if not named:
+                return function(*arguments)
             for theirs in named.keys() & ours.keys():
                 name = ours[theirs]
                 named[name] = either(function.__name__, **{name: named.get(name), theirs: named.pop(theirs)})

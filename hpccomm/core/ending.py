@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DistTimeoutError, here
 from ..job import failures
@@ -75,13 +75,24 @@ def meet(group: ProcessGroup, deadline: float) -> None:
 
 def give_up_the_rest(group: ProcessGroup) -> bool:
     """Give up the operations still in flight when every rank has come to destroy the group; return True if any was."""
-    error = DistTimeoutError(
-        f"given up when {group!r} was destroyed: not every rank has made the matching call{here()}"
-    )
     left = [work for work in list(group.door.in_flight) if not work.has_ended()]
-    for work in left:
-        work.give_up(error, time.monotonic())
+    if left:
+        error = DistTimeoutError(
+            f"given up when {group!r} was destroyed: not every rank has made the matching call{here()}"
+        )
+        for work in left:
+            work.give_up(error, time.monotonic())
     return bool(left)
+
+
+def call_all(steps: Iterator[Callable[[], Any]]) -> None:
+    """Call each, also after one that has raised; raise the last error."""
+    for step in steps:
+        try:
+            step()
+        except BaseException:
+            call_all(steps)
+            raise
 
 
 def abandon(group: ProcessGroup, dead: Sequence[int]) -> None:
@@ -123,17 +134,19 @@ def leave(group: ProcessGroup) -> None:
 
 
 def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], None]) -> None:
-    """Wait in the group's last meeting; call `meanwhile` with the seconds so far, and a rank known to be absent.
+    """Wait in the group's last meeting; where that takes a while, call `meanwhile` again and again.
 
-    A second call goes on where the first has ended.
+    It is given the seconds so far, and a rank known to be absent. A second call goes on where the first has ended.
     """
     from ..job.meeting import Meeting  # which loads MPI
 
     began, looks = time.monotonic(), pauses()
     meeting = group.leaving = group.leaving or Meeting(group.comm)
     while not meeting.is_over():
-        meanwhile(time.monotonic() - began, meeting.absent)
-        pause(next(looks))
+        seconds = next(looks)
+        if seconds:
+            meanwhile(time.monotonic() - began, meeting.absent)
+        pause(seconds)
 
 
 def _tell_of(group: ProcessGroup, absent: int) -> None:

@@ -7,7 +7,6 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -20,11 +19,11 @@ from .backend import Backend
 from .backends import Destroyed, LazyBackends, NotOverridden, created, options_for
 from .calls import Call
 from .door import Door
-from .ending import abandon, finish, give_up_the_rest, leave, meet
+from .ending import abandon, call_all, finish, give_up_the_rest, leave, meet
 from .hooks import Hook, RemovableHandle, Timing
 from .operation_list import OPERATIONS
 from .operations import Operations
-from .options import Membership, fields_of, time_limit
+from .options import time_limit
 from .registry import BackendConfig
 from .timeouts import as_seconds
 
@@ -156,7 +155,7 @@ class ProcessGroup(Operations):
         fields = mpi_library.membership(comm)
         place = observers.place_of_store(fields["comm"], fields["nodes"])
         limits = limit(fields["settings"])
-        return make_group(Membership(**fields, **limits, config=config, name=name or "group", place=place))
+        return make_group(**fields, **limits, config=config, name=name or "group", place=place)
 
     @property
     def store(self) -> Any:
@@ -286,20 +285,19 @@ class ProcessGroup(Operations):
             meet(self, deadline)
         is_clean = not give_up_the_rest(self)  # otherwise MPI is at it for ever, and keeps the communicator
         # From here on there is no way back: each step is taken, whatever one before it has raised.
-        with ExitStack() as steps:  # the last one first
-            if self.on_destroy is not None:
-                steps.callback(self.on_destroy, self)
-            if self.door.check is not None:
-                steps.callback(self.door.check.close)
-            steps.callback(self._close_store)
-            if self.comm is not None and not is_clean:
-                steps.callback(failures.forget, self.comm)
-            elif self.comm is not None:
-                steps.callback(lambda: warned.extend(mpi_library.free(self.comm, repr(self), self.largest_tag)))
-            steps.callback(self.door.close)
-            for backend in self.door.backends.values():
-                steps.callback(backend.close if is_clean else backend.abort)
-            steps.callback(observers.group_gone, self)
+        steps: list[Callable[[], Any]] = [functools.partial(observers.group_gone, self)]
+        steps += [each.close if is_clean else each.abort for each in reversed(self.door.backends.values())]
+        steps.append(self.door.close)
+        if self.comm is not None and not is_clean:
+            steps.append(functools.partial(failures.forget, self.comm))
+        elif self.comm is not None:
+            steps.append(lambda: warned.extend(mpi_library.free(self.comm, self, self.largest_tag, have_met=True)))
+        steps.append(self._close_store)
+        if self.door.check is not None:
+            steps.append(self.door.check.close)
+        if self.on_destroy is not None:
+            steps.append(functools.partial(self.on_destroy, self))
+        call_all(iter(steps))
         return warned
 
     def give_up(self, ranks: Sequence[int], refusal: str) -> None:
@@ -370,9 +368,8 @@ class ProcessGroup(Operations):
         return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}>"
 
 
-def make_group(membership: Membership) -> ProcessGroup:
+def make_group(owner: ProcessGroup | None = None, **fields: Any) -> ProcessGroup:
     """Make a group, which a custom backend that is alone in its configuration may create as one of its own class."""
-    fields = fields_of(membership)
     group = ProcessGroup(**fields)
     names = set(group.config.device_map.values())
     if len(names) == 1 and not names & registry.BUILT_IN:
@@ -384,6 +381,7 @@ def make_group(membership: Membership) -> ProcessGroup:
             group = cast("ProcessGroup", made)
             ProcessGroup.__init__(group, **fields)
             group.door.backends.update(dict.fromkeys(group.config.device_map, NotOverridden(group, name)))
+    group.owner = owner or group
     observers.new_group(group)
     for device, name in group.config.device_map.items():
         if registry.REGISTRY[name].connects:

@@ -107,6 +107,9 @@ def _register(group: ProcessGroup, key: object) -> None:
 def _process_ranks(group: ProcessGroup) -> tuple[int, ...]:
     if group.comm is None:
         return group.ranks
+    if group.owner is not group and group.owner in _seen:
+        owners = _seen[group.owner].ranks
+        return tuple(owners[group.owner.group_ranks[rank]] for rank in group.ranks)
     from mpi4py import MPI
 
     members = group.comm.Get_group()

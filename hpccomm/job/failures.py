@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RankFailedError, here
@@ -28,9 +29,10 @@ LONGEST_NEWS = 5.0  # seconds until a rank whose communicator was revoked knows 
 kept: list[Any] = []  # buffers that MPI may still write to, because an operation on them has failed
 
 
-def is_on(environ: Mapping[str, str] = os.environ) -> bool:
+@functools.cache
+def is_on() -> bool:
     """Return whether this job survives dead ranks: `mpirun --with-ft ulfm` sets the variable in every rank."""
-    return environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true", "yes", "enabled")
+    return os.environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true", "yes", "enabled")  # noqa: SIM112
 
 
 def prepare() -> None:
@@ -97,6 +99,8 @@ def watch(comm: MPI.Intracomm, parent: MPI.Intracomm | None) -> None:
 
 def forget(comm: MPI.Intracomm) -> None:
     """Watch a communicator and its descendants no longer: it is about to be freed, or has been given up."""
+    if not _watched:
+        return
     with _lock:
         found = _found(comm)
         _watched[:] = [each for each in _watched if found is None or not each.is_part_of(found)]
@@ -216,6 +220,8 @@ def keep_spare(comm: Any, spare: Any = None) -> None:
 
 def take_spare(comm: Any) -> Any:
     """Return the duplicate that `keep_spare` has made, once; None where there is none."""
+    if not _watched:
+        return None
     with _lock:
         found = _found(comm)
         if found is None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 LOOKS = 20  # that find no message, before there is none
+# When so few ranks have met, each has a message of every other; messages do not overtake each other (MPI-4.1 §3.5).
+FEW_LOOKS, FEW_RANKS = 4, 3
 
 
 def load() -> Any:
@@ -110,16 +112,18 @@ def _namespace() -> str:
         return ""
 
 
-def free(comm: MPI.Intracomm, group: str, largest_tag: int) -> list[str]:
+def free(comm: MPI.Intracomm, group: object, largest_tag: int, have_met: bool = False) -> list[str]:
     """Free the communicator of `group`, when all its ranks are about to; return the warnings of dropped messages.
 
-    MPI uses the context of a freed communicator for a later one: a message left on it would be received there.
+    `have_met`: by messages on `comm`. MPI uses the context of a freed communicator for a later one: a message left on
+    it would be received there.
     """
     from mpi4py import MPI
 
     left: list[str] = []
     status, misses = MPI.Status(), 0
-    while misses < LOOKS:  # one look may find nothing although there is something: it lets MPI make progress
+    looks = FEW_LOOKS if have_met and comm.Get_size() <= FEW_RANKS else LOOKS
+    while misses < looks:  # one look may find nothing although there is something: it lets MPI make progress
         message = comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
         if message is None:
             misses += 1
