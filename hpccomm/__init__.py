@@ -6,7 +6,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .coalescing import coalescing
 from .collectives import (
     all_gather,
     all_gather_coalesced,
@@ -32,10 +31,8 @@ from .collectives import (
 from .core.arrays import device_of, register_device
 from .core.backend import Backend
 from .core.group import ProcessGroup
-from .core.hooks import Hook, Operation, RemovableHandle
-from .core.non_member import NonMember
+from .core.late import attributes
 from .core.options import BackendOptions
-from .core.persistent_work import PersistentWork
 from .core.reduce_op import ReduceOp
 from .core.registry import BackendConfig, is_backend_available, register_backend
 from .core.work import CompletedWork, Work, WorkStatus
@@ -61,8 +58,12 @@ from .world import (
 
 if TYPE_CHECKING:
     from . import checkpoint
+    from .blocks import coalescing
     from .buckets import GradientBuckets
     from .core.future import Future, collect_all
+    from .core.hooks import Hook, Operation, RemovableHandle
+    from .core.non_member import NonMember
+    from .core.persistent_work import PersistentWork
     from .groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
     from .mpi.over_mpi import BackendOverMPI
     from .objects import (
@@ -114,8 +115,12 @@ group = GroupMember
 LATER = {
     name: module
     for module, names in {
+        "blocks": "coalescing",
         "buckets": "GradientBuckets",
         "core.future": "Future collect_all",
+        "core.hooks": "Hook Operation RemovableHandle",
+        "core.non_member": "NonMember",
+        "core.persistent_work": "PersistentWork",
         "groups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
         "mpi.over_mpi": "BackendOverMPI",
         "objects": "all_gather_object broadcast_object_list gather_object recv_object_list "
@@ -254,12 +259,8 @@ def __dir__() -> list[str]:
 
 
 if not TYPE_CHECKING:
+    _later = attributes(__name__, LATER)
 
     def __getattr__(name: str) -> Any:
         """Import what is used for the first time."""
-        if name == "checkpoint":
-            return import_module(f"{__name__}.checkpoint")
-        if name not in LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(f"{__name__}.{LATER[name]}"), name)
-        return found
+        return import_module(f"{__name__}.checkpoint") if name == "checkpoint" else _later(name)

@@ -18,17 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .core import calls
 from .core.annotations import NAMED, Array, Integer, asynchronous
 from .core.c10d_names import c10d_names, either
-from .core.non_member import Group
 from .core.reduce_op import SUM, ReduceOpLike
 from .core.work import Work
 from .world import member
+
+if TYPE_CHECKING:
+    from .core.non_member import Group
 
 
 @asynchronous

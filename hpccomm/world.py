@@ -14,21 +14,20 @@ from .core import observers
 from .core.arrays import instead_of_mpi4pys
 from .core.c10d_names import c10d_names
 from .core.group import ProcessGroup, make_group
-from .core.non_member import Group, NonMember
 from .core.options import time_limit
 from .core.registry import BackendConfig, is_backend_available
 from .debug import attach
 from .errors import DistBackendError, DistError, here
 from .job import mpi_library
-from .job.peer_failure import PeerFailures
-from .process import alone
 from .process.excepthook import AbortOnException
-from .store import Store
 from .store.place import Place, WorldStore, agreed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from .core.non_member import Group, NonMember
+    from .job.peer_failure import PeerFailures
+    from .store import Store
     from .store.rendezvous import Method
 
 _world: ProcessGroup | None = None
@@ -228,7 +227,10 @@ def init_process_group(
     device = None if device_id is None else _device_number(device_id, config)
     mpi = mpi_library.load()
     if comm is None:
-        alone.check(mpi)
+        if mpi.COMM_WORLD.Get_size() == 1:
+            from .process import alone
+
+            alone.check(mpi)
         comm = mpi.COMM_WORLD
     elif not isinstance(comm, mpi.Intracomm):
         raise TypeError(f"init_process_group: comm is {comm!r}; expected an mpi4py intracommunicator")
@@ -247,6 +249,8 @@ def init_process_group(
     _abort_on_exception.install(world.size)
     if on_peer_failure is not None:
         local: dict[int | None, int] = {rank: pid for rank, pid in world.processes.items() if pid != os.getpid()}
+        from .job.peer_failure import PeerFailures
+
         _peer_failures = PeerFailures(on_peer_failure, local)
     keeps = world.settings.keeps_reports or world.settings.trace != "0"
     _abort_on_exception.at_the_end = attach.last_words() if keeps else None
@@ -335,8 +339,11 @@ def _agree_with_mpi(comm: MPI.Comm, rank: int, world_size: int, by: str = "") ->
 def _method(init_method: str | None, store: Store | None) -> Method | None:
     if init_method is not None and store is not None:
         raise ValueError("init_process_group: both init_method and store are given; choose one")
-    if store is not None and not isinstance(store, Store):
-        raise TypeError(f"init_process_group: store is {store!r}; expected a Store, such as hpccomm.TCPStore")
+    if store is not None:
+        from .store.store import Store
+
+        if not isinstance(store, Store):
+            raise TypeError(f"init_process_group: store is {store!r}; expected a Store, such as hpccomm.TCPStore")
     if init_method is None:
         return None
     from .store.rendezvous import parsed  # takes 5 ms
@@ -369,18 +376,20 @@ def member(group: Group | None) -> ProcessGroup:
     """Return the group to call: the world for None. A NonMember is returned too: it answers every operation."""
     if group is None:
         return _world or current_world()
-    if type(group) is not ProcessGroup and not isinstance(group, (ProcessGroup, NonMember)):
-        hint = instead_of_mpi4pys(group)
-        raise TypeError(
-            f"group is {group!r}; expected what new_group returns, or None for the world{hint and '; '}{hint}{here()}"
-        )
+    if type(group) is not ProcessGroup and not isinstance(group, ProcessGroup):
+        from .core.non_member import NonMember
+
+        if not isinstance(group, NonMember):
+            hint = instead_of_mpi4pys(group)
+            what = f"expected what new_group returns, or None for the world{hint and '; '}{hint}"
+            raise TypeError(f"group is {group!r}; {what}{here()}")
     return group  # type: ignore[return-value]
 
 
 def member_of(operation: str, group: Group | None) -> ProcessGroup:
     """Return the group to call, of which this process has to be a member."""
     group = member(group)
-    if isinstance(group, NonMember):
+    if not isinstance(group, ProcessGroup):  # a NonMember
         raise ValueError(f"{operation}: this process is not a member of {group!r}{here()}")
     return group
 
@@ -390,6 +399,13 @@ class _WorldAttribute(type):
     def WORLD(cls) -> ProcessGroup | Any:  # not None, which every program would have to rule out first
         """The world group, or None before init."""
         return _world
+
+    @property
+    def NON_GROUP_MEMBER(cls) -> NonMember:
+        """Equal to what new_group returns on ranks outside."""
+        from .core.non_member import NonMember
+
+        return NonMember()
 
 
 class GroupMember(metaclass=_WorldAttribute):
@@ -404,5 +420,3 @@ class GroupMember(metaclass=_WorldAttribute):
     >>> hc.GroupMember.WORLD == hc.GroupMember.NON_GROUP_MEMBER
     False
     """
-
-    NON_GROUP_MEMBER = NonMember()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedOperationError, here
 from .overlap import all_unaliased
-from .persistent_work import PersistentWork, Repeated
 from .work import JoinedWork, Work
 
 if TYPE_CHECKING:
     from .options import BackendOptions
+    from .persistent_work import PersistentWork
     from .reduce_op import ReduceOp
 
 
@@ -221,6 +221,8 @@ class Backend:
         """Set up the operation of that name; `arguments` are those of its method, without `async_op`."""
         if not (self._has(operation) or self._has(single := operation.removesuffix("_coalesced"))):
             raise self._lacks(single)
+        from .persistent_work import Repeated
+
         return Repeated(partial(getattr(self, operation), *arguments, True))
 
     def connect(self) -> Any:

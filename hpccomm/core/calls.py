@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import here
-from ..process.alone import start_more
 from . import checks
 from .annotations import Arrays, Integer, SplitSizes
 from .arrays import Array
@@ -322,6 +321,8 @@ def rank(group: Membership, what: str, given: Integer) -> int:
     """Return `given` as an int; ValueError if it is no rank of the group."""
     number = checks.integer(what, given)
     if not 0 <= number < group.size:
+        from ..process.alone import start_more
+
         raise ValueError(f"{what} is {number}; expected 0 to {group.size - 1}{start_more()}{here()}")
     return number
 

@@ -17,7 +17,6 @@ import numpy as np
 from numpy import ndarray  # looked up at every call
 
 from ..errors import here
-from ..process.alone import start_more
 from .annotations import SplitSizes
 from .arrays import Array, is_read_only, locate
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
@@ -104,6 +103,8 @@ def one_for_each_rank(
     """Return the device and the views of a list of as many arrays as there are ranks, of one device and one dtype."""
     device, views = array_list(operation, argument, arrays, check)
     if len(views) != ranks:
+        from ..process.alone import start_more
+
         raise ValueError(
             f"{operation}: {argument} has {len(views)} array{'s' * (len(views) != 1)}, "
             f"but the group has {ranks} rank{'s' * (ranks != 1)}{start_more()}{here()}"

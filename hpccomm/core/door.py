@@ -20,14 +20,14 @@ from .backend import Backend, FastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
 from .flight import flight_of
-from .hooks import Hook, Operation
 from .operation_list import CALLED, MESSAGES, OPERATIONS, START
-from .persistent_work import PersistentWork
 from .timeouts import as_seconds
 from .work import CompletedWork, JoinedWork, Work, WorkStatus
 
 if TYPE_CHECKING:
     from .group import ProcessGroup
+    from .hooks import Hook, Operation
+    from .persistent_work import PersistentWork
 
 REAP_ABOVE = 64  # Works in flight; from there on, each new one first drops those that are completed
 STEPS_ASIDE = FastPath()
@@ -238,6 +238,8 @@ class Door:
     def _begin(self, call: Call, async_op: bool, persistent: PersistentWork | None) -> Operation:
         name, device, _, arguments = call
         described = dict(zip(OPERATIONS[name.removesuffix(START)].arguments, arguments))
+        from .hooks import Operation
+
         operation = Operation(
             self.group, name, self.number_of(name), device, async_op, described, self.hooks, persistent
         )

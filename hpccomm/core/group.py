@@ -19,8 +19,6 @@ from .backend import Backend
 from .backends import Destroyed, LazyBackends, NotOverridden, created, options_for
 from .calls import Call
 from .door import Door
-from .ending import abandon, call_all, finish, give_up_the_rest, leave, meet
-from .hooks import Hook, RemovableHandle, Timing
 from .operation_list import OPERATIONS
 from .operations import Operations
 from .options import time_limit
@@ -29,6 +27,8 @@ from .timeouts import as_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from .hooks import Hook, RemovableHandle
 
 PUBLIC = [  # beside the operations
     "rank", "size", "ranks", "nodes", "local_rank", "local_ranks", "comm", "config", "device_id", "timeout", "name",
@@ -219,6 +219,8 @@ class ProcessGroup(Operations):
         end all_reduce None
         """
         self.door.add_hook(hook)
+        from .hooks import RemovableHandle
+
         return RemovableHandle(functools.partial(self.door.remove_hook, hook))
 
     def enable_timing(self) -> None:
@@ -237,6 +239,8 @@ class ProcessGroup(Operations):
         >>> 0 < work.get_duration() < 10  # seconds
         True
         """
+        from .hooks import Timing
+
         if not any(isinstance(hook, Timing) for hook in self.door.hooks):
             self.register_hook(Timing())
 
@@ -278,6 +282,8 @@ class ProcessGroup(Operations):
         if self.door.block is not None:
             raise DistError(f"destroy of {self!r}: leave its coalescing() block first{here()}")
         self.agree_on("destroy")
+        from .ending import call_all, finish, give_up_the_rest, meet
+
         warned = [text for child in list(self.children) for text in child._destroy()]
         deadline = time.monotonic() + as_seconds(self.timeout)
         warned += finish(self, deadline)
@@ -306,6 +312,8 @@ class ProcessGroup(Operations):
         Operations in flight end with RankFailedError; later ones raise a DistError with the text `refusal`. The
         communicator is not freed, because MPI may still have messages on it.
         """
+        from .ending import abandon
+
         abandon(self, ranks)
         if self.comm is not None:
             failures.forget(self.comm)
@@ -334,6 +342,8 @@ class ProcessGroup(Operations):
 
     def leave(self) -> None:
         """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
+        from .ending import leave
+
         leave(self)
 
     @property

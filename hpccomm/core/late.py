@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 MPI = "hpccomm.mpi.create:create"
@@ -24,3 +26,19 @@ def late(name: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def attributes(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package (PEP 562) that imports attributes when they are first used.
+
+    `modules` has the module of the package in which each is defined.
+    """
+
+    def imported(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{package}.{modules[name]}")
+        found = vars(sys.modules[package])[name] = getattr(module, name)
+        return found
+
+    return imported

@@ -9,7 +9,6 @@ import numpy as np
 
 from ..errors import here
 from ..job import mpi_library
-from ..process.alone import start_more
 from . import calls, checks
 from .annotations import Integer
 from .options import Membership
@@ -59,6 +58,8 @@ class Members(Membership):
             if number == mpi.PROC_NULL:
                 return number
             hint = " (MPI.ANY_SOURCE: leave src out)" if number == mpi.ANY_SOURCE and argument == "src" else ""
+        from ..process.alone import start_more
+
         raise ValueError(
             f"{operation}: {argument} is {global_rank}, which is not in the group; "
             f"its (global) ranks are {abridged(self.ranks)}{hint or start_more()}{here()}"

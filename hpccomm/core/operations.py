@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
 
 from ..errors import here
-from . import calls, sparse
+from . import calls
 from .annotations import Array, Arrays, SplitSizes, asynchronous_method
 from .arrays import is_sparse
 from .calls import Call
 from .door import Door
 from .members import Members
-from .persistent_work import PersistentWork
 from .reduce_op import SUM, ReduceOpLike
 from .registry import OBJECTS
 from .work import Work
+
+if TYPE_CHECKING:
+    from .persistent_work import PersistentWork
 
 
 class Operations(Members):
@@ -56,6 +58,8 @@ class Operations(Members):
         elif self.door.fast.all_reduce(array, op):
             return None
         if type(array) is not ndarray and is_sparse(array):
+            from . import sparse
+
             call, step = sparse.all_reduce(self, self.door.backends, array, op, async_op)
             return self.door.run(call, async_op, step)
         return self.door.run(calls.all_reduce(self, array, op), async_op)

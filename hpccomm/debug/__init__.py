@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..core.late import attributes
 
 if TYPE_CHECKING:
     from .culprits import Verdict, verdict
@@ -43,10 +44,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Import what is used for the first time."""
-        if name not in LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(f"{__name__}.{LATER[name]}"), name)
-        return found
+    __getattr__ = attributes(__name__, LATER)

@@ -6,13 +6,15 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from ..core.group import ProcessGroup
-from ..core.hooks import Hook, RemovableHandle
-from ..core.persistent_work import PersistentWork
-from ..core.work import Work
 from ..job.failures import ranks_in_the_job
+
+if TYPE_CHECKING:
+    from ..core.group import ProcessGroup
+    from ..core.hooks import Hook, RemovableHandle
+    from ..core.persistent_work import PersistentWork
+    from ..core.work import Work
 
 Thing = TypeVar("Thing")
 
@@ -78,6 +80,8 @@ def ranks_of(group: ProcessGroup) -> tuple[int, ...]:
 
 def everywhere(hook_of: Callable[[ProcessGroup], Hook]) -> RemovableHandle:
     """Register the hook that ``hook_of(group)`` returns on every group, also on those that are made later."""
+    from ..core.hooks import RemovableHandle
+
     key = object()
     _everywhere[key] = hook_of
 

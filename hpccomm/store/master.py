@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
-import secrets
 import select
 import socket
 import threading
@@ -83,13 +81,15 @@ def listen_on_this_node() -> socket.socket:
     stays. Others can read the name in /proc/net/unix, but other users are refused (`handshake.is_own_user`).
     """
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0hpccomm-{secrets.token_hex(16)}")
+    listener.bind(f"\0hpccomm-{os.urandom(16).hex()}")
     listener.listen(BACKLOG)
     return listener
 
 
 def is_loopback(host: str) -> bool:
     """Return True if only this host can reach `host`."""
+    import ipaddress
+
     try:
         return ipaddress.ip_address(socket.getaddrinfo(host, DISCARD)[0][4][0]).is_loopback
     except (OSError, UnicodeError):
@@ -110,7 +110,7 @@ def serve(where: tuple[str, int] | None, peer: str | None) -> tuple[Master, tupl
             # the name of this host, as many distributions write it into /etc/hosts: to others it is another address
             host = _route_to(peer)
         listener = listen(host, port)
-    key = secrets.token_bytes(32)
+    key = os.urandom(32)
     master = Master(listener, key)
     return master, (host or master.host, master.port, key)
 
