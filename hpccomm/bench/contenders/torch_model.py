@@ -23,7 +23,7 @@ def operation(name: str) -> Method:
 
 
 def _input(arrays: Arrays) -> Any:
-    """Return what the operation reads: what it writes, if it works in place."""
+    """Return the input: the output array, if the operation works in place."""
     return arrays.receive if arrays.send is None else arrays.send
 
 
