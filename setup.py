@@ -1,11 +1,31 @@
-"""What setup.cfg can't say: the README without the links that only work inside the repository."""
+"""What setup.cfg can't say: the README without the links that only work inside the repository; the extension module."""
 
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 README = Path(__file__).parent / "README.md"
 LOCAL_LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]*\)")
 
-setup(long_description=LOCAL_LINK.sub(r"\1", README.read_text(encoding="utf-8")))
+
+def modules():
+    """Return the compiled room: nothing where what builds it is missing, and no error where it can't be compiled."""
+    try:
+        import numpy
+        from Cython.Build import cythonize
+    except ImportError:  # an installation without isolation
+        return []
+    room = Extension(
+        "hpccomm.native._room",
+        ["hpccomm/native/_room.pyx"],
+        include_dirs=[numpy.get_include()],
+        libraries=["dl"],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
+        extra_compile_args=["-O2", "-g0"],
+        optional=True,
+    )
+    return cythonize([room], build_dir="build")
+
+
+setup(long_description=LOCAL_LINK.sub(r"\1", README.read_text(encoding="utf-8")), ext_modules=modules())

@@ -171,6 +171,10 @@ def isend(
     >>> x  # on rank 1: array([0. , 0.5])
     array([0. , 0.5])
     """
+    if group is None and group_dst is None and tensor is None:  # in the world, ranks of the group are global ranks
+        work = member(None).door.fast.isend(array, dst, tag)
+        if work is not None:
+            return work
     if tensor is not None:
         array = either("isend", array=array, tensor=tensor)
     group = member(group)
@@ -208,6 +212,10 @@ def irecv(
     >>> x
     array([0.])
     """
+    if group is None and group_src is None and tensor is None:
+        work = member(None).door.fast.irecv(array, src, tag)
+        if work is not None:
+            return work
     if tensor is not None:
         array = either("irecv", array=array, tensor=tensor)
     group = member(group)

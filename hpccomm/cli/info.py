@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .. import __version__
+from .. import __version__, native
 from ..errors import DistBackendError
 from ..process.alone import refusal, warning
 from ..process.environment import Placement, Seen, disagreements, placement
@@ -55,6 +55,7 @@ def collect(gpu: bool = False) -> Iterator[Fact]:
     """Yield all facts; every process of a job calls it."""
     yield Fact("hpccomm", __version__)
     yield Fact("Python", platform.python_version())
+    yield Fact("compiled room", f"no: {native.reason}" if native.room is None else "yes")
     yield from (Fact(package, importlib.metadata.version(package)) for package in ("numpy", "mpi4py"))
     yield from _mpi()
     told = placement()

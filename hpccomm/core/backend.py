@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
@@ -13,6 +13,7 @@ from .overlap import all_unaliased
 from .work import JoinedWork, Work
 
 if TYPE_CHECKING:
+    from .door import Door
     from .options import BackendOptions
     from .persistent_work import PersistentWork
     from .reduce_op import ReduceOp
@@ -28,9 +29,13 @@ class FastPath:
     """
 
     is_open = False  # not in this class
-    identify: Callable[[Exception, str], Exception] = staticmethod(lambda error, name: error)  # the door's own
+    door: Door
     count = 0  # collectives done; they are numbered with all others
     messages = 0  # messages done, likewise
+
+    def attach(self, door: Door) -> None:
+        """Belong to a group's door: it identifies errors, and follows what is in flight."""
+        self.door = door
 
     def _not_done(self, *_: Any, **__: Any) -> bool:
         return False
@@ -42,7 +47,8 @@ class FastPath:
         return None
 
     # each takes the arguments of Backend's method, without `async_op`
-    broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = all_to_all_single = send = _not_done
+    broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = all_to_all_single = _not_done
+    barrier = send = _not_done
     recv = sendrecv = _no_sender
     iall_reduce = isend = irecv = _no_work
 

@@ -264,7 +264,7 @@ class Door:
         """Use the fast path of a backend that has just been made."""
         self.fast_path = fast_path
         if fast_path.is_open:
-            fast_path.identify = self.identify_fast
+            fast_path.attach(self)
         self.choose_fast_path()
 
     def choose_fast_path(self) -> None:

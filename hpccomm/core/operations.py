@@ -53,7 +53,6 @@ class Operations(Members):
         """See :func:`hpccomm.all_reduce`."""
         if async_op:
             if (work := self.door.fast.iall_reduce(array, op)) is not None:
-                self.door.follow(work, "all_reduce", array)
                 return work
         elif self.door.fast.all_reduce(array, op):
             return None
@@ -147,6 +146,8 @@ class Operations(Members):
     @asynchronous_method
     def barrier(self, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.barrier`."""
+        if not async_op and self.door.fast.barrier():
+            return None
         return self.door.run(Call(("barrier", self.any_device(), None, ())), async_op)
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
@@ -192,7 +193,6 @@ class Operations(Members):
         """See :func:`hpccomm.send` and :func:`hpccomm.isend`."""
         if async_op:
             if (work := self.door.fast.isend(array, dst, tag)) is not None:
-                self.door.follow(work, "send", array, dst)
                 return work
         elif self.door.fast.send(array, dst, tag):
             return None
@@ -203,7 +203,6 @@ class Operations(Members):
         """See :func:`hpccomm.recv` and :func:`hpccomm.irecv`; returns the sender's *group* rank, or a Work."""
         if async_op:
             if (work := self.door.fast.irecv(array, src, tag)) is not None:
-                self.door.follow(work, "recv", array, src)
                 return work
         elif (sender := self.door.fast.recv(array, src, tag)) is not None:
             return sender

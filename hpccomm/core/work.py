@@ -91,6 +91,7 @@ class Work:
     any_thread_may_poll = False  # it asks a GPU, and calls no MPI
     has_timed_out = False  # the program has been told that others did not come in the group's time
     can_be_left = False  # for ever, in the transport: no thread of this process is in it
+    waiting_thread = 0  # that is in `wait` where no frame tells of it: in C
     was_asked = False  # since the watchdog has looked, which sets it back
     is_let_go_at_once = False  # or only when many are in flight
     is_driven = False  # by the progress thread, because a callback of its Future waits

@@ -20,7 +20,7 @@ from datetime import timedelta
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from ..core.door import Door
+from ..core.door import DOORS, Door
 from ..core.group import ProcessGroup
 from ..core.operation_list import CALLED, MESSAGES, OPERATIONS
 from ..core.operations import Operations
@@ -81,8 +81,9 @@ class CallInFlight(NamedTuple):
 def calls_in_flight(without: int = 0) -> Iterator[CallInFlight]:
     """Yield the call that each thread is in, if ranks may wait for each other there; skip the thread `without`."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
+    waits = _waits_in_c()
     for thread, frame in sys._current_frames().items():
-        call = None if thread == without else _call_in(frame)
+        call = None if thread == without else _call_in(frame, waits.get(thread))
         is_own = names.get(thread, "").startswith(OWN_THREADS)
         if call is not None and (not is_own or any(map(_is_of_the_program, _outward(frame)))):
             yield call
@@ -91,12 +92,20 @@ def calls_in_flight(without: int = 0) -> Iterator[CallInFlight]:
 def call_of_thread(thread: int) -> CallInFlight | None:
     """Return the call that a thread of the program is in."""
     frame = sys._current_frames().get(thread)
-    return None if frame is None else _call_in(frame)
+    return None if frame is None else _call_in(frame, _waits_in_c().get(thread))
 
 
-def _call_in(innermost: FrameType) -> CallInFlight | None:
+def _waits_in_c() -> dict[int, Work]:
+    """Return, by thread, the Works that are waited for without a frame that tells of it."""
+    works = [work for door in list(DOORS) for work in list(door.in_flight)]
+    return {work.waiting_thread: work for work in works if work.waiting_thread}
+
+
+def _call_in(innermost: FrameType, waited_for: Work | None) -> CallInFlight | None:
     """Return the call that a stack is in; of an operation that consists of others, the one that the program called."""
     call, can_raise, public = None, False, public_functions()
+    if waited_for is not None:
+        call = _wait_for(waited_for, program_line(innermost), None, False)
     for frame in _outward(innermost):
         code = frame.f_code
         can_raise = can_raise or code in ABOUT_TO_RAISE

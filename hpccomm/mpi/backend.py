@@ -24,7 +24,7 @@ from ..process.tuning import NEVER
 from . import coalesced, persistent, reductions
 from .communication_thread import CommunicationThread
 from .datatypes import LARGEST_COUNT, message, parts
-from .fast_path import MPIFastPath
+from .fast_path import MPIFastPath, make_fast_path
 from .layout import (
     Finish,
     by_dtype,
@@ -66,7 +66,9 @@ class MPIBackend(Backend):
         self._single_copy = SingleCopy(options.comm, self._tuning)
         self._thread = CommunicationThread(options.comm, lambda comm: type(self)(of_the_thread(options, comm)))
         self._thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
-        self.fast_path = MPIFastPath(options.comm, self._windows, self._segment_bytes, self._thread_bytes)
+        self.fast_path: MPIFastPath = make_fast_path(
+            options.comm, self._windows, self._segment_bytes, self._thread_bytes, options.tuning.node_bytes
+        )
         self._coalesced = coalesced.Coalesced()
         self._small_all_reduces = SmallAllReduces(options.comm, options.tuning)
         self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks)
@@ -77,6 +79,8 @@ class MPIBackend(Backend):
         if async_op and array.nbytes >= self._thread_bytes:
             return self._thread.launch("broadcast", array, root)
         buffer, finish = (send_buffer(array), None) if root == self.rank else recv_buffer(array)
+        if not async_op and self.fast_path.node_broadcast(buffer, root):
+            return done(None, finish)
         call = self._comm.Ibcast if async_op else self._comm.Bcast
         return done(call(message(buffer), root), finish, buffer)
 
@@ -88,6 +92,8 @@ class MPIBackend(Backend):
             return None
         buffer, how, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iallreduce if async_op else self._comm.Allreduce
+        if not async_op and self.fast_path.node_all_reduce(buffer, how.reduces):
+            return done(None, finish)
         if buffer.nbytes <= self._segment_bytes:
             return done(call(IN_PLACE, (buffer, how.datatype), how.op), finish, buffer)
         if not async_op and self._single_copy.all_reduce(buffer, op):
@@ -143,6 +149,8 @@ class MPIBackend(Backend):
         buffer, finish = recv_buffer(output)
         call = self._comm.Iallgather if async_op else self._comm.Allgather
         sent = unaliased(array, output)
+        if not async_op and self.fast_path.node_all_gather(buffer, sent):
+            return done(None, finish)
         return done(call(message(sent), message(buffer)), finish, sent, buffer)
 
     def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
@@ -173,6 +181,8 @@ class MPIBackend(Backend):
             return None
         sent, how = unaliased(reductions.reduction_input(array, op), output), reductions.plan(op, array.dtype)
         buffer, finish = reductions.reduction_output(output, op, self.size)
+        if not async_op and self.fast_path.node_reduce_scatter(buffer, sent, how.reduces):
+            return done(None, finish)
         if async_op or sent.nbytes <= self._tuning.reduce_scatter_bytes:
             call = self._comm.Ireduce_scatter_block if async_op else self._comm.Reduce_scatter_block
             return done(call((sent, how.datatype), (buffer, how.datatype), how.op), finish, sent, buffer)
@@ -292,6 +302,8 @@ class MPIBackend(Backend):
     # -- the rest --------------------------------------------------------------------------------
 
     def barrier(self, async_op: bool) -> Work | None:
+        if not async_op and self.fast_path.node_barrier():
+            return None
         return done(self._comm.Ibarrier() if async_op else self._comm.Barrier(), None)
 
     def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
@@ -316,6 +328,7 @@ class MPIBackend(Backend):
         self._thread.close()
         self._shared.close()
         self._small_all_reduces.close()
+        self.fast_path.close_node()
 
     def abort(self) -> None:
         self._thread.abort()
@@ -327,5 +340,5 @@ class MPIBackend(Backend):
 def of_the_thread(options: BackendOptions, comm: MPI.Intracomm) -> BackendOptions:
     """Return the options of the backend in a communication thread."""
     # no single copies, which would wait at every chunk until the program lets go of the GIL
-    tuning = replace(options.tuning, single_copy_bytes=NEVER)
+    tuning = replace(options.tuning, single_copy_bytes=NEVER, node_bytes=0)
     return replace(options, comm=comm, settings=replace(options.settings, tuning=tuning))

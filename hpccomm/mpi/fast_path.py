@@ -11,7 +11,6 @@ done anything, and the operation goes through `checks` to `MPIBackend`.
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 
 from mpi4py import MPI
@@ -19,9 +18,11 @@ from numpy import ndarray
 
 from ..core.backend import FastPath
 from ..core.operation_list import MESSAGES
+from ..core.reduce_op import ReduceOp
 from ..core.work import Work
 from ..errors import DistBackendError
 from ..job.tags import LARGEST
+from ..native import room
 from .datatypes import DIRECT, TYPED
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 
@@ -37,7 +38,32 @@ class MPIFastPath(FastPath):
 
     is_open = True
 
-    def __init__(self, comm: MPI.Intracomm, windows: Container[int], largest: int, thread_bytes: int) -> None:
+    # In memory of the node, which it takes the compiled path for. They return whether they have done it.
+
+    def node_broadcast(self, array: Any, root: int) -> bool:
+        """Do a broadcast of a contiguous array."""
+        return False
+
+    def node_all_reduce(self, array: Any, op: ReduceOp | None) -> bool:
+        """Do an all_reduce of a contiguous array in place."""
+        return False
+
+    def node_all_gather(self, output: Any, array: Any) -> bool:
+        """Do an all_gather_single of contiguous arrays that share no memory."""
+        return False
+
+    def node_reduce_scatter(self, output: Any, array: Any, op: ReduceOp | None) -> bool:
+        """Do a reduce_scatter_single of contiguous arrays that share no memory."""
+        return False
+
+    def node_barrier(self) -> bool:
+        """Do a barrier."""
+        return False
+
+    def close_node(self) -> None:
+        """Give the memory back; called once, by every rank, when the group is destroyed."""
+
+    def __init__(self, comm: MPI.Intracomm, windows: dict[int, Any], largest: int, thread_bytes: int) -> None:
         self._comm = comm
         self._windows = windows
         self._largest = largest
@@ -142,6 +168,14 @@ class MPIFastPath(FastPath):
         self.count += 1
         return True
 
+    def barrier(self) -> bool:
+        try:
+            self._comm.Barrier()
+        except MPI.Exception as error:
+            raise self._failed("barrier", error) from error
+        self.count += 1
+        return True
+
     def send(self, array: Any, dst: int, tag: int) -> bool:
         if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
             return False
@@ -171,7 +205,7 @@ class MPIFastPath(FastPath):
         except MPI.Exception as error:
             raise self._failed("recv", error) from error
         except DistBackendError as error:
-            raise self.identify(error, "recv") from None
+            raise self.door.identify_fast(error, "recv") from None
 
     def sendrecv(
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None
@@ -193,7 +227,7 @@ class MPIFastPath(FastPath):
         except MPI.Exception as error:
             raise self._failed("sendrecv", error) from error
         except DistBackendError as error:
-            raise self.identify(error, "sendrecv") from None
+            raise self.door.identify_fast(error, "sendrecv") from None
 
     def iall_reduce(self, array: Any, op: Any) -> Work | None:
         if type(array) is not ndarray or array.nbytes >= self._largest_async or not array.flags.carray:
@@ -209,7 +243,9 @@ class MPIFastPath(FastPath):
         except MPI.Exception as error:
             raise self._failed("all_reduce", error) from error
         self.count += 1
-        return MPIWork(request, None, array)
+        work = MPIWork(request, None, array)
+        self.door.follow(work, "all_reduce", array)
+        return work
 
     def isend(self, array: Any, dst: int, tag: int) -> Work | None:
         if type(array) is not ndarray or not array.flags.carray or array.nbytes > self._largest:
@@ -223,7 +259,9 @@ class MPIFastPath(FastPath):
         except MPI.Exception as error:
             raise self._failed("send", error) from error
         self.messages += 1
-        return MPIWork(request, None, array)
+        work = MPIWork(request, None, array)
+        self.door.follow(work, "send", array, dst)
+        return work
 
     def irecv(self, array: Any, src: int | None, tag: int) -> Work | None:
         if type(array) is not ndarray or not array.flags.carray or array.nbytes > self._largest:
@@ -237,7 +275,9 @@ class MPIFastPath(FastPath):
         except MPI.Exception as error:
             raise self._failed("recv", error) from error
         self.messages += 1
-        return ReceiveWork(request, array.nbytes, None, array)
+        work = ReceiveWork(request, array.nbytes, None, array)
+        self.door.follow(work, "recv", array, src)
+        return work
 
     def _failed(self, name: str, error: Exception) -> Exception:
         """Count an operation that has failed, as the other ranks do, and return what the program should see."""
@@ -245,7 +285,18 @@ class MPIFastPath(FastPath):
             self.messages += 1
         else:
             self.count += 1
-        return self.identify(as_backend_error(name, error, self._comm), name)
+        return self.door.identify_fast(as_backend_error(name, error, self._comm), name)
+
+
+def make_fast_path(
+    comm: MPI.Intracomm, windows: dict[int, Any], largest: int, thread_bytes: int, node_bytes: int
+) -> MPIFastPath:
+    """Return the fast path of a group: the compiled one where there is one."""
+    if room is None:
+        return MPIFastPath(comm, windows, largest, thread_bytes)
+    from .compiled import CompiledFastPath
+
+    return CompiledFastPath(comm, windows, largest, thread_bytes, node_bytes)
 
 
 def _ordinary(output: Any, array: Any) -> bool:

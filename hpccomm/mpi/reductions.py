@@ -27,6 +27,7 @@ class Plan(NamedTuple):
     op: MPI.Op
     dtype: np.dtype[Any]  # of the arrays that MPI reduces
     changes: bool  # whether they have other values or another dtype than the program's
+    reduces: ReduceOp | None  # as which their values are reduced; None: as MPI alone knows
 
 
 _plans: dict[tuple[ReduceOp, np.dtype[Any]], Plan] = {}
@@ -39,7 +40,10 @@ def plan(op: ReduceOp, dtype: np.dtype[Any]) -> Plan:
         wide = dtype if op.mpi_op is not None else accumulation_dtype(dtype)
         is_bool = dtype.kind == "b" and op.mpi_op is None
         changes = wide is not dtype or op.factor is not None or is_bool
-        found = Plan(arithmetic_type(wide, op), mpi_op(op, wide), wide, changes)
+        reduces = (
+            None if is_bool or op.mpi_op is not None else ReduceOp.SUM if op is AVG or op.factor is not None else op
+        )
+        found = Plan(arithmetic_type(wide, op), mpi_op(op, wide), wide, changes, reduces)
         if op.factor is None and op.mpi_op is None:  # a program may make any number of others
             _plans[op, dtype] = found
     return found

@@ -167,12 +167,17 @@ def received(operation: str, status: MPI.Status, buffer: Any, finish: Finish) ->
 def check_length(operation: str, status: MPI.Status, expected: int) -> int:
     """Return the sender of a message; raise if it is shorter than its array (MPI itself refuses longer ones)."""
     if status.Get_elements(MPI.BYTE) != expected:
-        raise DistBackendError(
-            f"the message has {status.Get_elements(MPI.BYTE)} bytes, but the array {expected}; only its first part was "
-            f"written. Send and receive arrays of one dtype and size{here()}",
-            operation,
-        )
+        raise wrong_length(operation, status.Get_elements(MPI.BYTE), expected)
     return status.Get_source()
+
+
+def wrong_length(operation: str, nbytes: int, expected: int) -> DistBackendError:
+    """Return the error of a message that was shorter than its array."""
+    return DistBackendError(
+        f"the message has {nbytes} bytes, but the array {expected}; only its first part was written. Send and receive "
+        f"arrays of one dtype and size{here()}",
+        operation,
+    )
 
 
 def as_backend_error(operation: str, error: Exception, comm: MPI.Intracomm | None) -> Exception:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .. import native
 from .proc import of_process
 from .tuning import Tuning, tuning
 
@@ -90,8 +91,8 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
 def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of the ranks of an MPI communicator; every rank calls it.
 
-    They are rank 0's, and so is an error, which is raised on every rank. Where ``HPCCOMM_CUDA_AWARE`` is not set there,
-    `is_cuda_aware` is called on every rank.
+    They are rank 0's, and so is an error, which is raised on every rank. Each rank says whether it has the compiled
+    room, and, where ``HPCCOMM_CUDA_AWARE`` is not set on rank 0, what `is_cuda_aware` returns.
     """
     global _run
     found: Settings | Exception | None = None
@@ -106,9 +107,10 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
         raise agreed_on
     settings: Settings = agreed_on
     _run = os.path.basename(settings.debug_dir)
-    if asks:
-        settings = replace(settings, cuda_aware=all(comm.allgather(is_cuda_aware())))
-    return settings
+    have_room, are_cuda_aware = zip(*comm.allgather((native.room is not None, asks and is_cuda_aware())), strict=True)
+    if not all(have_room):
+        settings = replace(settings, tuning=replace(settings.tuning, node_bytes=0))
+    return replace(settings, cuda_aware=all(are_cuda_aware)) if asks else settings
 
 
 def _one_of(environ: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:

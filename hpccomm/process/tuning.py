@@ -37,6 +37,9 @@ class Tuning:
         The size of the chunks that are reduced there: they should stay in the cache of a core.
     persistent_bytes : int
         A persistent all_reduce within a node needs no messages if the arrays of its ranks together are no larger.
+    node_bytes : int
+        Blocking collectives of arrays of at most this size go through memory that the ranks of a node share, without
+        messages, where all ranks have the compiled room (``native/node.h``).
     """
 
     segment_bytes: int = 2 << 20
@@ -46,6 +49,7 @@ class Tuning:
     shared_bytes: int = 32 << 10
     shared_chunk_bytes: int = 512 << 10
     persistent_bytes: int = 64 << 10
+    node_bytes: int = 1 << 20
 
 
 def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:

@@ -120,7 +120,7 @@ class Recorder:
                     kind, arguments, at = seen["kind"], seen["arguments"], caller(frame) if self.stack else None
                     number = 1 + kind.traced.numbers()[kind.name in MESSAGES]
                     nbytes = sum(each.nbytes for each in arguments if hasattr(each, "nbytes"))
-                    what = arguments[0].dtype, nbytes, arguments[seen["details"]]
+                    what = arguments[0].dtype if arguments else None, nbytes, arguments[seen["details"]]
                     yield kind, number, seen["began"], 0.0, *what, at, None, False
                 frame = frame.f_back
 
@@ -136,7 +136,7 @@ def _record(row: Row) -> Record:
         kind.traced.key,
         kind.traced.name,
         dtype="" if dtype is None else str(dtype),
-        count=nbytes // dtype.itemsize if count is None else count,
+        count=nbytes // dtype.itemsize if count is None and dtype is not None else count or 0,
         nbytes=nbytes,
         op=op.upper() if isinstance(op, str) else "" if op is None else str(getattr(op, "name", op)),
         peer=peer if isinstance(peer, int) else None,
@@ -218,11 +218,14 @@ def _recorded(
         outcome = do(*arguments)
         if outcome is None or outcome is False:  # a receive may come from rank 0
             return outcome
-        array, at = arguments[0], where and where()
-        nbytes = array.nbytes + arguments[second].nbytes if second else array.nbytes
+        at, dtype, nbytes = where and where(), None, 0
+        if arguments:  # a barrier has none
+            dtype, nbytes = arguments[0].dtype, arguments[0].nbytes
+        if second:
+            nbytes += arguments[second].nbytes
         number = fast.messages + traced.messages if is_message else fast.count + traced.collectives
         ended = 0.0 if is_async else now()
-        row: Row = (kind, number, began, ended, array.dtype, nbytes, arguments[details], at, None, False)
+        row: Row = (kind, number, began, ended, dtype, nbytes, arguments[details], at, None, False)
         if is_async:
             outcome.operation = row = Entry(row)
         append(row)

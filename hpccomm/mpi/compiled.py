@@ -1,0 +1,162 @@
+"""The fast path and its Works in C (`native/_room.pyx`): what it is given, and what may be slow about it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..core.door import REAP_ABOVE
+from ..core.flight import flight_of
+from ..core.overlap import address_of
+from ..core.reduce_op import ReduceOp
+from ..core.work import COMPLETED, IN_FLIGHT, Work
+from ..errors import DistBackendError, here
+from ..job.mpi_library import private, release
+from ..job.tags import LARGEST
+from ..native import _room as room
+from .datatypes import DIRECT, TYPED
+from .fast_path import MPIFastPath
+from .shared_memory import PAGE_BYTES, Window, free_bytes, why_no_room
+from .works import MPIWork, wrong_length
+
+LARGEST_SLOT = 512 << 10  # bytes
+LARGEST_WINDOW = 32 << 20
+ONE_PHASE = 16 << 10  # bytes of all ranks together
+BEFORE = 8  # operations of a group that go to MPI, before memory is worth making
+LOOKS = 2000  # at a flag, before other processes are let on the core, and MPI makes progress
+LOOKS_OF_MANY = 20  # likewise, where there are more ranks than cores
+
+LETTERS = {"sum": "s", "product": "p", "min": "n", "max": "x"}
+
+
+class CompiledWork(room.Pending, Work):
+    """A message or an all_reduce that the compiled fast path has begun."""
+
+    can_be_left = True
+    translate_error = MPIWork.translate_error
+
+
+class CompiledFastPath(room.FastPath, MPIFastPath):
+    """The compiled fast path of one group; what raises is here."""
+
+    _window: Window | None = None
+
+    def __init__(
+        self, comm: MPI.Intracomm, windows: dict[int, Any], largest: int, thread_bytes: int, node_bytes: int
+    ) -> None:
+        MPIFastPath.__init__(self, comm, windows, largest, thread_bytes)
+        room.FastPath.__init__(
+            self, MPI._handleof(comm), self._rank, self._size, windows, largest, self._largest_async - 1, LARGEST,
+            ReduceOp.SUM, CompiledWork,
+        )  # fmt: skip
+        if self._size > 1 and node_bytes:
+            self.use_node(node_bytes, BEFORE)
+
+    def open_node(self) -> None:
+        """Make the memory that the ranks share, if they are on one node, and there is room; every rank calls it."""
+        node = private(self._comm.Split_type(MPI.COMM_TYPE_SHARED), self._comm)
+        slot = min(LARGEST_SLOT, LARGEST_WINDOW // (2 * self._size + 2)) // PAGE_BYTES * PAGE_BYTES
+        nbytes = room.node_memory(self._size, slot)
+        free = free_bytes()  # which others need too
+        has_room = np.array(free is None or (2 * nbytes <= free and not why_no_room(nbytes)), np.intc)
+        if node.size == self._size:
+            node.Allreduce(MPI.IN_PLACE, has_room, MPI.MIN)
+        if node.size < self._size or not has_room:
+            release(node)
+            self.map_node(0, 0, 0, 0)
+            return
+        self._node = node
+        self._window = Window(node, nbytes if node.rank == 0 else 0)
+        if node.rank == 0:
+            self._window.parts[0][:] = 0
+        node.Barrier()
+        looks = LOOKS if self._size <= len(os.sched_getaffinity(0)) else LOOKS_OF_MANY
+        self.map_node(address_of(self._window.parts[0]), slot, ONE_PHASE, looks)
+
+    def close_node(self) -> None:
+        """Give the memory back; called once, by every rank, when the group is destroyed."""
+        if self._window is not None:
+            self.map_node(0, 0, 0, 0)
+            self._window.free()
+            release(self._node)
+            self._window = None
+
+    def failed(self, name: str, code: int) -> Exception:
+        """Count an operation that has failed, and return what the program should see; `code` is MPI's, or negative."""
+        if code < 0:
+            return self._failed(name, self.differing(name))
+        error = MPI.Exception(code)
+        seen = self._failed(name, error)
+        seen.__cause__ = error
+        return seen
+
+    def short(self, name: str, nbytes: int, expected: int) -> Exception:
+        """Return what the program should see where a message was shorter than its array."""
+        return self.door.identify_fast(wrong_length(name, nbytes, expected), name)
+
+
+def different_call(name: str, rank: int) -> DistBackendError:
+    """Return the error of a call that rank `rank` of the group does not make alike."""
+    return DistBackendError(
+        f"rank {rank} of the group calls another operation, or with another op, dtype, size or root; what the arrays "
+        f"have now is not defined. HPCCOMM_DEBUG=DETAIL says what each rank calls{here()}",
+        name,
+    )
+
+
+def _handle(of: Any) -> int:
+    return MPI._handleof(of)
+
+
+def _source_at() -> int:
+    """Return where in an MPI_Status the source is, in bytes: that depends on the library."""
+    status = MPI.Status()
+    memory: Any = MPI.memory.fromaddress(MPI._addressof(status), MPI._sizeof(status))
+    integers = np.frombuffer(memory, np.intc)
+    found = []
+    for source in (1234567, 7654321):
+        status.Set_source(source)
+        found.append(set(np.flatnonzero(integers == source).tolist()))
+    (place,) = found[0] & found[1]
+    return 4 * int(place)
+
+
+def _reductions() -> list[tuple[list[Any], str, dict[int, tuple[Any, ...]]]]:
+    """Return for each op its keys, its letter in node.h, and what there is to know for each number of a dtype."""
+    named: dict[Any, tuple[list[Any], str, dict[int, tuple[Any, ...]]]] = {}
+    for (key, dtype), (datatype, op) in DIRECT.items():
+        name = key if isinstance(key, str) else key.name.lower()
+        keys, _, table = named.setdefault(name, ([], LETTERS.get(name, "-"), {}))
+        if key not in keys:
+            keys.append(key)
+        for number in _numbers(dtype):
+            table[number] = _handle(datatype), _handle(op), dtype.kind, dtype.itemsize
+    return list(named.values())
+
+
+def _numbers(dtype: np.dtype[Any]) -> list[int]:
+    """Return the numbers that NumPy gives the dtypes equal to `dtype`: long and long long have two."""
+    return [each.num for each in map(np.dtype, np.typecodes["All"]) if each == dtype]
+
+
+room.set_up(
+    MPI.__file__,
+    {
+        "in_place": int(MPI.IN_PLACE),
+        "byte": _handle(MPI.BYTE),
+        "any_source": MPI.ANY_SOURCE,
+        "any_tag": MPI.ANY_TAG,
+        "source_at": _source_at(),
+        "status_bytes": MPI._sizeof(MPI.Status()),
+        "handle_bytes": MPI._sizeof(MPI.REQUEST_NULL),
+        "datatypes": {number: _handle(datatype) for dtype, datatype in TYPED.items() for number in _numbers(dtype)},
+        "reductions": _reductions(),
+    },
+    MPI.Exception,
+    wrong_length,
+    different_call,
+)
+room.set_up_works(IN_FLIGHT, COMPLETED, flight_of, Work, REAP_ABOVE)

@@ -1,0 +1,850 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, binding=False, embedsignature=False
+"""The compiled room: the fast path and its Works as C, for what mpi/fast_path.py does in Python.
+
+It accepts a part of what that file accepts, or a little more where C makes it cheap, and calls the same functions of
+MPI: a rank with it meets one without. No MPI is needed to build it. The functions come from the library that mpi4py has
+loaded; a handle is what ``MPI._handleof`` gives, passed as a `uintptr_t`: where it is an int (MPICH) the callee looks
+at the lower half of the register, where it is a pointer (Open MPI) at all of it (the C ABIs of x86-64 and AArch64).
+
+No signal handler of Python's runs in here: what is begun is ended and noted.
+"""
+
+from cpython.dict cimport PyDict_Size
+from cpython.long cimport PyLong_AsLong, PyLong_CheckExact
+from cpython.object cimport Py_TYPE, PyTypeObject
+from libc.stdint cimport intptr_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
+
+cimport numpy as np
+
+np.import_array()
+
+cdef extern from "dlfcn.h" nogil:
+    void* dlopen(const char* path, int how)
+    void* dlsym(void* library, const char* name)
+    const int RTLD_NOW, RTLD_NOLOAD
+    void* RTLD_DEFAULT
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+
+cdef extern from *:
+    """
+    static PyObject *hc_new(PyObject *type, PyObject *nothing)
+    {
+        return ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, nothing, NULL);
+    }
+    """
+    object hc_new(object type, object nothing)
+
+cdef extern from "numpy/arrayobject.h":
+    ctypedef struct Array "PyArrayObject":
+        pass
+    PyTypeObject PyArray_Type
+    bint PyArray_Check(object array)
+    bint PyArray_ISCARRAY(Array* array) nogil
+    bint PyArray_IS_C_CONTIGUOUS(Array* array) nogil
+    Py_ssize_t PyArray_NBYTES(Array* array) nogil
+    Py_ssize_t PyArray_SIZE(Array* array) nogil
+    int PyArray_NDIM(Array* array) nogil
+    Py_ssize_t PyArray_DIM(Array* array, int i) nogil
+    int PyArray_TYPE(Array* array) nogil
+    int PyArray_ITEMSIZE(Array* array) nogil
+    void* PyArray_DATA(Array* array) nogil
+
+cdef extern from "node.h" nogil:
+    ctypedef void Fold(void*, const void*, const void*, size_t)
+    ctypedef struct Flags:
+        pass
+    ctypedef struct Node:
+        Flags* flags
+        char* sets
+        size_t slot, one_phase
+        int rank, ranks, looks, differing
+        int (*progress)(void*) noexcept nogil
+        void* context
+    const int NODE_DIFFERS
+    size_t node_bytes(int ranks, size_t slot)
+    int node_all_reduce(Node* n, uint64_t call, Fold* fold, size_t itemsize, char* x, size_t count)
+    int node_reduce_scatter(
+        Node* n, uint64_t call, Fold* fold, size_t itemsize, char* out, const char* x, size_t count)
+    int node_all_gather(Node* n, uint64_t call, char* out, const char* x, size_t nbytes)
+    int node_broadcast(Node* n, uint64_t call, int root, char* x, size_t nbytes)
+    int node_barrier(Node* n, uint64_t call)
+    Fold* fold_of(char op, char kind, int itemsize)
+
+ctypedef uintptr_t Handle
+
+cdef enum:
+    TYPES = 32  # numbers of NumPy's own dtypes are below
+    OPS = 16
+    STATUS_BYTES = 64  # an MPI_Status has at most so many
+    LARGEST_COUNT = 0x7FFFFFFF
+
+# -- MPI -----------------------------------------------------------------------------------------------------
+
+ctypedef int (*Bcast)(void*, int, Handle, int, Handle) noexcept nogil
+ctypedef int (*Allreduce)(const void*, void*, int, Handle, Handle, Handle) noexcept nogil
+ctypedef int (*Iallreduce)(const void*, void*, int, Handle, Handle, Handle, Handle*) noexcept nogil
+ctypedef int (*Reduce)(const void*, void*, int, Handle, Handle, int, Handle) noexcept nogil
+ctypedef int (*Allgather)(const void*, int, Handle, void*, int, Handle, Handle) noexcept nogil
+ctypedef int (*Send)(const void*, int, Handle, int, int, Handle) noexcept nogil
+ctypedef int (*Recv)(void*, int, Handle, int, int, Handle, void*) noexcept nogil
+ctypedef int (*Isend)(const void*, int, Handle, int, int, Handle, Handle*) noexcept nogil
+ctypedef int (*Sendrecv)(
+    const void*, int, Handle, int, int, void*, int, Handle, int, int, Handle, void*) noexcept nogil
+ctypedef int (*Wait)(Handle*, void*) noexcept nogil
+ctypedef int (*Waitall)(int, Handle*, void*) noexcept nogil
+ctypedef int (*Test)(Handle*, int*, void*) noexcept nogil
+ctypedef int (*Iprobe)(int, int, Handle, int*, void*) noexcept nogil
+ctypedef int (*Cancel)(Handle*) noexcept nogil
+ctypedef int (*Barrier)(Handle) noexcept nogil
+ctypedef int (*GetElements)(const void*, Handle, int*) noexcept nogil
+
+cdef struct Library:
+    Bcast bcast
+    Allreduce allreduce
+    Iallreduce iallreduce
+    Reduce reduce
+    Allgather allgather, alltoall
+    Allreduce reduce_scatter_block
+    Send send
+    Recv recv
+    Isend isend, irecv
+    Sendrecv sendrecv
+    Wait wait
+    Waitall waitall
+    Test test
+    Cancel cancel
+    Iprobe iprobe
+    Barrier barrier
+    GetElements get_elements
+    void* in_place
+    Handle byte
+    int any_source, any_tag
+    int source_at  # where in an MPI_Status the source is, in bytes
+    int status_bytes
+    int handle_bytes
+    Handle datatypes[TYPES]  # as which arrays travel, by NumPy's number of their dtype; 0: as bytes
+    Handle reduced[OPS][TYPES]  # as which they are reduced by MPI as they are; 0: they are not
+    Handle ops[OPS][TYPES]
+    Fold* folds[OPS][TYPES]  # in memory of the node; NULL: MPI does it
+    uint64_t kinds[TYPES]  # of values: long and long long are alike
+
+cdef Library mpi
+cdef tuple NO_ARGUMENTS = ()
+cdef dict op_numbers = {}  # by the op, and by its name
+cdef object exception_of, length_error, difference_error
+
+
+cdef void* function(void* library, str name) except NULL:
+    """Return a function of MPI: what a tool has preloaded first, as the dynamic linker would."""
+    cdef bytes text = name.encode()
+    cdef void* found = dlsym(RTLD_DEFAULT, text)
+    if found == NULL:
+        found = dlsym(library, text)
+    if found == NULL:
+        raise ImportError(f"{name} is not in the library that mpi4py has loaded")
+    return found
+
+
+def set_up(str path, dict names, object exception, object length, object difference):
+    """Find MPI's functions in the library that the extension module at `path` is linked to, and take the tables over.
+
+    `names`: the handles, places and sizes that the fields of Library are called; `datatypes` by NumPy's number, and
+    `reductions`, for each op its keys, its letter in node.h, and (datatype, op, kind, itemsize) by NumPy's number. `exception` makes an exception of MPI's
+    error code, `length` that of a message that is shorter than its array, `difference` that of
+    a call that another rank does not make alike.
+    """
+    global exception_of, length_error, difference_error
+    cdef void* library = dlopen(path.encode(), RTLD_NOW | RTLD_NOLOAD)
+    if library == NULL:
+        raise ImportError(f"{path} is not loaded")
+    mpi.bcast = <Bcast>function(library, "MPI_Bcast")
+    mpi.allreduce = <Allreduce>function(library, "MPI_Allreduce")
+    mpi.iallreduce = <Iallreduce>function(library, "MPI_Iallreduce")
+    mpi.reduce = <Reduce>function(library, "MPI_Reduce")
+    mpi.allgather = <Allgather>function(library, "MPI_Allgather")
+    mpi.alltoall = <Allgather>function(library, "MPI_Alltoall")
+    mpi.reduce_scatter_block = <Allreduce>function(library, "MPI_Reduce_scatter_block")
+    mpi.send = <Send>function(library, "MPI_Send")
+    mpi.recv = <Recv>function(library, "MPI_Recv")
+    mpi.isend = <Isend>function(library, "MPI_Isend")
+    mpi.irecv = <Isend>function(library, "MPI_Irecv")
+    mpi.sendrecv = <Sendrecv>function(library, "MPI_Sendrecv")
+    mpi.wait = <Wait>function(library, "MPI_Wait")
+    mpi.waitall = <Waitall>function(library, "MPI_Waitall")
+    mpi.test = <Test>function(library, "MPI_Test")
+    mpi.iprobe = <Iprobe>function(library, "MPI_Iprobe")
+    mpi.cancel = <Cancel>function(library, "MPI_Cancel")
+    mpi.barrier = <Barrier>function(library, "MPI_Barrier")
+    mpi.get_elements = <GetElements>function(library, "MPI_Get_elements")
+    mpi.in_place = <void*><uintptr_t>handle(names["in_place"])
+    mpi.byte = handle(names["byte"])
+    mpi.any_source, mpi.any_tag = names["any_source"], names["any_tag"]
+    mpi.source_at = names["source_at"]
+    mpi.status_bytes = names["status_bytes"]
+    mpi.handle_bytes = names["handle_bytes"]
+    if not 0 <= mpi.source_at <= mpi.status_bytes - 4 <= STATUS_BYTES - 4 or mpi.handle_bytes not in (4, 8):
+        raise ImportError(f"an MPI_Status of {mpi.status_bytes} bytes, a handle of {mpi.handle_bytes}")
+    for number, datatype in names["datatypes"].items():
+        mpi.datatypes[<int>number] = handle(datatype)
+    op_numbers.clear()
+    for place, (keys, letter, table) in enumerate(names["reductions"]):
+        for key in keys:
+            op_numbers[key] = place
+        for number, (datatype, op, kind, itemsize) in table.items():
+            mpi.reduced[<int>place][<int>number] = handle(datatype)
+            mpi.ops[<int>place][<int>number] = handle(op)
+            mpi.folds[<int>place][<int>number] = fold_of(ord(letter), ord(kind), itemsize)
+            mpi.kinds[<int>number] = <uint64_t>ord(kind) << 8 | <uint64_t>itemsize
+    exception_of, length_error, difference_error = exception, length, difference
+
+
+cdef Handle handle(object number) except? 0:
+    """Return a handle, or MPI_IN_PLACE, that mpi4py gives as a number: it may be negative."""
+    return <Handle>(<intptr_t>number if number < 0 else <uintptr_t>number)
+
+
+# -- what is ordinary ------------------------------------------------------------------------------------------
+
+cdef inline Array* plain(object array, Py_ssize_t largest) noexcept:
+    """Return an array of at most `largest` bytes that is aligned, writeable, in C order and without gaps; or NULL."""
+    cdef Array* found = <Array*>array
+    if Py_TYPE(array) is not &PyArray_Type or not PyArray_ISCARRAY(found) or PyArray_NBYTES(found) > largest:
+        return NULL
+    return found
+
+
+cdef inline Array* without_gaps(object array) except NULL:
+    """Return an array that has been prepared for MPI; others would take another way than the other ranks' do."""
+    if not PyArray_Check(array) or not PyArray_IS_C_CONTIGUOUS(<Array*>array):
+        raise TypeError(f"expected an array in C order and without gaps, not {type(array)}")
+    return <Array*>array
+
+
+cdef inline Handle type_of(Array* array) noexcept nogil:
+    """Return the datatype as which an array travels; 0 where it is not in the table."""
+    return mpi.datatypes[PyArray_TYPE(array)] if PyArray_TYPE(array) < TYPES else 0
+
+
+cdef inline bint are_apart(Array* one, Array* other) noexcept nogil:
+    """Whether two arrays without gaps share no memory."""
+    cdef char* a = <char*>PyArray_DATA(one)
+    cdef char* b = <char*>PyArray_DATA(other)
+    return a + PyArray_NBYTES(one) <= b or b + PyArray_NBYTES(other) <= a
+
+
+cdef inline bint is_rank(object number, int size) noexcept:
+    """Whether it is an int, and a rank of a group of that size."""
+    return PyLong_CheckExact(number) and 0 <= PyLong_AsLong(number) < size
+
+
+cdef enum:
+    BROADCAST = 1
+    ALL_REDUCE
+    ALL_GATHER
+    REDUCE_SCATTER
+    BARRIER
+
+
+cdef inline uint64_t call_of(int collective, int detail, uint64_t kind) noexcept nogil:
+    """Return what ranks compare before they work in memory of the node: also the root or op, and the kind of values."""
+    return <uint64_t>collective << 56 | <uint64_t>detail << 24 | kind
+
+
+cdef int make_progress(void* comm) noexcept nogil:
+    """Let MPI make progress while this rank waits for others; return what it says of dead ranks."""
+    cdef char[STATUS_BYTES] status
+    cdef int is_there
+    return mpi.iprobe(mpi.any_source, mpi.any_tag, <Handle>comm, &is_there, status)
+
+
+cdef inline int count_of(Array* array) noexcept nogil:
+    return <int>PyArray_SIZE(array)
+
+
+# -- the fast path ---------------------------------------------------------------------------------------------
+
+cdef class FastPath:
+    """What mpi/fast_path.py describes; its subclass in mpi/compiled.py has what may be slow.
+
+    `windows` is empty until the program makes a node-shared array.
+    """
+
+    cdef public long long count, messages
+    cdef Handle comm
+    cdef int rank, size, largest_tag
+    cdef Py_ssize_t largest, largest_async
+    cdef dict windows
+    cdef readonly object door
+    cdef object usual_op, timeout
+    cdef int usual_place
+    cdef dict in_flight
+    cdef Node node  # its flags are NULL until it is open
+    cdef Py_ssize_t node_largest  # bytes
+    cdef int before_node  # how many operations go to MPI before it is worth opening
+    cdef object work_class
+
+    def __init__(self, comm, int rank, int size, dict windows, Py_ssize_t largest, Py_ssize_t largest_async,
+                 int largest_tag, usual_op, type work_class):
+        """`comm`: its handle; `largest`: bytes of an array; `usual_op`: the one that is looked for first."""
+        if not issubclass(work_class, Pending):
+            raise TypeError(f"{work_class!r} is no subclass of Pending")
+        self.comm = handle(comm)
+        self.rank, self.size, self.largest_tag = rank, size, largest_tag
+        self.windows = windows
+        self.largest = min(largest, LARGEST_COUNT)
+        self.largest_async = min(largest_async, LARGEST_COUNT)
+        self.node_largest = -1
+        self.usual_op, self.usual_place = usual_op, op_numbers[usual_op]
+        self.work_class = work_class
+
+    def attach(self, door):
+        """Keep what is in flight in that group's door from now on."""
+        self.door, self.in_flight, self.timeout = door, door.in_flight, door.timeout
+
+    cdef int place_of(self, object op) noexcept:
+        """Return the row of an op in the tables; -1 where it has none."""
+        if op is self.usual_op:
+            return self.usual_place
+        try:
+            return op_numbers.get(op, -1)
+        except TypeError:  # it can't be looked up
+            return -1
+
+    cdef inline bint is_tag(self, object tag) noexcept:
+        return PyLong_CheckExact(tag) and 0 <= PyLong_AsLong(tag) <= self.largest_tag
+
+    cdef inline bint is_reducible(self, Array* array, int place) noexcept:
+        return (
+            place >= 0 and PyArray_TYPE(array) < TYPES and mpi.reduced[place][PyArray_TYPE(array)] != 0
+            and PyDict_Size(self.windows) == 0
+        )
+
+    def broadcast(self, array, root):
+        """Do a broadcast, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        if x == NULL or not is_rank(root, self.size) or type_of(x) == 0:
+            return False
+        cdef int code, source = PyLong_AsLong(root)
+        cdef bint in_node = self.is_in_node(PyArray_NBYTES(x))
+        with nogil:
+            if in_node and PyArray_NBYTES(x) <= <Py_ssize_t>self.node.slot:
+                code = node_broadcast(&self.node, call_of(BROADCAST, source, 0), source, <char*>PyArray_DATA(x),
+                                      PyArray_NBYTES(x))
+            else:
+                code = mpi.bcast(PyArray_DATA(x), count_of(x), type_of(x), source, self.comm)
+        if code:
+            raise self.failed("broadcast", code)
+        self.count += 1
+        return True
+
+    def all_reduce(self, array, op):
+        """Do an all_reduce, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        cdef int code, place = self.place_of(op)
+        if x == NULL or not self.is_reducible(x, place):
+            return False
+        cdef int number = PyArray_TYPE(x)
+        cdef bint in_node = mpi.folds[place][number] != NULL and self.is_in_node(PyArray_NBYTES(x))
+        with nogil:
+            if in_node:
+                code = self.all_reduce_in_node(x, place)
+            else:
+                code = mpi.allreduce(mpi.in_place, PyArray_DATA(x), count_of(x), mpi.reduced[place][number],
+                                     mpi.ops[place][number], self.comm)
+        if code:
+            raise self.failed("all_reduce", code)
+        self.count += 1
+        return True
+
+    def reduce(self, array, root, op):
+        """Do a reduce, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        cdef int code, place = self.place_of(op)
+        if x == NULL or not is_rank(root, self.size) or not self.is_reducible(x, place):
+            return False
+        cdef int number = PyArray_TYPE(x), destination = PyLong_AsLong(root)
+        cdef void* sent = mpi.in_place if self.rank == destination else PyArray_DATA(x)
+        cdef void* received = PyArray_DATA(x) if self.rank == destination else NULL
+        with nogil:
+            code = mpi.reduce(sent, received, count_of(x), mpi.reduced[place][number], mpi.ops[place][number],
+                              destination, self.comm)
+        if code:
+            raise self.failed("reduce", code)
+        self.count += 1
+        return True
+
+    def all_gather_single(self, output, array):
+        """Do an all_gather_single, or return False."""
+        cdef Array* y = plain(output, self.largest)
+        cdef Array* x = plain(array, self.largest)
+        if not self.is_pair(y, x) or PyArray_NBYTES(y) != PyArray_NBYTES(x) * self.size or type_of(x) == 0:
+            return False
+        cdef int code
+        cdef bint in_node = self.is_in_node(PyArray_NBYTES(y))
+        with nogil:
+            if in_node:
+                code = node_all_gather(&self.node, call_of(ALL_GATHER, 0, 0), <char*>PyArray_DATA(y),
+                                       <char*>PyArray_DATA(x), PyArray_NBYTES(x))
+            else:
+                code = mpi.allgather(PyArray_DATA(x), count_of(x), type_of(x), PyArray_DATA(y), count_of(x),
+                                     type_of(x), self.comm)
+        if code:
+            raise self.failed("all_gather_single", code)
+        self.count += 1
+        return True
+
+    def reduce_scatter_single(self, output, array, op):
+        """Do a reduce_scatter_single, or return False."""
+        cdef Array* y = plain(output, self.largest)
+        cdef Array* x = plain(array, self.largest)
+        cdef int code, place = self.place_of(op)
+        if not self.is_pair(y, x) or PyArray_NBYTES(x) != PyArray_NBYTES(y) * self.size:
+            return False
+        if not self.is_reducible(x, place):
+            return False
+        cdef int number = PyArray_TYPE(x)
+        cdef bint in_node = mpi.folds[place][number] != NULL and self.is_in_node(PyArray_NBYTES(x))
+        with nogil:
+            if in_node:
+                code = self.reduce_scatter_in_node(y, x, place)
+            else:
+                code = mpi.reduce_scatter_block(PyArray_DATA(x), PyArray_DATA(y), count_of(y),
+                                                mpi.reduced[place][number], mpi.ops[place][number], self.comm)
+        if code:
+            raise self.failed("reduce_scatter_single", code)
+        self.count += 1
+        return True
+
+    def all_to_all_single(self, output, array):
+        """Do an all_to_all_single of equal parts, or return False."""
+        cdef Array* y = plain(output, self.largest)
+        cdef Array* x = plain(array, self.largest)
+        if not self.is_pair(y, x) or PyArray_NBYTES(x) != PyArray_NBYTES(y) or type_of(x) == 0:
+            return False
+        if not (PyArray_NDIM(x) and PyArray_NDIM(y)) or PyArray_DIM(x, 0) % self.size or PyArray_DIM(y, 0) % self.size:
+            return False
+        cdef int code, part = count_of(x) // self.size
+        with nogil:
+            code = mpi.alltoall(PyArray_DATA(x), part, type_of(x), PyArray_DATA(y), part, type_of(x), self.comm)
+        if code:
+            raise self.failed("all_to_all_single", code)
+        self.count += 1
+        return True
+
+    def barrier(self):
+        """Wait until all ranks have come."""
+        cdef int code
+        cdef bint in_node = self.is_in_node(0)
+        with nogil:
+            code = node_barrier(&self.node, call_of(BARRIER, 0, 0)) if in_node else mpi.barrier(self.comm)
+        if code:
+            raise self.failed("barrier", code)
+        self.count += 1
+        return True
+
+    # -- in memory of the node: also for operations that have gone through the checks, on arrays made for MPI
+
+    def use_node(self, Py_ssize_t largest, int before):
+        """Do operations of at most `largest` bytes in memory of the node, after the first `before`."""
+        self.node_largest, self.before_node = largest, before
+
+    def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks):
+        """Take over the memory at `address`, of zeros, that all ranks of the group see; address 0: there is none."""
+        if address == 0:
+            self.node_largest, self.node.flags = -1, NULL
+            return
+        self.node.sets = <char*>address + self.size * sizeof(Flags)
+        self.node.slot, self.node.one_phase, self.node.looks = slot, one_phase, looks
+        self.node.rank, self.node.ranks = self.rank, self.size
+        self.node.progress, self.node.context = make_progress, <void*>self.comm
+        self.node.flags = <Flags*>address
+
+    cdef bint is_in_node(self, Py_ssize_t nbytes) except -1:
+        """Whether an operation is done in memory of the node, which is opened when it is worth it: alike on all ranks."""
+        if nbytes > self.node_largest:
+            return False
+        if self.node.flags == NULL:
+            if self.before_node > 0:
+                self.before_node -= 1
+                return False
+            self.open_node()
+        return self.node.flags != NULL
+
+    cdef int all_reduce_in_node(self, Array* x, int place) noexcept nogil:
+        cdef int number = PyArray_TYPE(x)
+        return node_all_reduce(&self.node, call_of(ALL_REDUCE, place, mpi.kinds[number]), mpi.folds[place][number],
+                               PyArray_ITEMSIZE(x), <char*>PyArray_DATA(x), PyArray_SIZE(x))
+
+    cdef int reduce_scatter_in_node(self, Array* y, Array* x, int place) noexcept nogil:
+        cdef int number = PyArray_TYPE(x)
+        return node_reduce_scatter(&self.node, call_of(REDUCE_SCATTER, place, mpi.kinds[number]), mpi.folds[place][number],
+                                   PyArray_ITEMSIZE(x), <char*>PyArray_DATA(y), <char*>PyArray_DATA(x), PyArray_SIZE(y))
+
+    def node_broadcast(self, array, int root):
+        """Do a broadcast of an array without gaps in memory of the node; return whether it has."""
+        cdef Array* x = without_gaps(array)
+        if not self.is_in_node(PyArray_NBYTES(x)) or PyArray_NBYTES(x) > <Py_ssize_t>self.node.slot:
+            return False
+        cdef int code
+        with nogil:
+            code = node_broadcast(&self.node, call_of(BROADCAST, root, 0), root, <char*>PyArray_DATA(x),
+                                  PyArray_NBYTES(x))
+        return self.has_ended(code, "broadcast")
+
+    def node_all_reduce(self, array, op):
+        """As node_broadcast, for an all_reduce in place."""
+        cdef Array* x = without_gaps(array)
+        cdef int code, place = self.place_of(op)
+        if place < 0 or PyArray_TYPE(x) >= TYPES or mpi.folds[place][PyArray_TYPE(x)] == NULL:
+            return False
+        if not self.is_in_node(PyArray_NBYTES(x)):
+            return False
+        with nogil:
+            code = self.all_reduce_in_node(x, place)
+        return self.has_ended(code, "all_reduce")
+
+    def node_all_gather(self, output, array):
+        """As node_broadcast, for an all_gather_single of arrays that share no memory."""
+        cdef Array* y = without_gaps(output)
+        cdef Array* x = without_gaps(array)
+        if not self.is_in_node(PyArray_NBYTES(y)):
+            return False
+        cdef int code
+        with nogil:
+            code = node_all_gather(&self.node, call_of(ALL_GATHER, 0, 0), <char*>PyArray_DATA(y),
+                                   <char*>PyArray_DATA(x), PyArray_NBYTES(x))
+        return self.has_ended(code, "all_gather_single")
+
+    def node_reduce_scatter(self, output, array, op):
+        """As node_broadcast, for a reduce_scatter_single of arrays that share no memory."""
+        cdef Array* y = without_gaps(output)
+        cdef Array* x = without_gaps(array)
+        cdef int code, place = self.place_of(op)
+        if place < 0 or PyArray_TYPE(x) >= TYPES or mpi.folds[place][PyArray_TYPE(x)] == NULL:
+            return False
+        if not self.is_in_node(PyArray_NBYTES(x)):
+            return False
+        with nogil:
+            code = self.reduce_scatter_in_node(y, x, place)
+        return self.has_ended(code, "reduce_scatter_single")
+
+    def node_barrier(self):
+        """As node_broadcast, for a barrier."""
+        cdef int code
+        if not self.is_in_node(0):
+            return False
+        with nogil:
+            code = node_barrier(&self.node, call_of(BARRIER, 0, 0))
+        return self.has_ended(code, "barrier")
+
+    cdef bint has_ended(self, int code, str name) except -1:
+        if code == NODE_DIFFERS:
+            raise self.differing(name)
+        if code:
+            raise exception_of(code)
+        return True
+
+    def differing(self, str name):
+        """Return the error of an operation in memory of the node that another rank does not make alike."""
+        return difference_error(name, self.node.differing)
+
+    cdef inline bint is_pair(self, Array* output, Array* array) noexcept:
+        return (
+            output != NULL and array != NULL and PyArray_TYPE(output) == PyArray_TYPE(array)
+            and are_apart(output, array)
+        )
+
+    def send(self, array, dst, tag):
+        """Send a message, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        if x == NULL or not is_rank(dst, self.size) or not self.is_tag(tag) or type_of(x) == 0:
+            return False
+        cdef int code, peer = PyLong_AsLong(dst), label = PyLong_AsLong(tag)
+        if peer == self.rank:
+            return False
+        with nogil:
+            code = mpi.send(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm)
+        if code:
+            raise self.failed("send", code)
+        self.messages += 1
+        return True
+
+    def recv(self, array, src, tag):
+        """Receive a message and return its sender, or return None."""
+        cdef Array* x = plain(array, self.largest)
+        if x == NULL or not is_rank(src, self.size) or not self.is_tag(tag) or type_of(x) == 0:
+            return None
+        cdef char[STATUS_BYTES] status
+        cdef int code, peer = PyLong_AsLong(src), label = PyLong_AsLong(tag)
+        if peer == self.rank:
+            return None
+        with nogil:
+            code = mpi.recv(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, status)
+        if code:
+            raise self.failed("recv", code)
+        self.messages += 1
+        if received(status) != PyArray_NBYTES(x):
+            raise self.short("recv", received(status), PyArray_NBYTES(x))
+        return src
+
+    def sendrecv(self, array, dst, output, src, tag, recv_tag):
+        """Send a message and receive another, and return its sender; or return None."""
+        cdef Array* y = plain(output, self.largest)
+        cdef Array* x = plain(array, self.largest)
+        if y == NULL or x == NULL or not are_apart(y, x) or type_of(x) == 0 or type_of(y) == 0:
+            return None
+        if not (is_rank(dst, self.size) and is_rank(src, self.size) and self.is_tag(tag)):
+            return None
+        cdef int label = PyLong_AsLong(tag), other_label = label
+        if recv_tag is not None:
+            if not self.is_tag(recv_tag):
+                return None
+            other_label = PyLong_AsLong(recv_tag)
+        cdef char[STATUS_BYTES] status
+        cdef int code, to = PyLong_AsLong(dst), source = PyLong_AsLong(src)
+        with nogil:
+            code = mpi.sendrecv(PyArray_DATA(x), count_of(x), type_of(x), to, label,
+                                PyArray_DATA(y), count_of(y), type_of(y), source, other_label, self.comm, status)
+        if code:
+            raise self.failed("sendrecv", code)
+        self.messages += 1
+        if received(status) != PyArray_NBYTES(y):
+            raise self.short("sendrecv", received(status), PyArray_NBYTES(y))
+        return src
+
+    def iall_reduce(self, array, op):
+        """Begin an all_reduce and return its Work, or return None."""
+        cdef Array* x = plain(array, self.largest_async)
+        cdef int code, place = self.place_of(op)
+        if x == NULL or not self.is_reducible(x, place):
+            return None
+        cdef int number = PyArray_TYPE(x)
+        cdef Pending work = self.new_work(array)
+        with nogil:
+            code = mpi.iallreduce(mpi.in_place, PyArray_DATA(x), count_of(x), mpi.reduced[place][number],
+                                  mpi.ops[place][number], self.comm, &work.request)
+        if code:
+            raise self.failed("all_reduce", code)
+        self.count += 1
+        work.name, work.number = "all_reduce", self.count + <long long>self.door.collectives
+        self.follow(work)
+        return work
+
+    def isend(self, array, dst, tag):
+        """Begin to send a message and return its Work, or return None."""
+        cdef Array* x = plain(array, self.largest)
+        if x == NULL or not is_rank(dst, self.size) or not self.is_tag(tag) or type_of(x) == 0:
+            return None
+        cdef int code, peer = PyLong_AsLong(dst), label = PyLong_AsLong(tag)
+        cdef Pending work = self.new_work(array)
+        with nogil:
+            code = mpi.isend(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, &work.request)
+        if code:
+            raise self.failed("send", code)
+        self.messages += 1
+        work.name, work.peer, work.number = "send", dst, self.messages + <long long>self.door.messages
+        self.follow(work)
+        return work
+
+    def irecv(self, array, src, tag):
+        """Begin to receive a message and return its Work, or return None."""
+        cdef Array* x = plain(array, self.largest)
+        if x == NULL or not self.is_tag(tag) or type_of(x) == 0 or not (src is None or is_rank(src, self.size)):
+            return None
+        cdef int code, label = PyLong_AsLong(tag), peer = mpi.any_source if src is None else PyLong_AsLong(src)
+        cdef Pending work = self.new_work(array)
+        work.expected = PyArray_NBYTES(x)
+        with nogil:
+            code = mpi.irecv(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, &work.request)
+        if code:
+            raise self.failed("recv", code)
+        self.messages += 1
+        work.name, work.peer, work.number = "recv", src, self.messages + <long long>self.door.messages
+        self.follow(work)
+        return work
+
+    cdef Pending new_work(self, object array):
+        cdef Pending work = <Pending>hc_new(self.work_class, NO_ARGUMENTS)
+        work.array = work.alive = array
+        work.expected = -1
+        work.path = self
+        work.timeout = self.timeout
+        return work
+
+    cdef int follow(self, Pending work) except -1:
+        """Keep a Work, and through it its array, while it is in flight."""
+        if PyDict_Size(self.in_flight) >= REAP_ABOVE:
+            self.door.reap()
+        self.in_flight[work] = None
+        return 0
+
+
+def node_memory(int ranks, size_t slot):
+    """Return how many bytes `ranks` share that have slots of `slot` bytes."""
+    return node_bytes(ranks, slot)
+
+
+cdef inline Py_ssize_t received(void* status) noexcept:
+    """Return how many bytes a message had."""
+    cdef int count = -1
+    mpi.get_elements(status, mpi.byte, &count)
+    return count
+
+
+# -- Works -----------------------------------------------------------------------------------------------------
+
+cdef class Pending:
+    """The first base of a Work of the fast path: what core/work.py does with one, in the ordinary case, in one step.
+
+    Everything else it hands to Work, whose attributes stand here, and who asks `poll` and `block`.
+    """
+
+    cdef FastPath path
+    cdef Handle request
+    cdef char[STATUS_BYTES] message  # MPI's status
+    cdef Py_ssize_t expected  # bytes of a message to receive; -1: there is none
+    cdef bint is_done  # the request
+    cdef int code  # MPI's, when it is done
+    cdef object array, name, peer, known_flight
+    cdef long long number
+    cdef readonly unsigned long waiting_thread  # that is in `wait`, for the watchdog; 0: none
+    cdef public object alive, source, operation, error, timeout
+    cdef public object _status, _finish, _callbacks, _future
+    cdef public bint _busy, _told, was_asked, error_was_seen
+
+    def __cinit__(self):
+        self._status = IN_FLIGHT
+
+    @property
+    def flight(self):
+        """The Flight, which is made when somebody asks."""
+        if self.known_flight is None:
+            self.known_flight = new_flight((self.path.door, self.name, self.number, self.array, self.peer,
+                                            self.timeout))
+        return self.known_flight
+
+    @flight.setter
+    def flight(self, flight):
+        self.known_flight, self.timeout = flight, flight.timeout
+
+    cdef inline bint is_ordinary(self) noexcept:
+        """Whether nobody has to hear of its end but the door."""
+        return (
+            self.operation is None and self._finish is None and self._callbacks is None and self.error is None
+            and not self._busy and not self._told
+        )
+
+    cdef bint ends(self) except -1:
+        """Note the end, and return True, where it is a good one that nobody but the door has to hear of."""
+        if self.code or not self.is_ordinary() or self._status is not IN_FLIGHT:
+            return False
+        if self.expected >= 0:
+            if received(self.message) != self.expected:
+                return False
+            self.source = source_of(self.message)
+        self._status = COMPLETED
+        self.alive = None
+        self.path.in_flight.pop(self, None)
+        self._told = True
+        return True
+
+    def wait(self, timeout=None):
+        """See Work.wait."""
+        if timeout is None and self.timeout is None and self.is_ordinary():
+            self._busy = True
+            self.finish_request()
+            self._busy = False
+            if self.ends():
+                return True
+        return work_wait(self, timeout)
+
+    def is_completed(self):
+        """See Work.is_completed."""
+        self.was_asked = True
+        return self.has_ended()
+
+    def has_ended(self):
+        """See Work.has_ended."""
+        cdef bint is_done
+        if self.is_ordinary():
+            self._busy = True
+            is_done = self.test_request()
+            self._busy = False
+            if not is_done:
+                return False
+            if self.ends():
+                return True
+        return work_has_ended(self)
+
+    cdef void finish_request(self) noexcept:
+        cdef int code
+        if not self.is_done:
+            self.waiting_thread = PyThread_get_thread_ident()
+            with nogil:
+                code = mpi.wait(&self.request, self.message)
+            self.waiting_thread = 0
+            self.code, self.is_done = code, True
+
+    cdef bint test_request(self) noexcept:
+        cdef int code, is_done = 0
+        if not self.is_done:
+            with nogil:
+                code = mpi.test(&self.request, &is_done, self.message)
+            self.code, self.is_done = code, is_done or code
+        return self.is_done
+
+    cdef int conclude(self) except -1:
+        """Raise what went wrong; note who has sent the message."""
+        if self.code:
+            raise exception_of(self.code)
+        if self.expected >= 0:
+            self.source = source_of(self.message)
+            if received(self.message) != self.expected:
+                raise length_error("", received(self.message), self.expected)
+        return 0
+
+    def poll(self):
+        """See Work.poll."""
+        if not self.test_request():
+            return False
+        self.conclude()
+        return True
+
+    def block(self):
+        """See Work.block."""
+        self.finish_request()
+        self.conclude()
+
+    def cancel(self):
+        """See Work.cancel; only receives can be taken back."""
+        cdef int code
+        if self.expected < 0:
+            work_cancel(self)
+        if not self.is_done:
+            with nogil:
+                code = mpi.cancel(&self.request)
+                if code == 0:
+                    code = mpi.wait(&self.request, self.message)
+            self.is_done = True
+            if code:
+                raise exception_of(code)
+
+
+cdef inline object source_of(char* status):
+    cdef int source
+    memcpy(&source, status + mpi.source_at, sizeof(int))
+    return source
+
+
+cdef object IN_FLIGHT, COMPLETED, new_flight, work_wait, work_has_ended, work_cancel
+cdef Py_ssize_t REAP_ABOVE
+
+
+def set_up_works(in_flight, completed, flight, work, Py_ssize_t reap_above):
+    """Take over the states of a Work, how a Flight is made, and the class Work."""
+    global IN_FLIGHT, COMPLETED, new_flight, work_wait, work_has_ended, work_cancel, REAP_ABOVE
+    IN_FLIGHT, COMPLETED, new_flight, REAP_ABOVE = in_flight, completed, flight, reap_above
+    work_wait, work_has_ended, work_cancel = work.wait, work.has_ended, work.cancel

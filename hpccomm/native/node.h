@@ -1,0 +1,324 @@
+/* Collectives through memory that all ranks of a node share: copy in, meet, reduce, copy out. No Python, no MPI.
+ *
+ * Each rank has, in two sets that operations take in turns, a slot for its values; and one result for each set. With
+ * the number of an operation in its flag a rank says "my slot has the values of this operation, and I have ended the
+ * one before": so who sees at least n - 1 in all flags may write into the set of operation n. Flags are C11 atomics:
+ * stored with release after the values, loaded with acquire before them.
+ *
+ *     small     copy in | meet | each rank reduces all slots into its array
+ *     larger    copy in, but for the own share | meet | reduce the own share into the result | meet | copy out
+ *
+ * Reductions are in rank order, and every element is reduced once or by all ranks alike: all have the same bits.
+ * Beside its flag a rank writes which call it makes: ranks that differ all hear of it, and nobody waits for ever.
+ */
+#ifndef HPCCOMM_NODE_H
+#define HPCCOMM_NODE_H
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ volatile("yield")
+#else
+#define PAUSE() ((void)0)
+#endif
+
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && !defined(NODE_PLAIN)
+#define VECTORISED __attribute__((target_clones("avx2", "default"), optimize("O3")))
+#else
+#define VECTORISED
+#endif
+
+enum { LINE = 64, NODE_DIFFERS = -1, NODE_BLOCK = 16384 /* bytes that are reduced at a time */ };
+
+typedef struct {
+    _Alignas(LINE) _Atomic uint64_t begun;
+    uint64_t call[2]; /* which collective, op and dtype; for each set, as others may still compare the one before */
+    uint64_t count[2];
+    _Alignas(LINE) _Atomic uint64_t reduced;
+} Flags;
+
+typedef struct {
+    Flags *flags;
+    char *sets;
+    size_t slot;      /* bytes */
+    size_t one_phase; /* bytes of all ranks together up to which each rank reduces everything */
+    int rank, ranks;
+    int looks;                 /* before other processes are let on the core */
+    uint64_t number, settled;  /* of the last operation; of the last that all ranks are known to have begun */
+    int (*progress)(void *);   /* what MPI does meanwhile; other than 0: it tells of an error */
+    void *context;
+    int differing; /* the rank that makes another call */
+} Node;
+
+typedef void Fold(void *out, const void *a, const void *b, size_t bytes);
+
+static inline size_t node_bytes(int ranks, size_t slot)
+{
+    return (size_t)ranks * sizeof(Flags) + 2 * ((size_t)ranks + 1) * slot;
+}
+
+static inline char *node_slot(Node *n, uint64_t number, int rank)
+{
+    return n->sets + ((number & 1) * (size_t)(n->ranks + 1) + (size_t)rank) * n->slot;
+}
+
+static inline int node_wait(Node *n, _Atomic uint64_t *flag, uint64_t number)
+{
+    for (int looks = 0; atomic_load_explicit(flag, memory_order_acquire) < number;) {
+        if (++looks < n->looks) {
+            PAUSE();
+        } else {
+            int code = n->progress(n->context);
+            if (code)
+                return code;
+            sched_yield();
+        }
+    }
+    return 0;
+}
+
+/* Begin an operation; before, this rank may write into its slot of `number + 1` (see node_settle). */
+static inline void node_show(Node *n, uint64_t call, uint64_t count)
+{
+    Flags *mine = &n->flags[n->rank];
+    mine->call[n->number & 1] = call;
+    mine->count[n->number & 1] = count;
+    atomic_store_explicit(&mine->begun, n->number, memory_order_release);
+}
+
+static inline int node_differs(Node *n, int rank)
+{
+    Flags *mine = &n->flags[n->rank], *other = &n->flags[rank];
+    int set = n->number & 1;
+    if (other->call[set] == mine->call[set] && other->count[set] == mine->count[set])
+        return 0;
+    n->differing = rank;
+    return NODE_DIFFERS;
+}
+
+/* Wait until all ranks have begun operation n->number; compare their calls. */
+static inline int node_meet(Node *n)
+{
+    int code, differs = 0;
+    for (int rank = 0; rank < n->ranks; rank++) {
+        if ((code = node_wait(n, &n->flags[rank].begun, n->number)))
+            return code;
+        differs = differs ? differs : node_differs(n, rank);
+    }
+    n->settled = n->number;
+    return differs;
+}
+
+/* Take the next number, and wait until its set is free. */
+static inline int node_next(Node *n)
+{
+    int code;
+    uint64_t before = n->number++;
+    if (n->settled < before) {
+        for (int rank = 0; rank < n->ranks; rank++)
+            if ((code = node_wait(n, &n->flags[rank].begun, before)))
+                return code;
+        n->settled = before;
+    }
+    return 0;
+}
+
+/* Reduce `bytes` of the ranks' values, which are at `from(rank)`, in rank order into out. */
+static inline void node_fold(Node *n, Fold *fold, char *out, const char *mine, size_t at, size_t bytes)
+{
+    for (size_t done = 0; done < bytes; done += NODE_BLOCK) {
+        size_t block = bytes - done < NODE_BLOCK ? bytes - done : NODE_BLOCK;
+        const char *first = NULL;
+        for (int rank = 0; rank < n->ranks; rank++) {
+            const char *next = rank == n->rank && mine ? mine + done : node_slot(n, n->number, rank) + at + done;
+            if (rank == 0)
+                first = next;
+            else
+                fold(out + done, rank == 1 ? first : out + done, next, block);
+        }
+    }
+}
+
+static inline int node_all_reduce(Node *n, uint64_t call, Fold *fold, size_t itemsize, char *x, size_t count)
+{
+    size_t bytes = count * itemsize;
+    int code;
+    if (bytes <= n->slot && bytes * (size_t)n->ranks <= n->one_phase) {
+        if ((code = node_next(n)))
+            return code;
+        memcpy(node_slot(n, n->number, n->rank), x, bytes);
+        node_show(n, call, count);
+        if ((code = node_meet(n)))
+            return code;
+        if (n->ranks == 2) {
+            fold(x, node_slot(n, n->number, 0), node_slot(n, n->number, 1), bytes);
+        } else {
+            node_fold(n, fold, x, NULL, 0, bytes);
+        }
+        return 0;
+    }
+    for (size_t at = 0; at < bytes; at += n->slot) {
+        size_t part = bytes - at < n->slot ? bytes - at : n->slot;
+        size_t lines = (part + LINE - 1) / LINE, share = (lines + (size_t)n->ranks - 1) / (size_t)n->ranks * LINE;
+        size_t low = share * (size_t)n->rank < part ? share * (size_t)n->rank : part;
+        size_t high = low + share < part ? low + share : part;
+        if ((code = node_next(n)))
+            return code;
+        char *slot = node_slot(n, n->number, n->rank), *result = node_slot(n, n->number, n->ranks);
+        memcpy(slot, x + at, low);
+        memcpy(slot + high, x + at + high, part - high);
+        node_show(n, call, count);
+        if ((code = node_meet(n)))
+            return code;
+        node_fold(n, fold, result + low, x + at + low, low, high - low);
+        atomic_store_explicit(&n->flags[n->rank].reduced, n->number, memory_order_release);
+        memcpy(x + at + low, result + low, high - low);
+        for (int i = 1; i < n->ranks; i++) {
+            int rank = (n->rank + i) % n->ranks;
+            size_t from = share * (size_t)rank < part ? share * (size_t)rank : part;
+            size_t to = from + share < part ? from + share : part;
+            if ((code = node_wait(n, &n->flags[rank].reduced, n->number)))
+                return code;
+            memcpy(x + at + from, result + from, to - from);
+        }
+    }
+    return 0;
+}
+
+static inline int node_reduce_scatter(Node *n, uint64_t call, Fold *fold, size_t itemsize, char *out, const char *x,
+                                      size_t count) /* of out */
+{
+    size_t bytes = count * itemsize, own = bytes * (size_t)n->rank, room = n->slot / (size_t)n->ranks / LINE * LINE;
+    int code;
+    for (size_t at = 0; at < bytes; at += room) {
+        size_t part = bytes - at < room ? bytes - at : room;
+        if ((code = node_next(n)))
+            return code;
+        char *slot = node_slot(n, n->number, n->rank);
+        for (int rank = 0; rank < n->ranks; rank++)
+            if (rank != n->rank)
+                memcpy(slot + (size_t)rank * room, x + (size_t)rank * bytes + at, part);
+        node_show(n, call, count);
+        if ((code = node_meet(n)))
+            return code;
+        node_fold(n, fold, out + at, x + own + at, (size_t)n->rank * room, part);
+    }
+    return 0;
+}
+
+static inline int node_all_gather(Node *n, uint64_t call, char *out, const char *x, size_t bytes /* of x */)
+{
+    int code;
+    for (size_t at = 0; at < bytes; at += n->slot) {
+        size_t part = bytes - at < n->slot ? bytes - at : n->slot;
+        if ((code = node_next(n)))
+            return code;
+        memcpy(node_slot(n, n->number, n->rank), x + at, part);
+        node_show(n, call, bytes);
+        memcpy(out + (size_t)n->rank * bytes + at, x + at, part);
+        if ((code = node_meet(n)))
+            return code;
+        for (int i = 1; i < n->ranks; i++) {
+            int rank = (n->rank + i) % n->ranks;
+            memcpy(out + (size_t)rank * bytes + at, node_slot(n, n->number, rank), part);
+        }
+    }
+    return 0;
+}
+
+/* What fits into a slot. The root goes on at once: it is at most one operation ahead, and does not hear of ranks that
+ * differ. Each of them has taken one number, as in every other operation up to its first meeting. */
+static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size_t bytes)
+{
+    int code;
+    if ((code = node_next(n)))
+        return code;
+    if (n->rank == root)
+        memcpy(node_slot(n, n->number, root), x, bytes);
+    node_show(n, call, bytes);
+    if (n->rank == root)
+        return 0;
+    if ((code = node_wait(n, &n->flags[root].begun, n->number)))
+        return code;
+    if ((code = node_differs(n, root)))
+        return code;
+    memcpy(x, node_slot(n, n->number, root), bytes);
+    return 0;
+}
+
+static inline int node_barrier(Node *n, uint64_t call)
+{
+    int code;
+    if ((code = node_next(n)))
+        return code;
+    node_show(n, call, 0);
+    return node_meet(n);
+}
+
+/* -- reductions ----------------------------------------------------------------------------------------------- */
+
+#define FOLD(NAME, TYPE, RESULT)                                                                                     \
+    VECTORISED static void NAME(void *out, const void *first, const void *second, size_t bytes)                      \
+    {                                                                                                                \
+        TYPE *o = out;                                                                                               \
+        const TYPE *a = first, *b = second;                                                                          \
+        for (size_t i = 0; i < bytes / sizeof(TYPE); i++)                                                            \
+            o[i] = RESULT;                                                                                           \
+    }
+/* As NumPy: what is not a number stays. */
+#define FOLDS(NAME, TYPE)                                                                                            \
+    FOLD(sum_##NAME, TYPE, (TYPE)(a[i] + b[i]))                                                                      \
+    FOLD(product_##NAME, TYPE, (TYPE)(1u * a[i] * b[i]))                                                                  \
+    FOLD(min_##NAME, TYPE, a[i] < b[i] || a[i] != a[i] ? a[i] : b[i])                                                \
+    FOLD(max_##NAME, TYPE, a[i] > b[i] || a[i] != a[i] ? a[i] : b[i])
+
+FOLDS(f4, float)
+FOLDS(f8, double)
+FOLDS(u1, uint8_t)
+FOLDS(u2, uint16_t)
+FOLDS(u4, uint32_t)
+FOLDS(u8, uint64_t)
+/* Sums and products of signed integers wrap as those of unsigned ones do. */
+FOLD(min_i1, int8_t, a[i] < b[i] ? a[i] : b[i])
+FOLD(max_i1, int8_t, a[i] > b[i] ? a[i] : b[i])
+FOLD(min_i2, int16_t, a[i] < b[i] ? a[i] : b[i])
+FOLD(max_i2, int16_t, a[i] > b[i] ? a[i] : b[i])
+FOLD(min_i4, int32_t, a[i] < b[i] ? a[i] : b[i])
+FOLD(max_i4, int32_t, a[i] > b[i] ? a[i] : b[i])
+FOLD(min_i8, int64_t, a[i] < b[i] ? a[i] : b[i])
+FOLD(max_i8, int64_t, a[i] > b[i] ? a[i] : b[i])
+
+/* Return what reduces; op: 's'um, 'p'roduct, mi'n', ma'x'; kind and itemsize as NumPy's. NULL: MPI does it. */
+static inline Fold *fold_of(char op, char kind, int itemsize)
+{
+#define BY_SIZE(NAME, LETTER)                                                                                        \
+    (itemsize == 1   ? NAME##_##LETTER##1                                                                            \
+     : itemsize == 2 ? NAME##_##LETTER##2                                                                            \
+     : itemsize == 4 ? NAME##_##LETTER##4                                                                            \
+     : itemsize == 8 ? NAME##_##LETTER##8                                                                            \
+                     : NULL)
+#define FLOATING(NAME) (itemsize == 4 ? NAME##_f4 : itemsize == 8 ? NAME##_f8 : NULL)
+    switch (kind) {
+    case 'f':
+        return op == 's' ? FLOATING(sum) : op == 'p' ? FLOATING(product) : op == 'n' ? FLOATING(min)
+                                                                         : op == 'x' ? FLOATING(max)
+                                                                                     : NULL;
+    case 'i':
+        if (op == 'n' || op == 'x')
+            return op == 'n' ? BY_SIZE(min, i) : BY_SIZE(max, i);
+        /* fall through */
+    case 'u':
+        return op == 's' ? BY_SIZE(sum, u) : op == 'p' ? BY_SIZE(product, u) : op == 'n' ? BY_SIZE(min, u)
+                                                                             : op == 'x' ? BY_SIZE(max, u)
+                                                                                         : NULL;
+    }
+    return NULL;
+}
+
+#endif

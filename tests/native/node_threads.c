@@ -1,0 +1,105 @@
+/* The protocol of node.h with threads as ranks, for ThreadSanitizer and to check every result: node_threads RANKS ROUNDS */
+#include "node.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { SLOT = 1024, LARGEST = 5000 /* doubles */ };
+
+static int ranks, rounds;
+static char *memory;
+
+static int progress(void *context)
+{
+    (void)context;
+    return 0;
+}
+
+static double value(int rank, int round, size_t i) { return (double)((rank + 1) * ((int)(i % 97) + round % 13)); }
+
+static void check(int is_right, const char *what, int round)
+{
+    if (!is_right) {
+        printf("wrong: %s in round %d\n", what, round);
+        exit(1);
+    }
+}
+
+static void *run(void *number)
+{
+    int rank = (int)(intptr_t)number;
+    Node node = {.flags = (Flags *)memory, .sets = memory + (size_t)ranks * sizeof(Flags), .slot = SLOT,
+                 .one_phase = 512, .rank = rank, .ranks = ranks, .looks = 10, .progress = progress};
+    double *x = malloc(sizeof(double) * LARGEST * (size_t)ranks), *y = malloc(sizeof(double) * LARGEST * (size_t)ranks);
+    unsigned seed = 1;
+    for (int round = 0; round < rounds; round++) {
+        int operation = rand_r(&seed) % 5, root = rand_r(&seed) % ranks;
+        size_t count = (size_t)(rand_r(&seed) % 3 ? rand_r(&seed) % 40 : rand_r(&seed) % LARGEST);
+        if (operation == 1)
+            count %= SLOT / sizeof(double);
+        int code = 0;
+        size_t all = count * (size_t)ranks;
+        for (size_t i = 0; i < (operation == 3 ? all : count); i++)
+            x[i] = value(rank, round, i);
+        switch (operation) {
+        case 0:
+            code = node_all_reduce(&node, 1, sum_f8, sizeof(double), (char *)x, count);
+            for (size_t i = 0; i < count; i++) {
+                double sum = 0;
+                for (int r = 0; r < ranks; r++)
+                    sum += value(r, round, i);
+                check(x[i] == sum, "all_reduce", round);
+            }
+            break;
+        case 1:
+            code = node_broadcast(&node, 2, root, (char *)x, count * sizeof(double));
+            for (size_t i = 0; i < count; i++)
+                check(x[i] == value(root, round, i), "broadcast", round);
+            break;
+        case 2:
+            code = node_all_gather(&node, 3, (char *)y, (char *)x, count * sizeof(double));
+            for (size_t i = 0; i < all; i++)
+                check(y[i] == value((int)(i / count), round, i % count), "all_gather", round);
+            break;
+        case 3:
+            code = node_reduce_scatter(&node, 4, sum_f8, sizeof(double), (char *)y, (char *)x, count);
+            for (size_t i = 0; i < count; i++) {
+                double sum = 0;
+                for (int r = 0; r < ranks; r++)
+                    sum += value(r, round, (size_t)rank * count + i);
+                check(y[i] == sum, "reduce_scatter", round);
+            }
+            break;
+        default:
+            code = node_barrier(&node, 5);
+        }
+        check(code == 0, "code", round);
+        if (round % 50 == 49) { /* ranks that differ hear of it, and go on */
+            code = node_all_reduce(&node, rank == root ? 6 : 7, sum_f8, sizeof(double), (char *)x, 3);
+            check(code == NODE_DIFFERS, "difference", round);
+        }
+    }
+    free(x);
+    free(y);
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 3)
+        return 2;
+    ranks = atoi(argv[1]);
+    rounds = atoi(argv[2]);
+    size_t size = (node_bytes(ranks, SLOT) + LINE - 1) / LINE * LINE;
+    memory = aligned_alloc(LINE, size);
+    memset(memory, 0, size);
+    pthread_t threads[16];
+    for (int rank = 0; rank < ranks; rank++)
+        pthread_create(&threads[rank], NULL, run, (void *)(intptr_t)rank);
+    for (int rank = 0; rank < ranks; rank++)
+        pthread_join(threads[rank], NULL);
+    free(memory);
+    puts("right");
+    return 0;
+}

@@ -1,0 +1,78 @@
+"""The protocol of collectives in memory of a node, with threads as ranks, under the compiler's sanitizers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT, clean_environment, time_limit
+
+pytestmark = pytest.mark.once
+
+HEADER = ROOT / "hpccomm" / "native" / "node.h"
+PROGRAM = Path(__file__).with_name("node_threads.c")
+COMPILER = shutil.which(os.environ.get("CC", "cc"))
+
+# What a change leaves out, what is in the header, and what the change puts there.
+MUTANTS = {
+    "a flag is stored without release": (
+        "begun, n->number, memory_order_release",
+        "begun, n->number, memory_order_relaxed",
+    ),
+    "flags are loaded without acquire": ("memory_order_acquire", "memory_order_relaxed"),
+    "the result is shown without release": (
+        "reduced, n->number, memory_order_release",
+        "reduced, n->number, memory_order_relaxed",
+    ),
+    "sets are not alternated": ("((number & 1) *", "((number & 0) *"),
+    "calls are noted in one place": ("int set = n->number & 1;", "int set = 0;"),
+    "the next set is not waited for": ("if (n->settled < before)", "if (0)"),
+    "the result is not waited for": (
+        "if ((code = node_wait(n, &n->flags[rank].reduced, n->number)))\n                return code;",
+        "",
+    ),
+}
+
+
+def built(folder: Path, sanitizers: str, header: str) -> Path:
+    """Return the program with that header; skip the test where this machine can't build it."""
+    (folder / "node.h").write_text(header)
+    program = folder / "node_threads"
+    options = ["-O1", "-g", "-pthread", "-DNODE_PLAIN", f"-fsanitize={sanitizers}", f"-I{folder}"]
+    if COMPILER is None:
+        pytest.skip("there is no C compiler")
+    done = subprocess.run([COMPILER, *options, PROGRAM, "-o", program], capture_output=True, text=True, check=False)
+    if done.returncode and "cannot find" in done.stderr:
+        pytest.skip(f"the compiler has no library for {sanitizers}")
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def run(program: Path, ranks: int, rounds: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["timeout", str(time_limit(60)), program, str(ranks), str(rounds)],
+        capture_output=True,
+        text=True,
+        env={**clean_environment(), "TSAN_OPTIONS": "halt_on_error=1 exitcode=66"},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_nothing_is_read_before_it_is_written(tmp_path: Path, sanitizers: str, ranks: int) -> None:
+    done = run(built(tmp_path, sanitizers, HEADER.read_text()), ranks, 1500)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_what_is_left_out_is_noticed(tmp_path: Path, mutant: str) -> None:
+    before, after = MUTANTS[mutant]
+    header = HEADER.read_text()
+    assert before in header
+    done = run(built(tmp_path, "thread", header.replace(before, after)), 3, 3000)
+    assert done.returncode == 66 or "wrong:" in done.stdout, (done.returncode, done.stdout, done.stderr)

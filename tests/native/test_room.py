@@ -1,0 +1,221 @@
+"""The compiled room: what it does is right, and ranks with and without it meet."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm.native import room
+from tests.launch import launch
+
+needs_room = pytest.mark.skipif(room is None, reason="without the compiled room")
+
+DTYPES = ["f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "c16", "?"]
+SIZES = [0, 1, 7, 100, 2049, 66_000, 131_073]  # beside and across the limits of one phase, of a slot, of the room
+FOLDS = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+@pytest.fixture
+def group(process_group: hc.ProcessGroup) -> hc.ProcessGroup:
+    """Return a group whose memory of the node has been made."""
+    for _ in range(20):
+        hc.barrier()
+    return process_group
+
+
+def values(n: int, size: int, dtype: str) -> Any:
+    """Return the arrays of all ranks, one row each."""
+    generator = np.random.default_rng([n, size, *dtype.encode()])
+    if np.dtype(dtype).kind in "fc":
+        return (generator.random((n, size)) + 0.5).astype(dtype)
+    return generator.integers(0, 2 if dtype == "?" else 100, (n, size)).astype(dtype)
+
+
+def folded(rows: Any, op: str) -> Any:
+    """Return the reduction in rank order; half precisions are rounded once."""
+    wide = rows.astype(np.float32) if rows.dtype == np.float16 else rows
+    total = wide[0].copy()
+    with np.errstate(all="ignore"):
+        for row in wide[1:]:
+            total = FOLDS[op](total, row)
+        return total.astype(rows.dtype)
+
+
+def laid_out(array: Any, is_strided: bool) -> Any:
+    """Return a copy of `array`, with gaps between its elements where asked for."""
+    if not is_strided:
+        return array.copy()
+    room_for_two = np.zeros((*array.shape, 2), array.dtype)
+    room_for_two[..., 0] = array
+    return room_for_two[..., 0]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_collectives_of_arrays_that_one_rank_has_with_gaps(group: Any, dtype: str, size: int) -> None:
+    n, me = group.size, group.rank
+    rows = values(n, size, dtype)
+    for odd in (0, n):  # the rank whose arrays have gaps; none
+        for op in FOLDS if dtype not in ("c16",) else ("sum", "product"):
+            array = laid_out(rows[me], me == odd)
+            hc.all_reduce(array, op, group=group)  # type: ignore[arg-type]
+            if np.dtype(dtype).kind in "fc":
+                np.testing.assert_allclose(array, folded(rows, op), rtol=1e-2 if dtype == "f2" else 1e-5)
+            else:
+                np.testing.assert_array_equal(array, folded(rows, op))
+        output = laid_out(np.zeros((n, size), dtype), me == odd)
+        hc.all_gather_single(output, laid_out(rows[me], me == odd), group=group)
+        np.testing.assert_array_equal(output, rows)
+        for source in range(n):
+            array = laid_out(rows[me], me == odd)
+            hc.broadcast(array, group_src=source, group=group)
+            np.testing.assert_array_equal(array, rows[source])
+        parts = np.stack([np.roll(rows, shift, 1) for shift in range(n)], 1)  # [rank, part]
+        reduced = laid_out(np.zeros(size, dtype), me == odd)
+        hc.reduce_scatter_single(reduced, laid_out(parts[me], me == odd), "max" if dtype == "?" else "sum", group=group)
+        expected = folded(parts[:, me], "max" if dtype == "?" else "sum")
+        if np.dtype(dtype).kind in "fc":
+            np.testing.assert_allclose(reduced, expected, rtol=1e-2 if dtype == "f2" else 1e-5)
+        else:
+            np.testing.assert_array_equal(reduced, expected)
+
+
+@needs_room
+@pytest.mark.parametrize("size", SIZES[1:-1])
+def test_reductions_are_in_rank_order_and_have_the_same_bits_everywhere(group: Any, size: int) -> None:
+    rows = np.random.default_rng(size).standard_normal((group.size, size)).astype(np.float32)
+    array = rows[group.rank].copy()
+    hc.all_reduce(array, group=group)
+    if group.size > 1:
+        assert array.tobytes() == folded(rows, "sum").tobytes()
+
+
+@needs_room
+@pytest.mark.parametrize("op", ["min", "max"])
+def test_what_is_not_a_number_stays(group: Any, op: Any) -> None:
+    if group.size == 1:
+        pytest.skip("one rank reduces nothing")
+    for rank in range(group.size):
+        array = np.array([1.0, np.nan if group.rank == rank else 0.5, -0.0, np.inf])
+        hc.all_reduce(array, op, group=group)
+        assert np.isnan(array).tolist() == [False, True, False, False]
+
+
+CALLS: dict[str, Any] = {
+    "size": lambda group, odd: hc.all_reduce(np.ones(4 if odd else 3), group=group),
+    "large": lambda group, odd: hc.all_reduce(np.ones(90_000 if odd else 3), group=group),
+    "dtype": lambda group, odd: hc.all_reduce(np.ones(4, "i4" if odd else "f4"), group=group),
+    "op": lambda group, odd: hc.all_reduce(np.ones(4), "max" if odd else "sum", group=group),
+    "operation": lambda group, odd: hc.barrier(group=group) if odd else hc.all_reduce(np.ones(4), group=group),
+}
+
+
+@needs_room
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what", CALLS)
+def test_ranks_that_do_not_make_the_same_call_all_hear_of_it_and_go_on(group: Any, what: str) -> None:
+    with pytest.raises(hc.DistBackendError, match=r"rank \d of the group calls another operation, or with another op"):
+        CALLS[what](group, group.rank == group.size - 1)
+    array = np.ones(3)
+    hc.all_reduce(array, group=group)
+    assert (array == group.size).all()
+
+
+def test_long_and_long_long_are_one_dtype(group: Any) -> None:
+    array = np.ones(5, np.longlong if group.rank else np.int64)
+    hc.all_reduce(array, group=group)
+    assert (array == group.size).all()
+
+
+# -- Works -----------------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_a_work_in_every_respect(process_group: hc.ProcessGroup) -> None:
+    n, me = process_group.size, process_group.rank
+    array, seen = np.zeros(2), []
+    receive, send = hc.irecv(array, (me - 1) % n), hc.isend(np.full(2, float(me)), (me + 1) % n)
+    assert isinstance(receive, hc.Work)
+    receive.add_done_callback(seen.append)
+    assert (receive.op_type, send.op_type) == ("recv", "send")
+    assert send.sequence_number == receive.sequence_number + 1
+    assert receive.group is process_group
+    hc.wait_all([receive, send])
+    assert receive.result() is array
+    assert (array == (me - 1) % n).all()
+    assert receive.source_rank() == (me - 1) % n
+    assert seen == [receive]
+    assert receive.is_completed()
+    assert receive.status is hc.WorkStatus.COMPLETED
+    assert receive.exception() is None
+    assert repr(receive).endswith(f"recv #{receive.sequence_number}: completed>")
+    assert not process_group.door.in_flight
+
+
+def test_a_receive_can_be_taken_back(process_group: hc.ProcessGroup) -> None:
+    work = hc.irecv(np.zeros(2), process_group.rank, tag=7)
+    work.abort()
+    assert work.status is hc.WorkStatus.ABORTED
+    sent = hc.isend(np.zeros(2), process_group.rank, tag=7)
+    with pytest.raises(hc.UnsupportedOperationError, match=r"send: .* can't be taken back"):
+        sent.abort()
+    hc.irecv(np.zeros(2), process_group.rank, tag=7).wait()
+    sent.wait()
+
+
+@pytest.mark.parametrize("asks", ["wait", "is_completed"])
+def test_a_short_message_is_an_error_of_its_work(process_group: hc.ProcessGroup, asks: str) -> None:
+    receive = hc.irecv(np.zeros(3), process_group.rank)
+    hc.isend(np.zeros(2), process_group.rank).wait()
+    while asks == "is_completed" and not receive.is_completed():
+        pass
+    with pytest.raises(hc.DistBackendError, match=rf"recv #{receive.sequence_number} of .*16 bytes, but the array 24"):
+        receive.wait()
+    assert receive.status is hc.WorkStatus.FAILED
+
+
+# -- with and without -------------------------------------------------------------------------------------------
+
+MEETS = """
+import os, sys
+import numpy as np
+from mpi4py import MPI
+if MPI.COMM_WORLD.Get_rank() in {without}:
+    os.environ["HPCCOMM_NATIVE"] = "0"
+import hpccomm as hc
+from hpccomm import native
+with hc.init_process_group() as world:
+    n, me = world.size, world.rank
+    for size in [1, 3000, 90_000] * 6:
+        x, y = np.full(size, me + 1.0), np.empty((n, size))
+        hc.all_gather_single(y, x)
+        assert (y == np.arange(1, n + 1)[:, None]).all()
+        hc.all_reduce(x)
+        assert (x == n * (n + 1) / 2).all()
+        hc.broadcast(x, 0)
+        hc.barrier()
+        z = np.empty(size)
+        hc.wait_all([hc.irecv(z, (me - 1) % n), hc.isend(x, (me + 1) % n)])
+        assert (z == x).all()
+    print(me, native.room is not None, native.reason)
+"""
+
+
+@pytest.mark.serial
+@needs_room
+@pytest.mark.parametrize("without", [{1}, {0, 1, 2}])
+def test_ranks_with_and_without_the_room_meet(without: set[int]) -> None:
+    done = launch(3, sys.executable, "-c", MEETS.format(without=without))
+    assert done.returncode == 0, done.stderr
+    expected = [f"{r} False HPCCOMM_NATIVE=0; unset it" if r in without else f"{r} True " for r in range(3)]
+    assert sorted(done.stdout.splitlines()) == expected
+
+
+@pytest.mark.serial
+def test_info_says_whether_there_is_one() -> None:
+    for value, line in [("0", "no: HPCCOMM_NATIVE=0; unset it")] + [("1", "yes")] * (room is not None):
+        done = launch(1, sys.executable, "-m", "hpccomm", "info", env={"HPCCOMM_NATIVE": value})
+        assert f"\ncompiled room    {line}" in done.stdout, done.stdout + done.stderr
