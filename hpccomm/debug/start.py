@@ -10,7 +10,6 @@ import atexit
 import faulthandler
 import functools
 import os
-import select
 import signal
 import sys
 import threading
@@ -81,13 +80,6 @@ class Signals:
         for number in self._taken:
             faulthandler.unregister(number)
         _go_on()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for a signal; it stays to be read."""
-        poll = select.poll()  # select.select takes no file beyond 1023
-        for read, _ in self.pipes.values():
-            poll.register(read, select.POLLIN)
-        poll.poll(1000 * seconds)
 
 
 def _pipe() -> tuple[int, int]:
@@ -170,7 +162,7 @@ class Start:
             return self.watchdog
 
     def _run(self) -> None:
-        self._signals.wait(period())
+        time.sleep(period())
         if not self._has_stopped:
             self.loaded().run(self._signals)
 
@@ -214,9 +206,7 @@ def _watch_ctrl_c() -> None:
     interrupted, interrupt = _pipe()
 
     def wait() -> None:
-        poll = select.poll()
-        poll.register(interrupted, select.POLLIN)
-        poll.poll(1000 * LONGEST_PERIOD)
+        time.sleep(LONGEST_PERIOD)
         with _importing:
             from .watchdog import end_on_ctrl_c
         while os.read(interrupted, 1 << 16):

@@ -25,8 +25,9 @@ from ..core.options import DEFAULT_TIMEOUT
 from ..core.timeouts import as_seconds
 from ..errors import DistError
 from ..process import settings, stderr
+from ..process.printed import let_launcher_read
 from ..process.shared_files import MAPPED_LATER, take_names_away
-from ..process.stderr import let_launcher_read, tell
+from ..process.stderr import tell
 from . import stacks
 from .culprits import Verdict, verdict
 from .groups_seen import groups, works_in_flight

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
 from ..core.backend import Backend
 from ..core.options import BackendOptions
-from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work, both
 from ..errors import here
 from ..process.tuning import NEVER
-from . import coalesced, persistent, reductions
-from .communication_thread import CommunicationThread
+from . import reductions
 from .datatypes import LARGEST_COUNT, message, parts
 from .fast_path import MPIFastPath, make_fast_path
 from .layout import (
@@ -38,12 +36,17 @@ from .layout import (
     unpacked,
     unpacked_any,
 )
-from .monitored_barrier import MonitoredBarrier
 from .segments import columns, segments
-from .shared_memory import SharedArrays
-from .single_copy import SingleCopy
-from .small_all_reduce import SmallAllReduces
 from .works import ReceiveWork, SendReceiveWork, all_done, as_backend_error, done, joined, received
+
+if TYPE_CHECKING:
+    from ..core.persistent_work import PersistentWork
+    from .coalesced import Coalesced
+    from .communication_thread import CommunicationThread
+    from .monitored_barrier import MonitoredBarrier
+    from .shared_memory import SharedArrays, Window
+    from .single_copy import SingleCopy
+    from .small_all_reduce import SmallAllReduces
 
 IN_PLACE = MPI.IN_PLACE
 THREAD_MULTIPLE = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -58,20 +61,55 @@ class MPIBackend(Backend):
         super().__init__(options.rank, options.size)
         if options.comm is None:
             raise TypeError(f"the mpi backend needs a group with an MPI communicator{here()}")
+        self._options = options
         self._comm = options.comm
         self._tuning = replace(options.tuning, segment_bytes=min(options.tuning.segment_bytes, LARGEST_COUNT))
         self._segment_bytes = self._tuning.segment_bytes
-        self._shared = SharedArrays(options.comm, options.tuning)
-        self._windows = self._shared.windows  # empty until the program makes a node-shared array
-        self._single_copy = SingleCopy(options.comm, self._tuning)
-        self._thread = CommunicationThread(options.comm, lambda comm: type(self)(of_the_thread(options, comm)))
+        self._windows: dict[int, Window] = {}  # of the node-shared arrays
         self._thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
         self.fast_path: MPIFastPath = make_fast_path(
             options.comm, self._windows, self._segment_bytes, self._thread_bytes, options.tuning.node_bytes
         )
-        self._coalesced = coalesced.Coalesced()
-        self._small_all_reduces = SmallAllReduces(options.comm, options.tuning)
-        self._monitored_barrier = MonitoredBarrier(options.comm, options.ranks)
+        self._has_node = type(self.fast_path) is not MPIFastPath  # only the compiled one does anything within a node
+
+    # -- what not every program uses, made with the first operation that does --------------------
+
+    @cached_property
+    def _shared(self) -> SharedArrays:
+        from .shared_memory import SharedArrays
+
+        return SharedArrays(self._comm, self._options.tuning, self._windows)
+
+    @cached_property
+    def _single_copy(self) -> SingleCopy:
+        from .single_copy import SingleCopy
+
+        return SingleCopy(self._comm, self._tuning)
+
+    @cached_property
+    def _thread(self) -> CommunicationThread:
+        from .communication_thread import CommunicationThread
+
+        options = self._options
+        return CommunicationThread(self._comm, lambda comm: type(self)(of_the_thread(options, comm)))
+
+    @cached_property
+    def _coalesced(self) -> Coalesced:
+        from .coalesced import Coalesced
+
+        return Coalesced()
+
+    @cached_property
+    def _small_all_reduces(self) -> SmallAllReduces:
+        from .small_all_reduce import SmallAllReduces
+
+        return SmallAllReduces(self._comm, self._options.tuning)
+
+    @cached_property
+    def _monitored_barrier(self) -> MonitoredBarrier:
+        from .monitored_barrier import MonitoredBarrier
+
+        return MonitoredBarrier(self._comm, self._options.ranks)
 
     # -- one array -------------------------------------------------------------------------------
 
@@ -79,7 +117,7 @@ class MPIBackend(Backend):
         if async_op and array.nbytes >= self._thread_bytes:
             return self._thread.launch("broadcast", array, root)
         buffer, finish = (send_buffer(array), None) if root == self.rank else recv_buffer(array)
-        if not async_op and self.fast_path.node_broadcast(buffer, root):
+        if self._has_node and not async_op and self.fast_path.node_broadcast(buffer, root):
             return done(None, finish)
         call = self._comm.Ibcast if async_op else self._comm.Bcast
         return done(call(message(buffer), root), finish, buffer)
@@ -92,7 +130,7 @@ class MPIBackend(Backend):
             return None
         buffer, how, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iallreduce if async_op else self._comm.Allreduce
-        if not async_op and self.fast_path.node_all_reduce(buffer, how.reduces):
+        if self._has_node and not async_op and self.fast_path.node_all_reduce(buffer, how.reduces):
             return done(None, finish)
         if buffer.nbytes <= self._segment_bytes:
             return done(call(IN_PLACE, (buffer, how.datatype), how.op), finish, buffer)
@@ -149,7 +187,7 @@ class MPIBackend(Backend):
         buffer, finish = recv_buffer(output)
         call = self._comm.Iallgather if async_op else self._comm.Allgather
         sent = unaliased(array, output)
-        if not async_op and self.fast_path.node_all_gather(buffer, sent):
+        if self._has_node and not async_op and self.fast_path.node_all_gather(buffer, sent):
             return done(None, finish)
         return done(call(message(sent), message(buffer)), finish, sent, buffer)
 
@@ -181,7 +219,7 @@ class MPIBackend(Backend):
             return None
         sent, how = unaliased(reductions.reduction_input(array, op), output), reductions.plan(op, array.dtype)
         buffer, finish = reductions.reduction_output(output, op, self.size)
-        if not async_op and self.fast_path.node_reduce_scatter(buffer, sent, how.reduces):
+        if self._has_node and not async_op and self.fast_path.node_reduce_scatter(buffer, sent, how.reduces):
             return done(None, finish)
         if async_op or sent.nbytes <= self._tuning.reduce_scatter_bytes:
             call = self._comm.Ireduce_scatter_block if async_op else self._comm.Reduce_scatter_block
@@ -302,7 +340,7 @@ class MPIBackend(Backend):
     # -- the rest --------------------------------------------------------------------------------
 
     def barrier(self, async_op: bool) -> Work | None:
-        if not async_op and self.fast_path.node_barrier():
+        if self._has_node and not async_op and self.fast_path.node_barrier():
             return None
         return done(self._comm.Ibarrier() if async_op else self._comm.Barrier(), None)
 
@@ -310,6 +348,8 @@ class MPIBackend(Backend):
         self._monitored_barrier(timeout, wait_all_ranks)
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
+        from . import coalesced, persistent
+
         if operation == "all_reduce_coalesced":
             return coalesced.set_up(self._small_all_reduces, self.persistent, *arguments)
         work = self._small_all_reduces.set_up(*arguments) if operation == "all_reduce" else None
@@ -325,13 +365,14 @@ class MPIBackend(Backend):
         self._shared.fence(array)
 
     def close(self) -> None:
-        self._thread.close()
-        self._shared.close()
-        self._small_all_reduces.close()
+        for name in ("_thread", "_shared", "_small_all_reduces"):
+            if name in vars(self):
+                getattr(self, name).close()
         self.fast_path.close_node()
 
     def abort(self) -> None:
-        self._thread.abort()
+        if "_thread" in vars(self):
+            self._thread.abort()
 
     def translate_error(self, operation: str, error: Exception) -> Exception:
         return as_backend_error(operation, error, self._comm)

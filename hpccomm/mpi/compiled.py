@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
@@ -19,8 +19,10 @@ from ..job.tags import LARGEST
 from ..native import _room as room
 from .datatypes import DIRECT, TYPED
 from .fast_path import MPIFastPath
-from .shared_memory import PAGE_BYTES, Window, free_bytes, why_no_room
 from .works import MPIWork, wrong_length
+
+if TYPE_CHECKING:
+    from .shared_memory import Window
 
 LARGEST_SLOT = 512 << 10  # bytes
 LARGEST_WINDOW = 32 << 20
@@ -57,6 +59,8 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
 
     def open_node(self) -> None:
         """Make the memory that the ranks share, if they are on one node, and there is room; every rank calls it."""
+        from .shared_memory import PAGE_BYTES, Window, free_bytes, why_no_room
+
         node = private(self._comm.Split_type(MPI.COMM_TYPE_SHARED), self._comm)
         slot = min(LARGEST_SLOT, LARGEST_WINDOW // (2 * self._size + 2)) // PAGE_BYTES * PAGE_BYTES
         nbytes = room.node_memory(self._size, slot)

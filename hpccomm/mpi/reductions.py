@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from ..core.arithmetic import multiplied, truth
 from ..core.reduce_op import ReduceOp
 from ..core.work import InPlace
 from .datatypes import accumulation_dtype, arithmetic_type, mpi_op
@@ -66,8 +65,12 @@ def reduction_input(array: Any, op: ReduceOp, out: Any = None) -> Any:
             return send_buffer(array)
         out = np.empty(array.shape, how.dtype)
     if how.changes and how.dtype.kind == "b":
+        from ..core.arithmetic import truth
+
         return truth(array, out)
     if op.factor is not None:
+        from ..core.arithmetic import multiplied
+
         return multiplied(array.astype(how.dtype, copy=False), op, out)
     out[...] = array  # to a wider dtype, exactly
     return out

@@ -116,13 +116,13 @@ class SharedArrays:
     or on none, because `empty_shared` is collective.)
     """
 
-    def __init__(self, comm: MPI.Intracomm, tuning: Tuning) -> None:
+    def __init__(self, comm: MPI.Intracomm, tuning: Tuning, windows: dict[int, Window]) -> None:
         self._comm = comm
         self._tuning = tuning
         self._node: Any = None
         self._notebook: Any = None
         self._made: list[Window] = []
-        self.windows: dict[int, Window] = {}  # by the id of this rank's part, which they keep alive
+        self.windows = windows  # by the id of this rank's part, which they keep alive
 
     # -- arrays ----------------------------------------------------------------------------------
 

@@ -9,14 +9,13 @@ import os
 import re
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from .. import errors
 from .shared_files import MAPPED_LATER, take_names_away
-from .stderr import let_launcher_read, tell, tell_with_rank
+from .stderr import tell, tell_with_rank
 
 PATIENCE = 1.5  # seconds for ranks that Ctrl-C finds inside MPI to say where they are
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
@@ -44,6 +43,10 @@ class AbortOnException:
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Print as the previous hook does, then end every rank; a forked process only prints."""
+        import traceback
+
+        from .printed import let_launcher_read
+
         previous, self._previous = self._previous, sys.__excepthook__  # it may call this one again, torch's does
         try:
             if previous is sys.__excepthook__ and os.getpid() == self._pid:
@@ -75,7 +78,9 @@ class AbortOnException:
 
 def _at_the_end_of_a_block(trace: TracebackType | None) -> str:
     """Return a clause for the end of a `with` block, which Python's traceback shows as its beginning; otherwise ""."""
-    codes = (frame.f_code for frame, _ in traceback.walk_tb(trace))
+    from traceback import walk_tb
+
+    codes = (frame.f_code for frame, _ in walk_tb(trace))
     if any(code.co_name == "__exit__" and code.co_filename.startswith(PACKAGE) for code in codes):
         return "; it was at the end of its `with` block, and waited for the other ranks to come there"
     return ""
@@ -96,6 +101,8 @@ def end_with(end: SystemExit) -> None:
     if not status & 0xFF or os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") == "0":
         return
     from mpi4py import MPI
+
+    from .printed import let_launcher_read
 
     if not isinstance(end.code, int):
         tell_with_rank([str(end.code)])

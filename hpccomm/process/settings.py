@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import native
-from .proc import of_process
 from .tuning import Tuning, tuning
 
 INTRA_NODE_MODES = ("0", "1", "host")
@@ -70,7 +67,7 @@ class Settings:
     keeps_reports: bool = False
 
 
-def read(environ: Mapping[str, str] = os.environ) -> Settings:
+def read(environ: Mapping[str, str] = os.environ, folder: str = "") -> Settings:
     """Return the settings of this process's environment; ValueError names the variable that makes no sense."""
     return Settings(
         tuning=tuning(environ),
@@ -82,7 +79,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings:
         on_timeout=_one_of(environ, "HPCCOMM_ON_TIMEOUT", ON_TIMEOUT),
         trace=_one_of(environ, "HPCCOMM_TRACE", ("0", "1", "stack")),
         trace_size=_size(environ, "HPCCOMM_TRACE_SIZE", Settings.trace_size),
-        debug_dir=folder_at_start(environ),
+        debug_dir=folder or folder_at_start(environ),
         watchdog=_one_of(environ, "HPCCOMM_WATCHDOG", ("1", "0")) == "1",
         keeps_reports=bool(environ.get("HPCCOMM_DEBUG_DIR", "").strip()),
     )
@@ -98,8 +95,8 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
     found: Settings | Exception | None = None
     if comm.Get_rank() == 0:
         try:
-            folder = os.path.join(debug_dir(environ), _run or f"run-{secrets.token_hex(4)}")
-            found = replace(read(environ), debug_dir=folder)
+            folder = os.path.join(debug_dir(environ), _run or f"run-{os.urandom(4).hex()}")
+            found = read(environ, folder)
         except Exception as error:  # whatever it is, the others are waiting
             found = error
     agreed_on, asks = comm.bcast((found, not environ.get("HPCCOMM_CUDA_AWARE", "").strip()))
@@ -153,7 +150,9 @@ def debug_dir(environ: Mapping[str, str] = os.environ) -> str:
     try:
         here = os.getcwd()
     except OSError:  # it has been removed
-        here = tempfile.gettempdir()
+        from tempfile import gettempdir
+
+        here = gettempdir()
     said = environ.get("HPCCOMM_DEBUG_DIR", "").strip()
     return os.path.join(here, os.path.normpath(said or f"hpccomm-debug-{job_id(environ) or _launcher()}"))
 
@@ -169,6 +168,8 @@ LAUNCHERS = ("hydra", "mpiexec", "mpirun", "prte", "orted", "pmi_proxy", "slurms
 
 def _launcher() -> str:
     """Name the launcher's process, which the ranks of a node have in common: by its number and when it began."""
+    from .proc import of_process
+
     pid, began = os.getppid(), time.time()
     with contextlib.suppress(OSError, ValueError, IndexError):  # only Linux has it
         name, fields = of_process(pid)

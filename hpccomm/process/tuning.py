@@ -6,7 +6,6 @@ The ranks of a job have to decide alike, so rank 0's table is everybody's.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -71,11 +70,15 @@ def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:
 
 def as_json(table: Tuning, measured: Mapping[str, Any]) -> str:
     """Return the text of a tuning file; `measured` says on which machine and with which MPI."""
+    import json
+
     return json.dumps({**asdict(table), "measured": measured}, indent=2) + "\n"
 
 
 def _read(file: str) -> dict[str, int]:
     try:
+        import json
+
         with open(file, encoding="utf-8") as stream:
             document = json.load(stream)
     except (OSError, ValueError) as error:

@@ -18,7 +18,8 @@ from ..debug import report as debug_report
 from ..debug import watchdog
 from ..debug.words import ranks_by_value, ranks_in_words
 from ..process import stderr
-from ..process.stderr import let_launcher_read, tell
+from ..process.printed import let_launcher_read
+from ..process.stderr import tell
 
 OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
 LONGEST_SUMMARY = 30.0  # seconds that rank 0 may take to print it, whatever the grace for tests
