@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.mpi.objects import BLOCK
 
 pytestmark = pytest.mark.usefixtures("process_group")
 needs_two = pytest.mark.mpi(min_size=2)
@@ -87,7 +88,89 @@ def test_received_arrays_are_writable(process_group: hc.ProcessGroup) -> None:
         array += 1
 
 
+class Long:
+    """Its error has more to say than fits into one message."""
+
+    def __reduce__(self) -> Any:
+        raise ValueError("x" * 1000)
+
+
+def each_function(mine: Any, group: hc.ProcessGroup) -> dict[str, list[Any]]:
+    """Return what this rank has from each function, the last rank being root and source."""
+    last, n = group.size - 1, group.size
+    is_last = group.rank == last
+    gathered, on_root, listed, slot = [None] * n, [None] * n if is_last else None, [mine] if is_last else [None], [None]
+    hc.all_gather_object(gathered, mine)
+    hc.gather_object(mine, on_root, last)
+    hc.broadcast_object_list(listed, last)
+    hc.scatter_object_list(slot, [mine] * n if is_last else None, last)
+    return {"all_gather": gathered, "gather": on_root or [], "broadcast": listed, "scatter": slot}
+
+
+@pytest.mark.parametrize("large", ["nobody", "all", "the last rank", "the first rank"])
+def test_objects_of_every_size(process_group: hc.ProcessGroup, large: str) -> None:
+    last = process_group.size - 1
+
+    def of(rank: int, nbytes: int) -> bytes:
+        is_large = large == "all" or rank == {"the last rank": last, "the first rank": 0}.get(large)
+        return bytes([rank]) * (nbytes if is_large else rank)
+
+    for nbytes in range(BLOCK - 24, BLOCK + 2):
+        found = each_function(of(process_group.rank, nbytes), process_group)
+        assert found["all_gather"] == [of(rank, nbytes) for rank in range(last + 1)]
+        assert found["gather"] == (found["all_gather"] if process_group.rank == last else [])
+        assert found["broadcast"] == found["scatter"] == [of(last, nbytes)]
+
+
+def test_an_object_that_communicates_while_it_is_unpickled(process_group: hc.ProcessGroup) -> None:
+    gathered: list[Any] = [None] * process_group.size
+    hc.all_gather_object(gathered, Communicates(process_group.rank))
+    assert [each.rank for each in gathered] == list(range(process_group.size))
+    assert all(each.seen == list(range(process_group.size)) for each in gathered)
+
+
+class Communicates:
+    """It gathers when it is unpickled."""
+
+    seen: list[Any]
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.seen = [None] * hc.get_world_size()
+        hc.all_gather_object(self.seen, hc.get_rank())
+
+
+def test_the_source_keeps_its_objects(process_group: hc.ProcessGroup) -> None:
+    for count in (1, 100_000):
+        mine = [np.ones(count)]
+        slots = list(mine)
+        hc.broadcast_object_list(slots)
+        assert process_group.rank or slots[0] is mine[0]
+        assert (slots[0] == 1).all()
+
+
 UNPICKLABLE = threading.Lock()
+
+
+@pytest.mark.parametrize("others", ["small", "large"])
+@pytest.mark.parametrize("what", [UNPICKLABLE, Long()], ids=["lock", "long"])
+def test_an_unpicklable_object_beside_others(process_group: hc.ProcessGroup, what: Any, others: str) -> None:
+    last = process_group.size - 1
+    mine = what if process_group.rank == last else b"x" * (1000 if others == "large" else 1)
+    text = "a lock can't be pickled" if what is UNPICKLABLE else r"a Long can't be pickled \(ValueError: x{1000}\)"
+    slots: list[Any] = [None] * process_group.size
+    for call in (
+        lambda: hc.all_gather_object(slots, mine),
+        lambda: hc.gather_object(mine, slots if process_group.rank == 0 else None),
+        lambda: hc.broadcast_object_list(slots if process_group.rank < last else [mine] * len(slots), last),
+        lambda: hc.scatter_object_list(slots, [mine] * len(slots) if process_group.rank == last else None, last),
+    ):
+        with pytest.raises(TypeError, match=rf"on rank {last} of the group, (a list can't|{text})"):
+            call()
+    go_on(process_group)
 
 
 def test_an_unpicklable_object_of_one_rank_raises_on_all(process_group: hc.ProcessGroup) -> None:

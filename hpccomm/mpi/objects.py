@@ -1,7 +1,8 @@
 """Python objects over MPI: pickled by mpi4py, large buffers apart and without a copy (PEP 574).
 
 In place of an object that can't be pickled an `_Unpicklable` travels, so that every rank raises the same error and none
-waits.
+waits. A collective begins with a block of the same few bytes of each rank, in one call of MPI. That is all where every
+pickle fits; otherwise it says so, and mpi4py's collective follows, which needs several calls.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from ..errors import DistBackendError, DistError, here
 from ..job.mpi_library import private
 from .works import as_backend_error
 
+BLOCK = 256  # bytes; Open MPI needs twice the time for 512
+PICKLE, UNPICKLABLE, LARGE = 0x80, 1, 0  # how a block begins: a pickle does so by itself
+
 
 def create(options: BackendOptions) -> ObjectTransport:
     """Make the transport of one group."""
@@ -35,6 +39,7 @@ class ObjectTransport(Backend):
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options.rank, options.size)
+        self._comm = options.comm
         self._messages = pkl5.Intracomm(options.comm)
 
     @cached_property
@@ -47,12 +52,18 @@ class ObjectTransport(Backend):
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         """Return every rank's object."""
-        return _unwrapped("all_gather_object", self._collectives.allgather(self._wrapped(obj)))
+        wrapped = self._wrapped(obj)
+        blocks = self._all_blocks("all_gather_object", wrapped)
+        if blocks is not None:
+            return list(map(pickle.loads, blocks))
+        return _unwrapped("all_gather_object", self._collectives.allgather(wrapped))
 
     def gather_object(self, obj: Any, root: int) -> list[Any] | None:
         """Return every rank's object on the root."""
         wrapped = self._wrapped(obj)
-        # only the root sees the objects: the others are told of a failure apart
+        blocks = self._all_blocks("gather_object", wrapped)  # on every rank, because each is to learn of a failure
+        if blocks is not None:
+            return list(map(pickle.loads, blocks)) if self.rank == root else None
         failures = self._collectives.allgather(wrapped if isinstance(wrapped, _Unpicklable) else None)
         _unwrapped("gather_object", failures)
         return self._collectives.gather(wrapped, root)
@@ -60,17 +71,42 @@ class ObjectTransport(Backend):
     def broadcast_object_list(self, objects: list[Any], root: int) -> list[Any]:
         """Return the root's objects."""
         wrapped = self._wrapped(objects) if self.rank == root else None
-        (received,) = _unwrapped("broadcast_object_list", [self._collectives.bcast(wrapped, root)])
-        return received  # type: ignore[no-any-return]
+        block = bytearray(BLOCK) if wrapped is None else _block_of(wrapped)
+        self._comm.Bcast((block, BLOCK, MPI.BYTE), root)
+        if block[0] == LARGE:
+            (received,) = _unwrapped("broadcast_object_list", [self._collectives.bcast(wrapped, root)])
+        elif wrapped is None or block[0] == UNPICKLABLE:
+            received = _loaded("broadcast_object_list", block)
+        return objects if self.rank == root else received
 
     def scatter_object_list(self, objects: Sequence[Any] | None, root: int) -> Any:
         """Return this rank's object of the root's list."""
-        wrapped = None if objects is None else [self._wrapped(obj) for obj in objects]
-        failed = next((each for each in wrapped or () if isinstance(each, _Unpicklable)), None)
-        if failed is not None:
-            wrapped = [failed] * self.size
+        wrapped, blocks, block = None, None, bytearray(BLOCK)
+        if objects is not None:
+            wrapped = [self._wrapped(obj) for obj in objects]
+            failed = next((each for each in wrapped if isinstance(each, _Unpicklable)), None)
+            if failed is not None:
+                wrapped = [failed] * self.size
+            parts = list(map(_block_of, wrapped))
+            is_large = any(part[0] == LARGE for part in parts)
+            blocks = (bytes(BLOCK * self.size) if is_large else b"".join(parts), BLOCK, MPI.BYTE)
+        self._comm.Scatter(blocks, (block, BLOCK, MPI.BYTE), root)
+        if block[0] != LARGE:
+            return _loaded("scatter_object_list", block)
         (received,) = _unwrapped("scatter_object_list", [self._collectives.scatter(wrapped, root)])
         return received
+
+    def _all_blocks(self, operation: str, wrapped: _Pickled | _Unpicklable) -> list[bytearray] | None:
+        """Return the pickle of each rank; None if one is large."""
+        gathered = bytearray(BLOCK * self.size)
+        self._comm.Allgather((_block_of(wrapped), BLOCK, MPI.BYTE), (gathered, BLOCK, MPI.BYTE))
+        blocks = [gathered[start : start + BLOCK] for start in range(0, len(gathered), BLOCK)]
+        kinds = gathered[::BLOCK]
+        if LARGE in kinds:
+            return None
+        if UNPICKLABLE in kinds:
+            _loaded(operation, blocks[kinds.index(UNPICKLABLE)])
+        return blocks
 
     def send_object_list(self, objects: list[Any], dst: int, tag: int) -> None:
         """Send the objects."""
@@ -103,11 +139,10 @@ class _Pickled:
     """A pickled object: its data and its large buffers, which are pickled again without a copy."""
 
     def __init__(self, obj: Any) -> None:
-        data, buffers = pkl5.pickle.dumps_oob(obj)
-        self.parts: list[Any] = [pickle.PickleBuffer(part) for part in (data, *buffers)]  # type: ignore[arg-type]
+        self.data, self.buffers = pkl5.pickle.dumps_oob(obj)
 
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        return _unpickle, tuple(self.parts)
+        return _unpickle, tuple(map(pickle.PickleBuffer, (self.data, *self.buffers)))  # type: ignore[arg-type]
 
 
 def _unpickle(data: Any, *buffers: Any) -> Any:
@@ -120,6 +155,21 @@ class _Unpicklable:
     def __init__(self, rank: int, reason: str) -> None:
         self.rank = rank
         self.reason = reason
+
+
+def _block_of(wrapped: _Pickled | _Unpicklable) -> bytes:
+    if isinstance(wrapped, _Unpicklable):
+        data = bytes([UNPICKLABLE]) + pickle.dumps(wrapped)
+    else:
+        data = b"" if wrapped.buffers else wrapped.data
+    return data.ljust(BLOCK, b"\0") if len(data) <= BLOCK else bytes(BLOCK)
+
+
+def _loaded(operation: str, block: bytes | bytearray) -> Any:
+    """Return the object of a block that is not large; raise if it could not be pickled."""
+    if block[0] == UNPICKLABLE:
+        _unwrapped(operation, [pickle.loads(block[1:])])
+    return pickle.loads(block)
 
 
 def _unwrapped(operation: str, received: Sequence[Any]) -> list[Any]:
