@@ -7,9 +7,11 @@ rank's arrival, so there the median counts, of the slower rank's times. hpccomm 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import statistics
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +32,7 @@ from ..registry import Arrays, Benchmark, Case, load
 from ..session import Session
 
 BYTES = 8  # of each array
+AWAITS = 20  # in one run of the event loop, which takes longer than they do
 DERIVED = ("added_ns", "ratio", "recorder_ns")  # of an Overhead
 PLANS = {1: Plan(iterations=50, batch_seconds=2e-3), 2: Plan(iterations=400, batch_seconds=5e-4)}  # by ranks
 
@@ -42,6 +45,7 @@ class Comparison:
     arrays: Arrays
     mpi4py: Call
     hpccomm: Call
+    times: int = 1  # the work is done in one call
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def overheads(group: hc.ProcessGroup, plan: Plan | None = None) -> list[Overhead
             seconds = _seconds(calls, session, plan)
             with record():
                 recorded = _seconds({"hpccomm": each.hpccomm}, session, plan)
-            found.append(Overhead(each.operation, *(each * 1e9 for each in seconds + recorded)))
+            found.append(Overhead(each.operation, *(1e9 / each.times * one for one in seconds + recorded)))
     return found
 
 
@@ -118,6 +122,10 @@ def on_two_ranks(session: Session) -> Iterator[Comparison]:
     yield _benchmark(session, "ping_pong", "ping-pong: send + recv")
     yield _exchange(session, "halo: 2 irecv + 2 isend + 4 waits", [1, -1])
     yield _exchange(session, "halo: batch_isend_irecv + 4 waits", [1, -1], batch=True)
+    yield _future(session, "all_reduce, get_future().wait()")
+    yield _awaited(session, "all_reduce, await")
+    yield _block(session, "coalescing(), 3 all_reduce")
+    yield from _without_arrays(session)
 
 
 # -- the comparisons -----------------------------------------------------------------------------------------
@@ -133,7 +141,9 @@ def _benchmark(session: Session, name: str, title: str = "", op: str = "sum", as
     """Return the comparison of an operation, as ``hpccomm bench`` makes it."""
     benchmark, case = _case(session, name, op=op)
     arrays = benchmark.arrays(case)
-    both = {each.name: each.call(benchmark, case, arrays, async_op) for each in session.contenders.values()}
+    both: dict[str, Any] = {
+        each.name: each.call(benchmark, case, arrays, async_op) for each in session.contenders.values()
+    }
     return Comparison(title or name, arrays, **both)
 
 
@@ -161,8 +171,71 @@ def _coalesced(session: Session, title: str, pieces: int) -> Comparison:
     whole = replace(case, count=pieces * case.count)
     arrays = replace(load()["all_reduce"].arrays(whole), receive=[case.array(case.count) for _ in range(pieces)])
     benchmark = load()["all_reduce_coalesced"]
-    both = {each.name: each.call(benchmark, whole, arrays, False) for each in session.contenders.values()}
+    both: dict[str, Any] = {
+        each.name: each.call(benchmark, whole, arrays, False) for each in session.contenders.values()
+    }
     return Comparison(title, arrays, **both)
+
+
+def _block(session: Session, title: str) -> Comparison:
+    """Return the comparison of a coalescing block with one sum of a packed array."""
+    comparison = _coalesced(session, title, 3)
+    arrays, group = comparison.arrays.receive, session.group
+
+    def block() -> None:
+        with hc.coalescing(group):
+            for array in arrays:
+                hc.all_reduce(array, group=group)
+
+    return replace(comparison, hpccomm=block)
+
+
+def _future(session: Session, title: str) -> Comparison:
+    """Return the comparison of a wait for a Future with MPI_Wait."""
+    comparison, group = _benchmark(session, "all_reduce", title, async_op=True), session.group
+    array = comparison.arrays.receive
+    return replace(comparison, hpccomm=lambda: hc.all_reduce(array, group=group, async_op=True).get_future().wait())
+
+
+def _awaited(session: Session, title: str) -> Comparison:
+    """Return the comparison of `await` in an event loop with MPI_Wait, `AWAITS` times in each call."""
+    comparison, group = _benchmark(session, "all_reduce", title, "max", async_op=True), session.group
+    array, loop = comparison.arrays.receive, asyncio.new_event_loop()
+
+    async def program() -> None:
+        for _ in range(AWAITS):
+            await hc.all_reduce(array, "max", group, async_op=True)
+
+    def by_hand() -> None:
+        for _ in range(AWAITS):
+            comparison.mpi4py()
+
+    def awaits() -> None:
+        loop.run_until_complete(program())
+
+    weakref.finalize(awaits, loop.close)
+    return replace(comparison, mpi4py=by_hand, hpccomm=awaits, times=AWAITS)
+
+
+def _without_arrays(session: Session) -> Iterator[Comparison]:
+    """Yield the comparisons of barriers, of a dict of two entries, and of groups."""
+    comm, group, value = session.comm, session.group, {"step": 3, "name": "x"}
+    slots = [None] * group.size
+    calls: dict[str, tuple[Call, Call]] = {
+        "barrier": (comm.Barrier, lambda: hc.barrier(group)),
+        "monitored_barrier": (comm.Barrier, lambda: hc.monitored_barrier(group)),
+        "all_gather_object": (lambda: comm.allgather(value), lambda: hc.all_gather_object(slots, value, group)),
+        "broadcast_object_list": (
+            lambda: comm.bcast(value),
+            lambda: hc.broadcast_object_list([value], group=group, group_src=0),
+        ),
+        "new_group + destroy": (
+            lambda: comm.Dup().Free(),
+            lambda: hc.destroy_process_group(hc.new_group(group.ranks, use_local_synchronization=True)),
+        ),
+    }
+    for operation, (by_hand, ours) in calls.items():
+        yield Comparison(operation, Arrays(receive=None), by_hand, ours)
 
 
 def _list(session: Session, title: str) -> Comparison:
@@ -190,7 +263,7 @@ def _exchange(session: Session, title: str, directions: Sequence[int], batch: bo
         given=lambda: _numbers(rank, count),
         expected=lambda: [_numbers((rank - step) % ranks, count)[i] for i, step in enumerate(directions)],
     )
-    both: dict[str, Call] = {}
+    both: dict[str, Any] = {}
     for each in session.contenders.values():
         starts = [each.receiver(arrays.receive[i], (rank - to) % ranks, True) for i, to in enumerate(directions)]
         starts += [each.sender(arrays.send[i], (rank + to) % ranks, True) for i, to in enumerate(directions)]

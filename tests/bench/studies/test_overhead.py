@@ -33,7 +33,19 @@ CALLS = [
     "isend + irecv + 2 waits",
     "batch of isend + irecv + 2 waits",
 ]
-MESSAGES = ["ping-pong: send + recv", "halo: 2 irecv + 2 isend + 4 waits", "halo: batch_isend_irecv + 4 waits"]
+MESSAGES = [
+    "ping-pong: send + recv",
+    "halo: 2 irecv + 2 isend + 4 waits",
+    "halo: batch_isend_irecv + 4 waits",
+    "all_reduce, get_future().wait()",
+    "all_reduce, await",
+    "coalescing(), 3 all_reduce",
+    "barrier",
+    "monitored_barrier",
+    "all_gather_object",
+    "broadcast_object_list",
+    "new_group + destroy",
+]
 ONCE = Plan(iterations=1, warmup=0, batch=1)
 
 
