@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HOW_TO_START = "start the job with Open MPI's `mpirun --with-ft ulfm`"
 PAUSE = 0.1  # seconds between two looks for deaths
-LONGEST_NEWS = 5.0  # seconds until a rank whose communicator was revoked knows who has died
+LONGEST_NEWS = 5.0  # seconds until a rank that a death has disturbed knows who has died
 
 kept: list[Any] = []  # buffers that MPI may still write to, because an operation on them has failed
 
@@ -106,12 +106,12 @@ def forget(comm: MPI.Intracomm) -> None:
         _watched[:] = [each for each in _watched if found is None or not each.is_part_of(found)]
 
 
-def dead_ranks(comm: MPI.Intracomm | None, is_certain: bool) -> tuple[int, ...]:
+def dead_ranks(comm: MPI.Intracomm | None, is_likely: bool) -> tuple[int, ...]:
     """Return the global ranks that have died, of the world of `comm`, and wake everybody who waits for one.
 
-    `is_certain`: MPI says that there are some, so wait until it says which.
+    `is_likely`: MPI's error is one that a death brings, so wait until MPI says which it is.
     """
-    give_up = time.monotonic() + (LONGEST_NEWS if is_certain else PAUSE)
+    give_up = time.monotonic() + (LONGEST_NEWS if is_likely else PAUSE)
     while True:
         with _lock:
             found = _watched[0] if comm is None and _watched else _found(comm)
@@ -142,9 +142,10 @@ def translated(operation: str, error: Exception, comm: MPI.Intracomm | None) -> 
 
     if not isinstance(error, MPI.Exception):
         return None
-    # Open MPI 5.0 also reports MPI_ERR_OTHER at times
-    is_certain = error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-    ranks = dead_ranks(comm, is_certain)
+    kind = error.Get_error_class()
+    is_certain = kind in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+    # Open MPI 5.0 also reports MPI_ERR_OTHER at times, even before it knows of the death
+    ranks = dead_ranks(comm, is_certain or kind == MPI.ERR_OTHER)
     return rank_failed(operation, ranks) if ranks or is_certain else None
 
 

@@ -22,6 +22,7 @@ from mpi4py import MPI
 import hpccomm as hc
 import hpccomm.debug
 from hpccomm.cli.main import main
+from hpccomm.debug import report
 from hpccomm.debug.records import Record
 from hpccomm.debug.trace import clock
 from hpccomm.debug.trace import files as trace_file
@@ -396,7 +397,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
 @serial
 def test_the_watchdogs_reports_are_no_recordings(tmp_path: Path) -> None:
     trace_file.write_trace(tmp_path)
-    hpccomm.debug.report.Reporter(0, 1, tmp_path).write("test")
+    report.Reporter(0, 1, tmp_path).write("test")
     assert {file.name for file in tmp_path.iterdir()} == {"rank0.json", "rank0.trace.json"}
     assert len(read(tmp_path)) == 1
-    assert len(hpccomm.debug.report.read(tmp_path)) == 1
+    assert len(report.read(tmp_path)) == 1

@@ -9,7 +9,8 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-TIMEOUT = 3  # seconds, of the group
+TIMEOUT = 3  # seconds, of the groups of a job that ends by it
+PATIENT = 60  # likewise, where nothing is to time out, however busy the machine is
 
 PROGRAM = """\
 import os, signal, sys, threading, time
@@ -138,6 +139,8 @@ class Case:
     other : str
         A job that reaches its time limit in the same folder for reports, before this one or beside it.
     is_beside : bool
+    timeout : int
+        HPCCOMM_TIMEOUT.
     is_busy, is_slow : bool
         Whether it computes all the time, so that it has to run alone; and whether that takes long.
     """
@@ -152,6 +155,7 @@ class Case:
     ranks: int = 3
     other: str = ""
     is_beside: bool = False
+    timeout: int = TIMEOUT
     is_busy: bool = False
     is_slow: bool = False
     env: dict[str, str] = field(default_factory=dict)
@@ -178,7 +182,7 @@ def cases() -> Iterator[Case]:
             elif place == "destroy" and fault in AS_DESTROY:  # the end of a program waits, as destroy
                 expected, status = expected.partition(".*rank")[0].replace(late, ""), AS_DESTROY[fault]
             case = Case(fault, f"in {place}", body, expected, code, status)
-            yield replace(case, lost="nothing") if status == "ok" else case
+            yield replace(case, lost="nothing", timeout=PATIENT) if status == "ok" else case
     for what, (one, others, said) in DISAGREEMENTS.items():
         body = f"""\
         world = hc.init_process_group()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..launch import UNTIL_IN_MPI
-from .cases import Case
+from .cases import PATIENT, TIMEOUT, Case
 
 NOTHING = "nothing"
 ENDS = r"{name}.*hpccomm: {name} on rank 1 ends the job"
@@ -387,6 +387,7 @@ def situations() -> Iterator[Case]:
     """Return every case."""
 
     def ok(fault: str, place: str, body: str, said: str = "", lost: str = NOTHING, **options: object) -> Case:
+        options = {"timeout": PATIENT, **options}
         return Case(fault, place, body, said, status="ok", lost=lost, **options)  # type: ignore[arg-type]
 
     for what, (child, status, said) in CHILDREN.items():
@@ -439,13 +440,12 @@ def situations() -> Iterator[Case]:
             lost="the job and its words",
         )
 
-    patient = {"HPCCOMM_TIMEOUT": "60"}  # for what takes its time on a busy machine
     for fault, code, last, said in (
         ("two writers", TWO_WRITERS, 210, r"CheckpointError: .*process \d+ on .* is saving to"),
         ("an I/O error just after publishing", AFTER_PUBLISHING, 200, "CheckpointError: .*Input/output error"),
         ("the last step is damaged: fall_back, then save", FALL_BACK_THEN_SAVE, 110, "loaded step 100 instead"),
     ):
-        yield ok(fault, "in checkpoint.save", CHECKPOINTS.format(body=code, last=last), said, env=patient)
+        yield ok(fault, "in checkpoint.save", CHECKPOINTS.format(body=code, last=last), said)
 
     yield Case(
         "exception",
@@ -471,14 +471,14 @@ def situations() -> Iterator[Case]:
         r"\[rank 1\] Ctrl-C, inside MPI .*program\.py.*rank 1 is in all_reduce #2 of 'world' .*; Ctrl-C ends the job"
     )
     yield Case(
-        "SIGINT to a rank", "in a collective that never ends", INTERRUPTED.format(comes=False), stuck, env=patient
+        "SIGINT to a rank", "in a collective that never ends", INTERRUPTED.format(comes=False), stuck, timeout=PATIENT
     )
     yield Case(
         "SIGINT to a rank",
         "in a collective that ends at once",
         INTERRUPTED.format(comes=True),
         ENDS.format(name="KeyboardInterrupt"),
-        env=patient,
+        timeout=PATIENT,
     )
     yield Case("SIGINT to mpiexec (Ctrl-C)", "in a collective", MPIEXEC_INTERRUPTED, "")
 
@@ -486,9 +486,9 @@ def situations() -> Iterator[Case]:
         for times in (quick, 10 * quick):
             body = MANY.format(times=times, step=step)
             is_slow = times > quick
-            yield ok(f"{times:,} {what}", "", body, ranks=2, env=patient, is_busy=True, is_slow=is_slow)
+            yield ok(f"{times:,} {what}", "", body, ranks=2, is_busy=True, is_slow=is_slow)
 
-    one = {"other": REACHES_ITS_LIMIT, "ranks": 2}
+    one = {"other": REACHES_ITS_LIMIT, "ranks": 2, "timeout": TIMEOUT}
     fault, long = "a job in the same folder for reports", LONGER_THAN_A_LOOK
     yield ok(fault, "after one that has reached its time limit", long + CHECK, **one)
     yield ok(fault, "beside one that reaches its time limit", long + CHECK, "rank 1 never", is_beside=True, **one)
@@ -532,5 +532,5 @@ def situations() -> Iterator[Case]:
             yield ok(f"{error} in the progress thread", f"in a {where}", body, rf"a {where}.* raised.*{error}")
     said = "1 message was sent to this rank and never received"
     yield ok("-W error, a message that nobody receives", "", WARNED + CHECK, said, env={"PYTHONWARNINGS": "error"})
-    yield ok("quick groups, for longer than the time limit", "", QUICK_GROUPS + CHECK)
+    yield ok("quick groups, for longer than the time limit", "", QUICK_GROUPS + CHECK, timeout=TIMEOUT)
     yield Case("sleeps for ever", "and the others wait for a Future", WAITS_FOR_A_FUTURE, late)

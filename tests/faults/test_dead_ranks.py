@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.job import failures
 
 from ..launch import launch
 
@@ -310,3 +313,16 @@ def test_mpich_lets_a_survivor_have_last_words_although_it_waits_in_mpi(tmp_path
 def test_on_peer_failure_has_to_be_a_function() -> None:
     with pytest.raises(TypeError, match="on_peer_failure is 3; expected a function"):
         hc.init_process_group(on_peer_failure=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.once
+def test_an_error_that_mpi_cannot_name_waits_for_the_news_of_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Open MPI 5.0 reports MPI_ERR_OTHER of a barrier before it knows who has died: on a busy machine, long before
+    comm, news = MPI.COMM_SELF, time.monotonic() + 3 * failures.PAUSE
+    watched = SimpleNamespace(comm=comm, is_revoked=True, world=SimpleNamespace(members=(0,)))
+    monkeypatch.setattr(failures, "is_on", lambda: True)
+    monkeypatch.setattr(failures, "_watched", [watched])
+    monkeypatch.setattr(failures, "_dead", lambda: frozenset([0] * (time.monotonic() > news)))
+    failed = failures.translated("barrier", MPI.Exception(MPI.ERR_OTHER), comm)
+    assert failed is not None
+    assert failed.ranks == (0,)

@@ -19,7 +19,7 @@ import pytest
 from mpi4py import MPI
 
 from ..launch import ROOT, clean_environment, mpiexec_folder, time_limit
-from .cases import TIMEOUT, Case, cases
+from .cases import Case, cases
 from .situations import situations
 
 pytestmark = pytest.mark.serial
@@ -76,7 +76,7 @@ def run(case: Case, folder: Path) -> Outcome:
     marker = f"{os.getpid()}-{case.name}"
     environment = {
         **ENVIRONMENT,
-        "HPCCOMM_TIMEOUT": str(TIMEOUT),
+        "HPCCOMM_TIMEOUT": str(case.timeout),
         "HPCCOMM_DEBUG_DIR": str(folder / "reports"),
         "HPCCOMM_CASE": marker,
         "TIME_LIMIT": str(deadline(case)),
