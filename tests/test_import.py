@@ -13,7 +13,7 @@ import pytest
 
 import hpccomm as hc
 
-from .launch import clean_environment
+from .launch import clean_environment, launch
 
 pytestmark = pytest.mark.serial
 
@@ -68,3 +68,37 @@ def test_names_that_are_imported_later_are_those_of_their_modules() -> None:
 def test_no_name_that_is_imported_later_is_hidden_by_a_module_of_that_name() -> None:
     modules = {path.stem for path in Path(hc.__file__).parent.iterdir()}
     assert not modules & set(hc.LATER)
+
+
+# Slow to import, or of many files; nothing of it is needed for a first operation.
+NOT_AT_THE_START = {
+    *("argparse", "asyncio", "base64", "bisect", "bz2", "concurrent.futures", "cupy", "email", "fcntl", "hashlib"),
+    *("hmac", "importlib.metadata", "importlib.resources", "ipaddress", "json", "logging", "lzma", "mmap"),
+    *("multiprocessing", "pathlib", "queue", "random", "scipy", "secrets", "shlex", "shutil", "socket", "subprocess"),
+    *("sysconfig", "tempfile", "termios", "torch", "traceback", "urllib.parse", "zipfile"),
+}
+MODULES = 58  # of hpccomm; tools/count-startup counts the calls of the file system that they cost
+
+
+def test_a_first_operation_imports_little(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, numpy as np\n"
+        "from mpi4py import MPI\n"
+        "x, before = np.ones(4), set(sys.modules)\n"
+        "MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)\n"
+        "import hpccomm as hc\n"
+        "from hpccomm.debug import start\n"
+        "start.LONGEST_PERIOD = 1000.0  # the watchdog imports its part later\n"
+        "hc.init_process_group()\n"
+        "hc.all_reduce(x)\n"
+        "if MPI.COMM_WORLD.Get_rank() == 1:  # rank 0 opens the socket of the store\n"
+        "    print(*sorted(set(sys.modules) - before))\n"
+    )
+    finished = launch(2, sys.executable, program, timeout=100)
+    assert finished.returncode == 0, finished.stderr
+    loaded = finished.stdout.split()
+    assert sorted(NOT_AT_THE_START & set(loaded)) == []
+    own = [name for name in loaded if name.partition(".")[0] == "hpccomm"]
+    assert "hpccomm.mpi.backend" in own
+    assert len(own) <= MODULES, own
