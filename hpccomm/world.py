@@ -19,8 +19,8 @@ from .core.registry import BackendConfig, is_backend_available
 from .debug import attach
 from .errors import DistBackendError, DistError, here
 from .job import mpi_library
+from .place_of_store import Place, WorldStore, agreed
 from .process.excepthook import AbortOnException
-from .store.place import Place, WorldStore, agreed
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..core.members import abridged
-from ..process.stderr import tell
 from . import groups_seen, start
 
 if TYPE_CHECKING:
@@ -53,6 +51,9 @@ def detach(group: ProcessGroup) -> None:
 
 def _announce(group: ProcessGroup) -> None:
     """Print a line about a new group, on its first rank."""
+    from ..core.members import abridged
+    from ..process.stderr import tell
+
     nodes = f"{len(set(group.nodes))} node{'s' if len(set(group.nodes)) > 1 else ''}"
     limit = f"timeout {group.timeout.total_seconds():g} s, then {group.on_timeout}"
     tell(f"hpccomm: made {group.name!r}: ranks {abridged(group.ranks)} on {nodes}, {group.config}, {limit}")

@@ -36,7 +36,6 @@ from .layout import (
     unpacked,
     unpacked_any,
 )
-from .segments import columns, segments
 from .works import ReceiveWork, SendReceiveWork, all_done, as_backend_error, done, joined, received
 
 if TYPE_CHECKING:
@@ -177,6 +176,10 @@ class MPIBackend(Backend):
         return all_done(requests, finish, sent, buffer)
 
     def _segments(self, buffer: Any) -> Sequence[Any]:
+        if buffer.nbytes <= self._segment_bytes:
+            return (buffer,)
+        from .segments import segments
+
         return segments(buffer, self._segment_bytes)
 
     # -- one array from or to each rank ----------------------------------------------------------
@@ -224,6 +227,8 @@ class MPIBackend(Backend):
         if async_op or sent.nbytes <= self._tuning.reduce_scatter_bytes:
             call = self._comm.Ireduce_scatter_block if async_op else self._comm.Reduce_scatter_block
             return done(call((sent, how.datatype), (buffer, how.datatype), how.op), finish, sent, buffer)
+        from .segments import columns
+
         for piece, target in columns(sent, buffer, self.size, self._segment_bytes):
             self._comm.Reduce_scatter_block((piece, how.datatype), (target, how.datatype), how.op)
         return done(None, finish)

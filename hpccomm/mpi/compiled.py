@@ -10,7 +10,6 @@ from mpi4py import MPI
 
 from ..core.door import REAP_ABOVE
 from ..core.flight import flight_of
-from ..core.overlap import address_of
 from ..core.reduce_op import ReduceOp
 from ..core.work import COMPLETED, IN_FLIGHT, Work
 from ..errors import DistBackendError, here
@@ -59,6 +58,7 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
 
     def open_node(self) -> None:
         """Make the memory that the ranks share, if they are on one node, and there is room; every rank calls it."""
+        from ..core.overlap import address_of
         from .shared_memory import PAGE_BYTES, Window, free_bytes, why_no_room
 
         node = private(self._comm.Split_type(MPI.COMM_TYPE_SHARED), self._comm)

@@ -7,6 +7,7 @@ Segments of broadcast and all_gather were no faster than one call.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -45,8 +46,6 @@ def runs(arrays: list[Any], most: int) -> list[tuple[list[Any], int]]:
     ends = list(accumulate(map(size_of, arrays)))
     if ends[-1] <= most:
         return [(arrays, ends[-1])]
-    from bisect import bisect_right
-
     cut, start, before = [], 0, 0
     while start < len(arrays):
         stop = max(start + 1, bisect_right(ends, before + most))

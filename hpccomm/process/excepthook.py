@@ -15,7 +15,6 @@ from typing import Any
 
 from .. import errors
 from .shared_files import MAPPED_LATER, take_names_away
-from .stderr import tell, tell_with_rank
 
 PATIENCE = 1.5  # seconds for ranks that Ctrl-C finds inside MPI to say where they are
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
@@ -46,6 +45,7 @@ class AbortOnException:
         import traceback
 
         from .printed import let_launcher_read
+        from .stderr import tell, tell_with_rank
 
         previous, self._previous = self._previous, sys.__excepthook__  # it may call this one again, torch's does
         try:
@@ -103,6 +103,7 @@ def end_with(end: SystemExit) -> None:
     from mpi4py import MPI
 
     from .printed import let_launcher_read
+    from .stderr import tell_with_rank
 
     if not isinstance(end.code, int):
         tell_with_rank([str(end.code)])

@@ -15,8 +15,8 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.place_of_store import WorldStore
 from hpccomm.store import master, place, rendezvous
-from hpccomm.store.place import WorldStore
 from hpccomm.store.rendezvous import Method
 
 from ..launch import launch

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DistNetworkError, DistStoreError, here
+from .errors import DistNetworkError, DistStoreError, here
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from .master import Master
-    from .rendezvous import Method
-    from .store import Store
+    from .store.master import Master
+    from .store.rendezvous import Method
+    from .store.store import Store
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Place:
         """Return the group's store."""
         from hashlib import sha256
 
-        from .store import PrefixStore
+        from .store.store import PrefixStore
 
         part = sha256(repr(self._ranks).encode()).hexdigest()[:16] if self._ranks else "world"
         store = PrefixStore(f"{part}/{self._edition}", self._world.open())
@@ -79,7 +79,7 @@ class WorldStore:
             return self.opened
 
     def _open(self) -> Store:
-        from . import FileStore, HashStore, TCPStore
+        from .store import FileStore, HashStore, TCPStore
 
         if self.where is None:
             return HashStore()
@@ -111,11 +111,11 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
     if comm.Get_rank() == 0:
         try:
             if isinstance(where, str):
-                from .file_store import FileStore
+                from .store.file_store import FileStore
 
                 store, told = FileStore.replacing(where), where
             else:
-                from .master import serve
+                from .store.master import serve
 
                 master, told = serve(where, peer)
         except (DistNetworkError, DistStoreError) as error:
