@@ -1,0 +1,42 @@
+"""The page of all operations, made from their list: ``python docs/operations_page.py > docs/guide/operations.md``."""
+
+from __future__ import annotations
+
+from hpccomm.core.operation_list import OPERATIONS
+
+COMMAND = "python docs/operations_page.py > docs/guide/operations.md"
+PAGE = """\
+# Operations
+
+All operations of a group, in one table. `hpccomm` has a function of each name, or a class (`coalescing`), except
+`all_reduce_sparse`, which is `all_reduce` of a sparse matrix. The columns:
+
+* **forms**: *async* takes `async_op=True` and returns a [Work](async.md); for `send` and `recv` these are `isend` and
+  `irecv`, and `coalescing` has `async_ops=True`. *coalescing*: a [coalescing block](coalescing.md) collects it; other
+  operations are refused there. *persistent*: there is a [persistent form](repeated.md), `all_reduce_init` and so on.
+* **arguments in a hook**: the names in `operation.arguments` of a [hook](hooks.md), which are also the arguments of the
+  method of a [backend](backends.md). Ranks (`root`, `dst`, `src`) are ranks of the group. What has a \\* has
+  the same dtype and size on every rank; a dtype and an `op` or `root` are the same in any case.
+
+{table}
+
+This page is generated from the list in `hpccomm/core/operation_list.py`, and a test compares the two. To make it again:
+
+```console
+$ {command}
+```"""
+
+
+def as_markdown() -> str:
+    """Return the page."""
+    head = "operation", "what it does", "forms", "arguments in a hook"
+    rows: list[tuple[str, ...]] = [head, ("---",) * len(head)]
+    for spec in OPERATIONS.values():
+        has = {"async": spec.is_asynchronous, "coalescing": spec.is_collected, "persistent": spec.is_persistent}
+        arguments = ", ".join(f"`{each}`" + "\\*" * (each in spec.alike) for each in spec.arguments)
+        rows.append((f"`{spec.name}`", spec.summary, ", ".join(form for form in has if has[form]), arguments))
+    return PAGE.format(table="\n".join(f"| {' | '.join(row)} |" for row in rows), command=COMMAND)
+
+
+if __name__ == "__main__":
+    print(as_markdown())
