@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import partial, wraps
 from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
 
 from ..core.backend import Backend
+from ..core.operation_list import OPERATIONS
 from ..core.options import BackendOptions
-from ..core.reduce_op import ReduceOp
 from ..core.work import Work
 from ..errors import DistBackendError, UnsupportedOperationError, here
 from . import choice, seam
@@ -24,6 +24,7 @@ from .packing import Packing, gpu_of
 T = TypeVar("T")
 
 CHUNK_BYTES = 4 << 20  # of collectives; of a message the other end may be a host array
+ARRAYS = {"array", "arrays", "inputs", "output", "outputs", "output_lists"}  # arguments that are staged
 CHUNKS = 3  # one on its way to the host, one in a message, one on its way back
 
 
@@ -31,13 +32,8 @@ class Staged(NamedTuple):
     """An argument of an operation that is staged: a GPU array, a list of them, a list of lists, or None."""
 
     arrays: Any
-    is_input: bool = True
-    is_output: bool = False
-
-
-def result(arrays: Any) -> Staged:
-    """Return an argument that the operation only writes."""
-    return Staged(arrays, is_input=False, is_output=True)
+    is_input: bool
+    is_output: bool
 
 
 def flat(arrays: Any) -> list[Any]:
@@ -48,7 +44,10 @@ def flat(arrays: Any) -> list[Any]:
 
 
 class StagedBackend(Backend):
-    """GPU arrays by way of the host; `host` is the backend that does the work there."""
+    """GPU arrays by way of the host; `host` is the backend that does the work there.
+
+    The operations follow from their list: see `_staged_form`.
+    """
 
     name = "mpi"
 
@@ -94,24 +93,6 @@ class StagedBackend(Backend):
             operation, *(staging.on_host(*each) if isinstance(each, Staged) else each for each in arguments)
         )
 
-    # -- one array -------------------------------------------------------------------------------
-
-    def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
-        is_root = root == self.rank
-        return self._elementwise(self._host.broadcast, Staged(array, is_root, not is_root), root, async_op)
-
-    def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        return self._elementwise(self._host.all_reduce, Staged(array, True, True), op, async_op)
-
-    def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
-        return self._elementwise(self._host.reduce, Staged(array, True, root == self.rank), root, op, async_op)
-
-    def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        return self._elementwise(self._host.scan, Staged(array, True, True), op, async_op)
-
-    def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        return self._elementwise(self._host.exscan, Staged(array, True, True), op, async_op)
-
     def _elementwise(self, operation: Callable[..., T], staged: Staged, *arguments: Any) -> T | None:
         """Run an operation that treats every element alike, large arrays in chunks; the last argument is async_op."""
         array, is_input, is_output = staged
@@ -124,70 +105,6 @@ class StagedBackend(Backend):
             buffer = staging.in_place(array) if is_input else staging.recv_buffer(array)
         staging.run_in_chunks(lambda host: operation(host, *arguments), buffer.reshape(-1), is_input, is_output)
         return None
-
-    # -- one array from or to each rank ----------------------------------------------------------
-
-    def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
-        return self._staged(self._host.all_gather_single, result(output), Staged(array), async_op)
-
-    def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
-        return self._staged(self._host.all_gather, result(outputs), Staged(array), async_op)
-
-    def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
-        return self._staged(self._host.gather, Staged(array), result(outputs), root, async_op)
-
-    def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
-        return self._staged(self._host.scatter, result(output), Staged(inputs), root, async_op)
-
-    def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
-        return self._staged(self._host.reduce_scatter, result(output), Staged(inputs), op, async_op)
-
-    def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        return self._staged(self._host.reduce_scatter_single, result(output), Staged(array), op, async_op)
-
-    def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
-        return self._staged(self._host.all_to_all, result(outputs), Staged(inputs), async_op)
-
-    def all_to_all_single(
-        self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
-    ) -> Work | None:
-        arguments = result(output), Staged(array), output_counts, input_counts, async_op
-        return self._staged(self._host.all_to_all_single, *arguments)
-
-    # -- many arrays in one message --------------------------------------------------------------
-
-    def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
-        return self._staged(self._host.all_reduce_coalesced, Staged(arrays, True, True), op, async_op)
-
-    def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
-        is_root = root == self.rank
-        return self._staged(self._host.broadcast_coalesced, Staged(arrays, is_root, not is_root), root, async_op)
-
-    def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
-        return self._staged(self._host.all_gather_coalesced, result(output_lists), Staged(arrays), async_op)
-
-    def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
-        return self._staged(self._host.all_gather_single_coalesced, result(outputs), Staged(arrays), async_op)
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
-    ) -> Work | None:
-        return self._staged(self._host.reduce_scatter_single_coalesced, result(outputs), Staged(arrays), op, async_op)
-
-    # -- point to point --------------------------------------------------------------------------
-
-    def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
-        return self._staged(self._host.send, Staged(array), dst, tag, async_op)
-
-    def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Work | int | None:
-        return self._staged(self._host.recv, result(array), src, tag, async_op)
-
-    def sendrecv(
-        self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
-    ) -> Work | int | None:
-        return self._staged(self._host.sendrecv, Staged(array), dst, result(output), src, tag, recv_tag, async_op)
-
-    # -- the rest --------------------------------------------------------------------------------
 
     def barrier(self, async_op: bool) -> Work | None:
         return self._host.barrier(async_op)
@@ -208,6 +125,42 @@ class StagedBackend(Backend):
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(f"not for GPU arrays over MPI; use a host array{here()}", operation)
+
+
+def _staged_form(name: str) -> Callable[..., Any]:
+    """Return the method `name`: outputs are copied back, other arrays to the host, and both where there is no output.
+
+    Of these the root alone is read in a broadcast, and written in a reduction to one rank.
+    """
+    inherited, spec = getattr(Backend, name), OPERATIONS[name]
+    has_output, is_broadcast = any(map(_is_output, spec.arguments)), name.startswith("broadcast")
+    is_elementwise = spec.arguments[0] == "array" and not has_output and not spec.is_a_message
+
+    def staged(argument: str, arrays: Any, is_root: bool) -> Staged:
+        if name == "recv" or _is_output(argument):
+            return Staged(arrays, is_input=False, is_output=True)
+        if name == "send" or has_output:
+            return Staged(arrays, is_input=True, is_output=False)
+        return Staged(arrays, is_root or not is_broadcast, is_root != is_broadcast)
+
+    @wraps(inherited)
+    def method(self: StagedBackend, *arguments: Any) -> Any:
+        named = dict(zip(spec.arguments, arguments))
+        is_root = named.get("root", self.rank) == self.rank
+        given = [staged(each, value, is_root) if each in ARRAYS else value for each, value in named.items()]
+        run = self._elementwise if is_elementwise else self._staged
+        return run(getattr(self._host, name), *given, arguments[-1])
+
+    return method
+
+
+def _is_output(argument: str) -> bool:
+    return argument.startswith("output") and argument in ARRAYS
+
+
+for _name, _spec in OPERATIONS.items():
+    if _spec.is_asynchronous and not ARRAYS.isdisjoint(_spec.arguments):
+        setattr(StagedBackend, _name, _staged_form(_name))
 
 
 class StagingBuffer(NamedTuple):

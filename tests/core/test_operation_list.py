@@ -42,7 +42,6 @@ PLACES = {
     "hpccomm/mpi/backend.py": OF_ARRAYS,
     "hpccomm/mpi/objects.py": OF_OBJECTS,
     "hpccomm/mpi/ordered.py": {name for name in OF_ARRAYS if OPERATIONS[name].reduces and "coalesced" not in name},
-    "hpccomm/cuda/staged_backend.py": OF_ARRAYS - SHARED,
     "hpccomm/nccl/backend.py": OF_ARRAYS - SHARED - {"scan", "exscan", "monitored_barrier"},
     "hpccomm/gloo/backend.py": {name for name in OF_ARRAYS - SHARED - {"scan", "exscan"} if "coalesced" not in name},
     "hpccomm/bench/operations.py": MEASURED,
