@@ -22,7 +22,7 @@ def modules():
         include_dirs=[numpy.get_include()],
         libraries=["dl"],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
-        extra_compile_args=["-O2", "-g0"],
+        extra_compile_args=["-O3", "-g0"],
         optional=True,
     )
     return cythonize([room], build_dir="build")

@@ -21,17 +21,12 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #define PAUSE() __builtin_ia32_pause()
 #elif defined(__aarch64__)
 #define PAUSE() __asm__ volatile("yield")
 #else
 #define PAUSE() ((void)0)
-#endif
-
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && !defined(NODE_PLAIN)
-#define VECTORISED __attribute__((target_clones("avx2", "default"), optimize("O3")))
-#else
-#define VECTORISED
 #endif
 
 enum { LINE = 64, NODE_DIFFERS = -1, NODE_BLOCK = 16384 /* bytes that are reduced at a time */ };
@@ -263,13 +258,46 @@ static inline int node_barrier(Node *n, uint64_t call)
 
 /* -- reductions ----------------------------------------------------------------------------------------------- */
 
+/* Each loop is compiled for AVX2 as well, and for what every machine has (AArch64 has its vectors anyway). The choice is
+ * made here: what target_clones and __builtin_cpu_supports ask in the compiler's runtime library says no for ever in
+ * that of Zig, which compiles the wheels. */
+static int has_avx2;
+
+#if defined(__x86_64__)
+#define AVX2 __attribute__((target("avx2")))
+static inline int look_for_avx2(void)
+{
+    unsigned a, b, c, d, low, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
+        return 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (low & 6) == 6 /* the system keeps its registers */ && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+           b & bit_AVX2;
+}
+#else
+#define AVX2
+static inline int look_for_avx2(void) { return 0; }
+#endif
+
 #define FOLD(NAME, TYPE, RESULT)                                                                                     \
-    VECTORISED static void NAME(void *out, const void *first, const void *second, size_t bytes)                      \
+    static inline __attribute__((always_inline)) void NAME##_loop(void *out, const void *first, const void *second,  \
+                                                                  size_t bytes)                                      \
     {                                                                                                                \
         TYPE *o = out;                                                                                               \
         const TYPE *a = first, *b = second;                                                                          \
         for (size_t i = 0; i < bytes / sizeof(TYPE); i++)                                                            \
             o[i] = RESULT;                                                                                           \
+    }                                                                                                                \
+    AVX2 static void NAME##_avx2(void *out, const void *a, const void *b, size_t bytes)                              \
+    {                                                                                                                \
+        NAME##_loop(out, a, b, bytes);                                                                               \
+    }                                                                                                                \
+    static void NAME(void *out, const void *a, const void *b, size_t bytes)                                          \
+    {                                                                                                                \
+        if (has_avx2)                                                                                                \
+            NAME##_avx2(out, a, b, bytes);                                                                           \
+        else                                                                                                         \
+            NAME##_loop(out, a, b, bytes);                                                                           \
     }
 /* As NumPy: what is not a number stays. */
 #define FOLDS(NAME, TYPE)                                                                                            \
@@ -304,6 +332,7 @@ static inline Fold *fold_of(char op, char kind, int itemsize)
      : itemsize == 8 ? NAME##_##LETTER##8                                                                            \
                      : NULL)
 #define FLOATING(NAME) (itemsize == 4 ? NAME##_f4 : itemsize == 8 ? NAME##_f8 : NULL)
+    has_avx2 = look_for_avx2();
     switch (kind) {
     case 'f':
         return op == 's' ? FLOATING(sum) : op == 'p' ? FLOATING(product) : op == 'n' ? FLOATING(min)

@@ -91,6 +91,7 @@ int main(int argc, char **argv)
         return 2;
     ranks = atoi(argv[1]);
     rounds = atoi(argv[2]);
+    has_avx2 = look_for_avx2() && ranks != 2; /* both loops are run */
     size_t size = (node_bytes(ranks, SLOT) + LINE - 1) / LINE * LINE;
     memory = aligned_alloc(LINE, size);
     memset(memory, 0, size);
