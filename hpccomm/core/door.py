@@ -7,6 +7,7 @@ functions here that `debug/stacks.py` names: a thread that is inside one is in t
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -165,7 +166,7 @@ class Door:
         if self.block is not None:
             raise ValueError(f"coalescing: this group is collecting already; blocks don't nest{here()}")
         self.block = Block(self, async_ops)
-        self.choose_fast_path()
+        self.fast = STEPS_ASIDE
         return self.block
 
     def close_block(self) -> None:
@@ -334,7 +335,8 @@ class Block:
         """Do the collected operations, neighbours of a kind at once; return one Work for all."""
         works = []
         for (name, device, shared), same in groupby(self._calls, key=_kind):
-            columns = [list(column) for column in zip(*(_arrays(call) for call in same), strict=True)]
+            arguments = [call.arguments for call in same]
+            columns = [[each[i] for each in arguments] for i in _places(name)[0]]
             backend = self._door.backends[device]
             try:
                 work = getattr(backend, f"{name}_coalesced")(*columns, *shared, self._async_ops)
@@ -392,13 +394,14 @@ def _in_a_forked_process() -> None:
 os.register_at_fork(after_in_child=_in_a_forked_process)
 
 
-def _arrays(call: Call) -> list[Any]:
-    """Return the arrays of an operation."""
-    names = OPERATIONS[call.name].arguments
-    return [each for each, argument in zip(call.arguments, names) if argument in ("array", "output")]
+@functools.cache
+def _places(name: str) -> tuple[list[int], list[int]]:
+    """Return which arguments of an operation are arrays, and which its op or root."""
+    places = list(enumerate(OPERATIONS[name].arguments))
+    return [i for i, each in places if each in ("array", "output")], [i for i, each in places if each in ("op", "root")]
 
 
-def _kind(call: Call) -> tuple[str, str, tuple[Any, ...]]:
+def _kind(call: Call) -> tuple[str, str, list[Any]]:
     """Return the operation, the device, and the op or root: neighbours that have these in common start together."""
-    shared = zip(call.arguments, OPERATIONS[call.name].arguments)
-    return call.name, call.device, tuple(each for each, argument in shared if argument in ("op", "root"))
+    name, device, _, arguments = call
+    return name, device, [arguments[i] for i in _places(name)[1]]
