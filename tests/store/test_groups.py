@@ -15,8 +15,9 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm import place_of_store
 from hpccomm.place_of_store import WorldStore
-from hpccomm.store import master, place, rendezvous
+from hpccomm.store import master, rendezvous
 from hpccomm.store.rendezvous import Method
 
 from ..launch import launch
@@ -298,8 +299,8 @@ class TestAddress:
         monkeypatch.setattr(master, "address_for", lambda peer: asked.append(peer) or real(None))
         rank_0_alone = [min(rank, 1) for rank in range(SIZE)]
         if nodes == 1:
-            monkeypatch.setattr(place, "_network", lambda: f"net:[{rank_0_alone[RANK]}]")
-        place.agreed(WORLD, rank_0_alone if nodes == 2 else [0] * SIZE).close()
+            monkeypatch.setattr(place_of_store, "_network", lambda: f"net:[{rank_0_alone[RANK]}]")
+        place_of_store.agreed(WORLD, rank_0_alone if nodes == 2 else [0] * SIZE).close()
         assert asked == ([os.uname().nodename] if RANK == 0 and SIZE > 1 else [])
 
 
