@@ -194,16 +194,22 @@ hc.all_reduce(np.ones(10))
 """
 
 MANY = """\
+from hpccomm.debug import start
 def used():
     return int(open("/proc/self/statm").read().split()[1]) * 4 / 1024, len(os.listdir("/proc/self/fd"))
+def settled(done):
+    until = time.monotonic() + 60
+    while not done() and time.monotonic() < until: time.sleep(0.01)
+    return done()
 world = hc.init_process_group()
 x = np.zeros(4)
 for turn in range({times}):
     if turn == {times} // 10:
+        assert settled(lambda: start.current().reporter.mailbox.is_open)  # which the watchdog opens after a second
         mib, files = used()
     {step}
 assert used()[0] < mib + 2, (mib, used())
-assert used()[1] == files
+assert settled(lambda: used()[1] <= files)  # the watchdog has more open for a moment
 assert len(world.door.in_flight) == len(world.children) == 0
 """
 GROUPS = """
@@ -328,7 +334,12 @@ hc.all_reduce(np.ones(10))
 INTERRUPTS = """\
 world = hc.init_process_group(timeout=60)
 times = []
-def handler(*_):
+def waits():
+    {waits}
+def handler(_, frame):
+    at = frame
+    while at and at.f_code is not waits.__code__: at = at.f_back
+    if not at: return  # the program's own code catches no exception there
     times.append(1)
     if len(times) <= 20: raise {error}
 x = np.ones((1000, 2))[:, 0]
@@ -338,8 +349,7 @@ if r == 0:
     signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, 0.01, 0.005)
     while len(times) < 20:
-        try:
-            {waits}
+        try: waits()
         except {error}: pass
         except hc.DistTimeoutError: pass
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.native import room
+from hpccomm.native import reason, room
 from tests.launch import launch
 
 needs_room = pytest.mark.skipif(room is None, reason="without the compiled room")
@@ -212,6 +214,13 @@ def test_ranks_with_and_without_the_room_meet(without: set[int]) -> None:
     assert done.returncode == 0, done.stderr
     expected = [f"{r} False HPCCOMM_NATIVE=0; unset it" if r in without else f"{r} True " for r in range(3)]
     assert sorted(done.stdout.splitlines()) == expected
+
+
+@pytest.mark.serial
+@pytest.mark.skipif(os.environ.get("HPCCOMM_NATIVE") == "0", reason="HPCCOMM_NATIVE=0")
+@pytest.mark.skipif(not shutil.which(os.environ.get("CC", "cc")), reason="there is no C compiler")
+def test_there_is_one_where_it_can_be_built() -> None:
+    assert room is not None, reason  # otherwise all of this would be tested without it, and nobody would know
 
 
 @pytest.mark.serial
