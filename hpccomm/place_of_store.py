@@ -10,7 +10,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .errors import DistNetworkError, DistStoreError, here
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
     from .store.store import Store
 
 
-@dataclass(eq=False)
 class Place:
     """The place of a group's store: a part of the world's store."""
 
-    _world: WorldStore
-    _ranks: tuple[int, ...] = ()  # the members; none: the world
-    _edition: int = 1  # of the groups with these members, counted alike by all of them
-    _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    def __init__(self, world: WorldStore, ranks: tuple[int, ...] = (), edition: int = 1) -> None:
+        self._world = world
+        self._ranks = ranks  # the members; none: the world
+        self._edition = edition  # of the groups with these members, counted alike by all of them
+        self._made: Counter[tuple[int, ...]] = Counter()
 
     def open(self, timeout: timedelta) -> Store:
         """Return the group's store."""
@@ -58,16 +57,23 @@ class Place:
         self._world.close()
 
 
-@dataclass(eq=False)
 class WorldStore:
     """The store of a world, opened once: the program's own, or that of rank 0."""
 
-    given: Store | None = None  # the program's
-    where: tuple[str, int, bytes] | str | None = None  # host, port and key; a file's path; None: one process
-    master: Master | None = None  # of the store, on rank 0
-    problem: str = ""  # the reason why there is none
-    opened: Store | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(
+        self,
+        given: Store | None = None,  # the program's
+        where: tuple[str, int, bytes] | str | None = None,  # host, port and key; a file's path; None: one process
+        master: Master | None = None,  # of the store, on rank 0
+        problem: str = "",  # the reason why there is none
+        opened: Store | None = None,
+    ) -> None:
+        self.given = given
+        self.where = where
+        self.master = master
+        self.problem = problem
+        self.opened = opened
+        self._lock = threading.Lock()
 
     def open(self) -> Store:
         """Return the store."""

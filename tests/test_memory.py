@@ -66,7 +66,7 @@ def test_contiguous_arrays_are_not_copied(process_group: hc.ProcessGroup, name: 
 
 def test_all_reduce_holds_two_chunks() -> None:
     whole = large()
-    assert whole.nbytes > Tuning.single_copy_bytes
+    assert whole.nbytes > Tuning().single_copy_bytes
     assert extra(lambda: hc.all_reduce(whole)) < 2 * CHUNK_BYTES + SLACK
 
 
@@ -74,8 +74,8 @@ def test_reduce_scatter_single_holds_one_segment(process_group: hc.ProcessGroup)
     n = process_group.size
     whole = np.ones(LARGE // 4 // n * n, np.float32)
     part = np.ones(whole.size // n, np.float32)
-    assert whole.nbytes > Tuning.reduce_scatter_bytes
-    assert extra(lambda: hc.reduce_scatter_single(part, whole)) < Tuning.segment_bytes + SLACK
+    assert whole.nbytes > Tuning().reduce_scatter_bytes
+    assert extra(lambda: hc.reduce_scatter_single(part, whole)) < Tuning().segment_bytes + SLACK
 
 
 def test_what_is_not_contiguous_is_packed_once() -> None:
@@ -94,7 +94,7 @@ def test_node_shared_arrays_take_a_chunk_at_most(process_group: hc.ProcessGroup)
     array[...] = 1
     hc.all_reduce(array, group=group)
     if process_group.size > 1:
-        assert extra(partial(hc.reduce, array, 0, group=group)) < Tuning.shared_chunk_bytes + SLACK
+        assert extra(partial(hc.reduce, array, 0, group=group)) < Tuning().shared_chunk_bytes + SLACK
     del array
     hc.destroy_process_group(group)
 

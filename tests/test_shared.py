@@ -213,7 +213,7 @@ def test_reduce_scatter_single(process_group: Group, dtype: Any, two_shots: list
 
 @pytest.mark.parametrize("dtype", [np.dtype("f4"), *HALVES], ids=dtype_name)
 def test_real_sizes_give_the_same_bits_on_all_ranks(process_group: Group, dtype: Any) -> None:
-    size = 3 * Tuning.shared_chunk_bytes + 17
+    size = 3 * Tuning().shared_chunk_bytes + 17
     given = [np.random.default_rng(rank).normal(size=size).astype(dtype) for rank in range(process_group.size)]
     array = shared(given[process_group.rank])
     hc.all_reduce(array)
@@ -289,7 +289,7 @@ def test_output_inside_the_input(process_group: Group, two_shots: list[str]) -> 
 
 def test_asynchronous_calls_and_other_operations_take_them(process_group: Group) -> None:
     n, me = process_group.size, process_group.rank
-    size = Tuning.shared_chunk_bytes
+    size = Tuning().shared_chunk_bytes
     array = shared(np.full(size, me, np.float32))
     work = hc.all_reduce(array, async_op=True)
     assert isinstance(work, hc.Work)

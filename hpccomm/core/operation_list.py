@@ -6,11 +6,10 @@ Hooks get the names of an operation's arguments from it, `NonMember` its methods
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class OperationSpec:
+class OperationSpec(NamedTuple):
     """One operation."""
 
     name: str  # in `hpccomm`, in `ProcessGroup` and in `Backend`

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import here
-from ..process.settings import ON_TIMEOUT, Settings
+from ..process.settings import ON_TIMEOUT, Settings, folder_at_start
 from ..process.tuning import Tuning
 from .registry import BackendConfig
 from .timeouts import as_seconds
@@ -20,7 +19,6 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 LONGEST_TIMEOUT = timedelta.max.total_seconds() / 2
 
 
-@dataclass(eq=False, repr=False)
 class Membership:
     """The members of a group, as one of them sees it: the fields that :class:`ProcessGroup` describes, and some more.
 
@@ -43,9 +41,9 @@ class Membership:
     ranks: tuple[int, ...] = ()
     comm: MPI.Intracomm | Any = None  # None: a group that its own backend connects, without MPI
     nodes: tuple[int, ...] = ()
-    processes: dict[int, int] = field(default_factory=dict)
-    config: BackendConfig = field(default_factory=BackendConfig)
-    settings: Settings = field(default_factory=Settings)
+    processes: dict[int, int]
+    config: BackendConfig
+    settings: Settings
     timeout: timedelta = DEFAULT_TIMEOUT
     on_timeout: str = "abort"
     name: str = ""
@@ -54,9 +52,15 @@ class Membership:
     largest_tag: int = 32762  # what every MPI allows (MPI-4.1 §9.1.2), less the five of job/tags.py
     place: Any = None
 
-    def __post_init__(self) -> None:
-        self.ranks = tuple(self.ranks or range(self.size))
-        self.nodes = tuple(self.nodes or [0] * self.size)
+    def __init__(self, rank: int, size: int, **fields: Any) -> None:
+        for name in fields.keys() - FIELDS:
+            raise TypeError(f"{type(self).__name__} has no {name!r}; there are {', '.join(FIELDS)}")
+        vars(self).update(fields, rank=rank, size=size)
+        self.ranks = tuple(self.ranks or range(size))
+        self.nodes = tuple(self.nodes or [0] * size)
+        self.processes = fields.get("processes", {})
+        self.config = fields["config"] if "config" in fields else BackendConfig()
+        self.settings = fields["settings"] if "settings" in fields else Settings(debug_dir=folder_at_start({}))
 
     @property
     def group_name(self) -> str:
@@ -75,7 +79,7 @@ class Membership:
 
     @tuning.setter
     def tuning(self, table: Tuning) -> None:
-        self.settings = replace(self.settings, tuning=table)
+        self.settings = self.settings._replace(tuning=table)
 
     @property
     def local_ranks(self) -> list[int]:
@@ -88,7 +92,9 @@ class Membership:
         return self.local_ranks.index(self.rank)
 
 
-@dataclass(eq=False, repr=False)
+FIELDS = tuple(Membership.__annotations__)
+
+
 class BackendOptions(Membership):
     """The argument of a backend's creator (``register_backend(..., extended_api=True)``): its group, and its device.
 
@@ -108,13 +114,19 @@ class BackendOptions(Membership):
     ('cpu', (0,), 0)
     """
 
-    device: str = "cpu"
-    store: Any = None
+    def __init__(self, rank: int, size: int, *, device: str = "cpu", store: Any = None, **fields: Any) -> None:
+        super().__init__(rank, size, **fields)
+        self.device = device
+        self.store = store
+
+    def but(self, **changes: Any) -> BackendOptions:
+        """Return the same options but for some."""
+        return BackendOptions(**{**fields_of(self), "device": self.device, "store": self.store, **changes})
 
 
 def fields_of(membership: Membership) -> dict[str, Any]:
     """Return the fields of a group, for another Membership."""
-    return {name: getattr(membership, name) for name in Membership.__dataclass_fields__}
+    return {name: getattr(membership, name) for name in FIELDS}
 
 
 def time_limit(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import here
@@ -20,16 +19,24 @@ DEFAULT_DEVICE_MAP = {"cpu": "mpi", "cuda": "nccl"}
 Creator = Callable[..., "Backend | ProcessGroup"]
 
 
-@dataclass
 class Registered:
     """One row of the registry."""
 
-    creator: Creator | str  # a function, or a "module:name" that is imported when it is needed
-    devices: tuple[str, ...]
-    extended_api: bool
-    needs: str | None = None  # a "module:function" that raises ImportError if a package is missing
-    uses_store: bool = True  # the group's, which is opened for it
-    connects: bool = False  # all ranks, when it is made: so it is made with its group, not with the first array
+    def __init__(
+        self,
+        creator: Creator | str,  # a function, or a "module:name" that is imported when it is needed
+        devices: tuple[str, ...],
+        extended_api: bool,
+        needs: str | None = None,  # a "module:function" that raises ImportError if a package is missing
+        uses_store: bool = True,  # the group's, which is opened for it
+        connects: bool = False,  # all ranks, when it is made: so it is made with its group, not with the first array
+    ) -> None:
+        self.creator = creator
+        self.devices = devices
+        self.extended_api = extended_api
+        self.needs = needs
+        self.uses_store = uses_store
+        self.connects = connects
 
     def load(self) -> Creator:
         """Return the creator, imported; ImportError names the missing package."""

@@ -7,7 +7,6 @@ the operation after the second. Large asynchronous collectives are blocking call
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +61,7 @@ class MPIBackend(Backend):
             raise TypeError(f"the mpi backend needs a group with an MPI communicator{here()}")
         self._options = options
         self._comm = options.comm
-        self._tuning = replace(options.tuning, segment_bytes=min(options.tuning.segment_bytes, LARGEST_COUNT))
+        self._tuning = options.tuning._replace(segment_bytes=min(options.tuning.segment_bytes, LARGEST_COUNT))
         self._segment_bytes = self._tuning.segment_bytes
         self._windows: dict[int, Window] = {}  # of the node-shared arrays
         self._thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
@@ -386,5 +385,5 @@ class MPIBackend(Backend):
 def of_the_thread(options: BackendOptions, comm: MPI.Intracomm) -> BackendOptions:
     """Return the options of the backend in a communication thread."""
     # no single copies, which would wait at every chunk until the program lets go of the GIL
-    tuning = replace(options.tuning, single_copy_bytes=NEVER, node_bytes=0)
-    return replace(options, comm=comm, settings=replace(options.settings, tuning=tuning))
+    tuning = options.tuning._replace(single_copy_bytes=NEVER, node_bytes=0)
+    return options.but(comm=comm, settings=options.settings._replace(tuning=tuning))

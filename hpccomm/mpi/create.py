@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from mpi4py import MPI
@@ -33,7 +32,7 @@ def create_ordered(options: BackendOptions, _: Any) -> Backend:
         return OrderedBackend(options)
     from ..cuda.staged_backend import StagedBackend
 
-    return StagedBackend(options, OrderedBackend(replace(options, device="cpu")))
+    return StagedBackend(options, OrderedBackend(options.but(device="cpu")))
 
 
 def _on_the_host(options: BackendOptions) -> MPIBackend:

@@ -7,7 +7,6 @@ are not used: they want one contiguous buffer, not a list of arrays.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, cast
 
@@ -92,7 +91,7 @@ class NCCLBackend(Backend):
         connection = self._connection
         if connection is None:
             return None
-        new = None if options is None else type(self)(replace(options, device_id=connection.device))
+        new = None if options is None else type(self)(options.but(device_id=connection.device))
         time_limit = None if new is None else new._time_limit()
 
         def made() -> seam.Communicator | None:

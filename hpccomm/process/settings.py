@@ -10,8 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import native
 from .tuning import Tuning, tuning
@@ -20,8 +19,7 @@ INTRA_NODE_MODES = ("0", "1", "host")
 ON_TIMEOUT = ("abort", "raise", "warn")
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The settings of a job.
 
     Attributes
@@ -53,7 +51,7 @@ class Settings:
         Whether ``HPCCOMM_DEBUG_DIR`` is set: a rank that is ended by an exception or SIGTERM then writes its report.
     """
 
-    tuning: Tuning = field(default_factory=Tuning)
+    tuning: Tuning = Tuning()
     cuda_aware: bool = False
     intra_node: str = "0"
     blocking_wait: bool = False
@@ -62,7 +60,7 @@ class Settings:
     on_timeout: str = "abort"
     trace: str = "0"
     trace_size: int = 2000
-    debug_dir: str = field(default_factory=lambda: folder_at_start({}))
+    debug_dir: str = ""
     watchdog: bool = True
     keeps_reports: bool = False
 
@@ -78,7 +76,7 @@ def read(environ: Mapping[str, str] = os.environ, folder: str = "") -> Settings:
         timeout=_seconds(environ, "HPCCOMM_TIMEOUT"),
         on_timeout=_one_of(environ, "HPCCOMM_ON_TIMEOUT", ON_TIMEOUT),
         trace=_one_of(environ, "HPCCOMM_TRACE", ("0", "1", "stack")),
-        trace_size=_size(environ, "HPCCOMM_TRACE_SIZE", Settings.trace_size),
+        trace_size=_size(environ, "HPCCOMM_TRACE_SIZE", Settings().trace_size),
         debug_dir=folder or folder_at_start(environ),
         watchdog=_one_of(environ, "HPCCOMM_WATCHDOG", ("1", "0")) == "1",
         keeps_reports=bool(environ.get("HPCCOMM_DEBUG_DIR", "").strip()),
@@ -106,8 +104,8 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
     _run = os.path.basename(settings.debug_dir)
     have_room, are_cuda_aware = zip(*comm.allgather((native.room is not None, asks and is_cuda_aware())), strict=True)
     if not all(have_room):
-        settings = replace(settings, tuning=replace(settings.tuning, node_bytes=0))
-    return replace(settings, cuda_aware=all(are_cuda_aware)) if asks else settings
+        settings = settings._replace(tuning=settings.tuning._replace(node_bytes=0))
+    return settings._replace(cuda_aware=all(are_cuda_aware)) if asks else settings
 
 
 def _one_of(environ: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:

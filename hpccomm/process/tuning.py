@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 SMALLEST_CHUNK_BYTES = 64
 NEVER = 1 << 62  # as a threshold
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(NamedTuple):
     """The table, in bytes. The defaults were measured on 2 ranks of one node, with MPICH 5.0 and Open MPI 5.0.
 
     Attributes
@@ -72,7 +70,7 @@ def as_json(table: Tuning, measured: Mapping[str, Any]) -> str:
     """Return the text of a tuning file; `measured` says on which machine and with which MPI."""
     import json
 
-    return json.dumps({**asdict(table), "measured": measured}, indent=2) + "\n"
+    return json.dumps({**table._asdict(), "measured": measured}, indent=2) + "\n"
 
 
 def _read(file: str) -> dict[str, int]:
@@ -83,7 +81,7 @@ def _read(file: str) -> dict[str, int]:
             document = json.load(stream)
     except (OSError, ValueError) as error:
         raise ValueError(f"HPCCOMM_TUNING={file}: {error}; `hpccomm bench --tune FILE` writes such a file") from error
-    names = [field.name for field in fields(Tuning)]
+    names = Tuning._fields
     if not isinstance(document, dict):
         raise ValueError(f"HPCCOMM_TUNING={file}: expected an object with {', '.join(names)}")
     document.pop("measured", None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -164,7 +163,7 @@ def create(options: Any, _: Any) -> HPCCommBackend | HPCCommProcessGroup:
     from .backend import HPCCommBackend, HPCCommProcessGroup
 
     group = group_of(options)
-    group.tuning = replace(group.tuning, thread_bytes=min(group.tuning.thread_bytes, THREAD_BYTES))
+    group.tuning = group.tuning._replace(thread_bytes=min(group.tuning.thread_bytes, THREAD_BYTES))
     theirs = options.process_group  # with one backend for each device; "custom" where hpccomm is the only one
     if theirs.name() != "custom" or theirs._device_types:
         return HPCCommBackend(group)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,7 +76,7 @@ def groups(process_group: hc.ProcessGroup, request: pytest.FixtureRequest) -> It
     mine = [group for group in made if isinstance(group, hc.ProcessGroup)]
     for group in mine:
         if not gpus.is_real():
-            group.settings = replace(group.settings, cuda_aware="CUDA-aware" in request.param)
+            group.settings = group.settings._replace(cuda_aware="CUDA-aware" in request.param)
     yield mine
     for group in mine:
         group.destroy()

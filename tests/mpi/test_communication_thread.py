@@ -158,7 +158,7 @@ def test_a_thread_that_can_not_be_set_up_fails_its_operations(process_group: hc.
 
     backend._thread._make = make
     for _ in range(2):
-        work = hc.all_reduce(np.ones(Tuning.thread_bytes // 8), group=group, async_op=True)
+        work = hc.all_reduce(np.ones(Tuning().thread_bytes // 8), group=group, async_op=True)
         with pytest.raises(hc.DistBackendError, match="no communicator is left"):
             work.wait()  # type: ignore[union-attr]
     hc.destroy_process_group(group)
@@ -178,7 +178,7 @@ def test_destroying_the_group_ends_its_thread(process_group: hc.ProcessGroup) ->
 
     before = threads()
     group = hc.new_group()
-    array = np.ones(Tuning.thread_bytes // 8)
+    array = np.ones(Tuning().thread_bytes // 8)
     hc.all_reduce(array, group=group, async_op=True)
     assert threads() == before + 1
     hc.destroy_process_group(group)  # waits for the operation
@@ -207,7 +207,7 @@ def test_without_thread_multiple_there_is_no_thread(
 ) -> None:
     monkeypatch.setattr("hpccomm.mpi.backend.THREAD_MULTIPLE", False)
     with hc.new_group() as group:
-        array = np.ones(Tuning.thread_bytes // 8)
+        array = np.ones(Tuning().thread_bytes // 8)
         work = hc.all_reduce(array, group=group, async_op=True)
         assert work is not None
         assert not isinstance(work, ThreadWork)

@@ -28,7 +28,7 @@ def test_the_shares_are_the_whole_and_do_not_meet_in_a_cache_line(ranks: int, co
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce"])
 def test_it_needs_no_more_memory_than_chunks(process_group: hc.ProcessGroup, dtype: Any, operation: str) -> None:
-    array = hc.empty_shared(64 * Tuning.shared_chunk_bytes, np.uint8).view(dtype)
+    array = hc.empty_shared(64 * Tuning().shared_chunk_bytes, np.uint8).view(dtype)
     array[...] = 1
     call = {"all_reduce": lambda: hc.all_reduce(array), "reduce": lambda: hc.reduce(array, 0)}[operation]
     call()
@@ -37,7 +37,7 @@ def test_it_needs_no_more_memory_than_chunks(process_group: hc.ProcessGroup, dty
         call()
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak < 2 * Tuning.shared_chunk_bytes + 100_000
+        assert peak < 2 * Tuning().shared_chunk_bytes + 100_000
 
 
 def test_ranks_on_several_nodes_leave_collectives_to_mpi(

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.usefixtures("process_group"), pytest.mark.mpi(min_size
 
 def test_small_arrays_need_no_messages_and_others_do(process_group: hc.ProcessGroup) -> None:
     n = process_group.size
-    largest = Tuning.persistent_bytes // n // 8
+    largest = Tuning().persistent_bytes // n // 8
     for array, op, without_messages in (
         (np.ones(1), "sum", True),
         (np.ones(largest)[::-1], "avg", True),

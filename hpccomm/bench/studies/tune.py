@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -47,27 +47,27 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
     lines: list[str] = []
     trial = _Trial(world, plan, lines)
 
-    ways = {size_in_words(each): replace(table, segment_bytes=each, single_copy_bytes=NEVER) for each in sizes.segments}
+    ways = {size_in_words(each): table._replace(segment_bytes=each, single_copy_bytes=NEVER) for each in sizes.segments}
     medians = trial.medians("all_reduce in segments of", ways, sizes.reductions, _all_reduce)
-    table = replace(table, segment_bytes=ways[_fastest(medians)].segment_bytes)
+    table = table._replace(segment_bytes=ways[_fastest(medians)].segment_bytes)
 
     at = {"one call": NEVER, "pieces": 1}
-    ways = {name: replace(table, reduce_scatter_bytes=nbytes) for name, nbytes in at.items()}
+    ways = {name: table._replace(reduce_scatter_bytes=nbytes) for name, nbytes in at.items()}
     medians = trial.medians("reduce_scatter_single in", ways, sizes.reduce_scatters, _reduce_scatter)
-    table = replace(table, reduce_scatter_bytes=max(1, _second_wins_from(medians) - 1))  # what one call still takes
+    table = table._replace(reduce_scatter_bytes=max(1, _second_wins_from(medians) - 1))  # what one call still takes
 
     if world.size > 1 and hc.get_node_count(world) == 1:
         at = {"segments": NEVER, "single copies": 1}
-        ways = {name: replace(table, single_copy_bytes=nbytes) for name, nbytes in at.items()}
+        ways = {name: table._replace(single_copy_bytes=nbytes) for name, nbytes in at.items()}
         medians = trial.medians("all_reduce in", ways, sizes.single_copies, _all_reduce)
-        table = replace(table, single_copy_bytes=_second_wins_from(medians))
+        table = table._replace(single_copy_bytes=_second_wins_from(medians))
 
-        ways = {size_in_words(each): replace(table, shared_bytes=1, shared_chunk_bytes=each) for each in sizes.chunks}
+        ways = {size_in_words(each): table._replace(shared_bytes=1, shared_chunk_bytes=each) for each in sizes.chunks}
         medians = trial.medians("shared all_reduce in chunks of", ways, [sizes.shared_reduction], _shared_all_reduce)
-        table = replace(table, shared_chunk_bytes=ways[_fastest(medians)].shared_chunk_bytes)
-        ways = {"MPI": replace(table, shared_bytes=NEVER), "in place": replace(table, shared_bytes=1)}
+        table = table._replace(shared_chunk_bytes=ways[_fastest(medians)].shared_chunk_bytes)
+        ways = {"MPI": table._replace(shared_bytes=NEVER), "in place": table._replace(shared_bytes=1)}
         medians = trial.medians("shared all_reduce by", ways, sizes.shared, _shared_all_reduce)
-        table = replace(table, shared_bytes=_second_wins_from(medians))
+        table = table._replace(shared_bytes=_second_wins_from(medians))
     else:
         lines.append("single copies, node-shared arrays: not measured, for this needs several ranks on one node")
 
