@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-MPI = "hpccomm.mpi.create:create"
-MPI_IN_RANK_ORDER = "hpccomm.mpi.create:create_ordered"
+MPI = "hpccomm.mpi:create"
+MPI_IN_RANK_ORDER = "hpccomm.mpi:create_ordered"
 OBJECT_TRANSPORT = "hpccomm.mpi.objects:create"
 NCCL = "hpccomm.nccl.backend:create"
 NCCL_NEEDS = "hpccomm.cuda.seam:nccl"

@@ -1,1 +1,46 @@
-"""The host backend: NumPy arrays over mpi4py."""
+"""Host arrays over MPI. Here are the creators of the "mpi" and "ordered" backends: which class serves which device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..core.backend import Backend
+    from ..core.options import BackendOptions
+    from .backend import MPIBackend
+
+
+def create(options: BackendOptions, _: Any) -> Backend:
+    """Make the backend of one device of one group."""
+    if options.device == "cpu":
+        return _on_the_host(options)
+    if options.settings.cuda_aware:
+        from .cuda_aware_backend import CudaAwareBackend
+
+        return CudaAwareBackend(options, _on_the_host(options))
+    from ..cuda.staged_backend import StagedBackend
+
+    return StagedBackend(options, _on_the_host(options))
+
+
+def create_ordered(options: BackendOptions, _: Any) -> Backend:
+    """Make the "ordered" backend of one device of one group: sums in rank order, also of GPU arrays on the host."""
+    from .ordered import OrderedBackend
+
+    if options.device == "cpu":
+        return OrderedBackend(options)
+    from ..cuda.staged_backend import StagedBackend
+
+    return StagedBackend(options, OrderedBackend(options.but(device="cpu")))
+
+
+def _on_the_host(options: BackendOptions) -> MPIBackend:
+    from mpi4py import MPI
+
+    if MPI.VERSION >= 4:
+        from .backend import MPIBackend
+
+        return MPIBackend(options)
+    from .large_counts import LargeCountMPIBackend
+
+    return LargeCountMPIBackend(options)

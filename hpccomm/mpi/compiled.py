@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,7 @@ def _reductions() -> list[tuple[list[Any], str, dict[int, tuple[Any, ...]]]]:
     return list(named.values())
 
 
+@functools.cache
 def _numbers(dtype: np.dtype[Any]) -> list[int]:
     """Return the numbers that NumPy gives the dtypes equal to `dtype`: long and long long have two."""
     return [each.num for each in map(np.dtype, np.typecodes["All"]) if each == dtype]

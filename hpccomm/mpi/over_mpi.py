@@ -67,7 +67,7 @@ class BackendOverMPI(Backend):
     """
 
     def __init__(self, options: BackendOptions, backend_options: Any = None) -> None:
-        from .create import create  # which asks MPI
+        from . import create
         from .prepared import prepared
 
         super().__init__(options.rank, options.size)

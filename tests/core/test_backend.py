@@ -448,7 +448,7 @@ def installed(options: hc.BackendOptions, _: Any) -> Noting:
 
 @pytest.mark.serial
 def test_the_mpi_backend_needs_a_communicator() -> None:
-    from hpccomm.mpi.create import create
+    from hpccomm.mpi import create
 
     with pytest.raises(TypeError, match="needs a group with an MPI communicator"):
         create(hc.BackendOptions(0, 1), None)

@@ -19,7 +19,7 @@ from mpi4py import MPI
 import hpccomm as hc
 from hpccomm.core import registry
 from hpccomm.core.operation_list import OPERATIONS
-from hpccomm.mpi.create import create
+from hpccomm.mpi import create
 
 from .cases import (
     GOOD,
