@@ -119,7 +119,7 @@ class BackendOptions(Membership):
         self.device = device
         self.store = store
 
-    def but(self, **changes: Any) -> BackendOptions:
+    def _replace(self, **changes: Any) -> BackendOptions:
         """Return the same options but for some."""
         return BackendOptions(**{**fields_of(self), "device": self.device, "store": self.store, **changes})
 

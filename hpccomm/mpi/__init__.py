@@ -31,7 +31,7 @@ def create_ordered(options: BackendOptions, _: Any) -> Backend:
         return OrderedBackend(options)
     from ..cuda.staged_backend import StagedBackend
 
-    return StagedBackend(options, OrderedBackend(options.but(device="cpu")))
+    return StagedBackend(options, OrderedBackend(options._replace(device="cpu")))
 
 
 def _on_the_host(options: BackendOptions) -> MPIBackend:

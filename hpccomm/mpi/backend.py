@@ -386,4 +386,4 @@ def of_the_thread(options: BackendOptions, comm: MPI.Intracomm) -> BackendOption
     """Return the options of the backend in a communication thread."""
     # no single copies, which would wait at every chunk until the program lets go of the GIL
     tuning = options.tuning._replace(single_copy_bytes=NEVER, node_bytes=0)
-    return options.but(comm=comm, settings=options.settings._replace(tuning=tuning))
+    return options._replace(comm=comm, settings=options.settings._replace(tuning=tuning))

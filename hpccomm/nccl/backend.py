@@ -91,7 +91,7 @@ class NCCLBackend(Backend):
         connection = self._connection
         if connection is None:
             return None
-        new = None if options is None else type(self)(options.but(device_id=connection.device))
+        new = None if options is None else type(self)(options._replace(device_id=connection.device))
         time_limit = None if new is None else new._time_limit()
 
         def made() -> seam.Communicator | None:
