@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -38,6 +37,8 @@ def extent(array: Any, address: int) -> Extent:
 
 def overlapping(inputs: Iterable[Extent], outputs: Iterable[Extent]) -> list[bool]:
     """Return a list with True for each of `inputs` that shares an address with one of `outputs`."""
+    from bisect import bisect_left  # Open MPI's backend imports this file at the start of a program
+
     written = sorted(each for each in outputs if each[0] < each[1])
     starts = [start for start, _ in written]
     ends = [*accumulate((end for _, end in written), max)]
