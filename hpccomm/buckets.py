@@ -129,22 +129,20 @@ class GradientBuckets:
                 f"GradientBuckets.ready: array {index} was ready already; wait() begins the next step{here()}"
             )
         if array is not None:
-            self._check_is_here(index, array)
+            view = self.arrays[index]
+            _, given = checks.readable("GradientBuckets.ready", "array", array)
+            if view.size and not module_of(view).may_share_memory(view, given):
+                raise DistError(
+                    f"GradientBuckets.ready: array is not arrays[{index}] but a copy, which would not be reduced; with "
+                    f"PyTorch write optimizer.zero_grad(set_to_none=False), so that gradients stay in the buckets"
+                    f"{here()}"
+                )
         missing.remove(index)
         while len(self._works) < len(self.buckets) and not self._missing[len(self._works)]:
             flat = self.buckets[len(self._works)]
             with np.errstate(all="ignore"):  # what is too large becomes inf, as in a sum of this dtype
                 sent = flat if self._compression is None else flat.astype(self._compression)
             self._works.append((all_reduce(sent, self._op, self._group, async_op=True), sent))
-
-    def _check_is_here(self, index: int, array: Array) -> None:
-        view = self.arrays[index]
-        _, given = checks.readable("GradientBuckets.ready", "array", array)
-        if view.size and not module_of(view).may_share_memory(view, given):
-            raise DistError(
-                f"GradientBuckets.ready: array is not arrays[{index}] but a copy, which would not be reduced; with "
-                f"PyTorch write optimizer.zero_grad(set_to_none=False), so that gradients stay in the buckets{here()}"
-            )
 
     def wait(self) -> None:
         """Block until every array holds its reduced values, and begin the next step.

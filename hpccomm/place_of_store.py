@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import DistNetworkError, DistStoreError, here
+from .job import mpi_library
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -109,7 +110,7 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
     where = None if method is None else method.where
     if where is None and comm.Get_size() == 1:
         return Place(WorldStore())
-    homes = list(zip(nodes, comm.allgather(_network()), strict=True))
+    homes = list(zip(nodes, comm.allgather(mpi_library.namespace("net")), strict=True))
     stranger = next((rank for rank, home in enumerate(homes) if home != homes[0]), None)
     peer = None if stranger is None else comm.bcast(os.uname().nodename, root=stranger)
     told: Any = None  # its address or path, or an error
@@ -134,11 +135,3 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
     if where is None:
         return Place(WorldStore(problem=str(told)))
     raise type(told)(f"init_process_group: {told}")
-
-
-def _network() -> str:
-    """Return the network namespace of this process: containers of one node may have one each."""
-    try:
-        return os.readlink("/proc/self/ns/net")
-    except OSError:  # only Linux has it
-        return ""

@@ -68,14 +68,6 @@ def write(array: Any, values: Any) -> None:
     finish()  # `host` is needed until then
 
 
-def read(array: Any) -> Any:
-    """Return a copy of `array` on the host."""
-    host = np.empty(array.shape, array.dtype)
-    seam.runtime().to_host(host, array, current_stream())
-    finish()
-    return host
-
-
 def facts() -> dict[str, str]:
     """Return the names of the GPU and the versions of its libraries, as far as they are known."""
     found = {}

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core import arithmetic
 from ..core.operation_list import OPERATIONS
+from ..cuda.packing import on_the_host
 from . import gpu
 
 PERIOD = 251  # of the test values: a prime, so that parts that land in the wrong place are noticed
@@ -88,16 +90,7 @@ class Case:
         return (total / self.ranks if self.op == "avg" else total).astype(self.dtype)
 
 
-UFUNCS: dict[str, Callable[..., Any]] = {
-    "sum": np.add,
-    "avg": np.add,
-    "product": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
-}
+UFUNCS = {name.lower(): ufunc for name, ufunc in arithmetic.UFUNCS.items() if name != "PREMUL_SUM"}
 
 
 @dataclass
@@ -145,7 +138,7 @@ def flat(arrays: Any) -> Any:
     """Return the elements of an array, or of a list of arrays one after the other, on the host."""
     if isinstance(arrays, list):
         return np.concatenate([flat(each) for each in arrays])
-    return (arrays if isinstance(arrays, np.ndarray) else gpu.read(arrays)).reshape(-1)
+    return (arrays if isinstance(arrays, np.ndarray) else on_the_host(arrays)).reshape(-1)
 
 
 def assign(arrays: Any, values: Any) -> None:

@@ -8,6 +8,19 @@ import numpy as np
 
 from .reduce_op import ReduceOp
 
+# By the name of the reduction.
+UFUNCS: dict[str, np.ufunc] = {
+    "SUM": np.add,
+    "AVG": np.add,  # divided afterwards
+    "PREMUL_SUM": np.add,  # multiplied before
+    "PRODUCT": np.multiply,
+    "MIN": np.minimum,
+    "MAX": np.maximum,
+    "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or,
+    "BXOR": np.bitwise_xor,
+}
+
 
 def multiplied(array: Any, op: ReduceOp, out: Any) -> Any:
     """Return `array` times the factor of a PREMUL_SUM, in `out`."""

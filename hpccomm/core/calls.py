@@ -17,6 +17,7 @@ from ..errors import here
 from . import checks
 from .annotations import Arrays, Integer, SplitSizes
 from .arrays import Array
+from .operation_list import OPERATIONS, START
 from .options import Membership
 from .reduce_op import ReduceOp, ReduceOpLike
 from .timeouts import as_seconds
@@ -41,6 +42,11 @@ class Call(tuple[str, str, Any, tuple[Any, ...]]):
     device: str = property(itemgetter(1))  # type: ignore[assignment]
     result: Any = property(itemgetter(2))
     arguments: tuple[Any, ...] = property(itemgetter(3))  # type: ignore[assignment]
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The arguments by the names that they have in the list of operations."""
+        return dict(zip(OPERATIONS[self.name.removesuffix(START)].arguments, self.arguments))
 
 
 # -- one array ---------------------------------------------------------------------------------------

@@ -72,7 +72,8 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
         )
     if not arrays:
         raise ValueError(f"{operation}: {argument} is empty{here()}")
-    if _all_plain(arrays):
+    # At once, for there may be thousands of small ones.
+    if set(map(type, arrays)) == {ndarray} and set(map(_dtype, arrays)) <= movable and all(map(_writeable, arrays)):
         return "cpu", list(arrays)
     placed = [check(operation, f"{argument}[{i}]", array) for i, array in enumerate(arrays)]
     devices = {device for device, _ in placed}
@@ -81,11 +82,6 @@ def array_list(operation: str, argument: str, arrays: Sequence[Array], check: An
             f"{operation}: {argument} has arrays on {' and '.join(sorted(devices))}; one call, one device{here()}"
         )
     return placed[0][0], [view for _, view in placed]
-
-
-def _all_plain(arrays: Sequence[Array]) -> bool:
-    """Return True if all arrays pass the checks, made at once (there may be thousands of small ones)."""
-    return set(map(type, arrays)) == {ndarray} and set(map(_dtype, arrays)) <= movable and all(map(_writeable, arrays))
 
 
 def reductions(operation: str, argument: str, arrays: list[Any], op: ReduceOpLike) -> ReduceOp:
@@ -176,13 +172,13 @@ def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> Re
         )
     if op.factor is not None:
         _check_factor(operation, array.dtype, op)
-    elif isinstance(given, ReduceOp | str) and op.mpi_op is None and _is_common(array.dtype):  # there are but a few
+    elif (
+        isinstance(given, ReduceOp | str)
+        and op.mpi_op is None
+        and (array.dtype in movable or (array.dtype.isbuiltin == 1 and array.dtype.isnative))
+    ):  # there are but a few
         _accepted[given, array.dtype] = op
     return op
-
-
-def _is_common(dtype: Any) -> bool:
-    return dtype in movable or (dtype.isbuiltin == 1 and dtype.isnative)
 
 
 def _kind_of(dtype: Any) -> str:

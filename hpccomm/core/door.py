@@ -21,7 +21,7 @@ from .backend import Backend, FastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
 from .flight import flight_of
-from .operation_list import CALLED, MESSAGES, OPERATIONS, START
+from .operation_list import CALLED, MESSAGES, OPERATIONS
 from .timeouts import as_seconds
 from .work import CompletedWork, JoinedWork, Work, WorkStatus
 
@@ -237,13 +237,11 @@ class Door:
     # -- hooks -----------------------------------------------------------------------------------
 
     def _begin(self, call: Call, async_op: bool, persistent: PersistentWork | None) -> Operation:
-        name, device, _, arguments = call
-        described = dict(zip(OPERATIONS[name.removesuffix(START)].arguments, arguments))
         from .hooks import Operation
 
-        operation = Operation(
-            self.group, name, self.number_of(name), device, async_op, described, self.hooks, persistent
-        )
+        name, device, _, _ = call
+        number = self.number_of(name)
+        operation = Operation(self.group, name, number, device, async_op, call.named, self.hooks, persistent)
         operation.begin()
         if isinstance(self.backends, Destroyed):  # by a hook
             error = DistError(self.backends.refusal)

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
-    from .group import ProcessGroup
-    from .work import Work, WorkStatus
-
-
-class Owner(Protocol):
-    """The part of the door that a Work uses."""
-
-    group: ProcessGroup
-    in_flight: dict[Work, None]
-
-    def ended(self, work: Work, status: WorkStatus) -> None:
-        """Take note of a Work that has failed, or that has ended while hooks follow it; the Work calls it, once."""
-
-    def identify(self, error: Exception, operation: str, number: int) -> None:
-        """Put the operation, its number and the group into an error of a transport."""
+    from .door import Door
+    from .work import Work
 
 
 class Flight(NamedTuple):
     """The operation of a Work, and its group. It never changes; `debug/` reads it too, from any thread."""
 
-    door: Owner
+    door: Door  # or Nobody
     op_type: str = ""
     number: int = 0  # among the collectives, or the messages, of the group on this rank
     result: Any = None  # the value of `Work.result`
@@ -48,7 +35,7 @@ class Nobody:
     identify = ended
 
 
-NOT_FOLLOWED = Flight(Nobody())
+NOT_FOLLOWED = Flight(cast("Door", Nobody()))
 
 # NamedTuple's own constructor is a function in Python, and there is one Flight for every asynchronous operation.
 flight_of = partial(tuple.__new__, Flight)

@@ -9,10 +9,10 @@ from typing import Any
 
 MPI = "hpccomm.mpi:create"
 MPI_IN_RANK_ORDER = "hpccomm.mpi:create_ordered"
-OBJECT_TRANSPORT = "hpccomm.mpi.objects:create"
-NCCL = "hpccomm.nccl.backend:create"
+OBJECT_TRANSPORT = "hpccomm.mpi.objects:ObjectTransport"
+NCCL = "hpccomm.nccl.backend:NCCLBackend"
 NCCL_NEEDS = "hpccomm.cuda.seam:nccl"
-GLOO = "hpccomm.gloo.backend:create"
+GLOO = "hpccomm.gloo.backend:GlooBackend"
 GLOO_NEEDS = "hpccomm.gloo:needs"
 GPU_RUNTIME = "hpccomm.cuda.seam:runtime"
 SPARSE_SUMS_ON_GPUS = "hpccomm.cuda.sparse:all_reduce"

@@ -132,9 +132,8 @@ def _call_in(innermost: FrameType, waited_for: Work | None) -> CallInFlight | No
 
 def _call_at_the_door(frame: FrameType) -> CallInFlight:
     inside = frame.f_locals
-    group, (name, _, _, arguments) = inside["self"].group, inside["call"]
-    named = dict(zip(OPERATIONS[name].arguments, arguments)) if name in OPERATIONS else {}
-    return _call(frame, group, name, _last_number(group, name), named)
+    group, call = inside["self"].group, inside["call"]
+    return _call(frame, group, call.name, _last_number(group, call.name), call.named if call.name in OPERATIONS else {})
 
 
 def _call_of_method(frame: FrameType, name: str) -> CallInFlight:
@@ -207,9 +206,8 @@ def record_of(work: Work | PersistentWork, where: str = "") -> Record:
     """Return the record of a Work in flight."""
     group: Any = work.group
     if isinstance(work, PersistentWork):
-        name, _, _, arguments = work.call
-        named = dict(zip(OPERATIONS[work.op_type].arguments, arguments))
-        return describe(group, name, _last_number(group, name), named, where=where, async_op=True)
+        name, number = work.call.name, _last_number(group, work.call.name)
+        return describe(group, name, number, work.call.named, where=where, async_op=True)
     named = {"result": work.flight.result}
     record = describe(group, work.op_type, work.sequence_number, named, where=where, async_op=True)
     record.peer = work.flight.peer

@@ -7,6 +7,7 @@ does not need are imported a second later, long before anything counts as a hang
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import functools
 import os
@@ -45,8 +46,9 @@ class Signals:
         The ends for reading and for writing.
     """
 
-    def __init__(self) -> None:
-        self.pipes = {number: _pipe() for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)}
+    def __init__(self, *numbers: signal.Signals) -> None:
+        wanted = numbers or (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+        self.pipes = {number: _pipe() for number in wanted}
         self._taken: list[int] = []
         self._pid = os.getpid()
 
@@ -55,7 +57,7 @@ class Signals:
         if self.listen_to(signal.SIGUSR2):
             atexit.register(self._stop_listening)
         self.listen_to(signal.SIGINT, signal.default_int_handler)  # which is still called
-        os.register_at_fork(before=_hold_back, after_in_parent=_go_on, after_in_child=self._close_in_child)
+        os.register_at_fork(before=_hold_back, after_in_parent=_go_on, after_in_child=self.close_in_child)
 
     def listen_to(self, number: signal.Signals, default: Any = signal.SIG_DFL) -> bool:
         """Let a signal write into its pipe from now on; return false if somebody else handles it.
@@ -75,7 +77,7 @@ class Signals:
             faulthandler.unregister(signal.SIGUSR2)
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
-    def _close_in_child(self) -> None:
+    def close_in_child(self) -> None:
         """Give the signals back, in a forked process: what their handlers write would be taken for the rank's."""
         for number in self._taken:
             faulthandler.unregister(number)
@@ -171,7 +173,8 @@ class Start:
         error = getattr(sys, "last_value", None)
         has_groups = any(group.processes and group.leaving is None for group in groups())
         if os.getpid() == self.pid and error is not None and has_groups:
-            self.loaded().report_exception(error)
+            with contextlib.suppress(OSError):
+                self.loaded().reporter.write(f"{type(error).__name__}: {error}", has_left=True)
 
 
 # -- the one of this process ---------------------------------------------------------------------------------
@@ -201,23 +204,18 @@ def begin(rank: int, size: int, folder: str, is_wanted: bool | None = None) -> N
 @functools.cache  # once
 def _watch_ctrl_c() -> None:
     """Let Ctrl-C end a job of one rank that waits for itself inside MPI: such a job has no watchdog."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    signals = Signals(signal.SIGINT)
+    if not signals.listen_to(signal.SIGINT, signal.default_int_handler):
         return
-    interrupted, interrupt = _pipe()
 
     def wait() -> None:
         time.sleep(LONGEST_PERIOD)
         with _importing:
             from .watchdog import end_on_ctrl_c
-        while os.read(interrupted, 1 << 16):
+        while os.read(signals.pipes[signal.SIGINT][0], 1 << 16):
             end_on_ctrl_c(0)
 
-    def let_go() -> None:
-        faulthandler.unregister(signal.SIGINT)
-        _go_on()
-
-    faulthandler.register(signal.SIGINT, file=interrupt, all_threads=False, chain=True)
-    os.register_at_fork(before=_hold_back, after_in_parent=_go_on, after_in_child=let_go)
+    os.register_at_fork(before=_hold_back, after_in_parent=_go_on, after_in_child=signals.close_in_child)
     threading.Thread(target=wait, name="hpccomm-ctrl-c", daemon=True).start()
 
 

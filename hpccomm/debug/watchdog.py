@@ -71,11 +71,6 @@ class Watchdog:
         with contextlib.suppress(ValueError):  # raised on every rank by those who agree on the settings
             self._timeout_of_init = settings.read().timeout or self._timeout_of_init
 
-    def report_exception(self, error: BaseException) -> None:
-        """Leave a report: an exception has ended the program before its groups, so nobody can ask this rank."""
-        with contextlib.suppress(OSError):
-            self.reporter.write(f"{type(error).__name__}: {error}", has_left=True)
-
     def run(self, signals: Signals) -> None:
         """Look, and answer, until it is told to stop."""
         mailbox = self.reporter.mailbox

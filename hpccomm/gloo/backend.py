@@ -34,17 +34,12 @@ LONGEST_END = 5.0  # seconds that `leave` waits for messages
 NEVER = timedelta(days=3650)
 
 
-def create(options: BackendOptions, _: Any) -> Backend:
-    """Return the backend of one group, connected with all its ranks; each of them calls this."""
-    return GlooBackend(options)
-
-
 class GlooBackend(Backend):
-    """Host arrays over gloo."""
+    """Host arrays over gloo. A new one connects with all ranks of its group; each of them makes one."""
 
     name = "gloo"
 
-    def __init__(self, options: BackendOptions) -> None:
+    def __init__(self, options: BackendOptions, _: Any = None) -> None:
         super().__init__(options.rank, options.size)
         # A time-out of gloo's breaks its connections; where it would end the job, the watchdog's says more.
         timeout = options.timeout if options.on_timeout == "raise" else NEVER

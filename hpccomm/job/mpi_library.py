@@ -97,7 +97,7 @@ def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     lowest = node.bcast(comm.Get_rank())
-    mine = MPI.COMM_WORLD.Get_rank(), os.getpid(), _namespace()
+    mine = MPI.COMM_WORLD.Get_rank(), os.getpid(), namespace("pid")
     processes = {rank: pid for rank, pid, namespace in node.allgather(mine) if namespace == mine[2]}
     node.Free()
     lowest_of_rank = comm.allgather(lowest)
@@ -105,9 +105,10 @@ def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
     return tuple(numbers[first] for first in lowest_of_rank), processes
 
 
-def _namespace() -> str:
+def namespace(kind: str) -> str:
+    """Return this process's namespace of a kind: containers of one node may have one each."""
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return os.readlink(f"/proc/self/ns/{kind}")
     except OSError:  # only Linux has it
         return ""
 

@@ -25,13 +25,6 @@ BLOCK = 256  # bytes; Open MPI needs twice the time for 512
 PICKLE, UNPICKLABLE, LARGE = 0x80, 1, 0  # how a block begins: a pickle does so by itself
 
 
-def create(options: BackendOptions) -> ObjectTransport:
-    """Make the transport of one group."""
-    if options.comm is None:
-        raise DistError(f"the group {options.name!r} has no MPI communicator, over which objects travel{here()}")
-    return ObjectTransport(options)
-
-
 class ObjectTransport(Backend):
     """The object operations of one group."""
 
@@ -39,6 +32,8 @@ class ObjectTransport(Backend):
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options.rank, options.size)
+        if options.comm is None:
+            raise DistError(f"the group {options.name!r} has no MPI communicator, over which objects travel{here()}")
         self._comm = options.comm
         self._messages = pkl5.Intracomm(options.comm)
 

@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy import ndarray
 
+from ..core.arithmetic import UFUNCS
 from ..core.options import BackendOptions
 from ..core.reduce_op import ReduceOp
 from ..core.work import JoinedWork, Work
@@ -29,7 +30,6 @@ from .fast_path import MPIFastPath
 from .layout import by_dtype, packed, unaliased, unpack_into
 from .over_mpi import BackendOverMPI
 from .segments import columns, segments
-from .shared_memory import UFUNCS
 from .works import done
 
 GATHERED_BYTES = 512 << 10  # from all ranks together; larger arrays are cut into segments
@@ -125,17 +125,15 @@ class OrderedBackend(BackendOverMPI):
         return done(request, lambda: fold(rows, op, output.reshape(-1)), flat, rows, output)
 
     def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        if not order_matters(array, op):
-            return super().scan(array, op, async_op)
         return self._scan("scan", array, self.rank + 1, op, async_op)
 
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        if not order_matters(array, op):
-            return super().exscan(array, op, async_op)
         return self._scan("exscan", array, self.rank, op, async_op)
 
     def _scan(self, name: str, array: Any, ranks: int, op: ReduceOp, async_op: bool) -> Work | None:
         """Combine the arrays of the first `ranks` ranks: this rank's number, or one more."""
+        if not order_matters(array, op):
+            return getattr(super(), name)(array, op, async_op)  # type: ignore[no-any-return]
         flat = array.reshape(-1)
         if self._goes_to_all(array, async_op):
             return self._from_all(array, async_op, lambda rows: fold(rows[:ranks], op, flat))

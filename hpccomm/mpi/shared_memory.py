@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..core.arithmetic import multiplied
+from ..core.arithmetic import UFUNCS, multiplied
 from ..core.overlap import address_of
 from ..core.reduce_op import ReduceOp
 from ..errors import here
@@ -36,17 +36,6 @@ from .layout import is_plain
 SHM_DIRECTORY = "/dev/shm"  # where MPICH and Open MPI keep the windows
 PAGE_BYTES = 4096
 
-UFUNCS = {
-    "SUM": np.add,
-    "AVG": np.add,  # divided afterwards
-    "PREMUL_SUM": np.add,  # multiplied before
-    "PRODUCT": np.multiply,
-    "MIN": np.minimum,
-    "MAX": np.maximum,
-    "BAND": np.bitwise_and,
-    "BOR": np.bitwise_or,
-    "BXOR": np.bitwise_xor,
-}
 # A rank's call, as it tells the others: collective, op, root, number of elements, dtype; and the place of its array:
 # the number of the window (-1: none) and the offset in this rank's part of it.
 NOTE = struct.Struct("7q")

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..core.arithmetic import UFUNCS
 from ..core.overlap import address_of
 from ..core.reduce_op import ReduceOp
 from ..errors import DistBackendError, here
 from ..process.tuning import Tuning
-from .shared_memory import OPS, UFUNCS, kind, mismatch, parts, share
+from .shared_memory import OPS, kind, mismatch, parts, share
 
 CHUNK_BYTES = 256 << 10  # three chunks stay in the cache of a core; with less, the system calls begin to show
 TOKEN_BYTES = 16

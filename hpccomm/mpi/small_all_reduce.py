@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from ..core.arithmetic import multiplied
+from ..core.arithmetic import UFUNCS, multiplied
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
 from ..core.work import both
 from ..job.mpi_library import private, release
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC
-from .shared_memory import UFUNCS, Window, free_bytes, why_no_room
+from .shared_memory import Window, free_bytes, why_no_room
 
 LINE_BYTES = 64  # a cache line, to which slots and flags are aligned
 FIRST_WINDOW_BYTES = 64 << 10  # each further window is twice as large

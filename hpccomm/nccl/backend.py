@@ -36,17 +36,12 @@ MOST_CALLS = 2048  # in one group (NCCL's user guide, "Group Calls"); the ends o
 LONGEST_DESTROY = 60.0  # seconds; a group's timeout allows for longer pauses of the program
 
 
-def create(options: BackendOptions, _: Any) -> NCCLBackend:
-    """Return the backend of one group; the creator registered as "nccl"."""
-    return NCCLBackend(options)
-
-
 class NCCLBackend(Backend):
     """GPU arrays over NCCL."""
 
     name = "nccl"
 
-    def __init__(self, options: BackendOptions) -> None:
+    def __init__(self, options: BackendOptions, _: Any = None) -> None:
         super().__init__(options.rank, options.size)
         if options.comm is None:
             raise TypeError(f"the nccl backend needs a group with an MPI communicator, to find together{here()}")

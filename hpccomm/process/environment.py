@@ -33,25 +33,14 @@ class Launcher(NamedTuple):
     mark: str = ""  # a variable that has to be there too, where launchers share the others
 
 
+OF_A_WORLD = "SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE"
 # The most specific first: launchers start others, or imitate them.
 LAUNCHERS = (
     # Open MPI, "Environment variables set for MPI applications" (docs.open-mpi.org, v5.0.x). OMPI_COMM_WORLD_NODE_RANK
     # is not the number of the node, but a local rank among all jobs. mpirun may have used srun to start its daemons.
-    Launcher(
-        "mpirun (Open MPI)",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
+    Launcher("mpirun (Open MPI)", *(f"OMPI_COMM_WORLD_{each}" for each in OF_A_WORLD)),
     # MVAPICH2, mpirun_rsh (src/pm/mpirun/mpispawn.c). Its mpiexec is Hydra.
-    Launcher(
-        "mpirun_rsh (MVAPICH)",
-        "MV2_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-    ),
+    Launcher("mpirun_rsh (MVAPICH)", *(f"MV2_COMM_WORLD_{each}" for each in OF_A_WORLD)),
     # flux-environment(7); it sets PMI_RANK and PMI_SIZE as well.
     Launcher("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", node_count="FLUX_JOB_NNODES"),
     # MPICH, src/pm/hydra/proxy/pmip_cb.c; Intel MPI sets the same. Inside a Slurm job Hydra starts its proxies with

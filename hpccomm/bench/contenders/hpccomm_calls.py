@@ -10,7 +10,7 @@ import hpccomm as hc
 
 from ..registry import Arrays, Case
 from .contender import Call
-from .torch_model import TorchModel, operation
+from .torch_model import MEASURED, TorchModel, operation
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -21,14 +21,6 @@ class HPCComm(TorchModel):
 
     name = "hpccomm"
     library = hc
-
-    scan = operation("scan")
-    exscan = operation("exscan")
-    all_reduce_coalesced = operation("all_reduce_coalesced")
-    broadcast_coalesced = operation("broadcast_coalesced")
-    all_gather_single_coalesced = operation("all_gather_single_coalesced")
-    all_gather_coalesced = operation("all_gather_coalesced")
-    reduce_scatter_single_coalesced = operation("reduce_scatter_single_coalesced")
 
     def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         if async_op:
@@ -42,6 +34,10 @@ class HPCComm(TorchModel):
 
     def _rank(self, rank: int) -> int:
         return self.group.ranks[rank]
+
+
+for _name in MEASURED:
+    setattr(HPCComm, _name, operation(_name))
 
 
 class InAnotherGroup(HPCComm):

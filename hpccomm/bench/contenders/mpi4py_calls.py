@@ -9,22 +9,14 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ...mpi import datatypes
 from ..registry import Arrays, Case
 from .contender import Call, Contender, Unsupported
 
 # Without the half precisions, which the MPI standard does not have.
 DATATYPES = {np.dtype(code): MPI.Datatype.fromcode(code) for code in "bBhHiIlLqQfdgFDG"}
 
-OPS = {
-    "sum": MPI.SUM,
-    "avg": MPI.SUM,  # and a division
-    "product": MPI.PROD,
-    "min": MPI.MIN,
-    "max": MPI.MAX,
-    "band": MPI.BAND,
-    "bor": MPI.BOR,
-    "bxor": MPI.BXOR,
-}
+OPS = {op.name.lower(): mpi_op for op, mpi_op in datatypes.OPS.items()}
 
 
 class RawMPI4py(Contender):

@@ -7,15 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...core.ending import SHORTEST_MEETING
+from ...core.exchange import DIFFERS, TIMED_OUT, Exchange, Statement
 from ...core.hooks import Operation
 from ...core.observers import who_is_late
-from ...core.operation_list import MESSAGES, OPERATIONS
+from ...core.operation_list import MESSAGES
 from ...core.timeouts import as_seconds
 from ...errors import DistError, DistTimeoutError
 from ...job import failures, mpi_library
 from ..records import sizes_by_rank, unequal_in_words, unequal_sizes
 from ..words import ranks_by_value, ranks_in_words
-from .exchange import DIFFERS, TIMED_OUT, Exchange, Statement
 from .messages import MessageCheck
 from .wording import call_in_words, caller, with_details
 
@@ -75,11 +75,9 @@ class MismatchCheck:
 
     def set_up(self, call: Call) -> int:
         """Compare the set-up of a persistent operation, and return its number: the same on every rank."""
-        name, device, _, arguments = call
-        if name in MESSAGES:
+        if call.name in MESSAGES:
             return 0
-        described = dict(zip(OPERATIONS[name].arguments, arguments))
-        operation = Operation(self._group, f"{name}_init", 0, device, False, described)
+        operation = Operation(self._group, f"{call.name}_init", 0, call.device, False, call.named)
         self._compare(operation.name, call_in_words(operation), sizes=sizes_by_rank(operation))
         self._set_up += 1
         return self._set_up

@@ -79,7 +79,8 @@ class MessageCheck:
         if source is None and not (is_blocking and self._is_mpi(operation)):
             self._uncompared.add(tag)
         if tag in self._uncompared:
-            self._drop_labels(tag)
+            while (label := self._comm.Improbe(MPI.ANY_SOURCE, tag)) is not None:
+                label.Recv([bytearray(LABEL_BYTES), MPI.BYTE])
             return
         expected = self._expect(operation, words, source, tag)
         if not is_blocking or operation.name == "sendrecv":  # to wait here could keep the other side waiting
@@ -187,10 +188,6 @@ class MessageCheck:
             pkl5.Intracomm(comm).recv(None, expected.source, expected.tag)
         elif expected.label["mpi"]:
             comm.Recv([bytearray(expected.label["nbytes"]), MPI.BYTE], expected.source, expected.tag)
-
-    def _drop_labels(self, tag: int) -> None:
-        while (message := self._comm.Improbe(MPI.ANY_SOURCE, tag)) is not None:
-            message.Recv([bytearray(LABEL_BYTES), MPI.BYTE])
 
     # -- words -----------------------------------------------------------------------------------
 

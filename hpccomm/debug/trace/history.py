@@ -68,7 +68,8 @@ class _Search:
     def decide(self) -> History:
         if not self._traces:
             return History()
-        doubtful = sorted(filter(None, map(self._first_doubtful, self._collectives)), key=_when)
+        found_in = filter(None, map(self._first_doubtful, self._collectives))
+        doubtful = sorted(found_in, key=lambda each: min(record.begin for record in each.records.values()))
         different = [each for each in doubtful if len(sides(each.records)) > 1]
         if different:
             found = self._difference(different[0])
@@ -251,10 +252,6 @@ class _Search:
             return False
         numbers = {each.number for each in self._messages(rank, group)}
         return len(numbers) >= trace.groups[group].messages
-
-
-def _when(each: _Collective) -> float:
-    return min(record.begin for record in each.records.values())
 
 
 def _at(*records: Record) -> str:

@@ -136,12 +136,12 @@ def page_data(traces: Sequence[Trace], found: History) -> dict[str, Any]:
             round(1e6 * late.get(key, waited.get(key, 0.0)), 1),
         ]
 
-    def lanes_of(trace: Trace) -> list[list[list[Any]]]:
-        return [[row(trace.rank, each) for each in lane] for lane in lanes(trace.records)]
-
+    ranks = []
+    for trace in traces:
+        rows = [[row(trace.rank, each) for each in lane] for lane in lanes(trace.records)]
+        ranks.append({"rank": trace.rank, "host": trace.host, "lanes": rows})
     infos = groups_in(traces)
     shown = [infos.get(key, GroupInfo(key, ())) for key in groups]
-    ranks = [{"rank": trace.rank, "host": trace.host, "lanes": lanes_of(trace)} for trace in traces]
     slow = straggler(by_rank(traces))
     return {
         "fields": FIELDS,

@@ -10,24 +10,24 @@ import json
 import struct
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpi4py import MPI
+from ..job import mpi_library
+from .timeouts import pause, pauses
 
-from ...core.timeouts import pause, pauses
-from ...job import tags
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 HEAD = struct.Struct("qq")  # the number of the exchange, and the kind of the message
 STATEMENT, GIVES_UP = 0, 1  # to rank 0
 FINE, DIFFERS, TIMED_OUT = 0, 1, 2  # from rank 0
-TAG = tags.MONITORED_BARRIER  # on a communicator of its own; those of programs are smaller
 
 Statement = dict[str, Any]
 Outcome = tuple[int, str]
 
 
 class Exchange:
-    """The exchanges of one group, on a communicator of their own; every rank of the group takes part in each.
+    """The exchanges on one communicator, with a tag that programs have not; every rank takes part in each.
 
     No call blocks in MPI: ranks look for messages, with pauses. An exchange has a number, so that the outcome of one
     that a rank was late for waits for that rank, and is not taken for that of the next. A rank whose time is up tells
@@ -35,7 +35,9 @@ class Exchange:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
+        from ..job.tags import MONITORED_BARRIER  # which asks MPI
+
+        self._comm, self._mpi, self._tag = comm, mpi_library.load(), MONITORED_BARRIER
         self._rank, self._size = comm.Get_rank(), comm.Get_size()
         self._number = 0
         self.is_waiting = False
@@ -67,7 +69,7 @@ class Exchange:
     def _collect(self, own: Statement, deadline: float, judge: Any, late: Any) -> Outcome:
         number = self._number
         came = self._statements[number] = {0: own, **self._statements.get(number, {})}
-        for message in self._messages(MPI.ANY_SOURCE):
+        for message in self._messages(self._mpi.ANY_SOURCE):
             if message is not None:
                 self._take_in(*message)
             elif len(came) == self._size or number in self._given_up or time.monotonic() > deadline:
@@ -109,18 +111,18 @@ class Exchange:
 
     def _messages(self, source: int) -> Iterator[tuple[int, int, int, str] | None]:
         """Yield messages (sender, number, kind, text); None where there is none now."""
-        status, looks = MPI.Status(), pauses()
+        status, looks = self._mpi.Status(), pauses()
         while True:
-            message = self._comm.Improbe(source, TAG, status)
+            message = self._comm.Improbe(source, self._tag, status)
             if message is None:
                 yield None
                 pause(next(looks))
                 continue
-            data = bytearray(status.Get_count(MPI.BYTE))
-            message.Recv([data, MPI.BYTE])
+            data = bytearray(status.Get_count(self._mpi.BYTE))
+            message.Recv([data, self._mpi.BYTE])
             yield status.Get_source(), *HEAD.unpack_from(data), data[HEAD.size :].decode()
 
     def _send(self, rank: int, kind: int, text: str) -> None:
         self._sends = [each for each in self._sends if not each[0].Test()]
         data = HEAD.pack(self._number, kind) + text.encode()
-        self._sends.append((self._comm.Isend([data, MPI.BYTE], rank, TAG), data))
+        self._sends.append((self._comm.Isend([data, self._mpi.BYTE], rank, self._tag), data))
