@@ -21,21 +21,10 @@ class Session:
     """The contenders on one group; a context manager that closes them. Every rank makes the same calls.
 
     With ``device="cuda"`` the arrays are on each rank's current GPU.
-
-    Attributes
-    ----------
-    contenders : dict
-        Those that run here, hpccomm first.
-    missing : dict
-        The reason for each that does not.
     """
 
     def __init__(
-        self,
-        group: ProcessGroup,
-        against: Sequence[str] = ("mpi4py",),
-        plan: Plan | None = None,
-        device: str = "cpu",
+        self, group: ProcessGroup, against: Sequence[str] = ("mpi4py",), plan: Plan | None = None, device: str = "cpu"
     ) -> None:
         if group.comm is None:
             raise ValueError(f"{group!r} has no MPI communicator to measure with")
@@ -44,8 +33,8 @@ class Session:
         self.plan = plan or Plan()
         self.finish: Callable[[], None] | None = gpu.finish if device == "cuda" else None
         self._allocate: Callable[..., Any] = gpu.empty if device == "cuda" else np.empty
-        self.contenders: dict[str, Contender] = {}
-        self.missing: dict[str, str] = {}
+        self.contenders: dict[str, Contender] = {}  # those that run here, hpccomm first
+        self.missing: dict[str, str] = {}  # the reason for each that does not
         for name in dict.fromkeys(["hpccomm", *against]):
             chosen = contender_class(name, device)
             why = self._first(chosen.missing())  # one rank without it, perhaps on another node, is enough

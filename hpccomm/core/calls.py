@@ -26,15 +26,8 @@ from .timeouts import as_seconds
 class Call(tuple[str, str, Any, tuple[Any, ...]]):
     """An operation whose arguments have been checked; a NamedTuple would be made by a function in Python.
 
-    Attributes
-    ----------
-    name : str
-    device : str
-        The device whose backend does it.
-    result : object
-        The value of `Work.result`.
-    arguments : tuple
-        Those of the backend's method, without `async_op`.
+    Its device is the one whose backend does it, its result is the value of `Work.result`, and its arguments are those
+    of the backend's method, without `async_op`.
     """
 
     __slots__ = ()

@@ -18,18 +18,12 @@ LONGEST = 1 << 28  # bytes of a file that is read
 
 
 class Folder:
-    """The folder of a run.
-
-    Attributes
-    ----------
-    places : list of Path
-        The two paths that it may have; this process writes to the first.
-    """
+    """The folder of a run."""
 
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
         fallback = Path(tempfile.gettempdir()) / f"{path.parent.name or 'hpccomm-debug'}-{os.geteuid()}"
-        self.places = [path, fallback / path.name]
+        self.places = [path, fallback / path.name]  # that it may have; this process writes to the first
         self._fallback = fallback
 
     def put(self, name: str, text: str) -> Path:

@@ -19,18 +19,11 @@ LONGEST = 1 << 13  # bytes of a datagram
 
 
 class Mailbox:
-    """The mailbox of this process; closed until `open`.
-
-    Attributes
-    ----------
-    is_open : bool
-        Whether datagrams are received: no longer after one of another user, who could keep the watchdog busy.
-    was_woken : bool
-        Whether `askers` has found a datagram since this was last reset.
-    """
+    """The mailbox of this process; closed until `open`."""
 
     def __init__(self) -> None:
-        self.is_open = self.was_woken = False
+        self.is_open = False  # nor after a datagram of another user, who could keep the watchdog busy
+        self.was_woken = False  # whether `askers` has found a datagram since this was last reset
         self._socket: socket.socket | None = None
 
     def open(self) -> None:

@@ -38,17 +38,6 @@ LOST = 60.0  # seconds after which a rank that was to give a verdict is not wait
 class Reporter:
     """The writer of this process's reports, which also asks for those of others.
 
-    Attributes
-    ----------
-    rank, size : int
-        In MPI.COMM_WORLD.
-    folder : Folder
-        The folder of this run; it is made when the first file is written.
-    processes : dict of int to int
-        The processes of the ranks of this node.
-    mailbox : Mailbox
-        By which other processes of this node reach this one, once it is open.
-
     Questions from before `since` (seconds since the epoch; default: now) are for others.
     """
 
@@ -60,9 +49,9 @@ class Reporter:
         processes: Mapping[int, int] | None = None,
         since: float | None = None,
     ) -> None:
-        self.rank = rank
+        self.rank = rank  # in MPI.COMM_WORLD
         self.size = size
-        self.processes = dict(processes or {})
+        self.processes = dict(processes or {})  # of the ranks of this node
         self.mailbox = Mailbox()
         self._claimed = 0
         self._since = time.time() if since is None else since - OTHER_CLOCK

@@ -38,17 +38,11 @@ def period() -> float:
 
 
 class Signals:
-    """The signals of the watchdog: each has a pipe, which can be read when the signal has come.
-
-    Attributes
-    ----------
-    pipes : dict of signal to (int, int)
-        The ends for reading and for writing.
-    """
+    """The signals of the watchdog: each has a pipe, which can be read when the signal has come."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         wanted = numbers or (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
-        self.pipes = {number: _pipe() for number in wanted}
+        self.pipes = {number: _pipe() for number in wanted}  # the ends for reading and for writing
         self._taken: list[int] = []
         self._pid = os.getpid()
 
@@ -107,16 +101,10 @@ def _go_on() -> None:
 
 
 class Start:
-    """The watchdog of this process, from its start on.
-
-    Attributes
-    ----------
-    watchdog : Watchdog or None
-        None until it has been loaded.
-    """
+    """The watchdog of this process, from its start on."""
 
     def __init__(self, rank: int, size: int, folder: str) -> None:
-        self.watchdog: Watchdog | None = None
+        self.watchdog: Watchdog | None = None  # until it has been loaded
         self.pid = os.getpid()
         self._rank = rank
         self._size = size

@@ -20,49 +20,20 @@ ON_TIMEOUT = ("abort", "raise", "warn")
 
 
 class Settings(NamedTuple):
-    """The settings of a job.
+    """The settings of a job, from the variables of docs/guide/launching.md."""
 
-    Attributes
-    ----------
-    tuning : Tuning
-        ``HPCCOMM_TUNING``, ``HPCCOMM_SEGMENT_BYTES``: the sizes that decide how an operation is done.
-    cuda_aware : bool
-        Whether MPI gets pointers to GPU memory: ``HPCCOMM_CUDA_AWARE`` (0 or 1), or MPI's own word on all ranks.
-    intra_node : str
-        ``HPCCOMM_INTRA_NODE``: all_reduce of small GPU arrays by CUDA IPC: ``"0"`` (off), ``"1"``, ``"host"``.
-    blocking_wait : bool
-        ``HPCCOMM_BLOCKING_WAIT=1``: `Work.wait` of GPU operations blocks the host.
-    debug : str
-        ``HPCCOMM_DEBUG``: ``"OFF"``; ``"INFO"``: groups are logged; ``"DETAIL"``: ranks compare each operation first.
-    timeout : float or None
-        ``HPCCOMM_TIMEOUT``: the seconds that an operation may take, where the program does not say it.
-    on_timeout : str
-        ``HPCCOMM_ON_TIMEOUT``: ``"abort"``, ``"raise"`` or ``"warn"``, where the program does not say it.
-    trace : str
-        ``HPCCOMM_TRACE``: ``"0"``; ``"1"``: operations are recorded; ``"stack"``: with the line of the program.
-    trace_size : int
-        ``HPCCOMM_TRACE_SIZE``: the number of each rank's last operations that are kept. Default: 2000.
-    debug_dir : str
-        The folder for reports and records: ``run-...``, of this run alone, in ``HPCCOMM_DEBUG_DIR``. Default: in
-        ``hpccomm-debug-`` and the job's name or the time at which it began, in rank 0's working directory.
-    watchdog : bool
-        ``HPCCOMM_WATCHDOG=0``: no thread looks for operations that hang.
-    keeps_reports : bool
-        Whether ``HPCCOMM_DEBUG_DIR`` is set: a rank that is ended by an exception or SIGTERM then writes its report.
-    """
-
-    tuning: Tuning = Tuning()
-    cuda_aware: bool = False
-    intra_node: str = "0"
-    blocking_wait: bool = False
-    debug: str = "OFF"
-    timeout: float | None = None
-    on_timeout: str = "abort"
-    trace: str = "0"
-    trace_size: int = 2000
-    debug_dir: str = ""
-    watchdog: bool = True
-    keeps_reports: bool = False
+    tuning: Tuning = Tuning()  # HPCCOMM_TUNING, HPCCOMM_SEGMENT_BYTES
+    cuda_aware: bool = False  # whether MPI gets pointers to GPU memory: HPCCOMM_CUDA_AWARE, or MPI's word on all ranks
+    intra_node: str = "0"  # HPCCOMM_INTRA_NODE
+    blocking_wait: bool = False  # HPCCOMM_BLOCKING_WAIT
+    debug: str = "OFF"  # HPCCOMM_DEBUG
+    timeout: float | None = None  # HPCCOMM_TIMEOUT: seconds, where the program does not say it
+    on_timeout: str = "abort"  # HPCCOMM_ON_TIMEOUT, likewise
+    trace: str = "0"  # HPCCOMM_TRACE
+    trace_size: int = 2000  # HPCCOMM_TRACE_SIZE
+    debug_dir: str = ""  # of this run alone, in HPCCOMM_DEBUG_DIR
+    watchdog: bool = True  # HPCCOMM_WATCHDOG
+    keeps_reports: bool = False  # whether HPCCOMM_DEBUG_DIR is set: ranks that something else ends write theirs, too
 
 
 def read(environ: Mapping[str, str] = os.environ, folder: str = "") -> Settings:

@@ -15,38 +15,16 @@ NEVER = 1 << 62  # as a threshold
 
 
 class Tuning(NamedTuple):
-    """The table, in bytes. The defaults were measured on 2 ranks of one node, with MPICH 5.0 and Open MPI 5.0.
+    """The table of docs/guide/benchmarking.md, in bytes. The defaults were measured on 2 ranks of one node."""
 
-    Attributes
-    ----------
-    segment_bytes : int
-        Reductions of larger arrays go in pieces of this size (``mpi/segments.py``).
-    single_copy_bytes : int
-        A blocking all_reduce of at least this size, and of more than a segment, does without MPI's copies within a
-        node (``mpi/single_copy.py``).
-    reduce_scatter_bytes : int
-        A blocking reduce_scatter_single of a larger input goes in pieces that are packed.
-    thread_bytes : int
-        Asynchronous collectives of arrays of at least this size are blocking calls in a thread.
-    shared_bytes : int
-        Reductions of node-shared arrays of at least this size are done in place, without messages.
-    shared_chunk_bytes : int
-        The size of the chunks that are reduced there: they should stay in the cache of a core.
-    persistent_bytes : int
-        A persistent all_reduce within a node needs no messages if the arrays of its ranks together are no larger.
-    node_bytes : int
-        Blocking collectives of arrays of at most this size go through memory that the ranks of a node share, without
-        messages, where all ranks have the compiled room (``native/node.h``).
-    """
-
-    segment_bytes: int = 2 << 20
-    single_copy_bytes: int = 8 << 20
-    reduce_scatter_bytes: int = 32 << 20
-    thread_bytes: int = 1 << 20
-    shared_bytes: int = 32 << 10
-    shared_chunk_bytes: int = 512 << 10
-    persistent_bytes: int = 64 << 10
-    node_bytes: int = 1 << 20
+    segment_bytes: int = 2 << 20  # mpi/segments.py
+    single_copy_bytes: int = 8 << 20  # mpi/single_copy.py
+    reduce_scatter_bytes: int = 32 << 20  # a larger input of a blocking reduce_scatter_single goes in pieces
+    thread_bytes: int = 1 << 20  # mpi/communication_thread.py
+    shared_bytes: int = 32 << 10  # mpi/shared_memory.py
+    shared_chunk_bytes: int = 512 << 10  # there: should stay in the cache of a core
+    persistent_bytes: int = 64 << 10  # of all ranks together: mpi/small_all_reduce.py
+    node_bytes: int = 1 << 20  # native/node.h
 
 
 def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:

@@ -61,13 +61,7 @@ class Answer(NamedTuple):
 
 
 class Table:
-    """Values and queues by key.
-
-    Parameters
-    ----------
-    capacity : int, optional
-        The most bytes of keys and values; a request that needs more is refused. Default: no limit.
-    """
+    """Values and queues by key; a request that needs more than `capacity` bytes of them is refused."""
 
     def __init__(self, capacity: int | None = None) -> None:
         self.values: dict[str, bytes] = {}

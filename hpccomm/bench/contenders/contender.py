@@ -21,15 +21,7 @@ class Unsupported(Exception):
 
 
 class Contender:
-    """A library that does the work of the benchmarks; see the package's text.
-
-    Parameters
-    ----------
-    group : ProcessGroup
-        The ranks that take part.
-    comm : mpi4py.MPI.Intracomm
-        A communicator of the same ranks, of the contender's own.
-    """
+    """A library that does the work of the benchmarks; see the package's text."""
 
     name: ClassVar[str]
     own_arrays: ClassVar[bool] = False  # whether it needs arrays of another kind than the other contenders
@@ -38,7 +30,7 @@ class Contender:
 
     def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
         self.group = group
-        self.comm = comm
+        self.comm = comm  # of the same ranks, the contender's own
 
     @classmethod
     def missing(cls) -> str | None:
