@@ -35,8 +35,9 @@ _abort_on_exception = AbortOnException()
 _peer_failures: PeerFailures | None = None
 
 
-observers.on_new_group(attach.prepare, attach.attach, attach.detach)
-observers.answer_with(attach.who_is_late, agreed)
+observers.register(
+    coming=attach.prepare, made=attach.attach, gone=attach.detach, who_is_late=attach.who_is_late, place=agreed
+)
 
 
 # -- availability ------------------------------------------------------------------------------------

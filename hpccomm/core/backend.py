@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import UnsupportedOperationError, here
 from .work import JoinedWork, Work
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .options import BackendOptions
     from .persistent_work import PersistentWork
     from .reduce_op import ReduceOp
+
+T = TypeVar("T")
 
 
 class FastPath:
@@ -283,3 +285,12 @@ class Backend:
             f"group with another backend, for example new_group(backend='cpu:mpi'){here()}",
             operation,
         )
+
+
+def finished(outcome: T, step: Callable[[], None]) -> T:
+    """Do `step` at the end of an operation, now or as the last part of its Work; return the outcome."""
+    if isinstance(outcome, Work):
+        outcome.finish_with(step)
+    else:
+        step()
+    return outcome

@@ -8,53 +8,44 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .group import ProcessGroup
 
-_coming: list[Callable[[], None]] = []
-_made: list[Callable[[ProcessGroup], None]] = []
-_gone: list[Callable[[ProcessGroup], None]] = []
-_sources: dict[str, Callable[..., Any]] = {}
+_registered: dict[str, Callable[..., Any]] = {}
 
 
-def on_new_group(
-    coming: Callable[[], None], made: Callable[[ProcessGroup], None], gone: Callable[[ProcessGroup], None]
-) -> None:
-    """Call ``made(group)`` on every rank of each new group, and ``gone(group)`` at its end, when its ranks have met.
+def register(**functions: Callable[..., Any]) -> None:
+    """Register the functions for what happens to groups, and for what the core asks.
 
-    ``coming()`` is called before the ranks of a communicator meet to make one: some may never come.
+    ``coming()`` is called before the ranks of a communicator meet to make a group: some may never come; ``made(group)``
+    on every rank of each new group, and ``gone(group)`` at its end, when its ranks have met. ``who_is_late()`` returns
+    the verdict on a wait that has timed out, and ``place(comm, nodes)`` the place of a group's store.
     """
-    _coming.append(coming)
-    _made.append(made)
-    _gone.append(gone)
+    _registered.update(functions)
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    return _registered[name](*arguments) if _registered else None
 
 
 def group_coming() -> None:
     """Announce that this rank is about to meet others on a communicator, to make a group of them."""
-    for coming in _coming:
-        coming()
+    _call("coming")
 
 
 def new_group(group: ProcessGroup) -> None:
     """Announce a new group, on every rank of it."""
-    for made in _made:
-        made(group)
+    _call("made", group)
 
 
 def group_gone(group: ProcessGroup) -> None:
     """Announce that the ranks of a group have met to destroy it; its communicator is still there."""
-    for gone in _gone:
-        gone(group)
-
-
-def answer_with(who_is_late: Callable[[], str], place: Callable[..., Any]) -> None:
-    """Take `who_is_late` for the verdict on a wait that has timed out, and `place` for the place of a group's store."""
-    _sources.update(who_is_late=who_is_late, place=place)
+    _call("gone", group)
 
 
 def who_is_late() -> str:
     """Return the verdict on the late ranks, as further lines of a message; "" if there is none. It takes seconds."""
-    verdict = _sources["who_is_late"]() if _sources else ""
+    verdict = _call("who_is_late")
     return f"\n{verdict}" if verdict else ""
 
 
 def place_of_store(comm: Any, nodes: tuple[int, ...]) -> Any:
     """Return the place of the store of a group on `comm`; every rank of `comm` calls this."""
-    return _sources["place"](comm, nodes) if _sources else None
+    return _call("place", comm, nodes)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import here
 from .arrays import locate
-from .backend import Backend
+from .backend import Backend, finished
 from .calls import Call
 from .late import SPARSE_SUMS_ON_GPUS, late
 from .options import Membership
@@ -63,15 +63,6 @@ def counts_of_all(group: Membership, backends: Mapping[str, Backend], count: int
     if work is not None:  # of a backend that has only asynchronous operations
         work.wait()
     return counts
-
-
-def finished(work: Work | None, step: Callable[[], None]) -> Work | None:
-    """Do `step` at the end of an operation, now or as the last part of its Work; return the Work."""
-    if work is None:
-        step()
-    else:
-        work.finish_with(step)
-    return work
 
 
 def _assign(matrix: Any, entries: Any) -> None:

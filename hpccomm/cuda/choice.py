@@ -37,13 +37,7 @@ def visible_gpus(runtime: Runtime, device: int | None, environ: Mapping[str, str
 
 
 def choose(visible: Sequence[VisibleGPUs], ranks: Sequence[int]) -> list[int]:
-    """Return the number of each rank's GPU; `ranks` are the ranks' names in an error. Every rank computes the same.
-
-    Raises
-    ------
-    DistBackendError
-        A rank has no usable GPU.
-    """
+    """Return the number of each rank's GPU, the same on every rank; DistBackendError names one of `ranks` without."""
     for rank, gpus in zip(ranks, visible, strict=True):
         if gpus.error is not None:
             raise DistBackendError(f"rank {rank} has no usable GPU: {gpus.error}{here()}")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.backend import Backend
+from ..core.backend import Backend, finished
 from ..core.options import Membership
-from ..core.sparse import counts_of_all, finished
+from ..core.sparse import counts_of_all
 from ..core.work import Work
 from . import seam
 

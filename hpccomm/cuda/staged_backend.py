@@ -13,7 +13,7 @@ from functools import partial, wraps
 from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
 
-from ..core.backend import Backend
+from ..core.backend import Backend, finished
 from ..core.operation_list import OPERATIONS
 from ..core.options import BackendOptions
 from ..core.work import Work
@@ -224,12 +224,7 @@ class Staging(Packing):
     def run(self, operation: Callable[..., T], *arguments: Any) -> T:
         """Call the host's operation, and copy its outputs back: now, or as the last part of its Work."""
         self.synchronize()
-        outcome = operation(*arguments)
-        if isinstance(outcome, Work):
-            outcome.finish_with(self.copy_back)
-        else:
-            self.copy_back()
-        return outcome
+        return finished(operation(*arguments), self.copy_back)
 
     def synchronize(self) -> None:
         """Block the host until everything on the stream is done."""

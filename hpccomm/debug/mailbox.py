@@ -70,17 +70,9 @@ class Mailbox:
 
 
 def ask(process: int, patience: float) -> tuple[Path, str] | None:
-    """Ask a process of this node to have all ranks of its job report; None if it is no rank that could.
+    """Have a process of this node ask all ranks of its job for reports; return their folder, and this question's token.
 
-    Returns
-    -------
-    (Path, str)
-        The folder of the reports, and the token that those carry which answer this question.
-
-    Raises
-    ------
-    TimeoutError
-        It has not answered.
+    None if it is no rank that could; TimeoutError if it does not answer.
     """
     user = os.stat(f"/proc/{process}").st_uid
     with _bound("") as own:

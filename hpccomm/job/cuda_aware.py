@@ -22,11 +22,6 @@ def cuda_awareness(environ: Mapping[str, str] = os.environ) -> CudaAwareness:
 
     Open MPI and MPICH have ``int MPIX_Query_cuda_support(void)``, to be called after MPI_Init: whether the library was
     built with CUDA and can use it here. A library without that function counts as not aware.
-
-    Raises
-    ------
-    ValueError
-        The variable is neither 0 nor 1.
     """
     said = environ.get("HPCCOMM_CUDA_AWARE", "").strip()
     if said in ("0", "1"):

@@ -20,6 +20,7 @@ from mpi4py import MPI
 from numpy import ndarray
 
 from ..core.arithmetic import UFUNCS
+from ..core.backend import finished
 from ..core.options import BackendOptions
 from ..core.reduce_op import ReduceOp
 from ..core.work import JoinedWork, Work
@@ -71,13 +72,9 @@ class OrderedBackend(BackendOverMPI):
         for indices in by_dtype(arrays):
             same = [arrays[i] for i in indices]
             flat = np.concatenate(same, axis=None)
-            work, unpack = self.all_reduce(flat, op, async_op), partial(unpack_into, flat, same)
-            if work is None:
-                unpack()
-            else:
-                work.finish_with(unpack)
-                works.append(work)
-        return JoinedWork(works) if works else None
+            works.append(finished(self.all_reduce(flat, op, async_op), partial(unpack_into, flat, same)))
+        in_flight = [work for work in works if work is not None]
+        return JoinedWork(in_flight) if in_flight else None
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
         if not order_matters(array, op):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..core.backend import finished
 from ..core.operation_list import OPERATIONS
 from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
-from ..core.work import Work, both
+from ..core.work import both
 from .layout import Finish
 from .reductions import in_place, reduction_input, reduction_output
 
@@ -44,11 +45,6 @@ def prepared(operation: str, call: Callable[..., Any], rank: int, ranks: int) ->
         if op.mpi_op is None and (op is ReduceOp.AVG or op.factor is not None):
             named["op"] = ReduceOp.SUM
         work = call(*named.values(), arguments[-1])
-        if finish is not None:
-            if isinstance(work, Work):
-                work.finish_with(finish)
-            else:
-                finish()
-        return work
+        return work if finish is None else finished(work, finish)
 
     return method

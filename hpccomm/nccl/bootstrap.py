@@ -28,11 +28,7 @@ def connect(
     """Return a communicator of a group's ranks, and this rank's GPU: `device`, or its turn where that is None.
 
     Where ranks share a GPU and ``HPCCOMM_INTRA_NODE=host`` can do without NCCL, the communicator is `Unavailable`.
-
-    Raises
-    ------
-    DistBackendError
-        On every rank: two ranks have the same GPU, a rank has no GPU, or NCCL can't connect one.
+    DistBackendError on every rank, if one has no GPU, two have the same, or NCCL can't connect one.
     """
     comm: Any = options.comm
     rank, ranks = options.rank, options.ranks

@@ -54,15 +54,7 @@ def moved(dtype: Any) -> tuple[int, int]:
 
 
 def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
-    """Return NCCL's reduction for arrays of `dtype` with `op`.
-
-    Raises
-    ------
-    TypeError
-        NCCL can't reduce the dtype.
-    UnsupportedOperationError
-        NCCL has no such reduction for it.
-    """
+    """Return NCCL's reduction for arrays of `dtype` with `op`; TypeError or UnsupportedOperationError without one."""
     known = _reductions.get((dtype, op))
     if known is not None:
         return known

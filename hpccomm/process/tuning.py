@@ -30,10 +30,7 @@ class Tuning(NamedTuple):
 def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:
     """Return the table of the file ``HPCCOMM_TUNING``; ``HPCCOMM_SEGMENT_BYTES`` overrides its `segment_bytes`.
 
-    Raises
-    ------
-    ValueError
-        The file can't be read or is not a table, or a value is not a number; the message says which.
+    ValueError says which of the two makes no sense, and why.
     """
     chosen: dict[str, Any] = {}
     file = environ.get("HPCCOMM_TUNING")

@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm import place_of_store
+from hpccomm.job import mpi_library
 from hpccomm.place_of_store import WorldStore
 from hpccomm.store import master, rendezvous
 from hpccomm.store.rendezvous import Method
@@ -299,7 +300,7 @@ class TestAddress:
         monkeypatch.setattr(master, "address_for", lambda peer: asked.append(peer) or real(None))
         rank_0_alone = [min(rank, 1) for rank in range(SIZE)]
         if nodes == 1:
-            monkeypatch.setattr(place_of_store, "_network", lambda: f"net:[{rank_0_alone[RANK]}]")
+            monkeypatch.setattr(mpi_library, "namespace", lambda _: f"net:[{rank_0_alone[RANK]}]")
         place_of_store.agreed(WORLD, rank_0_alone if nodes == 2 else [0] * SIZE).close()
         assert asked == ([os.uname().nodename] if RANK == 0 and SIZE > 1 else [])
 
