@@ -13,7 +13,7 @@ import json
 import platform
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import __version__, native
 from ..errors import DistBackendError
@@ -23,14 +23,8 @@ from ..process.host_list import fold
 from . import binding
 from .main import is_first_process
 
+Fact = tuple[str, str]  # one line: a name and its value here
 INSTALL_CUPY = "pip install 'hpccomm[cuda13]' (or [cuda12])"
-
-
-class Fact(NamedTuple):
-    """One line: a name and its value here."""
-
-    name: str
-    value: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,20 +41,20 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(dict(facts), indent=2))
         else:
-            print("\n".join(f"{fact.name:<16} {fact.value}" for fact in facts))
+            print("\n".join(f"{name:<16} {value}" for name, value in facts))
     return 0
 
 
 def collect(gpu: bool = False) -> Iterator[Fact]:
     """Yield all facts; every process of a job calls it."""
-    yield Fact("hpccomm", __version__)
-    yield Fact("Python", platform.python_version())
-    yield Fact("compiled room", f"no: {native.reason}" if native.room is None else "yes")
-    yield from (Fact(package, importlib.metadata.version(package)) for package in ("numpy", "mpi4py"))
+    yield "hpccomm", __version__
+    yield "Python", platform.python_version()
+    yield "compiled room", f"no: {native.reason}" if native.room is None else "yes"
+    yield from ((package, importlib.metadata.version(package)) for package in ("numpy", "mpi4py"))
     yield from _mpi()
     told = placement()
-    yield Fact("launcher", "none: this process was started by hand" if told is None else _in_words(told))
-    yield Fact("mpiexec", shutil.which("mpiexec") or "no: there is none on the PATH")
+    yield "launcher", "none: this process was started by hand" if told is None else _in_words(told)
+    yield "mpiexec", shutil.which("mpiexec") or "no: there is none on the PATH"
     yield from _cupy(gpu)
 
 
@@ -70,22 +64,22 @@ def _mpi() -> Iterator[Fact]:
     try:
         mpi = load()
     except DistBackendError as error:
-        yield Fact("MPI", f"no: {error}")
+        yield "MPI", f"no: {error}"
         return
     from ..job.cuda_aware import cuda_awareness
     from .machine import mpi_library
 
     levels = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled", mpi.THREAD_SERIALIZED: "serialized"}
-    yield Fact("MPI", mpi_library(mpi.Get_library_version()))
-    yield Fact("MPI standard", ".".join(map(str, mpi.Get_version())))
-    yield Fact("MPI library", path_of_library("libmpi") or "not known: only Linux tells")
+    yield "MPI", mpi_library(mpi.Get_library_version())
+    yield "MPI standard", ".".join(map(str, mpi.Get_version()))
+    yield "MPI library", path_of_library("libmpi") or "not known: only Linux tells"
     yield from _ranks(mpi)
-    yield Fact("thread level", levels.get(mpi.Query_thread(), "multiple"))
+    yield "thread level", levels.get(mpi.Query_thread(), "multiple")
     try:
         aware, reason = cuda_awareness()
     except ValueError as error:
         aware, reason = False, str(error)
-    yield Fact("CUDA-aware MPI", f"{'yes' if aware else 'no'}: {reason}")
+    yield "CUDA-aware MPI", f"{'yes' if aware else 'no'}: {reason}"
 
 
 def _ranks(mpi: Any) -> Iterator[Fact]:
@@ -98,20 +92,20 @@ def _ranks(mpi: Any) -> Iterator[Fact]:
     mine = Seen(rank, size, local_ranks.index(rank), len(local_ranks), placement())
     all_ranks: list[tuple[Seen, str]] = comm.allgather((mine, mpi.Get_processor_name()))
     bindings: list[binding.Binding] = comm.allgather(binding.of_this_rank(mpi.Get_processor_name(), nodes[rank]))
-    yield Fact("ranks", str(size))
-    yield Fact("nodes", describe_nodes(nodes, [host for _, host in all_ranks]))
+    yield "ranks", str(size)
+    yield "nodes", describe_nodes(nodes, [host for _, host in all_ranks])
     library = mpi.Get_library_version()
     differences = disagreements([seen for seen, _ in all_ranks])
     if alone := refusal(size, library):
-        yield Fact("placement", f"wrong: {alone}")
+        yield "placement", f"wrong: {alone}"
     elif alone := warning(size, library):
-        yield Fact("placement", alone)
+        yield "placement", alone
     elif differences:
-        yield Fact("placement", f"launcher and MPI differ, and hpccomm goes by MPI. {'; '.join(differences)}")
+        yield "placement", f"launcher and MPI differ, and hpccomm goes by MPI. {'; '.join(differences)}"
     elif mine.told is not None:
-        yield Fact("placement", "launcher and MPI agree")
-    yield from (Fact(*each) for each in binding.described(bindings))
-    yield from (Fact("odd", each) for each in binding.oddities(bindings))
+        yield "placement", "launcher and MPI agree"
+    yield from binding.described(bindings)
+    yield from (("odd", each) for each in binding.oddities(bindings))
 
 
 def describe_nodes(nodes: Sequence[int], hosts: Sequence[str]) -> str:
@@ -143,18 +137,18 @@ def _in_words(told: Placement) -> str:
 
 def _cupy(gpu: bool) -> Iterator[Fact]:
     if importlib.util.find_spec("cupy") is None:
-        yield Fact("CuPy", f"no: it is not installed; {INSTALL_CUPY}")
-        yield Fact("NCCL", "no: it comes with CuPy")
-        yield Fact("GPUs", "not to be seen without CuPy")
+        yield "CuPy", f"no: it is not installed; {INSTALL_CUPY}"
+        yield "NCCL", "no: it comes with CuPy"
+        yield "GPUs", "not to be seen without CuPy"
         return
     try:
         cupy = importlib.import_module("cupy")
     except Exception as error:  # whatever CuPy finds wrong with this machine
-        yield Fact("CuPy", f"no: it can't be imported: {error}")
+        yield "CuPy", f"no: it can't be imported: {error}"
         return
-    yield Fact("CuPy", cupy.__version__)
-    yield Fact("NCCL", _nccl())
-    yield Fact("GPUs", _gpus(cupy) if gpu else "not looked at; hpccomm info --gpu does")
+    yield "CuPy", cupy.__version__
+    yield "NCCL", _nccl()
+    yield "GPUs", _gpus(cupy) if gpu else "not looked at; hpccomm info --gpu does"
 
 
 def _nccl() -> str:

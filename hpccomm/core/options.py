@@ -22,18 +22,8 @@ LONGEST_TIMEOUT = timedelta.max.total_seconds() / 2
 class Membership:
     """The members of a group, as one of them sees it: the fields that :class:`ProcessGroup` describes, and some more.
 
-    Attributes
-    ----------
-    processes : dict of int to int
-        The process of each rank (of MPI.COMM_WORLD) on this node, of a group made on a communicator; otherwise empty.
-    settings : Settings
-        The values of the environment variables HPCCOMM_*, the same on every rank.
-    device_id : int, "auto" or None
-        The `device_id` of init_process_group: this rank's GPU.
-    largest_tag : int
-        The largest tag of a message.
-    place : Place or None
-        The place of the group's store.
+    Where a group has been made on a communicator, `processes` has the process of each rank (of MPI.COMM_WORLD) on this
+    node; otherwise it is empty.
     """
 
     rank: int
@@ -43,14 +33,14 @@ class Membership:
     nodes: tuple[int, ...] = ()
     processes: dict[int, int]
     config: BackendConfig
-    settings: Settings
+    settings: Settings  # the same on every rank
     timeout: timedelta = DEFAULT_TIMEOUT
     on_timeout: str = "abort"
     name: str = ""
     description: str = ""
-    device_id: int | Literal["auto"] | None = None
+    device_id: int | Literal["auto"] | None = None  # this rank's GPU, as init_process_group was given it
     largest_tag: int = 32762  # what every MPI allows (MPI-4.1 §9.1.2), less the five of job/tags.py
-    place: Any = None
+    place: Any = None  # of the group's store
 
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
         for name in fields.keys() - FIELDS:
