@@ -73,16 +73,22 @@ class Operations(Members):
     @asynchronous_method
     def scan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.scan`."""
+        if not async_op and self.door.fast.scan(array, op):
+            return None
         return self.door.run(calls.scan(self, "scan", array, op), async_op)
 
     @asynchronous_method
     def exscan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.exscan`."""
+        if not async_op and self.door.fast.exscan(array, op):
+            return None
         return self.door.run(calls.scan(self, "exscan", array, op), async_op)
 
     @asynchronous_method
     def all_gather(self, output_list: Arrays, array: Array, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather`."""
+        if not async_op and self.door.fast.all_gather(output_list, array):
+            return None
         return self.door.run(calls.all_gather(self, output_list, array), async_op)
 
     @asynchronous_method
@@ -97,6 +103,8 @@ class Operations(Members):
         self, array: Array, gather_list: Arrays | None = None, root: int = 0, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.gather`."""
+        if not async_op and self.door.fast.gather(array, gather_list, root):
+            return None
         return self.door.run(calls.gather(self, array, gather_list, root), async_op)
 
     @asynchronous_method
@@ -104,6 +112,8 @@ class Operations(Members):
         self, output: Array, scatter_list: Arrays | None = None, root: int = 0, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.scatter`."""
+        if not async_op and self.door.fast.scatter(output, scatter_list, root):
+            return None
         return self.door.run(calls.scatter(self, output, scatter_list, root), async_op)
 
     @asynchronous_method
@@ -111,6 +121,8 @@ class Operations(Members):
         self, output: Array, input_list: Arrays, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter`."""
+        if not async_op and self.door.fast.reduce_scatter(output, input_list, op):
+            return None
         return self.door.run(calls.reduce_scatter(self, output, input_list, op), async_op)
 
     @asynchronous_method
@@ -125,6 +137,8 @@ class Operations(Members):
     @asynchronous_method
     def all_to_all(self, output_list: Arrays, input_list: Arrays, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_to_all`."""
+        if not async_op and self.door.fast.all_to_all(output_list, input_list):
+            return None
         return self.door.run(calls.all_to_all(self, output_list, input_list), async_op)
 
     @asynchronous_method

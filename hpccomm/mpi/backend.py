@@ -146,9 +146,13 @@ class MPIBackend(Backend):
         call = self._comm.Ireduce if async_op else self._comm.Reduce
         if self.rank != root:
             sent, how = reductions.reduction_input(array, op), reductions.plan(op, array.dtype)
+            if not async_op and self.fast_path.node_reduce("reduce", sent, how.reduces, root):
+                return None
             pieces = self._segments(sent)
             return all_done([call((piece, how.datatype), None, how.op, root) for piece in pieces], None, sent)
         buffer, how, finish = reductions.in_place(array, op, self.size)
+        if not async_op and self.fast_path.node_reduce("reduce", buffer, how.reduces, root):
+            return done(None, finish)
         pieces = self._segments(buffer)
         return all_done([call(IN_PLACE, (piece, how.datatype), how.op, root) for piece in pieces], finish, buffer)
 
@@ -156,6 +160,8 @@ class MPIBackend(Backend):
         if async_op and array.nbytes >= self._thread_bytes:
             return self._thread.launch("scan", array, op)
         buffer, how, finish = reductions.in_place(array, op, self.size)
+        if not async_op and self.fast_path.node_reduce("scan", buffer, how.reduces, 0):
+            return done(None, finish)
         call = self._comm.Iscan if async_op else self._comm.Scan
         pieces = self._segments(buffer)
         return all_done([call(IN_PLACE, (piece, how.datatype), how.op) for piece in pieces], finish, buffer)
@@ -163,6 +169,10 @@ class MPIBackend(Backend):
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op and array.nbytes >= self._thread_bytes:
             return self._thread.launch("exscan", array, op)
+        if not async_op:
+            buffer, how, finish = reductions.in_place(array, op, self.size)
+            if self.fast_path.node_reduce("exscan", buffer, how.reduces, 0):
+                return done(None, finish if self.rank else None)
         # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
         output = array if self.rank else np.empty_like(array)
         buffer, finish = reductions.reduction_output(output, op, self.size)
@@ -173,6 +183,17 @@ class MPIBackend(Backend):
         pairs = zip(self._segments(sent), self._segments(buffer), strict=True)
         requests = [call((piece, how.datatype), (into, how.datatype), how.op) for piece, into in pairs]
         return all_done(requests, finish, sent, buffer)
+
+    def _moved_in_node(self, name: str, inputs: list[Any], outputs: list[Any], root: int = 0) -> bool:
+        """Move arrays of any layout in memory of the node; return False if MPI has to, on every rank."""
+        if not self.fast_path.is_node_open():
+            return False
+        buffers = [recv_buffer(output) for output in outputs]
+        if not self.fast_path.node_move(name, list(map(send_buffer, inputs)), [each for each, _ in buffers], root):
+            return False
+        for _, finish in buffers:
+            done(None, finish)
+        return True
 
     def _segments(self, buffer: Any) -> Sequence[Any]:
         if buffer.nbytes <= self._segment_bytes:
@@ -194,12 +215,16 @@ class MPIBackend(Backend):
         return done(call(message(sent), message(buffer)), finish, sent, buffer)
 
     def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
+        if not async_op and self._moved_in_node("all_gather", [array], outputs):
+            return None
         flat, counts, finish = unpacked(outputs)
         call = self._comm.Iallgatherv if async_op else self._comm.Allgatherv
         sent = send_buffer(array)
         return done(call(message(sent), parts(flat, counts)), finish, sent, flat)
 
     def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
+        if not async_op and self._moved_in_node("gather", [array], outputs or [], root):
+            return None
         call = self._comm.Igatherv if async_op else self._comm.Gatherv
         sent = send_buffer(array)
         if outputs is None:
@@ -208,6 +233,8 @@ class MPIBackend(Backend):
         return done(call(message(sent), parts(flat, counts), root), finish, sent, flat)
 
     def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
+        if not async_op and self._moved_in_node("scatter", inputs or [], [output], root):
+            return None
         buffer, finish = recv_buffer(output)
         call = self._comm.Iscatterv if async_op else self._comm.Scatterv
         sent = None if inputs is None else packed(inputs)
@@ -236,10 +263,16 @@ class MPIBackend(Backend):
         flat, counts = packed(inputs)
         sent, how = reductions.reduction_input(flat, op), reductions.plan(op, flat.dtype)
         buffer, finish = reductions.reduction_output(output, op, self.size)
+        if not async_op and self.fast_path.node_reduce_scatter_list(
+            buffer, np.split(sent, np.cumsum(counts)[:-1]), how.reduces
+        ):
+            return done(None, finish)
         call = self._comm.Ireduce_scatter if async_op else self._comm.Reduce_scatter
         return done(call((sent, how.datatype), (buffer, how.datatype), counts, how.op), finish, sent, buffer)
 
     def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
+        if not async_op and self._moved_in_node("all_to_all", inputs, outputs):
+            return None
         sent, input_counts = packed(inputs)
         flat, output_counts, finish = unpacked(outputs)
         call = self._comm.Ialltoallv if async_op else self._comm.Alltoallv
@@ -254,6 +287,11 @@ class MPIBackend(Backend):
         sent = unaliased(array, output)
         # None is a form of the call. Counts that happen to be equal are not: ranks could disagree on them.
         if output_counts is None or input_counts is None:
+            parts_of = partial(np.array_split, indices_or_sections=self.size)
+            if not async_op and self._moved_in_node(
+                "all_to_all", parts_of(sent.reshape(-1)), parts_of(buffer.reshape(-1))
+            ):
+                return done(None, finish)
             call = self._comm.Ialltoall if async_op else self._comm.Alltoall  # MPICH's Alltoallv is slower
             return done(call(message(sent), message(buffer)), finish, sent, buffer)
         call = self._comm.Ialltoallv if async_op else self._comm.Alltoallv

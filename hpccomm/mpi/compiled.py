@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .shared_memory import Window
 
 LARGEST_SLOT = 512 << 10  # bytes
+OWN_SLOT = 64 << 10  # of a rank alone in its group
+ALIGNMENT = 64
 LARGEST_WINDOW = 32 << 20
 ONE_PHASE = 16 << 10  # bytes of all ranks together
 BEFORE = 8  # operations of a group that go to MPI, before memory is worth making
@@ -54,12 +56,17 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
             self, MPI._handleof(comm), self._rank, self._size, windows, largest, self._largest_async - 1, LARGEST,
             ReduceOp.SUM, CompiledWork,
         )  # fmt: skip
-        if self._size > 1 and node_bytes:
+        if node_bytes:
             self.use_node(node_bytes, BEFORE)
 
     def open_node(self) -> None:
         """Make the memory that the ranks share, if they are on one node, and there is room; every rank calls it."""
         from ..core.overlap import address_of
+
+        if self._size == 1:
+            self._own = np.zeros(room.node_memory(1, OWN_SLOT) + ALIGNMENT, np.uint8)
+            self.map_node(-(-address_of(self._own) // ALIGNMENT) * ALIGNMENT, OWN_SLOT, ONE_PHASE, LOOKS)
+            return
         from .shared_memory import PAGE_BYTES, Window, free_bytes, why_no_room
 
         node = private(self._comm.Split_type(MPI.COMM_TYPE_SHARED), self._comm)

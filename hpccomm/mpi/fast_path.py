@@ -56,6 +56,22 @@ class MPIFastPath(FastPath):
         """Do a reduce_scatter_single of contiguous arrays that share no memory."""
         return False
 
+    def is_node_open(self) -> bool:
+        """Return True if the next operation may be done in memory of the node, on all ranks alike."""
+        return False
+
+    def node_move(self, name: str, sent: list[Any], received: list[Any], root: int) -> bool:
+        """Do a gather, scatter, all_gather or all_to_all of contiguous arrays."""
+        return False
+
+    def node_reduce(self, name: str, array: Any, op: ReduceOp | None, root: int) -> bool:
+        """Do a reduce, scan or exscan of a contiguous array in place."""
+        return False
+
+    def node_reduce_scatter_list(self, output: Any, sent: list[Any], op: ReduceOp | None) -> bool:
+        """Do a reduce_scatter of contiguous arrays."""
+        return False
+
     def node_barrier(self) -> bool:
         """Do a barrier."""
         return False

@@ -42,10 +42,14 @@ class LargeCountMPIBackend(MPIBackend):
         return self._pairwise(all_unaliased([array], outputs) * self.size, outputs, None, async_op)
 
     def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
+        if not async_op and self._moved_in_node("gather", [array], outputs or [], root):
+            return None
         sends = [array if rank == root else None for rank in range(self.size)]
         return self._pairwise(sends, outputs or [None] * self.size, None, async_op)
 
     def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
+        if not async_op and self._moved_in_node("scatter", inputs or [], [output], root):
+            return None
         receives = [output if rank == root else None for rank in range(self.size)]
         return self._pairwise(inputs or [None] * self.size, receives, None, async_op)
 
@@ -82,6 +86,8 @@ class LargeCountMPIBackend(MPIBackend):
         return self._pairwise(sends, receives, finish, async_op)
 
     def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
+        if not async_op and self._moved_in_node("all_to_all", inputs, outputs):
+            return None
         return self._pairwise(inputs, outputs, None, async_op)
 
     def _pairwise(self, sends: Sequence[Any], receives: Sequence[Any], finish: Finish, async_op: bool) -> Work | None:

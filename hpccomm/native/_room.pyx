@@ -10,8 +10,9 @@ No signal handler of Python's runs in here: what is begun is ended and noted.
 """
 
 from cpython.dict cimport PyDict_Size
+from cpython.list cimport PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLong, PyLong_CheckExact
-from cpython.object cimport Py_TYPE, PyTypeObject
+from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
 from libc.stdint cimport intptr_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
@@ -26,6 +27,7 @@ cdef extern from "dlfcn.h" nogil:
     void* RTLD_DEFAULT
 
 cdef extern from "Python.h":
+    bint PyList_CheckExact(object)
     unsigned long PyThread_get_thread_ident() nogil
 
 cdef extern from *:
@@ -63,13 +65,16 @@ cdef extern from "node.h" nogil:
         int rank, ranks, looks, differing
         int (*progress)(void*) noexcept nogil
         void* context
-    const int NODE_DIFFERS
+    const int NODE_DIFFERS, NODE_LEAVES
     size_t node_bytes(int ranks, size_t slot)
     int node_all_reduce(Node* n, uint64_t call, Fold* fold, size_t itemsize, char* x, size_t count)
     int node_reduce_scatter(
         Node* n, uint64_t call, Fold* fold, size_t itemsize, char* out, const char* x, size_t count)
     int node_all_gather(Node* n, uint64_t call, char* out, const char* x, size_t nbytes)
     int node_broadcast(Node* n, uint64_t call, int root, char* x, size_t nbytes)
+    int node_post(Node* n, uint64_t call, size_t parts, char** data, const size_t* nbytes)
+    int node_take(Node* n, int rank, size_t part, char* out, size_t nbytes)
+    int node_take_reduced(Node* n, Fold* fold, int ranks, size_t part, char* out, size_t nbytes)
     int node_barrier(Node* n, uint64_t call)
     Fold* fold_of(char op, char kind, int itemsize)
 
@@ -78,6 +83,7 @@ ctypedef uintptr_t Handle
 cdef enum:
     TYPES = 32  # numbers of NumPy's own dtypes are below
     OPS = 16
+    PARTS = 64  # of a list
     STATUS_BYTES = 64  # an MPI_Status has at most so many
     LARGEST_COUNT = 0x7FFFFFFF
 
@@ -246,6 +252,17 @@ cdef enum:
     ALL_GATHER
     REDUCE_SCATTER
     BARRIER
+    ALL_GATHER_LIST
+    GATHER
+    SCATTER
+    ALL_TO_ALL
+    REDUCE_SCATTER_LIST
+    REDUCE
+    SCAN
+    EXSCAN
+
+
+MOVES = {"all_gather": ALL_GATHER_LIST, "gather": GATHER, "scatter": SCATTER, "all_to_all": ALL_TO_ALL}
 
 
 cdef inline uint64_t call_of(int collective, int detail, uint64_t kind) noexcept nogil:
@@ -283,6 +300,11 @@ cdef class FastPath:
     cdef dict in_flight
     cdef Node node  # its flags are NULL until it is open
     cdef Py_ssize_t node_largest  # bytes
+    cdef char *sent[PARTS]  # of the operation that goes on: where the parts are
+    cdef char *received[PARTS]
+    cdef size_t sent_bytes[PARTS]
+    cdef size_t received_bytes[PARTS]
+    cdef bint has_left  # memory of the node had no room: the checks and MPI do this operation
     cdef int before_node  # how many operations go to MPI before it is worth opening
     cdef object work_class
 
@@ -366,6 +388,8 @@ cdef class FastPath:
         if x == NULL or not is_rank(root, self.size) or not self.is_reducible(x, place):
             return False
         cdef int number = PyArray_TYPE(x), destination = PyLong_AsLong(root)
+        if mpi.folds[place][number] != NULL and self.is_in_node(0):
+            return self.ends(self.reduce_array(REDUCE, x, place, destination, self.size if self.rank == destination else 0), "reduce")
         cdef void* sent = mpi.in_place if self.rank == destination else PyArray_DATA(x)
         cdef void* received = PyArray_DATA(x) if self.rank == destination else NULL
         with nogil:
@@ -426,13 +450,106 @@ cdef class FastPath:
             return False
         if not (PyArray_NDIM(x) and PyArray_NDIM(y)) or PyArray_DIM(x, 0) % self.size or PyArray_DIM(y, 0) % self.size:
             return False
-        cdef int code, part = count_of(x) // self.size
+        cdef int i, code, part = count_of(x) // self.size
+        cdef char* sent = <char*>PyArray_DATA(x)
+        cdef char* received = <char*>PyArray_DATA(y)
+        cdef size_t nbytes
+        if self.is_in_node(0):
+            nbytes = PyArray_NBYTES(x) // self.size
+            for i in range(self.size):
+                self.sent[i] = sent + i * nbytes
+                self.received[i] = received + i * nbytes
+                self.sent_bytes[i] = self.received_bytes[i] = nbytes
+            return self.ends(self.move(ALL_TO_ALL, self.size, self.size, 0), "all_to_all_single")
         with nogil:
             code = mpi.alltoall(PyArray_DATA(x), part, type_of(x), PyArray_DATA(y), part, type_of(x), self.comm)
         if code:
             raise self.failed("all_to_all_single", code)
         self.count += 1
         return True
+
+    # Lists of arrays, and what reduces to some ranks: in memory of the node, once it is open; the rest is left to MPI.
+
+    def scan(self, array, op):
+        """Do a scan, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        cdef int place = self.place_of(op)
+        if self.node.flags == NULL or x == NULL or not self.is_foldable(x, place):
+            return False
+        return self.ends(self.reduce_array(SCAN, x, place, 0, self.rank + 1), "scan")
+
+    def exscan(self, array, op):
+        """Do an exscan, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        cdef int place = self.place_of(op)
+        if self.node.flags == NULL or x == NULL or not self.is_foldable(x, place):
+            return False
+        return self.ends(self.reduce_array(EXSCAN, x, place, 0, self.rank), "exscan")
+
+    def all_gather(self, outputs, array):
+        """Do an all_gather, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        if x == NULL or not self.takes_list(outputs, PyArray_TYPE(x), self.received, self.received_bytes):
+            return False
+        if self.received_bytes[self.rank] != <size_t>PyArray_NBYTES(x):
+            return False
+        self.sent[0], self.sent_bytes[0] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
+        return self.ends(self.move(ALL_GATHER_LIST, 1, self.size, 0), "all_gather")
+
+    def gather(self, array, outputs, root):
+        """Do a gather, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        if x == NULL or not is_rank(root, self.size) or self.node.flags == NULL:
+            return False
+        cdef int destination = PyLong_AsLong(root)
+        if self.rank != destination:
+            if outputs is not None:
+                return False
+        elif (not self.takes_list(outputs, PyArray_TYPE(x), self.received, self.received_bytes)
+                or self.received_bytes[self.rank] != <size_t>PyArray_NBYTES(x)):
+            return False
+        self.sent[0], self.sent_bytes[0] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
+        cdef int n_received = self.size if self.rank == destination else 0
+        return self.ends(self.move(GATHER, 1, n_received, destination), "gather")
+
+    def scatter(self, output, inputs, root):
+        """Do a scatter, or return False."""
+        cdef Array* y = plain(output, self.largest)
+        if y == NULL or not is_rank(root, self.size) or self.node.flags == NULL:
+            return False
+        cdef int source = PyLong_AsLong(root)
+        if self.rank != source:
+            if inputs is not None:
+                return False
+        elif (not self.takes_list(inputs, PyArray_TYPE(y), self.sent, self.sent_bytes)
+                or self.sent_bytes[self.rank] != <size_t>PyArray_NBYTES(y)):
+            return False
+        self.received[0], self.received_bytes[0] = <char*>PyArray_DATA(y), PyArray_NBYTES(y)
+        return self.ends(self.move(SCATTER, self.size if self.rank == source else 0, 1, source), "scatter")
+
+    def reduce_scatter(self, output, inputs, op):
+        """Do a reduce_scatter, or return False."""
+        cdef Array* y = plain(output, self.largest)
+        cdef int place = self.place_of(op)
+        if y == NULL or not self.is_foldable(y, place):
+            return False
+        if not self.takes_list(inputs, PyArray_TYPE(y), self.sent, self.sent_bytes):
+            return False
+        if self.sent_bytes[self.rank] != <size_t>PyArray_NBYTES(y):
+            return False
+        self.received[0], self.received_bytes[0] = <char*>PyArray_DATA(y), PyArray_NBYTES(y)
+        return self.ends(self.reduce_scatter_parts(PyArray_TYPE(y), place), "reduce_scatter")
+
+    def all_to_all(self, outputs, inputs):
+        """Do an all_to_all, or return False."""
+        cdef int number = self.type_of_first(inputs)
+        if not self.takes_list(inputs, number, self.sent, self.sent_bytes):
+            return False
+        if not self.takes_list(outputs, number, self.received, self.received_bytes):
+            return False
+        if self.sent_bytes[self.rank] != self.received_bytes[self.rank]:
+            return False
+        return self.ends(self.move(ALL_TO_ALL, self.size, self.size, 0), "all_to_all")
 
     def barrier(self):
         """Wait until all ranks have come."""
@@ -449,7 +566,8 @@ cdef class FastPath:
 
     def use_node(self, Py_ssize_t largest, int before):
         """Do operations of at most `largest` bytes in memory of the node, after the first `before`."""
-        self.node_largest, self.before_node = largest, before
+        if self.size <= PARTS:
+            self.node_largest, self.before_node = largest, before
 
     def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks):
         """Take over the memory at `address`, of zeros, that all ranks of the group see; address 0: there is none."""
@@ -482,6 +600,114 @@ cdef class FastPath:
         cdef int number = PyArray_TYPE(x)
         return node_reduce_scatter(&self.node, call_of(REDUCE_SCATTER, place, mpi.kinds[number]), mpi.folds[place][number],
                                    PyArray_ITEMSIZE(x), <char*>PyArray_DATA(y), <char*>PyArray_DATA(x), PyArray_SIZE(y))
+
+    cdef inline bint is_foldable(self, Array* array, int place) noexcept:
+        return self.is_reducible(array, place) and mpi.folds[place][PyArray_TYPE(array)] != NULL
+
+    cdef int type_of_first(self, object items) except -2:
+        if not PyList_CheckExact(items) or not items or Py_TYPE(items[0]) is not &PyArray_Type:
+            return -1
+        return PyArray_TYPE(<Array*><PyObject*>items[0])
+
+    cdef bint takes_list(self, object items, int number, char** data, size_t* nbytes) except -1:
+        """Note where the arrays of a list are, one for each rank, and how large, if all are ordinary and of a dtype."""
+        cdef Array* x
+        if self.node.flags == NULL or not 0 <= number < TYPES or mpi.datatypes[number] == 0:
+            return False
+        if not PyList_CheckExact(items) or PyList_GET_SIZE(items) != self.size:
+            return False
+        for i in range(self.size):
+            x = plain(items[i], self.largest)
+            if x == NULL or PyArray_TYPE(x) != number:
+                return False
+            data[i], nbytes[i] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
+        return True
+
+    cdef bint ends(self, int code, str name) except -1:
+        """Count an operation of the fast path, or leave it to the checks and MPI."""
+        if code == NODE_LEAVES:
+            self.has_left = True
+            return False
+        if code:
+            raise self.failed(name, code)
+        self.count += 1
+        return True
+
+    cdef int move(self, int what, int n_sent, int n_received, int root):
+        """Move the parts in `sent` to where `received` tells."""
+        cdef int code, i
+        with nogil:
+            code = node_post(&self.node, call_of(what, root, 0), n_sent, self.sent, self.sent_bytes)
+            for i in range(n_received):
+                if code == 0:
+                    code = node_take(&self.node, root if what == SCATTER else i,
+                                     self.rank if what == SCATTER or what == ALL_TO_ALL else 0,
+                                     self.received[i], self.received_bytes[i])
+        return code
+
+    cdef int reduce_array(self, int what, Array* x, int place, int root, int ranks):
+        """Reduce the arrays of ranks 0 to `ranks` - 1 into `x`, if there are any."""
+        cdef int code, number = PyArray_TYPE(x)
+        cdef char* data = <char*>PyArray_DATA(x)
+        cdef size_t nbytes = PyArray_NBYTES(x)
+        with nogil:
+            code = node_post(&self.node, call_of(what, root << 4 | place, mpi.kinds[number]), 1, &data, &nbytes)
+            if code == 0 and ranks > 0:
+                code = node_take_reduced(&self.node, mpi.folds[place][number], ranks, 0, data, nbytes)
+        return code
+
+    cdef int reduce_scatter_parts(self, int number, int place):
+        cdef int code
+        with nogil:
+            code = node_post(&self.node, call_of(REDUCE_SCATTER_LIST, place, mpi.kinds[number]), self.size,
+                             self.sent, self.sent_bytes)
+            if code == 0:
+                code = node_take_reduced(&self.node, mpi.folds[place][number], self.size, self.rank, self.received[0],
+                                         self.received_bytes[0])
+        return code
+
+    def is_node_open(self):
+        """Whether the next operation may be done in memory of the node: the answer is the same on all ranks."""
+        if self.has_left:
+            self.has_left = False
+            return False
+        return self.is_in_node(0)
+
+    def node_move(self, str name, list sent, list received, int root):
+        """Do a gather, scatter, all_gather or all_to_all of arrays without gaps; return whether it has."""
+        cdef Array* x
+        cdef int what = MOVES[name]
+        for i, array in enumerate(sent):
+            x = without_gaps(array)
+            self.sent[i], self.sent_bytes[i] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
+        for i, array in enumerate(received):
+            x = without_gaps(array)
+            self.received[i], self.received_bytes[i] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
+        return self.has_ended(self.move(what, len(sent), len(received), root), name)
+
+    def node_reduce(self, str name, array, op, int root):
+        """Do a reduce, scan or exscan of an array without gaps, in place; return whether it has."""
+        cdef Array* x = without_gaps(array)
+        cdef int place = self.place_of(op), ranks = self.rank + (name == "scan")
+        cdef int what = SCAN if name == "scan" else EXSCAN if name == "exscan" else REDUCE
+        if place < 0 or PyArray_TYPE(x) >= TYPES or mpi.folds[place][PyArray_TYPE(x)] == NULL or not self.is_node_open():
+            return False
+        if what == REDUCE:
+            ranks = self.size if self.rank == root else 0
+        return self.has_ended(self.reduce_array(what, x, place, root, ranks), name)
+
+    def node_reduce_scatter_list(self, output, list sent, op):
+        """Do a reduce_scatter of arrays without gaps; return whether it has."""
+        cdef Array* y = without_gaps(output)
+        cdef Array* x
+        cdef int place = self.place_of(op)
+        if place < 0 or PyArray_TYPE(y) >= TYPES or mpi.folds[place][PyArray_TYPE(y)] == NULL or not self.is_node_open():
+            return False
+        for i, array in enumerate(sent):
+            x = without_gaps(array)
+            self.sent[i], self.sent_bytes[i] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
+        self.received[0], self.received_bytes[0] = <char*>PyArray_DATA(y), PyArray_NBYTES(y)
+        return self.has_ended(self.reduce_scatter_parts(PyArray_TYPE(y), place), "reduce_scatter")
 
     def node_broadcast(self, array, int root):
         """Do a broadcast of an array without gaps in memory of the node; return whether it has."""
@@ -541,6 +767,8 @@ cdef class FastPath:
         return self.has_ended(code, "barrier")
 
     cdef bint has_ended(self, int code, str name) except -1:
+        if code == NODE_LEAVES:
+            return False
         if code == NODE_DIFFERS:
             raise self.differing(name)
         if code:

@@ -29,7 +29,7 @@
 #define PAUSE() ((void)0)
 #endif
 
-enum { LINE = 64, NODE_DIFFERS = -1, NODE_BLOCK = 16384 /* bytes that are reduced at a time */ };
+enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2, NODE_BLOCK = 16384 /* bytes that are reduced at a time */ };
 
 typedef struct {
     _Alignas(LINE) _Atomic uint64_t begun;
@@ -137,6 +137,8 @@ static inline void node_fold(Node *n, Fold *fold, char *out, const char *mine, s
             else
                 fold(out + done, rank == 1 ? first : out + done, next, block);
         }
+        if (n->ranks == 1)
+            memmove(out + done, first, block);
     }
 }
 
@@ -244,6 +246,82 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
     if ((code = node_differs(n, root)))
         return code;
     memcpy(x, node_slot(n, n->number, root), bytes);
+    return 0;
+}
+
+/* -- lists: each rank puts any number of parts into its slot, and others take those that are theirs ----------- */
+
+typedef struct {
+    size_t at, bytes;
+} Part;
+
+#define NODE_TOO_LARGE UINT64_MAX
+
+/* Put the parts into this rank's slot and meet. NODE_LEAVES, on all ranks: some rank's parts have no room. */
+static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *data, const size_t *bytes)
+{
+    size_t at = (parts * sizeof(Part) + LINE - 1) / LINE * LINE, end = at;
+    int code, differs = 0, leaves = 0, set;
+    for (size_t i = 0; i < parts; i++)
+        end += (bytes[i] + LINE - 1) / LINE * LINE;
+    if ((code = node_next(n)))
+        return code;
+    char *slot = node_slot(n, n->number, n->rank);
+    for (size_t i = 0; end <= n->slot && i < parts; i++) {
+        ((Part *)slot)[i] = (Part){at, bytes[i]};
+        memcpy(slot + at, data[i], bytes[i]);
+        at += (bytes[i] + LINE - 1) / LINE * LINE;
+    }
+    node_show(n, call, end <= n->slot ? 0 : NODE_TOO_LARGE);
+    set = n->number & 1;
+    for (int rank = 0; rank < n->ranks; rank++) {
+        Flags *other = &n->flags[rank];
+        if ((code = node_wait(n, &other->begun, n->number)))
+            return code;
+        if (other->call[set] != call) {
+            differs = NODE_DIFFERS;
+            n->differing = rank;
+        } else if (other->count[set] == NODE_TOO_LARGE) {
+            leaves = NODE_LEAVES;
+        }
+    }
+    n->settled = n->number;
+    return differs ? differs : leaves;
+}
+
+/* Return a part of a rank's slot; NULL where it has another size. */
+static inline const char *node_part(Node *n, int rank, size_t part, size_t bytes)
+{
+    const char *slot = node_slot(n, n->number, rank);
+    if (((const Part *)slot)[part].bytes == bytes)
+        return slot + ((const Part *)slot)[part].at;
+    n->differing = rank;
+    return NULL;
+}
+
+static inline int node_take(Node *n, int rank, size_t part, char *out, size_t bytes)
+{
+    const char *found = node_part(n, rank, part, bytes);
+    if (found == NULL)
+        return NODE_DIFFERS;
+    memcpy(out, found, bytes);
+    return 0;
+}
+
+/* Reduce that part of ranks 0 to ranks - 1, in rank order. */
+static inline int node_take_reduced(Node *n, Fold *fold, int ranks, size_t part, char *out, size_t bytes)
+{
+    for (int rank = 0; rank < ranks; rank++)
+        if (node_part(n, rank, part, bytes) == NULL)
+            return NODE_DIFFERS;
+    for (size_t done = 0; done < bytes; done += NODE_BLOCK) {
+        size_t block = bytes - done < NODE_BLOCK ? bytes - done : NODE_BLOCK;
+        const char *first = node_part(n, 0, part, bytes) + done;
+        if (ranks == 1)
+            memcpy(out + done, first, block);
+        for (int rank = 1; rank < ranks; rank++)
+            fold(out + done, rank == 1 ? first : out + done, node_part(n, rank, part, bytes) + done, block);
+    }
     return 0;
 }
 

@@ -116,7 +116,11 @@ class Recorder:
             frame: Any = outermost
             while frame is not None:
                 seen = frame.f_locals if frame.f_code in _codes else {}
-                if "began" in seen and "outcome" not in seen and hasattr(seen["arguments"][0], "dtype"):
+                if (
+                    "began" in seen
+                    and "outcome" not in seen
+                    and all(hasattr(each, "dtype") for each in seen["arguments"][:1])
+                ):
                     kind, arguments, at = seen["kind"], seen["arguments"], caller(frame) if self.stack else None
                     number = 1 + kind.traced.numbers()[kind.name in MESSAGES]
                     nbytes = sum(each.nbytes for each in arguments if hasattr(each, "nbytes"))
@@ -186,13 +190,16 @@ class _GroupHook:
 # -- the fast path -------------------------------------------------------------------------------------------
 
 
+LISTS = {"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"}
+
+
 def recorded_fast_path(fast: FastPath, traced: TracedGroup, append: Callable[[Row], None], where: Any) -> FastPath:
     """Return a fast path that does the same as `fast`, and appends a row for each operation.
 
     `is_open` stays false: a small persistent operation is to pass the door. What raises has no row.
     """
-    path = FastPath()
-    for name in OPERATIONS.keys() & vars(FastPath).keys():
+    path = FastPath()  # which leaves lists of arrays to the door
+    for name in OPERATIONS.keys() & vars(FastPath).keys() - LISTS:
         setattr(path, name, _recorded(getattr(fast, name), fast, traced, name, append, where))
     for name in ("all_reduce", "send", "recv"):
         setattr(path, f"i{name}", _recorded(getattr(fast, f"i{name}"), fast, traced, name, append, where, True))
