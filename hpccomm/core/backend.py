@@ -50,8 +50,9 @@ class FastPath:
     # each takes the arguments of Backend's method, without `async_op`
     broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = all_to_all_single = _not_done
     barrier = send = scan = exscan = all_gather = gather = scatter = reduce_scatter = all_to_all = _not_done
+    all_reduce_coalesced = _not_done
     recv = sendrecv = _no_sender
-    iall_reduce = isend = irecv = _no_work
+    ibroadcast = iall_reduce = ibarrier = isend = irecv = _no_work
 
 
 class Backend:

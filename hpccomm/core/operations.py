@@ -44,7 +44,10 @@ class Operations(Members):
     @asynchronous_method
     def broadcast(self, array: Array, root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast`."""
-        if not async_op and self.door.fast.broadcast(array, root):
+        if async_op:
+            if (work := self.door.fast.ibroadcast(array, root)) is not None:
+                return work
+        elif self.door.fast.broadcast(array, root):
             return None
         return self.door.run(calls.broadcast(self, array, root), async_op)
 
@@ -160,7 +163,10 @@ class Operations(Members):
     @asynchronous_method
     def barrier(self, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.barrier`."""
-        if not async_op and self.door.fast.barrier():
+        if async_op:
+            if (work := self.door.fast.ibarrier()) is not None:
+                return work
+        elif self.door.fast.barrier():
             return None
         return self.door.run(Call(("barrier", self.any_device(), None, ())), async_op)
 
@@ -174,6 +180,8 @@ class Operations(Members):
     @asynchronous_method
     def all_reduce_coalesced(self, arrays: Arrays, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_reduce_coalesced`."""
+        if not async_op and self.door.fast.all_reduce_coalesced(arrays, op):
+            return None
         return self.door.run(calls.all_reduce_coalesced(self, arrays, op), async_op)
 
     @asynchronous_method

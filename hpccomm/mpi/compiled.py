@@ -17,6 +17,7 @@ from ..errors import DistBackendError, here
 from ..job.mpi_library import private, release
 from ..job.tags import LARGEST
 from ..native import _room as room
+from .coalesced import RUN_BYTES
 from .datatypes import DIRECT, TYPED
 from .fast_path import MPIFastPath
 from .works import MPIWork, wrong_length
@@ -54,7 +55,7 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
         MPIFastPath.__init__(self, comm, windows, largest, thread_bytes)
         room.FastPath.__init__(
             self, MPI._handleof(comm), self._rank, self._size, windows, largest, self._largest_async - 1, LARGEST,
-            ReduceOp.SUM, CompiledWork,
+            ReduceOp.SUM, ReduceOp.AVG, RUN_BYTES, CompiledWork,
         )  # fmt: skip
         if node_bytes:
             self.use_node(node_bytes, BEFORE)

@@ -16,7 +16,7 @@ from ..core.options import BackendOptions
 from ..core.persistent_work import PersistentWork
 from ..errors import here
 
-SHORT_FORMS = {"iall_reduce": "all_reduce", "isend": "send", "irecv": "recv"}  # of the fast path
+SHORT_FORMS = {f"i{name}": name for name in ("broadcast", "all_reduce", "barrier", "send", "recv")}  # of the fast path
 OTHERS = ("peer_view", "connect", "batch", "leave", "abort", "close", "translate_error")  # that are left to MPI too
 
 

@@ -12,6 +12,8 @@ class FastPath:
         largest_async: int,
         largest_tag: int,
         usual_op: Any,
+        average: Any,
+        largest_run: int,
         work_class: type[Pending],
     ) -> None: ...
     def use_node(self, largest: int, before: int) -> None: ...

@@ -10,10 +10,11 @@ No signal handler of Python's runs in here: what is begun is ended and noted.
 """
 
 from cpython.dict cimport PyDict_Size
-from cpython.list cimport PyList_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLong, PyLong_CheckExact
 from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
-from libc.stdint cimport intptr_t, uint64_t, uintptr_t
+from libc.stdint cimport intptr_t, uint16_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 cimport numpy as np
@@ -44,6 +45,11 @@ cdef extern from "numpy/arrayobject.h":
         pass
     PyTypeObject PyArray_Type
     bint PyArray_Check(object array)
+    bint PyArray_ISWRITEABLE(Array* array) nogil
+    bint PyArray_ISNOTSWAPPED(Array* array) nogil
+    object PyArray_NewCopy(Array* array, int order)
+    int PyArray_CopyInto(Array* to, Array* values) except -1
+    const int NPY_HALF, NPY_FLOAT, NPY_DOUBLE, NPY_CORDER
     bint PyArray_ISCARRAY(Array* array) nogil
     bint PyArray_IS_C_CONTIGUOUS(Array* array) nogil
     Py_ssize_t PyArray_NBYTES(Array* array) nogil
@@ -53,6 +59,10 @@ cdef extern from "numpy/arrayobject.h":
     int PyArray_TYPE(Array* array) nogil
     int PyArray_ITEMSIZE(Array* array) nogil
     void* PyArray_DATA(Array* array) nogil
+
+cdef extern from "half.h" nogil:
+    float half_to_float(uint16_t half)
+    uint16_t float_to_half(float value)
 
 cdef extern from "node.h" nogil:
     ctypedef void Fold(void*, const void*, const void*, size_t)
@@ -84,6 +94,7 @@ cdef enum:
     TYPES = 32  # numbers of NumPy's own dtypes are below
     OPS = 16
     PARTS = 64  # of a list
+    SMALL = 2048  # elements that are prepared here: of more, NumPy prepares as fast
     STATUS_BYTES = 64  # an MPI_Status has at most so many
     LARGEST_COUNT = 0x7FFFFFFF
 
@@ -105,6 +116,8 @@ ctypedef int (*Test)(Handle*, int*, void*) noexcept nogil
 ctypedef int (*Iprobe)(int, int, Handle, int*, void*) noexcept nogil
 ctypedef int (*Cancel)(Handle*) noexcept nogil
 ctypedef int (*Barrier)(Handle) noexcept nogil
+ctypedef int (*Ibcast)(void*, int, Handle, int, Handle, Handle*) noexcept nogil
+ctypedef int (*Ibarrier)(Handle, Handle*) noexcept nogil
 ctypedef int (*GetElements)(const void*, Handle, int*) noexcept nogil
 
 cdef struct Library:
@@ -124,6 +137,8 @@ cdef struct Library:
     Cancel cancel
     Iprobe iprobe
     Barrier barrier
+    Ibcast ibcast
+    Ibarrier ibarrier
     GetElements get_elements
     void* in_place
     Handle byte
@@ -184,6 +199,8 @@ def set_up(str path, dict names, object exception, object length, object differe
     mpi.iprobe = <Iprobe>function(library, "MPI_Iprobe")
     mpi.cancel = <Cancel>function(library, "MPI_Cancel")
     mpi.barrier = <Barrier>function(library, "MPI_Barrier")
+    mpi.ibcast = <Ibcast>function(library, "MPI_Ibcast")
+    mpi.ibarrier = <Ibarrier>function(library, "MPI_Ibarrier")
     mpi.get_elements = <GetElements>function(library, "MPI_Get_elements")
     mpi.in_place = <void*><uintptr_t>handle(names["in_place"])
     mpi.byte = handle(names["byte"])
@@ -241,6 +258,17 @@ cdef inline bint are_apart(Array* one, Array* other) noexcept nogil:
     return a + PyArray_NBYTES(one) <= b or b + PyArray_NBYTES(other) <= a
 
 
+cdef inline void average(char* data, Py_ssize_t count, int number, int ranks) noexcept nogil:
+    """Divide float32 or float64 values by the number of ranks."""
+    cdef Py_ssize_t i
+    if number == NPY_FLOAT:
+        for i in range(count):
+            (<float*>data)[i] /= <float>ranks
+    else:
+        for i in range(count):
+            (<double*>data)[i] /= ranks
+
+
 cdef inline bint is_rank(object number, int size) noexcept:
     """Whether it is an int, and a rank of a group of that size."""
     return PyLong_CheckExact(number) and 0 <= PyLong_AsLong(number) < size
@@ -295,7 +323,9 @@ cdef class FastPath:
     cdef Py_ssize_t largest, largest_async
     cdef dict windows
     cdef readonly object door
-    cdef object usual_op, timeout
+    cdef object usual_op, average, timeout
+    cdef char* scratch  # of coalesced arrays
+    cdef Py_ssize_t scratch_bytes, largest_run
     cdef int usual_place
     cdef dict in_flight
     cdef Node node  # its flags are NULL until it is open
@@ -309,8 +339,10 @@ cdef class FastPath:
     cdef object work_class
 
     def __init__(self, comm, int rank, int size, dict windows, Py_ssize_t largest, Py_ssize_t largest_async,
-                 int largest_tag, usual_op, type work_class):
-        """`comm`: its handle; `largest`: bytes of an array; `usual_op`: the one that is looked for first."""
+                 int largest_tag, usual_op, average, Py_ssize_t largest_run, type work_class):
+        """`comm`: its handle; `largest`: bytes of an array, `largest_run`: of arrays that are packed into one;
+        `usual_op`: the op that is looked for first, SUM; `average`: AVG.
+        """
         if not issubclass(work_class, Pending):
             raise TypeError(f"{work_class!r} is no subclass of Pending")
         self.comm = handle(comm)
@@ -319,6 +351,7 @@ cdef class FastPath:
         self.largest = min(largest, LARGEST_COUNT)
         self.largest_async = min(largest_async, LARGEST_COUNT)
         self.node_largest = -1
+        self.average, self.largest_run = average, min(largest_run, self.largest)
         self.usual_op, self.usual_place = usual_op, op_numbers[usual_op]
         self.work_class = work_class
 
@@ -367,19 +400,112 @@ cdef class FastPath:
         cdef Array* x = plain(array, self.largest)
         cdef int code, place = self.place_of(op)
         if x == NULL or not self.is_reducible(x, place):
-            return False
-        cdef int number = PyArray_TYPE(x)
-        cdef bint in_node = mpi.folds[place][number] != NULL and self.is_in_node(PyArray_NBYTES(x))
-        with nogil:
-            if in_node:
-                code = self.all_reduce_in_node(x, place)
-            else:
-                code = mpi.allreduce(mpi.in_place, PyArray_DATA(x), count_of(x), mpi.reduced[place][number],
-                                     mpi.ops[place][number], self.comm)
+            return self.all_reduce_prepared(array, op)
+        code = self.all_reduce_memory(<char*>PyArray_DATA(x), PyArray_SIZE(x), PyArray_TYPE(x), place)
         if code:
             raise self.failed("all_reduce", code)
         self.count += 1
         return True
+
+    cdef int all_reduce_memory(self, char* data, Py_ssize_t count, int number, int place) except? -9:
+        """Reduce `count` values of the dtype with that number in place; return MPI's code."""
+        cdef int code, itemsize = mpi.kinds[number] & 255
+        cdef bint in_node = mpi.folds[place][number] != NULL and self.is_in_node(count * itemsize)
+        with nogil:
+            if in_node:
+                code = node_all_reduce(&self.node, call_of(ALL_REDUCE, place, mpi.kinds[number]),
+                                       mpi.folds[place][number], itemsize, data, count)
+            else:
+                code = mpi.allreduce(mpi.in_place, data, <int>count, mpi.reduced[place][number],
+                                     mpi.ops[place][number], self.comm)
+        return code
+
+    cdef bint all_reduce_prepared(self, object array, object op) except -1:
+        """Do an all_reduce of an array with gaps, of float16, or with AVG: what mpi/reductions.py does around MPI's."""
+        cdef Array* x = <Array*>array
+        cdef bint averages = op is self.average or (type(op) is str and op == "avg")
+        cdef int code, place = self.usual_place if averages else self.place_of(op)
+        if Py_TYPE(array) is not &PyArray_Type or not PyArray_ISWRITEABLE(x) or not PyArray_ISNOTSWAPPED(x):
+            return False
+        cdef Py_ssize_t i, count = PyArray_SIZE(x)
+        cdef int number = PyArray_TYPE(x)
+        cdef bint is_half = number == NPY_HALF
+        if is_half:
+            number = NPY_FLOAT
+        elif averages and number != NPY_FLOAT and number != NPY_DOUBLE:
+            return False
+        if place < 0 or number >= TYPES or mpi.reduced[place][number] == 0 or PyDict_Size(self.windows):
+            return False
+        if count > SMALL:
+            return False
+        # its own memory, or a copy's; of half precisions, wider
+        cdef object own = array if PyArray_ISCARRAY(x) else PyArray_NewCopy(x, NPY_CORDER)
+        cdef char* data = <char*>PyArray_DATA(<Array*>own)
+        cdef float[SMALL] wide
+        if is_half:
+            for i in range(count):
+                wide[i] = half_to_float((<uint16_t*>data)[i])
+        code = self.all_reduce_memory(<char*>wide if is_half else data, count, number, place)
+        if code:
+            raise self.failed("all_reduce", code)
+        if averages:
+            average(<char*>wide if is_half else data, count, number, self.size)
+        if is_half:
+            for i in range(count):
+                (<uint16_t*>data)[i] = float_to_half(wide[i])
+        if own is not array:
+            PyArray_CopyInto(x, <Array*>own)
+        self.count += 1
+        return True
+
+    def all_reduce_coalesced(self, arrays, op):
+        """Do an all_reduce of many arrays of a dtype, packed into one; or return False."""
+        cdef bint averages = op is self.average or (type(op) is str and op == "avg")
+        cdef int code, number, place = self.usual_place if averages else self.place_of(op)
+        cdef Py_ssize_t i, at = 0, total = 0, n
+        cdef Array* x
+        if not PyList_CheckExact(arrays) or not arrays:
+            return False
+        n = PyList_GET_SIZE(arrays)
+        number = self.type_of_first(arrays)
+        if not 0 <= number < TYPES or place < 0 or mpi.reduced[place][number] == 0 or PyDict_Size(self.windows):
+            return False
+        if averages and number != NPY_FLOAT and number != NPY_DOUBLE:
+            return False
+        for i in range(n):
+            x = plain(<object>PyList_GET_ITEM(arrays, i), self.largest_run)
+            if x == NULL or PyArray_TYPE(x) != number:
+                return False
+            total += PyArray_NBYTES(x)
+        cdef int itemsize = mpi.kinds[number] & 255
+        if total > self.largest_run // itemsize * itemsize:
+            return False
+        if total > self.scratch_bytes:
+            free(self.scratch)
+            self.scratch_bytes = 0
+            self.scratch = <char*>malloc(total)
+            if self.scratch == NULL:
+                raise MemoryError
+            self.scratch_bytes = total
+        for i in range(n):
+            x = <Array*>PyList_GET_ITEM(arrays, i)
+            memcpy(self.scratch + at, PyArray_DATA(x), PyArray_NBYTES(x))
+            at += PyArray_NBYTES(x)
+        code = self.all_reduce_memory(self.scratch, total // itemsize, number, place)
+        if code:
+            raise self.failed("all_reduce_coalesced", code)
+        if averages:
+            average(self.scratch, total // itemsize, number, self.size)
+        at = 0
+        for i in range(n):
+            x = <Array*>PyList_GET_ITEM(arrays, i)
+            memcpy(PyArray_DATA(x), self.scratch + at, PyArray_NBYTES(x))
+            at += PyArray_NBYTES(x)
+        self.count += 1
+        return True
+
+    def __dealloc__(self):
+        free(self.scratch)
 
     def reduce(self, array, root, op):
         """Do a reduce, or return False."""
@@ -591,11 +717,6 @@ cdef class FastPath:
             self.open_node()
         return self.node.flags != NULL
 
-    cdef int all_reduce_in_node(self, Array* x, int place) noexcept nogil:
-        cdef int number = PyArray_TYPE(x)
-        return node_all_reduce(&self.node, call_of(ALL_REDUCE, place, mpi.kinds[number]), mpi.folds[place][number],
-                               PyArray_ITEMSIZE(x), <char*>PyArray_DATA(x), PyArray_SIZE(x))
-
     cdef int reduce_scatter_in_node(self, Array* y, Array* x, int place) noexcept nogil:
         cdef int number = PyArray_TYPE(x)
         return node_reduce_scatter(&self.node, call_of(REDUCE_SCATTER, place, mpi.kinds[number]), mpi.folds[place][number],
@@ -729,7 +850,9 @@ cdef class FastPath:
         if not self.is_in_node(PyArray_NBYTES(x)):
             return False
         with nogil:
-            code = self.all_reduce_in_node(x, place)
+            code = node_all_reduce(&self.node, call_of(ALL_REDUCE, place, mpi.kinds[PyArray_TYPE(x)]),
+                                   mpi.folds[place][PyArray_TYPE(x)], PyArray_ITEMSIZE(x), <char*>PyArray_DATA(x),
+                                   PyArray_SIZE(x))
         return self.has_ended(code, "all_reduce")
 
     def node_all_gather(self, output, array):
@@ -842,6 +965,35 @@ cdef class FastPath:
         if received(status) != PyArray_NBYTES(y):
             raise self.short("sendrecv", received(status), PyArray_NBYTES(y))
         return src
+
+    def ibroadcast(self, array, root):
+        """Begin a broadcast and return its Work, or return None."""
+        cdef Array* x = plain(array, self.largest_async)
+        if x == NULL or not is_rank(root, self.size) or type_of(x) == 0:
+            return None
+        cdef int code, source = PyLong_AsLong(root)
+        cdef Pending work = self.new_work(array)
+        with nogil:
+            code = mpi.ibcast(PyArray_DATA(x), count_of(x), type_of(x), source, self.comm, &work.request)
+        if code:
+            raise self.failed("broadcast", code)
+        self.count += 1
+        work.name, work.number = "broadcast", self.count + <long long>self.door.collectives
+        self.follow(work)
+        return work
+
+    def ibarrier(self):
+        """Begin a barrier and return its Work."""
+        cdef int code
+        cdef Pending work = self.new_work(None)
+        with nogil:
+            code = mpi.ibarrier(self.comm, &work.request)
+        if code:
+            raise self.failed("barrier", code)
+        self.count += 1
+        work.name, work.number = "barrier", self.count + <long long>self.door.collectives
+        self.follow(work)
+        return work
 
     def iall_reduce(self, array, op):
         """Begin an all_reduce and return its Work, or return None."""

@@ -190,7 +190,7 @@ class _GroupHook:
 # -- the fast path -------------------------------------------------------------------------------------------
 
 
-LISTS = {"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"}
+LISTS = {"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "all_reduce_coalesced"}
 
 
 def recorded_fast_path(fast: FastPath, traced: TracedGroup, append: Callable[[Row], None], where: Any) -> FastPath:
