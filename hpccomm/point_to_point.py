@@ -358,6 +358,10 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     >>> into  # on rank 2: array([10.])
     array([0.])
     """
+    if p2p_op_list and getattr(p2p_op_list[0], "group", p2p_op_list) is None:
+        begun = member(None).door.fast.batch(p2p_op_list, P2POp, irecv)
+        if begun is not None:
+            return begun
     works: list[Any] = []
     messages: list[tuple[Door, Call]] = []
     # Everything is checked before anything is started: a receive left behind would take the next message of its tag.

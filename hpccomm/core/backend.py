@@ -47,6 +47,10 @@ class FastPath:
     def _no_work(self, *_: Any, **__: Any) -> Work | None:
         return None
 
+    def batch(self, messages: Any, kind: type, irecv: Any) -> list[Work] | None:
+        """Begin the messages of a list of P2POp of the world; or return None."""
+        return None
+
     # each takes the arguments of Backend's method, without `async_op`
     broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = all_to_all_single = _not_done
     barrier = send = scan = exscan = all_gather = gather = scatter = reduce_scatter = all_to_all = _not_done

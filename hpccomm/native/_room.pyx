@@ -1046,6 +1046,26 @@ cdef class FastPath:
         self.follow(work)
         return work
 
+    def batch(self, messages, kind, irecv):
+        """Begin the messages of a list of `kind`, P2POp: receives first; return their Works, or None."""
+        cdef Array* x
+        if not PyList_CheckExact(messages):
+            return None
+        cdef list given = <list>messages, works = [None] * len(given)
+        for each in given:
+            if type(each) is not kind or each.group is not None or each.group_peer is not None:
+                return None
+            array = each.array
+            x = plain(array, self.largest)
+            if x == NULL or type_of(x) == 0 or not is_rank(each.peer, self.size) or not self.is_tag(each.tag):
+                return None
+        for receives in (True, False):
+            for i, each in enumerate(given):
+                if (each.op is irecv) is receives:
+                    begin = self.irecv if receives else self.isend
+                    works[i] = begin(each.array, each.peer, each.tag)
+        return works
+
     cdef Pending new_work(self, object array):
         cdef Pending work = <Pending>hc_new(self.work_class, NO_ARGUMENTS)
         work.array = work.alive = array
