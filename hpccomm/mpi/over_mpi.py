@@ -83,7 +83,7 @@ class BackendOverMPI(Backend):
                 setattr(self, name, prepared(name, getattr(self, name), self.rank, self.size))
         for name in vars(FastPath):
             plain = SHORT_FORMS.get(name, name)
-            if plain in OPERATIONS and self._has(plain):
+            if plain in OPERATIONS and (self._has(plain) or self._has(plain.removesuffix("_coalesced"))):
                 setattr(self.fast_path, name, getattr(super().fast_path, name))  # which steps aside
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:

@@ -29,7 +29,7 @@ def group(process_group: hc.ProcessGroup) -> Iterator[hc.ProcessGroup]:
     """A group in which every asynchronous operation of some bytes runs in the thread, and large is 200 bytes."""
     group = hc.new_group()
     assert isinstance(group, hc.ProcessGroup)
-    group.tuning = Tuning(thread_bytes=8, segment_bytes=200)
+    group.tuning = Tuning(thread_bytes=8, segment_bytes=200, node_bytes=0)
     yield group
     hc.destroy_process_group(group)
 

@@ -27,7 +27,7 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.fixture(params=[6, 2**31 - 1], ids=["limit 6", "limit 2^31"])
 def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[hc.ProcessGroup]:
     monkeypatch.setattr(datatypes, "LARGEST_COUNT", request.param)
-    tuning = Tuning(segment_bytes=32) if request.param == 6 else Tuning()
+    tuning = Tuning(segment_bytes=32 if request.param == 6 else 2 << 20, node_bytes=0)
     datatypes._block.cache_clear()
     with hc.init_process_group() as group:
         group.tuning = tuning

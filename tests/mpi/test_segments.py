@@ -22,7 +22,7 @@ SHAPES = [(0,), (1,), (8,), (50,), (3, 7)]
 def group(process_group: hc.ProcessGroup) -> Iterator[Any]:
     group = hc.new_group()
     assert isinstance(group, hc.ProcessGroup)
-    group.tuning = Tuning(segment_bytes=64, reduce_scatter_bytes=100)
+    group.tuning = Tuning(segment_bytes=64, reduce_scatter_bytes=100, node_bytes=0)
     yield group
     hc.destroy_process_group(group)
 

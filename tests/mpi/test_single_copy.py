@@ -17,7 +17,7 @@ from hpccomm.process.tuning import NEVER, Tuning
 
 from ..arrays import LAYOUTS, NUMERIC, REDUCTIONS, assert_same, dtype_name, reduced, reductions_of, values
 
-FINE = Tuning(segment_bytes=64, single_copy_bytes=1)
+FINE = Tuning(segment_bytes=64, single_copy_bytes=1, node_bytes=0)
 SHAPES = [(9,), (50,), (3, 7), (1000,), (4, 517)]
 
 
@@ -158,7 +158,7 @@ def test_calls_that_differ_are_an_error_on_every_rank(allowed: Any) -> None:
         hc.all_reduce(array, group=allowed)
 
 
-@pytest.mark.parametrize("tuning", [Tuning(segment_bytes=8000, single_copy_bytes=1), Tuning(single_copy_bytes=NEVER)])
+@pytest.mark.parametrize("tuning", [Tuning(segment_bytes=8000, single_copy_bytes=1, node_bytes=0), Tuning(single_copy_bytes=NEVER, node_bytes=0)])
 def test_arrays_below_the_threshold_and_of_one_segment_are_left_to_mpi(
     process_group: hc.ProcessGroup, tuning: Tuning
 ) -> None:
@@ -170,7 +170,7 @@ def test_arrays_below_the_threshold_and_of_one_segment_are_left_to_mpi(
 
 
 def test_the_thread_of_asynchronous_operations_makes_none(process_group: hc.ProcessGroup) -> None:
-    group = new_group(tuning=Tuning(segment_bytes=64, single_copy_bytes=1, thread_bytes=1))
+    group = new_group(tuning=Tuning(segment_bytes=64, single_copy_bytes=1, thread_bytes=1, node_bytes=0))
     array = np.ones(1000)
     work = hc.all_reduce(array, group=group, async_op=True)
     assert work is not None
