@@ -17,12 +17,10 @@ from mpi4py import MPI
 
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
+from .fast_path import RUN_BYTES
 from .layout import by_dtype, is_plain, nbytes_of, unpack_into
 from .segments import runs
 from .small_all_reduce import SmallAllReduces
-
-# A run of this size stays in the cache while it is packed, reduced and unpacked. A larger array goes as it is.
-RUN_BYTES = 1 << 20
 
 # Persistent, of all ranks together: so many bytes at most go through shared memory (of twice that size), in such runs.
 # Measured with 1000 arrays of 1 KB on two ranks.

@@ -17,9 +17,8 @@ from ..errors import DistBackendError, here
 from ..job.mpi_library import private, release
 from ..job.tags import LARGEST
 from ..native import _room as room
-from .coalesced import RUN_BYTES
 from .datatypes import DIRECT, TYPED
-from .fast_path import MPIFastPath
+from .fast_path import RUN_BYTES, MPIFastPath
 from .works import MPIWork, wrong_length
 
 if TYPE_CHECKING:

@@ -27,6 +27,8 @@ from .datatypes import DIRECT, TYPED
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 
 IN_PLACE = MPI.IN_PLACE
+# Of coalesced arrays: a run of this size stays in the cache while it is packed, reduced and unpacked.
+RUN_BYTES = 1 << 20
 Status = MPI.Status
 
 

@@ -436,7 +436,7 @@ cdef class FastPath:
             return False
         if place < 0 or number >= TYPES or mpi.reduced[place][number] == 0 or PyDict_Size(self.windows):
             return False
-        if count > SMALL:
+        if count > SMALL or count * <Py_ssize_t>(mpi.kinds[number] & 255) > self.largest:
             return False
         # its own memory, or a copy's; of half precisions, wider
         cdef object own = array if PyArray_ISCARRAY(x) else PyArray_NewCopy(x, NPY_CORDER)

@@ -158,7 +158,13 @@ def test_calls_that_differ_are_an_error_on_every_rank(allowed: Any) -> None:
         hc.all_reduce(array, group=allowed)
 
 
-@pytest.mark.parametrize("tuning", [Tuning(segment_bytes=8000, single_copy_bytes=1, node_bytes=0), Tuning(single_copy_bytes=NEVER, node_bytes=0)])
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        Tuning(segment_bytes=8000, single_copy_bytes=1, node_bytes=0),
+        Tuning(single_copy_bytes=NEVER, node_bytes=0),
+    ],
+)
 def test_arrays_below_the_threshold_and_of_one_segment_are_left_to_mpi(
     process_group: hc.ProcessGroup, tuning: Tuning
 ) -> None:
