@@ -18,7 +18,6 @@ from numpy import ndarray
 
 from ..core.backend import FastPath
 from ..core.operation_list import MESSAGES
-from ..core.reduce_op import ReduceOp
 from ..core.work import Work
 from ..errors import DistBackendError
 from ..job.tags import LARGEST
@@ -40,46 +39,15 @@ class MPIFastPath(FastPath):
 
     is_open = True
 
-    # In memory of the node, which it takes the compiled path for. They return whether they have done it.
-
-    def node_broadcast(self, array: Any, root: int) -> bool:
-        """Do a broadcast of a contiguous array."""
+    def _not_in_node(self, *_: Any) -> bool:
         return False
 
-    def node_all_reduce(self, array: Any, op: ReduceOp | None) -> bool:
-        """Do an all_reduce of a contiguous array in place."""
-        return False
-
-    def node_all_gather(self, output: Any, array: Any) -> bool:
-        """Do an all_gather_single of contiguous arrays that share no memory."""
-        return False
-
-    def node_reduce_scatter(self, output: Any, array: Any, op: ReduceOp | None) -> bool:
-        """Do a reduce_scatter_single of contiguous arrays that share no memory."""
-        return False
-
-    def is_node_open(self) -> bool:
-        """Return True if the next operation may be done in memory of the node, on all ranks alike."""
-        return False
-
-    def node_move(self, name: str, sent: list[Any], received: list[Any], root: int) -> bool:
-        """Do a gather, scatter, all_gather or all_to_all of contiguous arrays."""
-        return False
-
-    def node_reduce(self, name: str, array: Any, op: ReduceOp | None, root: int) -> bool:
-        """Do a reduce, scan or exscan of a contiguous array in place."""
-        return False
-
-    def node_reduce_scatter_list(self, output: Any, sent: list[Any], op: ReduceOp | None) -> bool:
-        """Do a reduce_scatter of contiguous arrays."""
-        return False
-
-    def node_barrier(self) -> bool:
-        """Do a barrier."""
-        return False
+    # In memory of the node (`native/_room.pyx`), which only the compiled path has; each returns True if it has done it
+    node_broadcast = node_all_reduce = node_all_gather = node_reduce_scatter = node_barrier = _not_in_node
+    is_node_open = node_move = node_reduce = node_reduce_scatter_list = _not_in_node
 
     def close_node(self) -> None:
-        """Give the memory back; called once, by every rank, when the group is destroyed."""
+        """Give its memory back; called once, by every rank, when the group is destroyed."""
 
     def __init__(self, comm: MPI.Intracomm, windows: dict[int, Any], largest: int, thread_bytes: int) -> None:
         self._comm = comm

@@ -34,13 +34,15 @@ static void *run(void *number)
     double *x = malloc(sizeof(double) * LARGEST * (size_t)ranks), *y = malloc(sizeof(double) * LARGEST * (size_t)ranks);
     unsigned seed = 1;
     for (int round = 0; round < rounds; round++) {
-        int operation = rand_r(&seed) % 5, root = rand_r(&seed) % ranks;
+        int operation = rand_r(&seed) % 7, root = rand_r(&seed) % ranks;
         size_t count = (size_t)(rand_r(&seed) % 3 ? rand_r(&seed) % 40 : rand_r(&seed) % LARGEST);
         if (operation == 1)
             count %= SLOT / sizeof(double);
+        if (operation >= 5 && count > 40) /* no room: all leave it to MPI */
+            count = LARGEST;
         int code = 0;
         size_t all = count * (size_t)ranks;
-        for (size_t i = 0; i < (operation == 3 ? all : count); i++)
+        for (size_t i = 0; i < (operation == 3 || operation == 5 ? all : count); i++)
             x[i] = value(rank, round, i);
         switch (operation) {
         case 0:
@@ -71,6 +73,45 @@ static void *run(void *number)
                 check(y[i] == sum, "reduce_scatter", round);
             }
             break;
+        case 5: { /* all_to_all: each rank's parts have sizes of their own */
+            char *parts[16];
+            size_t sizes[16];
+            for (int r = 0; r < ranks; r++) {
+                parts[r] = (char *)(x + (size_t)r * count);
+                sizes[r] = sizeof(double) * (count > 40 ? count : (count + (size_t)r) % (count + 1));
+            }
+            code = node_post(&node, 8, (size_t)ranks, parts, sizes);
+            if (count > 40) {
+                check(code == NODE_LEAVES, "all_to_all without room", round);
+                code = 0;
+                break;
+            }
+            size_t expected = (count + (size_t)rank) % (count + 1);
+            for (int r = 0; r < ranks; r++) {
+                code = code || node_take(&node, r, (size_t)rank, (char *)y, sizeof(double) * expected);
+                for (size_t i = 0; i < expected; i++)
+                    check(y[i] == value(r, round, (size_t)rank * count + i), "all_to_all", round);
+            }
+            break;
+        }
+        case 6: { /* scan */
+            char *own = (char *)x;
+            size_t size = sizeof(double) * count;
+            code = node_post(&node, 9, 1, &own, &size);
+            if (count > 40) {
+                check(code == NODE_LEAVES, "scan without room", round);
+                code = 0;
+                break;
+            }
+            code = code || node_take_reduced(&node, sum_f8, rank + 1, 0, (char *)y, size);
+            for (size_t i = 0; i < count; i++) {
+                double sum = 0;
+                for (int r = 0; r <= rank; r++)
+                    sum += value(r, round, i);
+                check(y[i] == sum, "scan", round);
+            }
+            break;
+        }
         default:
             code = node_barrier(&node, 5);
         }

@@ -31,6 +31,10 @@ MUTANTS = {
     "sets are not alternated": ("((number & 1) *", "((number & 0) *"),
     "calls are noted in one place": ("int set = n->number & 1;", "int set = 0;"),
     "the next set is not waited for": ("if (n->settled < before)", "if (0)"),
+    "parts are taken before they are there": (
+        "if ((code = node_wait(n, &other->begun, n->number)))\n            return code;",
+        "",
+    ),
     "the result is not waited for": (
         "if ((code = node_wait(n, &n->flags[rank].reduced, n->number)))\n                return code;",
         "",

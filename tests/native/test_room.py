@@ -133,6 +133,142 @@ def test_long_and_long_long_are_one_dtype(group: Any) -> None:
     assert (array == group.size).all()
 
 
+# -- lists of arrays, and what only some ranks get ----------------------------------------------------------------
+
+
+def one_of_lists(generator: Any, group: Any) -> None:
+    """Do one operation, drawn alike on all ranks, on arrays that rank 0 may have with gaps; compare with NumPy's."""
+    n, me = group.size, group.rank
+    dtype = str(generator.choice(["f4", "f8", "i4", "u1", "f2"]))
+    largest = int(generator.choice([0, 3, 100, 30_000, 200_001]))  # the last has no room in the memory
+    gaps = bool(generator.integers(2)) and me == 0
+    root, op = int(generator.integers(n)), str(generator.choice(["sum", "max"]))
+    sizes = generator.integers(0, largest + 1, n)
+    table = generator.integers(0, largest + 1, (n, n))
+
+    def arrays(sizes: Any) -> list[Any]:
+        return [generator.integers(0, 3, size).astype(dtype) for size in sizes]
+
+    def mine(made: list[Any]) -> list[Any]:
+        return [laid_out(each, gaps) for each in made]
+
+    def empty(sizes: Any) -> list[Any]:
+        return mine([np.zeros(size, dtype) for size in sizes])
+
+    def reduced(rows: list[Any]) -> Any:
+        return folded(np.stack(rows), op)
+
+    def same(given: Any, expected: Any) -> None:
+        for one, other in zip(given, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+    name = str(generator.choice(["all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "reduce", "scan",
+                                 "exscan", "all_to_all_single", "all_reduce_coalesced"]))  # fmt: skip
+    if name in ("all_gather", "gather", "scatter"):
+        data, outputs = arrays(sizes), empty(sizes)
+        if name == "all_gather":
+            hc.all_gather(outputs, laid_out(data[me], gaps), group)
+            same(outputs, data)
+        elif name == "gather":
+            hc.gather(laid_out(data[me], gaps), outputs if me == root else None, group_dst=root, group=group)
+            same(outputs if me == root else [], data if me == root else [])
+        else:
+            hc.scatter(outputs[me], mine(data) if me == root else None, group_src=root, group=group)
+            same([outputs[me]], [data[me]])
+    elif name == "reduce_scatter":
+        rows, output = [arrays(sizes) for _ in range(n)], empty([sizes[me]])[0]
+        hc.reduce_scatter(output, mine(rows[me]), op, group)  # type: ignore[arg-type]
+        same([output], [reduced([row[me] for row in rows])])
+    elif name == "all_to_all":
+        rows, outputs = [arrays(row) for row in table], empty(table[:, me])
+        hc.all_to_all(outputs, mine(rows[me]), group)
+        same(outputs, [row[me] for row in rows])
+    elif name == "all_to_all_single":
+        rows, output = (
+            [np.stack(arrays([largest] * n)) for _ in range(n)],
+            laid_out(np.zeros((n, largest), dtype), gaps),
+        )
+        hc.all_to_all_single(output, laid_out(rows[me], gaps), group=group)
+        same(output, [row[me] for row in rows])
+    elif name == "all_reduce_coalesced":
+        rows = [arrays(sizes) for _ in range(n)]
+        given = mine(rows[me])
+        hc.all_reduce_coalesced(given, op, group)  # type: ignore[arg-type]
+        same(given, [reduced([row[i] for row in rows]) for i in range(n)])
+    else:
+        rows = arrays([largest] * n)
+        given = laid_out(rows[me], gaps)
+        if name == "reduce":
+            hc.reduce(given, op=op, group_dst=root, group=group)  # type: ignore[arg-type]
+            same([given], [reduced(rows) if me == root else rows[me]])
+        elif name == "scan":
+            hc.scan(given, op, group)  # type: ignore[arg-type]
+            same([given], [reduced(rows[: me + 1])])
+        else:
+            hc.exscan(given, op, group)  # type: ignore[arg-type]
+            same([given], [reduced(rows[:me]) if me else rows[0]])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs_of_lists(group: Any, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    for _ in range(50):
+        one_of_lists(generator, group)
+
+
+@needs_room
+@pytest.mark.mpi(min_size=2)
+def test_a_part_of_another_size_is_an_error_where_it_is_taken(group: Any) -> None:
+    outputs = [np.zeros(3 if group.rank == 0 else 4) for _ in range(group.size)]
+    if group.rank == 0:  # it is told 3 of each, and the others give 4
+        with pytest.raises(hc.DistBackendError, match=r"all_gather .*: rank \d of the group calls another operation"):
+            hc.all_gather(outputs, np.zeros(3), group)
+    else:
+        outputs[0] = np.zeros(3)
+        hc.all_gather(outputs, np.zeros(4), group)
+    hc.barrier(group)
+
+
+# -- what is prepared for MPI ------------------------------------------------------------------------------------
+
+
+def test_every_float16_comes_through_as_it_is(process_group: hc.ProcessGroup) -> None:
+    for part in np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 2048):
+        array = part.copy()
+        hc.all_reduce(array, "max")
+        is_number = ~np.isnan(part)
+        assert (np.isnan(array) == ~is_number).all()
+        np.testing.assert_array_equal(array.view(np.uint16)[is_number], part.view(np.uint16)[is_number])
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+def test_sums_of_float16_are_rounded_once(process_group: hc.ProcessGroup, op: Any) -> None:
+    n, me = process_group.size, process_group.rank
+    generator = np.random.default_rng(1)
+    for exponent in range(-9, 6):  # subnormal results, and infinite ones
+        rows = (generator.standard_normal((n, 500)) * 10.0**exponent).clip(-65504, 65504).astype(np.float16)
+        array = rows[me].copy()
+        hc.all_reduce(array, op)
+        with np.errstate(all="ignore"):
+            total = folded(rows.astype(np.float32), "sum") / np.float32(n if op == "avg" else 1)
+            expected = total.astype(np.float16)
+        if n < 3:  # of more ranks MPI may add in another order
+            np.testing.assert_array_equal(array, expected)
+        else:
+            np.testing.assert_allclose(array, expected, rtol=2e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "c8"])
+def test_averages_of_arrays_of_any_layout(process_group: hc.ProcessGroup, dtype: str) -> None:
+    n, me = process_group.size, process_group.rank
+    for layout in (slice(None), slice(None, None, 2), slice(None, None, -3)):
+        array = np.arange(24, dtype=dtype).reshape(2, 12)[:, layout]
+        array += me
+        hc.all_reduce(array, "avg")
+        expected = np.arange(24, dtype="f8").reshape(2, 12)[:, layout] + (n - 1) / 2
+        np.testing.assert_allclose(array, expected, rtol=1e-3)
+
+
 # -- Works -----------------------------------------------------------------------------------------------------
 
 
