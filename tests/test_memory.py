@@ -28,8 +28,8 @@ def large(dtype: Any = np.float32) -> Any:
 
 
 def extra(call: Callable[[], Any]) -> int:
-    """Return the bytes that NumPy and Python hold at the peak of a call more than before it."""
-    hc.barrier()  # the first operation imports the backend
+    """Return the bytes that NumPy and Python hold at the peak of a call more than before it; the first one imports."""
+    call()
     gc.collect()
     tracemalloc.start()
     try:

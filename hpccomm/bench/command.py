@@ -294,8 +294,8 @@ def _tune(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str
     table, text = tune.tune(world, _plan(arguments))
     if world.rank == 0:
         Path(arguments.tune).write_text(as_json(table, facts), encoding="utf-8")
-    entries = "\n".join(f"{name:<22} {value}" for name, value in vars(table).items())
-    return f"{text}\n\n{entries}\n\nTo use this table: export HPCCOMM_TUNING={arguments.tune}", vars(table)
+    entries = "\n".join(f"{name:<22} {value}" for name, value in table._asdict().items())
+    return f"{text}\n\n{entries}\n\nTo use this table: export HPCCOMM_TUNING={arguments.tune}", table._asdict()
 
 
 def _pairs(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpi4py import MPI  # where there is no library, the backend is not available
+
 if TYPE_CHECKING:
     from ..core.backend import Backend
     from ..core.options import BackendOptions
@@ -35,8 +37,6 @@ def create_ordered(options: BackendOptions, _: Any) -> Backend:
 
 
 def _on_the_host(options: BackendOptions) -> MPIBackend:
-    from mpi4py import MPI
-
     if MPI.VERSION >= 4:
         from .backend import MPIBackend
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .shared_memory import Window
 
 LARGEST_SLOT = 512 << 10  # bytes
-OWN_SLOT = 64 << 10  # of a rank alone in its group
+OWN_SLOT = 8 << 10  # of a rank alone in its group
 ALIGNMENT = 64
 LARGEST_WINDOW = 32 << 20
 ONE_PHASE = 16 << 10  # bytes of all ranks together

@@ -625,7 +625,7 @@ cdef class FastPath:
     def gather(self, array, outputs, root):
         """Do a gather, or return False."""
         cdef Array* x = plain(array, self.largest)
-        if x == NULL or not is_rank(root, self.size) or self.node.flags == NULL:
+        if x == NULL or not is_rank(root, self.size) or self.node.flags == NULL or type_of(x) == 0:
             return False
         cdef int destination = PyLong_AsLong(root)
         if self.rank != destination:
@@ -641,7 +641,7 @@ cdef class FastPath:
     def scatter(self, output, inputs, root):
         """Do a scatter, or return False."""
         cdef Array* y = plain(output, self.largest)
-        if y == NULL or not is_rank(root, self.size) or self.node.flags == NULL:
+        if y == NULL or not is_rank(root, self.size) or self.node.flags == NULL or type_of(y) == 0:
             return False
         cdef int source = PyLong_AsLong(root)
         if self.rank != source:

@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -425,7 +424,7 @@ def test_the_gpu_need_not_be_the_current_one(machine: Any, layout: Any, async_op
 def test_the_host_waits_in_a_blocking_barrier(
     machine: Any, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch, blocking_wait: bool
 ) -> None:
-    monkeypatch.setattr(process_group, "settings", replace(process_group.settings, blocking_wait=blocking_wait))
+    monkeypatch.setattr(process_group, "settings", process_group.settings._replace(blocking_wait=blocking_wait))
     with hc.new_group(backend="nccl") as group:
         hc.barrier(group)
         machine.held = True
@@ -473,7 +472,7 @@ def test_synchronize_and_wait_with_a_timeout_block_the_host(machine: Any) -> Non
 
 
 def test_blocking_wait(machine: Any, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "settings", replace(process_group.settings, blocking_wait=True))
+    monkeypatch.setattr(process_group, "settings", process_group.settings._replace(blocking_wait=True))
     with hc.new_group() as group:
         array = gpus.array(np.ones(3))
         machine.held = True
