@@ -71,7 +71,7 @@ PROCESSES = {
 OUT_OF_MEMORY = """\
 import resource
 world = hc.init_process_group()
-x = np.ones((4000, 4000))[::2, ::2]
+x = np.ones((2400, 2400))[::2, ::2]
 hc.all_reduce(np.ones(10))
 if r == 1:
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
