@@ -405,7 +405,8 @@ def situations() -> Iterator[Case]:
     for what, (body, said) in PROCESSES.items():
         yield ok("another process", what, f"{body}{CHECK.replace(chr(10), chr(10) + ' ' * 8)}", said)
 
-    yield Case("out of memory", "in the copy of a strided array", OUT_OF_MEMORY, ENDS.format(name="MemoryError"))
+    said = ENDS.format(name="MemoryError")
+    yield Case("out of memory", "in the copy of a strided array", OUT_OF_MEMORY, said, timeout=PATIENT)
     for ranks, on in (("(0, 1, 2)", "on all ranks"), ("(0,)", "on rank 0"), ("(1,)", "on rank 1")):
         for place, then in SHARED_MEMORY.items():
             said = "MemoryError.*MemoryError.*MemoryError" if place == "empty_shared" else ""
