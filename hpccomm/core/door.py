@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .persistent_work import PersistentWork
 
 REAP_ABOVE = 64  # Works in flight; from there on, each new one first drops those that are completed
+REAP_ASKS = 8  # for each REAP_ABOVE of them
 STEPS_ASIDE = FastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 DOORS: weakref.WeakSet[Door] = weakref.WeakSet()  # of all groups of this process
@@ -223,16 +224,22 @@ class Door:
             self.failed.append(work)
 
     def reap(self) -> None:
-        """Forget completed Works, from the oldest on, to the first that is in flight or has a Future."""
-        while True:
-            try:
-                oldest = next(iter(self.in_flight))
-            except (StopIteration, RuntimeError):  # none left, or another thread has just let go of one
-                return
-            # Callbacks of Futures have the progress thread, which keeps their order.
-            if oldest.is_driven or not oldest.has_ended():
-                return
-            self.in_flight.pop(oldest, None)
+        """Forget completed Works, from the oldest on, to the first that is in flight or has a Future.
+
+        Asking is all the progress that some transports make, where the program's other operations are none of theirs;
+        so the more there are, the more often it asks.
+        """
+        for _ in range(max(1, len(self.in_flight) // REAP_ABOVE * REAP_ASKS)):
+            while True:
+                try:
+                    oldest = next(iter(self.in_flight))
+                except (StopIteration, RuntimeError):  # none left, or another thread has just let go of one
+                    return
+                if oldest.is_driven:  # callbacks of Futures have the progress thread, which keeps their order
+                    return
+                if not oldest.has_ended():
+                    break
+                self.in_flight.pop(oldest, None)
 
     # -- hooks -----------------------------------------------------------------------------------
 

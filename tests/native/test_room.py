@@ -293,6 +293,25 @@ def test_a_message_is_a_work_in_every_respect(process_group: hc.ProcessGroup) ->
     assert not process_group.door.in_flight
 
 
+@needs_room
+def test_dropped_works_are_let_go_of_where_nothing_else_makes_mpi_progress(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpccomm.mpi import compiled
+
+    for looks in ("LOOKS", "LOOKS_OF_MANY"):  # who waits in the memory of the node never asks MPI
+        monkeypatch.setattr(compiled, looks, 200_000)
+    group = hc.new_group()
+    array = np.ones(1)
+    for _ in range(500):
+        hc.all_reduce(array, "max", group=group, async_op=True)
+        hc.barrier(group)
+    assert len(group.door.in_flight) < 100
+    for work in list(group.door.in_flight):
+        work.wait()
+    hc.destroy_process_group(group)
+
+
 def test_a_receive_can_be_taken_back(process_group: hc.ProcessGroup) -> None:
     work = hc.irecv(np.zeros(2), process_group.rank, tag=7)
     work.abort()
