@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from itertools import repeat
 from numbers import Real
+from types import CodeType
+from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import here
 
+if TYPE_CHECKING:
+    F = TypeVar("F", bound=Callable[..., object])
+
+KEEP_TIME: set[CodeType] = set()  # functions that raise when they have waited too long: the watchdog leaves it to them
 sched_yield = getattr(os, "sched_yield", partial(time.sleep, 0))  # which macOS lacks
 
 
@@ -22,6 +28,12 @@ def as_seconds(timeout: timedelta | float, what: str = "timeout") -> float:
     if not isinstance(timeout, Real) or isinstance(timeout, bool):
         raise TypeError(f"{what} is {timeout!r}; expected a timedelta or a number of seconds{here()}")
     return float(timeout)
+
+
+def keeps_time(function: F) -> F:
+    """Note a function that raises by itself when it has waited too long."""
+    KEEP_TIME.add(function.__code__)
+    return function
 
 
 def pauses(longest: float = 1e-3) -> Iterator[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ..core.timeouts import keeps_time
 from ..errors import DistTimeoutError, here
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 10e-6, 1e-3  # seconds between two looks
@@ -17,6 +18,7 @@ class TimeLimit:
         self.seconds = seconds
         self.failure: Callable[[], Exception | None] = lambda: None
 
+    @keeps_time
     def wait_while(self, is_in_progress: Callable[[], bool]) -> None:
         """Wait for the end of a call; raise the connection's failure, and DistTimeoutError after `seconds`."""
         deadline, pause = time.monotonic() + self.seconds, SHORTEST_PAUSE

@@ -25,7 +25,7 @@ from ..core.group import ProcessGroup
 from ..core.operation_list import CALLED, MESSAGES, OPERATIONS
 from ..core.operations import Operations
 from ..core.persistent_work import PersistentWork
-from ..core.timeouts import as_seconds
+from ..core.timeouts import KEEP_TIME, as_seconds
 from ..core.work import Work
 from .records import Record, describe
 
@@ -38,7 +38,6 @@ DOOR = Door.run.__code__
 METHODS: dict[CodeType, str] = {
     getattr(Operations, name).__code__: name for name in OPERATIONS if name in vars(Operations)
 }
-ABOUT_TO_RAISE: set[CodeType] = set()  # functions that are called when a wait has been too long
 POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
 WITHOUT_A_GROUP = {"init_process_group": "init_process_group", "on": "ProcessGroup.on"}  # they make the first one
@@ -108,7 +107,7 @@ def _call_in(innermost: FrameType, waited_for: Work | None) -> CallInFlight | No
         call = _wait_for(waited_for, program_line(innermost), None, False)
     for frame in _outward(innermost):
         code = frame.f_code
-        can_raise = can_raise or code in ABOUT_TO_RAISE
+        can_raise = can_raise or code in KEEP_TIME
         if code is DOOR:
             call = _call_at_the_door(frame)
         elif code in METHODS:

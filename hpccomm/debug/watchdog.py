@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from ..core.ending import SHORTEST_MEETING
 from ..core.options import DEFAULT_TIMEOUT
-from ..core.timeouts import as_seconds
+from ..core.timeouts import as_seconds, keeps_time
 from ..errors import DistError
 from ..process import settings, stderr
 from ..process.printed import let_launcher_read
@@ -338,6 +338,7 @@ def _gpu_is_busy(work: Any) -> bool:
 # -- the one of this process ---------------------------------------------------------------------------------
 
 
+@keeps_time
 def who_is_late() -> str:
     """Ask all ranks for their reports and return the verdict, or "" where it finds none; it takes a few seconds.
 
@@ -348,9 +349,6 @@ def who_is_late() -> str:
         return "" if watchdog is None else watchdog.who_is_late()
     except OSError:  # no folder can be written to
         return ""
-
-
-stacks.ABOUT_TO_RAISE.add(who_is_late.__code__)
 
 
 def places() -> dict[int, str]:

@@ -15,4 +15,5 @@ PAIRWISE: int = _upper_bound - 1
 NEW_GROUP: int = _upper_bound - 2
 THREAD: int = _upper_bound - 3
 MEETING: int = _upper_bound - 4
-LARGEST: int = _upper_bound - 5
+NOT_CONNECTED: int = _upper_bound - 5
+LARGEST: int = _upper_bound - 6

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from ..cuda.choice import VisibleGPUs, choose, visible_gpus
 from ..cuda.seam import NCCL, Communicator, Runtime, on_device
 from ..cuda.time_limit import TimeLimit
 from ..errors import DistBackendError, DistError, DistTimeoutError, here
+from ..job.tags import NOT_CONNECTED
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -50,26 +52,53 @@ def connect(
     if options.device_id is not None:  # before NCCL is called: `on_device` goes back, and would make a context there
         runtime.use_device(device)
     with on_device(runtime, device):
-        return all_or_none(nccl, comm, ranks, lambda: nccl.connect(len(ranks), unique_id, rank, time_limit)), device
+        return all_or_none(
+            nccl, comm, ranks, partial(nccl.connect, len(ranks), unique_id, rank, time_limit), time_limit
+        ), device
 
 
-def all_or_none(nccl: NCCL, comm: MPI.Intracomm, ranks: Sequence[int], make: Callable[[], T]) -> T:
-    """Return the communicator that `make` makes; raise on every rank of `comm` if it raises on one."""
+def all_or_none(
+    nccl: NCCL,
+    comm: MPI.Intracomm,
+    ranks: Sequence[int],
+    make: Callable[[], T],
+    time_limit: TimeLimit | None,
+) -> T:
+    """Return the communicator that `make` makes; raise on every rank of `comm` if it raises on one.
+
+    With a time limit nobody waits in NCCL's bootstrap for a rank that has failed there.
+    """
     made: T | None = None
-    error: tuple[type[DistError], str] | None = None
+    failed: tuple[type[DistError], str] | None = None
+    tells: list[MPI.Request] = []
+    if time_limit is not None:
+        time_limit.failure = lambda: OtherRankError("") if comm.Iprobe(tag=NOT_CONNECTED) else None
     try:
         made = make()
-    except DistTimeoutError as raised:
-        error = DistTimeoutError, str(raised)
-    except Exception as raised:  # the others have to learn of whatever it is
-        error = DistBackendError, f"NCCL reports {nccl.explain(raised) or repr(raised)}{here()}"
-    errors = [(rank, *each) for rank, each in zip(ranks, comm.allgather(error), strict=True) if each is not None]
-    if errors:
+    except (DistTimeoutError, OtherRankError) as error:
+        failed = type(error), str(error)
+    except Exception as error:  # the others have to learn of whatever it is
+        failed = DistBackendError, f"NCCL reports {nccl.explain(error) or repr(error)}{here()}"
+    if time_limit is not None and failed is not None and failed[0] is not OtherRankError:
+        tells = [comm.isend(None, rank, NOT_CONNECTED) for rank in range(comm.size) if rank != comm.rank]
+    everybody = [(rank, *each) for rank, each in zip(ranks, comm.allgather(failed), strict=True) if each is not None]
+    firsts = [each for each in everybody if each[1] is not OtherRankError]
+    if time_limit is not None:
+        for rank, *_ in firsts:
+            if rank != ranks[comm.rank]:
+                comm.recv(source=ranks.index(rank), tag=NOT_CONNECTED)
+        for each in tells:
+            each.wait()
+    if firsts:
         if made is not None:
             made.abort()
-        rank, kind, text = min(errors, key=lambda each: each[1] is DistTimeoutError)  # which others may have caused
+        rank, kind, text = min(firsts, key=lambda each: each[1] is DistTimeoutError)  # which others may have caused
         raise kind(f"rank {rank} could not be connected: {text}")
     return made  # type: ignore[return-value]
+
+
+class OtherRankError(DistError):
+    """Another rank has failed, and has told this one."""
 
 
 def _unique_id(nccl: NCCL) -> tuple[str | None, Any]:
