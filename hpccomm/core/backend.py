@@ -30,6 +30,7 @@ class FastPath:
     """
 
     is_open = False  # not in this class
+    has_node = False  # whether it works in memory of the node by now
     door: Door
     count = 0  # collectives done; they are numbered with all others
     messages = 0  # messages done, likewise

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 SMALLEST_CHUNK_BYTES = 64
 NEVER = 1 << 62  # as a threshold
+CAN_BE_NONE = ("node_bytes",)  # a limit: 0 is none
 
 
 class Tuning(NamedTuple):
@@ -37,7 +38,7 @@ def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:
     if file:
         chosen = _read(file)
     if environ.get("HPCCOMM_SEGMENT_BYTES"):
-        chosen["segment_bytes"] = _positive("HPCCOMM_SEGMENT_BYTES", environ["HPCCOMM_SEGMENT_BYTES"])
+        chosen["segment_bytes"] = _number("HPCCOMM_SEGMENT_BYTES", environ["HPCCOMM_SEGMENT_BYTES"])
     return Tuning(**chosen)
 
 
@@ -62,17 +63,20 @@ def _read(file: str) -> dict[str, int]:
     document.pop("measured", None)
     for name in document.keys() - set(names):
         raise ValueError(f"HPCCOMM_TUNING={file}: nothing is called {name!r}; there are {', '.join(names)}")
-    numbers = {name: _positive(f"HPCCOMM_TUNING={file}: {name}", value) for name, value in document.items()}
+    numbers = {
+        name: _number(f"HPCCOMM_TUNING={file}: {name}", value, 0 if name in CAN_BE_NONE else 1)
+        for name, value in document.items()
+    }
     if numbers.get("shared_chunk_bytes", SMALLEST_CHUNK_BYTES) < SMALLEST_CHUNK_BYTES:
         raise ValueError(f"HPCCOMM_TUNING={file}: shared_chunk_bytes is below {SMALLEST_CHUNK_BYTES}, a cache line")
     return numbers
 
 
-def _positive(what: str, value: Any) -> int:
+def _number(what: str, value: Any, least: int = 1) -> int:
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
-        number = 0
-    if number < 1 or isinstance(value, float):
-        raise ValueError(f"{what} is {value!r}; expected a number of bytes, 1 or more")
+        number = -1
+    if number < least or isinstance(value, float):
+        raise ValueError(f"{what} is {value!r}; expected a number of bytes, {least} or more")
     return number

@@ -21,6 +21,7 @@ import pytest
 
 from hpccomm.bench import command, registry
 from hpccomm.cli import main as cli
+from hpccomm.native import room
 from hpccomm.process.tuning import tuning
 
 from ..launch import clean_environment, launch, mpiexec_folder, time_limit
@@ -50,7 +51,7 @@ def test_sizes_go_from_the_smallest_to_the_largest() -> None:
 def test_contenders_are_understood() -> None:
     assert command.contenders("mpi4py, torch-gloo") == ["mpi4py", "torch-gloo"]
     assert command.contenders("none") == []
-    with pytest.raises(argparse.ArgumentTypeError, match="'mvapich'; there are hpccomm, mpi4py, torch-"):
+    with pytest.raises(argparse.ArgumentTypeError, match="'mvapich'; there are hpccomm, python, mpi4py, torch-"):
         command.contenders("mpi4py,mvapich")
 
 
@@ -178,9 +179,10 @@ def test_overhead_of_messages_on_two_ranks() -> None:
     title, columns, _, *rows, watchdog = ended.stdout.splitlines()[2:]
     assert watchdog.startswith("the watchdog looks once in 1 s, for ")
     assert title.endswith(": 2 ranks, 8 bytes, median of the repetitions")
-    assert columns.split() == ["operation", "mpi4py", "hpccomm", "added", "ratio", "recorder", "adds"]
-    assert [row.split(":")[0] for row in rows[:3]] == ["ping-pong", "halo", "halo"]
-    assert any(row.startswith("monitored_barrier ") for row in rows[3:])
+    paths = ["hpccomm", "added", "ratio"] if room is None else ["compiled", "added", "ratio", "python", "added"]
+    assert columns.split() == ["operation", "mpi4py", *paths, "recorder", "adds"]
+    assert [row.split()[0] for row in rows][:5] == ["ping-pong:", "sendrecv", "isend", "halo:", "halo:"]
+    assert any(row.startswith("monitored_barrier ") for row in rows[5:])
 
 
 @pytest.mark.parametrize(("option", "module"), [(["--plot", "x.png"], "matplotlib")])
@@ -217,7 +219,7 @@ def test_a_failed_check_is_exit_status_1_on_every_rank(tmp_path: Path) -> None:
     [
         (
             ["--against", "mpi4py,nccl"],
-            "--against nccl: with --device cpu there are hpccomm, mpi4py, torch-",
+            "--against nccl: with --device cpu there are hpccomm, python, mpi4py, torch-",
         ),
         (["--device", "cuda", "--against", "copy"], "--against copy: with --device cuda there are hpccomm, cuda:mpi, "),
         (["--device", "cuda", "--tune", "x"], "--tune is for arrays of the host"),
@@ -268,4 +270,5 @@ def test_tune_writes_what_programs_read(tmp_path: Path) -> None:
     assert f"export HPCCOMM_TUNING={file}" in done.stdout
     table = tuning({"HPCCOMM_TUNING": str(file)})
     assert f"segment_bytes          {table.segment_bytes}\n" in done.stdout
+    assert (room is None) == ("memory of the node: not measured" in done.stdout)
     assert json.loads(file.read_text(encoding="utf-8"))["measured"]["ranks"] == 2

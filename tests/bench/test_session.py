@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm import native
 from hpccomm.bench import registry
 from hpccomm.bench.contenders import contender_class
 from hpccomm.bench.measure import Plan
 from hpccomm.bench.registry import Arrays, Benchmark, Case
 from hpccomm.bench.session import Session
 from hpccomm.bench.studies import overlap, tune
+from hpccomm.process.tuning import Tuning
 
 BENCHMARKS = registry.load()
 TINY = Plan(iterations=2, warmup=1, batch=2)
@@ -149,7 +151,7 @@ def test_the_hidden_share(communication: float, compute: float, both: float, hid
 
 def test_tune_gives_every_rank_one_table_of_what_was_tried(process_group: hc.ProcessGroup) -> None:
     assert process_group.comm is not None
-    tried = tune.Sizes((64, 128), (1000, 2000), (256, 512), (64, 128), (64, 128), (64, 128), 256)
+    tried = tune.Sizes((64, 128), (1000, 2000), (256, 512), (64, 128), (64, 128, 256), (64, 128), (64, 128), 256)
     table, text = tune.tune(process_group, TINY, tried)
     assert process_group.comm.allgather((table, text)) == [(table, text)] * process_group.size
     assert table.segment_bytes in tried.segments
@@ -161,6 +163,37 @@ def test_tune_gives_every_rank_one_table_of_what_was_tried(process_group: hc.Pro
         assert "shared all_reduce by (128 B):  MPI: " in text
     else:
         assert "node-shared arrays: not measured" in text
+    if process_group.size > 1 and native.room is not None:
+        assert table.node_bytes in (0, *tried.nodes)
+        assert "all_gather_single by (128 B):  memory of the node: " in text
+    else:
+        assert table.node_bytes == Tuning().node_bytes
+        assert "memory of the node: not measured" in text
+
+
+def test_memory_of_the_node_is_measured_only_where_it_is_used(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tune._has_node(process_group) == (process_group.size > 1 and native.room is not None)
+    with monkeypatch.context() as patch:
+        if process_group.rank == process_group.size - 1:
+            patch.setattr(native, "room", None)
+        assert not tune._has_node(process_group)  # one rank without it is enough
+    if process_group.size > 1 and native.room is not None:
+        from hpccomm.mpi import shared_memory
+
+        monkeypatch.setattr(shared_memory, "free_bytes", lambda: 0)
+        assert not tune._has_node(process_group)
+
+
+@pytest.mark.serial
+def test_a_limit_is_the_largest_size_before_the_other_way_wins_for_good() -> None:
+    def medians(*seconds: tuple[float, float]) -> tune.Medians:
+        return {8 << i: {"memory of the node": first, "MPI": second} for i, (first, second) in enumerate(seconds)}
+
+    assert tune._first_wins_up_to(medians((1, 2), (1, 2), (3, 2))) == 16
+    assert tune._first_wins_up_to(medians((1, 2), (3, 2), (1, 2))) == 32
+    assert tune._first_wins_up_to(medians((3, 2), (3, 2))) == 0
 
 
 @pytest.mark.serial

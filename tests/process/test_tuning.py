@@ -36,6 +36,7 @@ def test_a_file_and_a_variable(tmp_path: Path) -> None:
         ("[]", "expected an object with segment_bytes"),
         ('{"segment": 1}', "nothing is called 'segment'; there are segment_bytes, single_copy_bytes"),
         ('{"segment_bytes": 0}', "segment_bytes is 0; expected a number of bytes"),
+        ('{"node_bytes": -1}', "node_bytes is -1; expected a number of bytes, 0 or more"),
         ('{"segment_bytes": 1.5}', "segment_bytes is 1.5"),
         ('{"shared_bytes": "many"}', "shared_bytes is 'many'"),
         ('{"thread_bytes": Infinity}', "thread_bytes is inf"),
@@ -47,6 +48,12 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=f"^HPCCOMM_TUNING={file}: .*{message}"):
         tuning({"HPCCOMM_TUNING": str(file)})
+
+
+def test_memory_of_the_node_can_be_switched_off(tmp_path: Path) -> None:
+    file = tmp_path / "tuning.json"
+    file.write_text('{"node_bytes": 0}', encoding="utf-8")
+    assert tuning({"HPCCOMM_TUNING": str(file)}).node_bytes == 0
 
 
 def test_a_missing_file_and_a_bad_number_are_named(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from .contender import Call, Contender, Unsupported
 
 CONTENDERS = {
     "hpccomm": "hpccomm_calls:HPCComm",
+    "python": "hpccomm_python_calls:InPython",
     "mpi4py": "mpi4py_calls:RawMPI4py",
     "torch-hpccomm": "torch_calls:TorchHPCComm",
     "torch-gloo": "torch_calls:TorchGloo",

@@ -41,9 +41,9 @@ for _name in MEASURED:
 
 
 class InAnotherGroup(HPCComm):
-    """The functions of hpccomm, in a group of the same ranks with other backends, which it makes."""
+    """The functions of hpccomm, in a group of the same ranks that it makes, mostly with other backends."""
 
-    configuration = ""
+    configuration: str | None = None  # the world's
 
     def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
         made: Any = hc.new_group(group.ranks, backend=self.configuration, use_local_synchronization=True)

@@ -1,8 +1,9 @@
-"""The time that the Python layers add to a call: hpccomm's call minus the same work written with mpi4py, in ns.
+"""The time that hpccomm adds to a call: hpccomm's call minus the same work written with mpi4py, in ns.
 
 One rank communicates with nobody, so the time is that of the layers. The smallest of many repetitions counts, as timeit
 advises: every disturbance makes a repetition longer. Two ranks exchange messages, whose time depends on the other
-rank's arrival, so there the median counts, of the slower rank's times. hpccomm is measured again with its recorder.
+rank's arrival, so there the median counts, of the slower rank's times. hpccomm is measured on both of its paths, the
+compiled one and the one in Python, where this process has both; and again with its recorder.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import gc
 import statistics
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from ...debug.start import LONGEST_PERIOD
 from ...debug.trace.recorder import record
 from ...debug.watchdog import Watchdog
 from ..contenders import Call
+from ..contenders.hpccomm_calls import HPCComm
 from ..contenders.hpccomm_calls import batch as batched
 from ..measure import Plan, measure
 from ..registry import Arrays, Benchmark, Case, load
@@ -33,19 +36,26 @@ from ..session import Session
 
 BYTES = 8  # of each array
 AWAITS = 20  # in one run of the event loop, which takes longer than they do
-DERIVED = ("added_ns", "ratio", "recorder_ns")  # of an Overhead
+DERIVED = ("added_ns", "ratio", "recorder_ns", "python_added_ns")  # of an Overhead
 PLANS = {1: Plan(iterations=50, batch_seconds=2e-3), 2: Plan(iterations=400, batch_seconds=5e-4)}  # by ranks
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same work by mpi4py and by hpccomm, on the same arrays."""
+    """The same work by mpi4py, by hpccomm, and by its path in Python if that is another; on the same arrays."""
 
     operation: str
     arrays: Arrays
     mpi4py: Call
     hpccomm: Call
+    python: Call | None = None  # None: it is the same
     times: int = 1  # the work is done in one call
+
+    @property
+    def calls(self) -> dict[str, Call]:
+        """The calls, by contender."""
+        both = {"mpi4py": self.mpi4py, "hpccomm": self.hpccomm}
+        return both if self.python is None else both | {"python": self.python}
 
 
 @dataclass(frozen=True)
@@ -56,11 +66,17 @@ class Overhead:
     mpi4py_ns: float
     hpccomm_ns: float
     recorded_ns: float  # hpccomm's, with the recorder on
+    python_ns: float | None = None  # hpccomm's path in Python, beside the compiled one
 
     @property
     def added_ns(self) -> float:
-        """The time that hpccomm adds to mpi4py's call."""
+        """The time that hpccomm adds to mpi4py's call; below 0: it is faster."""
         return self.hpccomm_ns - self.mpi4py_ns
+
+    @property
+    def python_added_ns(self) -> float | None:
+        """The time that the path in Python adds to mpi4py's call."""
+        return None if self.python_ns is None else self.python_ns - self.mpi4py_ns
 
     @property
     def recorder_ns(self) -> float:
@@ -78,24 +94,24 @@ def overheads(group: hc.ProcessGroup, plan: Plan | None = None) -> list[Overhead
     if group.size not in PLANS:
         raise ValueError(f"overheads are measured on 1 or 2 ranks; this group has {group.size}")
     found = []
-    with Session(group) as session:
+    with Session(group, ["mpi4py", "python"]) as session:
         for each in on_one_rank(session) if group.size == 1 else on_two_ranks(session):
-            calls = {"mpi4py": each.mpi4py, "hpccomm": each.hpccomm}
-            seconds = _seconds(calls, session, plan)
+            ns = _ns(each, each.calls, session, plan)
             with record():
-                recorded = _seconds({"hpccomm": each.hpccomm}, session, plan)
-            found.append(Overhead(each.operation, *(1e9 / each.times * one for one in seconds + recorded)))
+                (recorded,) = _ns(each, {"hpccomm": each.hpccomm}, session, plan).values()
+            found.append(Overhead(each.operation, ns["mpi4py"], ns["hpccomm"], recorded, ns.get("python")))
     return found
 
 
-def _seconds(calls: Mapping[str, Call], session: Session, plan: Plan | None) -> list[float]:
+def _ns(of: Comparison, calls: Mapping[str, Call], session: Session, plan: Plan | None) -> dict[str, float]:
     size = session.group.size
     gc.disable()  # as timeit does
     try:
         timings = measure(calls, session.comm, plan or PLANS[size])
     finally:
         gc.enable()
-    return [timings[name].minimum if size == 1 else timings[name].median for name in calls]
+    seconds = {name: each.minimum if size == 1 else each.median for name, each in timings.items()}
+    return {name: 1e9 / of.times * each for name, each in seconds.items()}
 
 
 def on_one_rank(session: Session) -> Iterator[Comparison]:
@@ -120,6 +136,8 @@ def on_one_rank(session: Session) -> Iterator[Comparison]:
 def on_two_ranks(session: Session) -> Iterator[Comparison]:
     """Yield the comparisons of two ranks, each of which is both neighbours of the other."""
     yield _benchmark(session, "ping_pong", "ping-pong: send + recv")
+    yield _benchmark(session, "sendrecv")
+    yield _exchange(session, "isend + irecv + 2 waits", [1])
     yield _exchange(session, "halo: 2 irecv + 2 isend + 4 waits", [1, -1])
     yield _exchange(session, "halo: batch_isend_irecv + 4 waits", [1, -1], batch=True)
     yield _future(session, "all_reduce, get_future().wait()")
@@ -135,6 +153,17 @@ def _case(session: Session, name: str, dtype: Any = np.float64, op: str = "sum")
     benchmark = load()[name]
     (case,) = session.cases(benchmark, [BYTES], dtype, op)
     return benchmark, case
+
+
+def _by_path(session: Session, call: Callable[[hc.ProcessGroup], Call]) -> dict[str, Any]:
+    """Return what `call` makes of the group of each of hpccomm's paths."""
+    return {each.name: call(each.group) for each in session.contenders.values() if isinstance(each, HPCComm)}
+
+
+def _by_hpccomm(session: Session, benchmark: Benchmark, case: Case, arrays: Arrays) -> dict[str, Any]:
+    """Return the call of each of hpccomm's paths."""
+    both = [each for each in session.contenders.values() if isinstance(each, HPCComm)]
+    return {each.name: each.call(benchmark, case, arrays, False) for each in both}
 
 
 def _benchmark(session: Session, name: str, title: str = "", op: str = "sum", async_op: bool = False) -> Comparison:
@@ -158,7 +187,7 @@ def _converted(session: Session, title: str, dtype: Any, allocate: Any = np.empt
         all_reduce(MPI.IN_PLACE, [copy, MPI.FLOAT], MPI.SUM)
         array[...] = copy
 
-    return Comparison(title, arrays, by_hand, session.contenders["hpccomm"].call(benchmark, case, arrays, False))
+    return Comparison(title, arrays, by_hand, **_by_hpccomm(session, benchmark, case, arrays))
 
 
 def _every_other(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -180,29 +209,33 @@ def _coalesced(session: Session, title: str, pieces: int) -> Comparison:
 def _block(session: Session, title: str) -> Comparison:
     """Return the comparison of a coalescing block with one sum of a packed array."""
     comparison = _coalesced(session, title, 3)
-    arrays, group = comparison.arrays.receive, session.group
+    arrays = comparison.arrays.receive
 
-    def block() -> None:
+    def block(group: hc.ProcessGroup) -> None:
         with hc.coalescing(group):
             for array in arrays:
                 hc.all_reduce(array, group=group)
 
-    return replace(comparison, hpccomm=block)
+    return replace(comparison, **_by_path(session, lambda group: partial(block, group)))
 
 
 def _future(session: Session, title: str) -> Comparison:
     """Return the comparison of a wait for a Future with MPI_Wait."""
-    comparison, group = _benchmark(session, "all_reduce", title, async_op=True), session.group
+    comparison = _benchmark(session, "all_reduce", title, async_op=True)
     array = comparison.arrays.receive
-    return replace(comparison, hpccomm=lambda: hc.all_reduce(array, group=group, async_op=True).get_future().wait())
+
+    def future(group: hc.ProcessGroup) -> None:
+        hc.all_reduce(array, group=group, async_op=True).get_future().wait()
+
+    return replace(comparison, **_by_path(session, lambda group: partial(future, group)))
 
 
 def _awaited(session: Session, title: str) -> Comparison:
     """Return the comparison of `await` in an event loop with MPI_Wait, `AWAITS` times in each call."""
-    comparison, group = _benchmark(session, "all_reduce", title, "max", async_op=True), session.group
+    comparison = _benchmark(session, "all_reduce", title, "max", async_op=True)
     array, loop = comparison.arrays.receive, asyncio.new_event_loop()
 
-    async def program() -> None:
+    async def program(group: hc.ProcessGroup) -> None:
         for _ in range(AWAITS):
             await hc.all_reduce(array, "max", group, async_op=True)
 
@@ -210,19 +243,18 @@ def _awaited(session: Session, title: str) -> Comparison:
         for _ in range(AWAITS):
             comparison.mpi4py()
 
-    def awaits() -> None:
-        loop.run_until_complete(program())
+    def awaits(group: hc.ProcessGroup) -> None:
+        loop.run_until_complete(program(group))
 
     weakref.finalize(awaits, loop.close)
-    return replace(comparison, mpi4py=by_hand, hpccomm=awaits, times=AWAITS)
+    return replace(comparison, mpi4py=by_hand, times=AWAITS, **_by_path(session, lambda group: partial(awaits, group)))
 
 
 def _without_arrays(session: Session) -> Iterator[Comparison]:
-    """Yield the comparisons of barriers, of a dict of two entries, and of groups."""
+    """Yield the comparisons of barriers, of a dict of two entries, and of groups: most of it is Python in any case."""
     comm, group, value = session.comm, session.group, {"step": 3, "name": "x"}
     slots = [None] * group.size
     calls: dict[str, tuple[Call, Call]] = {
-        "barrier": (comm.Barrier, lambda: hc.barrier(group)),
         "monitored_barrier": (comm.Barrier, lambda: hc.monitored_barrier(group)),
         "all_gather_object": (lambda: comm.allgather(value), lambda: hc.all_gather_object(slots, value, group)),
         "broadcast_object_list": (
@@ -234,6 +266,7 @@ def _without_arrays(session: Session) -> Iterator[Comparison]:
             lambda: hc.destroy_process_group(hc.new_group(group.ranks, use_local_synchronization=True)),
         ),
     }
+    yield _benchmark(session, "barrier")
     for operation, (by_hand, ours) in calls.items():
         yield Comparison(operation, Arrays(receive=None), by_hand, ours)
 
@@ -251,7 +284,7 @@ def _list(session: Session, title: str) -> Comparison:
         for array, row in zip(output_list, rows, strict=True):
             array[...] = row
 
-    return Comparison(title, arrays, by_hand, session.contenders["hpccomm"].call(benchmark, case, arrays, False))
+    return Comparison(title, arrays, by_hand, **_by_hpccomm(session, benchmark, case, arrays))
 
 
 def _exchange(session: Session, title: str, directions: Sequence[int], batch: bool = False) -> Comparison:
@@ -267,7 +300,7 @@ def _exchange(session: Session, title: str, directions: Sequence[int], batch: bo
     for each in session.contenders.values():
         starts = [each.receiver(arrays.receive[i], (rank - to) % ranks, True) for i, to in enumerate(directions)]
         starts += [each.sender(arrays.send[i], (rank + to) % ranks, True) for i, to in enumerate(directions)]
-        both[each.name] = batched(starts) if batch and each.name == "hpccomm" else each.together(starts)
+        both[each.name] = batched(starts) if batch and isinstance(each, HPCComm) else each.together(starts)
     return Comparison(title, arrays, **both)
 
 
@@ -288,16 +321,18 @@ def watchdog_look(looks: int = 200) -> float:
 def table(found: Sequence[Overhead], ranks: int, look: float) -> str:
     """Return the table of the results; `look` is the time of the watchdog's look in seconds."""
     how = "1 rank, 8 bytes, minimum" if ranks == 1 else f"{ranks} ranks, 8 bytes, median"
+    has_both = any(each.python_ns is not None for each in found)
+    columns = ["mpi4py", "compiled" if has_both else "hpccomm", "added", "ratio", *["python", "added"] * has_both]
     lines = [
-        f"what hpccomm adds to mpi4py's own call: {how} of the repetitions",
-        f"{'operation':<34} {'mpi4py':>9} {'hpccomm':>9} {'added':>9} {'ratio':>6} {'recorder adds':>14}",
-        f"{'':<34} {'(ns)':>9} {'(ns)':>9} {'(ns)':>9} {'':>6} {'(ns)':>14}",
+        f"what hpccomm adds to mpi4py's own call (below 0: faster than mpi4py): {how} of the repetitions",
+        _line("operation", [*columns, "recorder adds"]),
+        _line("", ["" if column == "ratio" else "(ns)" for column in [*columns, "recorder"]]),
     ]
-    lines += [
-        f"{each.operation:<34} {each.mpi4py_ns:>9.0f} {each.hpccomm_ns:>9.0f} {each.added_ns:>9.0f} {each.ratio:>6.2f} "
-        f"{each.recorder_ns:>14.0f}"
-        for each in found
-    ]
+    for each in found:
+        python = ["-" if ns is None else f"{ns:.0f}" for ns in (each.python_ns, each.python_added_ns)] * has_both
+        compiled = [f"{each.hpccomm_ns:.0f}", f"{each.added_ns:.0f}", f"{each.ratio:.2f}"]
+        row = [f"{each.mpi4py_ns:.0f}", *compiled, *python, f"{each.recorder_ns:.0f}"]
+        lines.append(_line(each.operation, row))
     share = look / LONGEST_PERIOD
     first = found[0]
     lines.append(
@@ -305,3 +340,8 @@ def table(found: Sequence[Overhead], ranks: int, look: float) -> str:
         f"{share * first.hpccomm_ns:.3f} ns of each {first.operation}"
     )
     return "\n".join(lines)
+
+
+def _line(operation: str, columns: Sequence[str]) -> str:
+    *most, last = (f"{column:>{6 if i == 3 else 9}}" for i, column in enumerate(columns))
+    return f"{operation:<34} {' '.join(most)} {last:>14}"

@@ -2,8 +2,9 @@
 
 Each algorithm has a group with a tuning of its own; the groups take turns (`measure`). Of several sizes of pieces, the
 one with the smallest geometric mean of its medians is chosen; a threshold is where the second algorithm begins to win
-at every size. `thread_bytes` and `persistent_bytes` are not measured: see ``hpccomm bench overlap`` and
-``hpccomm bench all_reduce --against persistent``.
+at every size. Nothing goes through memory of the node before that itself is measured. `thread_bytes` and
+`persistent_bytes` are not measured: see ``hpccomm bench overlap`` and ``hpccomm bench all_reduce --against
+persistent``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 import hpccomm as hc
 
+from ... import native
 from ...debug.words import size_in_words
 from ...process.tuning import NEVER, Tuning
 from ..measure import Plan, measure
@@ -35,6 +37,7 @@ class Sizes:
     reductions: Sequence[int] = (16 * MIB, 64 * MIB)
     single_copies: Sequence[int] = (4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB)
     reduce_scatters: Sequence[int] = (4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB, 128 * MIB)
+    nodes: Sequence[int] = (1 * KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB)
     chunks: Sequence[int] = (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)
     shared: Sequence[int] = (8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB)
     shared_reduction: int = 8 * MIB
@@ -43,8 +46,9 @@ class Sizes:
 def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tuple[Tuning, str]:
     """Return the tuning for this machine, chosen by rank 0, and the measurements as text. Every rank calls it."""
     sizes = sizes or Sizes()
-    table = Tuning()
+    table = Tuning(node_bytes=0)
     lines: list[str] = []
+    has_node = _has_node(world)
     trial = _Trial(world, plan, lines)
 
     ways = {size_in_words(each): table._replace(segment_bytes=each, single_copy_bytes=NEVER) for each in sizes.segments}
@@ -62,6 +66,13 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
         medians = trial.medians("all_reduce in", ways, sizes.single_copies, _all_reduce)
         table = table._replace(single_copy_bytes=_second_wins_from(medians))
 
+        if has_node:
+            at = {"memory of the node": NEVER, "MPI": 0}
+            ways = {name: table._replace(node_bytes=nbytes) for name, nbytes in at.items()}
+            made = {"all_reduce": _all_reduce, "all_gather_single": _all_gather}
+            tried = [trial.medians(f"{name} by", ways, sizes.nodes, make) for name, make in made.items()]
+            table = table._replace(node_bytes=min(map(_first_wins_up_to, tried)))
+
         ways = {size_in_words(each): table._replace(shared_bytes=1, shared_chunk_bytes=each) for each in sizes.chunks}
         medians = trial.medians("shared all_reduce in chunks of", ways, [sizes.shared_reduction], _shared_all_reduce)
         table = table._replace(shared_chunk_bytes=ways[_fastest(medians)].shared_chunk_bytes)
@@ -70,9 +81,25 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
         table = table._replace(shared_bytes=_second_wins_from(medians))
     else:
         lines.append("single copies, node-shared arrays: not measured, for this needs several ranks on one node")
+    if not has_node:
+        table = table._replace(node_bytes=Tuning().node_bytes)
+        lines.append(
+            "memory of the node: not measured, for this needs the compiled room, several ranks on a node, and space"
+        )
 
     assert world.comm is not None
     return world.comm.bcast((table, "\n".join(lines)))  # type: ignore[no-any-return]
+
+
+def _has_node(world: hc.ProcessGroup) -> bool:
+    """Return whether collectives go through memory of the node here, by trying it."""
+    assert world.comm is not None
+    if not all(world.comm.allgather(native.room is not None)):
+        return False  # those with it would wait for the others
+    with _groups({"": Tuning()}) as groups:
+        for _ in range(20):  # the first ones go to MPI
+            groups[""].barrier()
+        return groups[""].door.fast_path.has_node  # alike on all ranks
 
 
 @dataclass(frozen=True)
@@ -111,6 +138,12 @@ def _second_wins_from(medians: Medians) -> int:
     return threshold([(size, second < first) for size, (first, second) in pairs.items()])
 
 
+def _first_wins_up_to(medians: Medians) -> int:
+    """Return the largest size below those at which the second algorithm wins for good; 0 if it always does."""
+    limit = _second_wins_from(medians)
+    return max((size for size in medians if size < limit), default=0)
+
+
 def threshold(wins: Sequence[tuple[int, bool]]) -> int:
     """Return the smallest size from which on every size is won; NEVER if the largest is lost."""
     smallest = NEVER
@@ -137,6 +170,11 @@ def _groups(ways: Mapping[str, Tuning]) -> Iterator[dict[str, hc.ProcessGroup]]:
 
 def _all_reduce(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
     return partial(group.all_reduce, np.zeros(nbytes // 4, np.float32))
+
+
+def _all_gather(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
+    part = nbytes // 4 // group.size
+    return partial(group.all_gather_single, np.zeros(part * group.size, np.float32), np.zeros(part, np.float32))
 
 
 def _reduce_scatter(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:

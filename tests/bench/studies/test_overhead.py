@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm import native
 from hpccomm.bench.measure import Plan
 from hpccomm.bench.session import Session
 from hpccomm.bench.studies import overhead
 from hpccomm.bench.studies.overhead import Comparison, Overhead
+from hpccomm.mpi.fast_path import MPIFastPath
 
 CALLS = [
     "all_reduce",
@@ -35,6 +37,8 @@ CALLS = [
 ]
 MESSAGES = [
     "ping-pong: send + recv",
+    "sendrecv",
+    "isend + irecv + 2 waits",
     "halo: 2 irecv + 2 isend + 4 waits",
     "halo: batch_isend_irecv + 4 waits",
     "all_reduce, get_future().wait()",
@@ -51,7 +55,7 @@ ONCE = Plan(iterations=1, warmup=0, batch=1)
 
 @pytest.fixture
 def session(process_group: hc.ProcessGroup) -> Iterator[Session]:
-    with Session(process_group) as session:
+    with Session(process_group, ["mpi4py", "python"]) as session:
         yield session
 
 
@@ -60,7 +64,7 @@ def test_both_contenders_leave_what_numpy_computes(session: Session) -> None:
     if session.group.size > 1:
         found += overhead.on_two_ranks(session)
     for each in found:
-        for call in (each.mpi4py, each.hpccomm):
+        for call in each.calls.values():
             each.arrays.fill()
             session.comm.Barrier()  # nobody writes into a rank that is still filling its arrays
             call()
@@ -86,6 +90,7 @@ def test_calls_are_measured_on_one_rank(process_group: hc.ProcessGroup) -> None:
     found = overhead.overheads(alone, ONCE)
     assert [each.operation for each in found] == CALLS
     assert all(min(each.mpi4py_ns, each.hpccomm_ns, each.recorded_ns) > 0 for each in found)
+    assert all((each.python_ns is None) == (native.room is None) for each in found)
     hc.destroy_process_group(alone)
 
 
@@ -109,7 +114,10 @@ def test_a_row_says_what_is_added_and_how_many_times_as_long_it_takes() -> None:
     second = Overhead(MESSAGES[1], 12345.0, 1234567.0, 1234568.0)
     assert (first.added_ns, first.ratio, first.recorder_ns) == (574.0, pytest.approx(3.05), 200.0)
     title, columns, units, *lines, watchdog = overhead.table([first, second], 1, 25e-6).splitlines()
-    assert title == "what hpccomm adds to mpi4py's own call: 1 rank, 8 bytes, minimum of the repetitions"
+    assert title == (
+        "what hpccomm adds to mpi4py's own call (below 0: faster than mpi4py): "
+        "1 rank, 8 bytes, minimum of the repetitions"
+    )
     assert columns.split() == ["operation", "mpi4py", "hpccomm", "added", "ratio", "recorder", "adds"]
     assert units.split() == ["(ns)"] * 4
     assert [line.split()[-5:] for line in lines] == [
@@ -119,6 +127,33 @@ def test_a_row_says_what_is_added_and_how_many_times_as_long_it_takes() -> None:
     assert len({len(line) for line in [columns, *lines]}) == 1
     assert watchdog == "the watchdog looks once in 1 s, for 25 us: 0.0025 % of the time, 0.021 ns of each all_reduce"
     assert "2 ranks, 8 bytes, median" in overhead.table([second], 2, 25e-6)
+
+
+def test_each_path_has_a_column_where_there_are_two() -> None:
+    first = Overhead("all_reduce", 280.0, 140.0, 240.0, 854.0)
+    second = Overhead("barrier", 110.0, 100.0, 190.0, 1000.0)
+    third = Overhead("monitored_barrier", 110.0, 200.0, 290.0)
+    assert (first.added_ns, first.python_added_ns) == (-140.0, 574.0)
+    _, columns, units, *lines, _ = overhead.table([first, second, third], 2, 25e-6).splitlines()
+    assert columns.split()[1:] == ["mpi4py", "compiled", "added", "ratio", "python", "added", "recorder", "adds"]
+    assert units.split() == ["(ns)"] * 6
+    assert [line.split() for line in lines] == [
+        ["all_reduce", "280", "140", "-140", "0.50", "854", "574", "100"],
+        ["barrier", "110", "100", "-10", "0.91", "1000", "890", "90"],
+        ["monitored_barrier", "110", "200", "90", "1.82", "-", "-", "90"],
+    ]
+    assert len({len(line) for line in [columns, *lines]}) == 1
+
+
+@pytest.mark.skipif(native.room is None, reason="without the compiled room")
+def test_the_path_in_python_is_another_one(session: Session) -> None:
+    mine, python = (session.contenders[name].group.door.fast for name in ("hpccomm", "python"))
+    assert type(python) is MPIFastPath
+    assert type(mine) is not MPIFastPath
+    before = python.count
+    for call in next(overhead.on_one_rank(session)).calls.values():
+        call()
+    assert python.count == before + 1
 
 
 def test_a_look_of_the_watchdog_is_timed(process_group: hc.ProcessGroup) -> None:

@@ -1,0 +1,43 @@
+"""hpccomm without the compiled room, beside hpccomm with it, in one process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import hpccomm as hc
+
+from ... import native
+from ...core.backends import options_for
+from ...core.options import BackendOptions
+from ...mpi.backend import MPIBackend
+from ...mpi.fast_path import MPIFastPath
+from .hpccomm_calls import InAnotherGroup
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class PythonBackend(MPIBackend):
+    """Host arrays over MPI, as where ``HPCCOMM_NATIVE=0``."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options)
+        self.fast_path = MPIFastPath(options.comm, self._windows, self._segment_bytes, self._thread_bytes)
+        self._has_node = False
+
+
+class InPython(InAnotherGroup):
+    """The functions of hpccomm, in a group whose fast path is the one in Python."""
+
+    name = "python"
+
+    def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
+        super().__init__(group, comm)
+        door, backend = self.group.door, PythonBackend(options_for(self.group, "cpu"))
+        door.backends["cpu"] = backend  # before the first array makes another one
+        door.take_fast_path(backend.fast_path)
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Return the reason why hpccomm itself is in Python here; then there is nothing to compare."""
+        return f"hpccomm has no compiled room here ({native.reason})" if native.room is None else None
