@@ -268,6 +268,11 @@ def sendrecv(
     array([0.])
     """
     group = member(group)
+    if type(dst) is type(src) is int and group_dst is None and group_src is None and not async_op:
+        peers = group.group_ranks
+        if dst in peers and src in peers:
+            group.sendrecv(array, peers[dst], output, peers[src], tag, recv_tag)
+            return src
     peer, source = group.peer("sendrecv", "dst", dst, group_dst), group.source("sendrecv", src, group_src)
     if peer < 0:
         receive = irecv if async_op else recv

@@ -19,6 +19,7 @@ from .core.registry import BackendConfig, is_backend_available
 from .debug import attach
 from .errors import DistBackendError, DistError, here
 from .job import mpi_library
+from .native import room
 from .place_of_store import Place, WorldStore, agreed
 from .process.excepthook import AbortOnException
 
@@ -385,6 +386,10 @@ def member(group: Group | None) -> ProcessGroup:
             what = f"expected what new_group returns, or None for the world{hint and '; '}{hint}"
             raise TypeError(f"group is {group!r}; {what}{here()}")
     return group  # type: ignore[return-value]
+
+
+if room is not None:
+    member = room.compiled_member(globals(), ProcessGroup, member)
 
 
 def member_of(operation: str, group: Group | None) -> ProcessGroup:

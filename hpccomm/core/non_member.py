@@ -67,6 +67,11 @@ class NonMember:
         """The backends of the group's devices."""
         return self._config or BackendConfig()
 
+    @property
+    def group_ranks(self) -> dict[int, int]:
+        """The ranks in the group, by global rank: to this rank none is one to send to."""
+        return {}
+
     def warn(self, operation: str, stacklevel: int = 3) -> None:
         """Warn, once for this group, that `operation` does nothing on this rank."""
         if not self._has_warned:

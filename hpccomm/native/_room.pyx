@@ -334,6 +334,7 @@ cdef class FastPath:
     cdef char *received[PARTS]
     cdef size_t sent_bytes[PARTS]
     cdef size_t received_bytes[PARTS]
+    cdef bint is_alone  # in its group: there is nobody to communicate with, nor to wait for
     cdef bint has_left  # memory of the node had no room: the checks and MPI do this operation
     cdef int before_node  # how many operations go to MPI before it is worth opening
     cdef object work_class
@@ -382,6 +383,9 @@ cdef class FastPath:
         cdef Array* x = plain(array, self.largest)
         if x == NULL or not is_rank(root, self.size) or type_of(x) == 0:
             return False
+        if self.is_alone:
+            self.count += 1
+            return True
         cdef int code, source = PyLong_AsLong(root)
         cdef bint in_node = self.is_in_node(PyArray_NBYTES(x))
         with nogil:
@@ -409,6 +413,8 @@ cdef class FastPath:
 
     cdef int all_reduce_memory(self, char* data, Py_ssize_t count, int number, int place) except? -9:
         """Reduce `count` values of the dtype with that number in place; return MPI's code."""
+        if self.is_alone:
+            return 0
         cdef int code, itemsize = mpi.kinds[number] & 255
         cdef bint in_node = mpi.folds[place][number] != NULL and self.is_in_node(count * itemsize)
         with nogil:
@@ -513,6 +519,9 @@ cdef class FastPath:
         cdef int code, place = self.place_of(op)
         if x == NULL or not is_rank(root, self.size) or not self.is_reducible(x, place):
             return False
+        if self.is_alone:
+            self.count += 1
+            return True
         cdef int number = PyArray_TYPE(x), destination = PyLong_AsLong(root)
         if mpi.folds[place][number] != NULL and self.is_in_node(0):
             return self.ends(self.reduce_array(REDUCE, x, place, destination, self.size if self.rank == destination else 0), "reduce")
@@ -532,6 +541,8 @@ cdef class FastPath:
         cdef Array* x = plain(array, self.largest)
         if not self.is_pair(y, x) or PyArray_NBYTES(y) != PyArray_NBYTES(x) * self.size or type_of(x) == 0:
             return False
+        if self.is_alone:
+            return self.copies(y, x)
         cdef int code
         cdef bint in_node = self.is_in_node(PyArray_NBYTES(y))
         with nogil:
@@ -555,6 +566,8 @@ cdef class FastPath:
             return False
         if not self.is_reducible(x, place):
             return False
+        if self.is_alone:
+            return self.copies(y, x)
         cdef int number = PyArray_TYPE(x)
         cdef bint in_node = mpi.folds[place][number] != NULL and self.is_in_node(PyArray_NBYTES(x))
         with nogil:
@@ -576,6 +589,8 @@ cdef class FastPath:
             return False
         if not (PyArray_NDIM(x) and PyArray_NDIM(y)) or PyArray_DIM(x, 0) % self.size or PyArray_DIM(y, 0) % self.size:
             return False
+        if self.is_alone:
+            return self.copies(y, x)
         cdef int i, code, part = count_of(x) // self.size
         cdef char* sent = <char*>PyArray_DATA(x)
         cdef char* received = <char*>PyArray_DATA(y)
@@ -591,6 +606,12 @@ cdef class FastPath:
             code = mpi.alltoall(PyArray_DATA(x), part, type_of(x), PyArray_DATA(y), part, type_of(x), self.comm)
         if code:
             raise self.failed("all_to_all_single", code)
+        self.count += 1
+        return True
+
+    cdef bint copies(self, Array* output, Array* array) noexcept:
+        """Do what a rank alone has to do where the result is another array."""
+        memcpy(PyArray_DATA(output), PyArray_DATA(array), PyArray_NBYTES(array))
         self.count += 1
         return True
 
@@ -680,6 +701,9 @@ cdef class FastPath:
     def barrier(self):
         """Wait until all ranks have come."""
         cdef int code
+        if self.is_alone:
+            self.count += 1
+            return True
         cdef bint in_node = self.is_in_node(0)
         with nogil:
             code = node_barrier(&self.node, call_of(BARRIER, 0, 0)) if in_node else mpi.barrier(self.comm)
@@ -694,6 +718,7 @@ cdef class FastPath:
         """Do operations of at most `largest` bytes in memory of the node, after the first `before`."""
         if self.size <= PARTS:
             self.node_largest, self.before_node = largest, before
+        self.is_alone = self.size == 1
 
     def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks):
         """Take over the memory at `address`, of zeros, that all ranks of the group see; address 0: there is none."""
@@ -971,6 +996,8 @@ cdef class FastPath:
         cdef Array* x = plain(array, self.largest_async)
         if x == NULL or not is_rank(root, self.size) or type_of(x) == 0:
             return None
+        if self.is_alone:
+            return self.ended_work("broadcast", array)
         cdef int code, source = PyLong_AsLong(root)
         cdef Pending work = self.new_work(array)
         with nogil:
@@ -984,6 +1011,8 @@ cdef class FastPath:
 
     def ibarrier(self):
         """Begin a barrier and return its Work."""
+        if self.is_alone:
+            return self.ended_work("barrier", None)
         cdef int code
         cdef Pending work = self.new_work(None)
         with nogil:
@@ -1001,6 +1030,8 @@ cdef class FastPath:
         cdef int code, place = self.place_of(op)
         if x == NULL or not self.is_reducible(x, place):
             return None
+        if self.is_alone:
+            return self.ended_work("all_reduce", array)
         cdef int number = PyArray_TYPE(x)
         cdef Pending work = self.new_work(array)
         with nogil:
@@ -1074,12 +1105,32 @@ cdef class FastPath:
         work.timeout = self.timeout
         return work
 
+    cdef Pending ended_work(self, str name, object array):
+        """Return the Work of an operation of a rank alone, which has ended."""
+        cdef Pending work = self.new_work(array)
+        self.count += 1
+        work.name, work.number = name, self.count + <long long>self.door.collectives
+        work._status, work.alive = COMPLETED, None
+        work.is_done = work._told = True
+        return work
+
     cdef int follow(self, Pending work) except -1:
         """Keep a Work, and through it its array, while it is in flight."""
         if PyDict_Size(self.in_flight) >= REAP_ABOVE:
             self.door.reap()
         self.in_flight[work] = None
         return 0
+
+
+def compiled_member(dict names, type kind, otherwise):
+    """Return `otherwise`, the function that returns the group to call, with a short way for groups of exactly that
+    `kind` and for None: the world, which is called `_world` in `names`.
+    """
+    def member(group):
+        if group is None:
+            group = names["_world"]
+        return group if type(group) is kind else otherwise(group)
+    return member
 
 
 def node_memory(int ranks, size_t slot):
@@ -1153,6 +1204,8 @@ cdef class Pending:
 
     def wait(self, timeout=None):
         """See Work.wait."""
+        if timeout is None and self._told and self._status is COMPLETED:
+            return True
         if timeout is None and self.timeout is None and self.is_ordinary():
             self._busy = True
             self.finish_request()
@@ -1169,6 +1222,8 @@ cdef class Pending:
     def has_ended(self):
         """See Work.has_ended."""
         cdef bint is_done
+        if self._told:
+            return True
         if self.is_ordinary():
             self._busy = True
             is_done = self.test_request()

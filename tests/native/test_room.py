@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+import hpccomm.debug
 from hpccomm.native import reason, room
 from tests.launch import launch
 
@@ -310,6 +311,71 @@ def test_dropped_works_are_let_go_of_where_nothing_else_makes_mpi_progress(
     for work in list(group.door.in_flight):
         work.wait()
     hc.destroy_process_group(group)
+
+
+# -- a rank alone ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(process_group: hc.ProcessGroup) -> Any:
+    """Yield a group of this rank."""
+    with hc.new_group([process_group.rank], use_local_synchronization=True) as group:
+        yield group
+
+
+@pytest.mark.parametrize("op", [*FOLDS, "avg", hc.ReduceOp.SUM])
+@pytest.mark.parametrize("dtype", ["f4", "i8", "f2"])
+def test_a_rank_alone_keeps_what_it_has(alone: Any, dtype: str, op: Any) -> None:
+    op = "sum" if (op, dtype) == ("avg", "i8") else op
+    for gaps in (False, True):
+        for shape in ((0,), (1,), (3000,), (4, 5)):
+            given = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+            array = laid_out(given, gaps)
+            hc.all_reduce(array, op, alone)
+            hc.reduce(array, op=op, group_dst=0, group=alone)
+            hc.broadcast(array, group_src=0, group=alone)
+            hc.all_reduce(array, op, alone, async_op=True).wait()
+            hc.broadcast(array, group_src=0, group=alone, async_op=True).wait()
+            np.testing.assert_array_equal(array, given)
+            calls: list[Any] = [hc.all_gather_single, hc.all_to_all_single]
+            calls.append(lambda output, array, group: hc.reduce_scatter_single(output, array, op, group))
+            for call in calls:
+                output = laid_out(np.zeros(shape, dtype), gaps)
+                call(output, array, group=alone)
+                np.testing.assert_array_equal(output, given)
+    given.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        hc.all_reduce(given, group=alone)
+    with pytest.raises(ValueError, match="group_src is 1"):
+        hc.broadcast(array, group_src=1, group=alone)
+
+
+def test_the_works_of_a_rank_alone_are_works_in_every_respect(alone: Any) -> None:
+    array, seen = np.ones(2), []
+    for name in ("all_reduce", "broadcast", "barrier"):
+        with hc.debug.record():
+            call = {"all_reduce": lambda: hc.all_reduce(array, group=alone, async_op=True),
+                    "broadcast": lambda: hc.broadcast(array, group_src=0, group=alone, async_op=True),
+                    "barrier": lambda: hc.barrier(alone, async_op=True)}[name]  # fmt: skip
+            before = alone.sequence_number
+            work: Any = call()
+            work.add_done_callback(seen.append)
+            assert (work.op_type, work.sequence_number, work.group) == (name, before + 1, alone)
+            work.wait()
+            work.wait(5)
+            assert work.get_future().wait() is (None if name == "barrier" else array)
+            assert work.is_completed()
+            assert work.is_success()
+            assert work.status is hc.WorkStatus.COMPLETED
+            assert work.exception() is None
+            work.abort()
+            record = hc.debug.recorded()[-1]
+            assert (record.name, record.state) == (name, "completed")
+        dropped = call()
+        hc.wait_all([dropped, None])
+        del dropped
+        assert seen.pop() is work
+        assert not alone.door.in_flight
 
 
 def test_a_receive_can_be_taken_back(process_group: hc.ProcessGroup) -> None:

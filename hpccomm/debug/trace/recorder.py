@@ -235,6 +235,8 @@ def _recorded(
         row: Row = (kind, number, began, ended, dtype, nbytes, arguments[details], at, None, False)
         if is_async:
             outcome.operation = row = Entry(row)
+            if outcome.is_told:  # that of a rank alone
+                row.end()
         append(row)
         return outcome
 
