@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
@@ -34,6 +34,11 @@ class FastPath:
     door: Door
     count = 0  # collectives done; they are numbered with all others
     messages = 0  # messages done, likewise
+
+    @property
+    def last_sent(self) -> Collection[tuple[int, int]]:
+        """To which ranks the last messages were sent, and their tags; any thread may ask."""
+        return ()
 
     def attach(self, door: Door) -> None:
         """Belong to a group's door: it identifies errors, and follows what is in flight."""

@@ -21,7 +21,7 @@ from .backend import Backend, FastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
 from .flight import flight_of
-from .operation_list import CALLED, MESSAGES, OPERATIONS
+from .operation_list import CALLED, MESSAGES, OPERATIONS, PLACE_OF_TAG
 from .timeouts import as_seconds
 from .work import CompletedWork, JoinedWork, Work, WorkStatus
 
@@ -65,7 +65,8 @@ class Door:
         self.check: Check | None = None
         self.block: Block | None = None  # the coalescing() block that collects
         self.collectives = self.messages = 0  # those that did not take the fast path
-        self.recent: deque[Recent] = deque(maxlen=8)  # the last collectives but fast ones, and set-ups: for reports
+        self.recent: deque[Recent] = deque(maxlen=8)  # for reports: the last collectives but fast ones, and set-ups
+        self.last_sent: deque[tuple[int, int]] = deque(maxlen=8)  # likewise: to which ranks, and the tags
         self.in_flight: dict[Work, None] = {}  # the oldest first
         self.failed: list[Work] = []
         self.persistent: list[PersistentWork] = []  # those that have not been freed
@@ -93,6 +94,8 @@ class Door:
         backend = self.backends[device]
         if name in MESSAGES:
             self.messages += 1
+            if name in PLACE_OF_TAG and name != "recv":
+                self.last_sent.append((arguments[1], arguments[PLACE_OF_TAG[name]]))
         else:
             self.collectives += 1
             first = arguments[0] if arguments else None
@@ -113,7 +116,8 @@ class Door:
         elif async_op or isinstance(outcome, Work):
             work = outcome if isinstance(outcome, Work) else CompletedWork()
             work.operation = operation
-            self.follow(work, name, result, arguments[1] if name in MESSAGES else None)
+            place = PLACE_OF_TAG.get(name)
+            self.follow(work, name, result, *(() if place is None else (arguments[1], arguments[place])))
             if async_op or persistent is not None:
                 return work
             if work.keeps_time:  # its transport ends it
@@ -125,13 +129,13 @@ class Door:
             operation.end()
         return outcome  # type: ignore[no-any-return]
 
-    def follow(self, work: Work, name: str, result: Any, peer: int | None = None) -> None:
+    def follow(self, work: Work, name: str, result: Any, peer: int | None = None, tag: int | None = None) -> None:
         """Keep the Work of an operation that has begun, and so its arrays, while it is in flight."""
         if name in MESSAGES:
             number = self.messages + self.fast_path.messages
         else:
             number = self.collectives + self.fast_path.count
-        work.flight = flight_of((self, name, number, result, peer, self.timeout))
+        work.flight = flight_of((self, name, number, result, peer, self.timeout, tag))
         if len(self.in_flight) >= REAP_ABOVE or work.is_let_go_at_once:
             self.reap()
         self.in_flight[work] = None  # not before: a GPU would be asked for what has only just begun

@@ -98,6 +98,7 @@ cdef enum:
     TYPES = 32  # numbers of NumPy's own dtypes are below
     OPS = 16
     PARTS = 64  # of a list
+    KEPT = 8  # messages sent, for reports
     SMALL = 2048  # elements that are prepared here: of more, NumPy prepares as fast
     STATUS_BYTES = 64  # an MPI_Status has at most so many
     LARGEST_COUNT = 0x7FFFFFFF
@@ -322,6 +323,9 @@ cdef class FastPath:
     """
 
     cdef public long long count, messages
+    cdef int sent_to[KEPT]  # of the last messages: to which ranks, and their tags
+    cdef int sent_tags[KEPT]
+    cdef unsigned int sends
     cdef Handle comm
     cdef int rank, size, largest_tag
     cdef Py_ssize_t largest, largest_async
@@ -363,6 +367,16 @@ cdef class FastPath:
     def attach(self, door):
         """Keep what is in flight in that group's door from now on."""
         self.door, self.in_flight, self.timeout = door, door.in_flight, door.timeout
+
+    @property
+    def last_sent(self):
+        """The ranks and the tags of the last messages sent; any thread may ask."""
+        cdef unsigned int known = min(self.sends, KEPT)
+        return [(self.sent_to[i], self.sent_tags[i]) for i in range(known)]
+
+    cdef inline void note(self, int peer, int label) noexcept:
+        self.sent_to[self.sends % KEPT], self.sent_tags[self.sends % KEPT] = peer, label
+        self.sends += 1
 
     cdef int place_of(self, object op) noexcept:
         """Return the row of an op in the tables; -1 where it has none."""
@@ -945,6 +959,7 @@ cdef class FastPath:
         cdef int code, peer = PyLong_AsLong(dst), label = PyLong_AsLong(tag)
         if peer == self.rank:
             return False
+        self.note(peer, label)
         with nogil:
             code = mpi.send(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm)
         if code:
@@ -985,6 +1000,7 @@ cdef class FastPath:
             other_label = PyLong_AsLong(recv_tag)
         cdef char[STATUS_BYTES] status
         cdef int code, to = PyLong_AsLong(dst), source = PyLong_AsLong(src)
+        self.note(to, label)
         with nogil:
             code = mpi.sendrecv(PyArray_DATA(x), count_of(x), type_of(x), to, label,
                                 PyArray_DATA(y), count_of(y), type_of(y), source, other_label, self.comm, status)
@@ -1055,12 +1071,13 @@ cdef class FastPath:
             return None
         cdef int code, peer = PyLong_AsLong(dst), label = PyLong_AsLong(tag)
         cdef Pending work = self.new_work(array)
+        self.note(peer, label)
         with nogil:
             code = mpi.isend(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, &work.request)
         if code:
             raise self.failed("send", code)
         self.messages += 1
-        work.name, work.peer, work.number = "send", dst, self.messages + <long long>self.door.messages
+        work.name, work.peer, work.tag, work.number = "send", dst, tag, self.messages + <long long>self.door.messages
         self.follow(work)
         return work
 
@@ -1077,7 +1094,7 @@ cdef class FastPath:
         if code:
             raise self.failed("recv", code)
         self.messages += 1
-        work.name, work.peer, work.number = "recv", src, self.messages + <long long>self.door.messages
+        work.name, work.peer, work.tag, work.number = "recv", src, tag, self.messages + <long long>self.door.messages
         self.follow(work)
         return work
 
@@ -1163,7 +1180,7 @@ cdef class Pending:
     cdef Py_ssize_t expected  # bytes of a message to receive; -1: there is none
     cdef bint is_done  # the request
     cdef int code  # MPI's, when it is done
-    cdef object array, name, peer, known_flight
+    cdef object array, name, peer, tag, known_flight
     cdef long long number
     cdef readonly unsigned long waiting_thread  # that is in `wait`, for the watchdog; 0: none
     cdef public object alive, source, operation, error, timeout
@@ -1178,7 +1195,7 @@ cdef class Pending:
         """The Flight, which is made when somebody asks."""
         if self.known_flight is None:
             self.known_flight = new_flight((self.path.door, self.name, self.number, self.array, self.peer,
-                                            self.timeout))
+                                            self.timeout, self.tag))
         return self.known_flight
 
     @flight.setter
