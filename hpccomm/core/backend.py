@@ -65,6 +65,26 @@ class FastPath:
     ibroadcast = iall_reduce = ibarrier = isend = irecv = _no_work
 
 
+class GPUFastPath:
+    """Operations on GPU arrays in the ordinary case; the group asks here where the fast path of the host has not.
+
+    A method does the whole operation and returns True, or its Work with `async_op`; or it does nothing and returns
+    False. This class leaves all of them to the backend.
+    """
+
+    door: Door
+
+    def attach(self, door: Door) -> None:
+        """Belong to a group's door, which counts the operations."""
+        self.door = door
+
+    def _not_done(self, *_: Any) -> Any:
+        return False
+
+    # each takes the arguments of Backend's method
+    broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = send = recv = sendrecv = _not_done
+
+
 class Backend:
     """A transport for the arrays of one device; subclass it and override the operations it has.
 
@@ -91,6 +111,7 @@ class Backend:
 
     name = "custom"
     fast_path = FastPath()  # of a backend of host arrays
+    gpu_fast_path = GPUFastPath()  # of a backend of GPU arrays
 
     MPI, GLOO, NCCL = "mpi", "gloo", "nccl"  # c10d's names of backends; and Backend("gloo") is "gloo"
 

@@ -1,8 +1,8 @@
 """Door: the one way of a group's operations to their transports.
 
-It numbers operations, calls hooks, translates the transports' errors, and keeps the Works in flight. Only the fast path
-calls a transport beside it, and numbers its operations itself. The watchdog reads `self`, `call` and `work` of the
-functions here that `debug/stacks.py` names: a thread that is inside one is in that operation.
+It numbers operations, calls hooks, translates the transports' errors, and keeps the Works in flight. Only the fast
+paths call a transport beside it, and number their operations themselves. The watchdog reads `self`, `call` and `work`
+of the functions here that `debug/stacks.py` names: a thread that is inside one is in that operation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from ..errors import DistBackendError, DistError, UnsupportedOperationError, here, log_exception
-from .backend import Backend, FastPath
+from .backend import Backend, FastPath, GPUFastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
 from .flight import flight_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 REAP_ABOVE = 64  # Works in flight; from there on, each new one first drops those that are completed
 REAP_ASKS = 8  # for each REAP_ABOVE of them
-STEPS_ASIDE = FastPath()
+STEPS_ASIDE, GPU_STEPS_ASIDE = FastPath(), GPUFastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 DOORS: weakref.WeakSet[Door] = weakref.WeakSet()  # of all groups of this process
 
@@ -61,6 +61,7 @@ class Door:
         self.group = group
         self.backends: dict[str, Backend] = LazyBackends(self)  # by device
         self.fast = self.fast_path = STEPS_ASIDE  # the one to ask first; that of the host's backend
+        self.fast_on_gpu = self.gpu_fast_path = GPU_STEPS_ASIDE  # likewise for GPU arrays
         self.hooks: tuple[Hook, ...] = ()
         self.check: Check | None = None
         self.block: Block | None = None  # the coalescing() block that collects
@@ -171,7 +172,7 @@ class Door:
         if self.block is not None:
             raise ValueError(f"coalescing: this group is collecting already; blocks don't nest{here()}")
         self.block = Block(self, async_ops)
-        self.fast = STEPS_ASIDE
+        self.fast, self.fast_on_gpu = STEPS_ASIDE, GPU_STEPS_ASIDE
         return self.block
 
     def close_block(self) -> None:
@@ -277,15 +278,22 @@ class Door:
             fast_path.attach(self)
         self.choose_fast_path()
 
+    def take_gpu_fast_path(self, fast_path: GPUFastPath) -> None:
+        """Use the fast path of a backend that has just been made, if it has one for GPU arrays."""
+        if fast_path is not Backend.gpu_fast_path:
+            self.gpu_fast_path = fast_path
+            fast_path.attach(self)
+            self.choose_fast_path()
+
     def choose_fast_path(self) -> None:
-        """Set `fast`: one that steps aside while a hook listens, a block collects, or the group is destroyed.
+        """Set `fast`, `fast_on_gpu`: those that step aside while a hook listens, a block collects, after the end.
 
         A hook with a method `around` follows the fast path itself: the method returns one that it has put around it.
         """
         followers = [getattr(hook, "around", None) for hook in self.hooks]
-        self.fast = self.fast_path
+        self.fast, self.fast_on_gpu = self.fast_path, GPU_STEPS_ASIDE if followers else self.gpu_fast_path
         if self.block is not None or isinstance(self.backends, Destroyed) or None in followers:
-            self.fast = STEPS_ASIDE
+            self.fast, self.fast_on_gpu = STEPS_ASIDE, GPU_STEPS_ASIDE
         elif self.fast.is_open:
             for around in followers:
                 self.fast = around(self.fast)  # type: ignore[misc]
