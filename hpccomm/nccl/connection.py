@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from ..core.work import Work
@@ -45,6 +46,7 @@ class Connection:
         self.stream = runtime.create_stream(device)
         self.failure: DistBackendError | None = None
         self.ended_by: DistBackendError | None = None  # the failure, once it has ended what was in flight
+        self._why_ended = partial(getattr, self, "ended_by")  # no function in Python: each Work asks, at every look
         self._lock = threading.Lock()
         self._is_being_destroyed = False
         self._wait_blocks = wait_blocks
@@ -133,9 +135,7 @@ class Connection:
         if self.failure is not None or self._batch is not None or self.runtime.current_device() != self.device:
             return None
         self._issue(function, arguments, self._next_stream(async_op=True))
-        work = self._work()
-        self._record_end(None, arrays, work)
-        return work
+        return self._work(self._end_event(None, arrays))
 
     def end(self, plan: Plan, async_op: bool, arrays: Any, host_waits: bool = False) -> Work | None:
         """Run a plan; with `host_waits` block the host until a blocking operation is done."""
@@ -147,11 +147,10 @@ class Connection:
     def _run(self, plan: Plan, stream: int, async_op: bool, arrays: Any, host_waits: bool = False) -> Work | None:
         self._issue(plan.run, (), stream)
         if async_op:
-            work = self._work()
             if self._batch is None:
-                self._record_end(plan, arrays, work)
-            else:
-                self._batch.append((plan, arrays, work))
+                return self._work(self._end_event(plan, arrays))
+            work = self._work()
+            self._batch.append((plan, arrays, work))
             return work
         plan.unpack(stream)
         if host_waits or (self._wait_blocks and not plan.is_persistent):  # which is being captured
@@ -169,8 +168,8 @@ class Connection:
             except DistTimeoutError as error:
                 self._fail_in_call(error)
 
-    def _work(self) -> CudaWork:
-        return CudaWork(self.runtime, self.device, self._release, lambda: self.ended_by, self._wait_blocks)
+    def _work(self, event: int = 0) -> CudaWork:
+        return CudaWork(self.runtime, self.device, self._release, self._why_ended, self._wait_blocks, event)
 
     @contextmanager
     def _issuing(self) -> Iterator[None]:
@@ -187,13 +186,14 @@ class Connection:
         self.fail(f"no end of a call: {error}")
         raise error
 
-    def _record_end(self, plan: Plan | None, arrays: Any, work: CudaWork) -> None:
+    def _end_event(self, plan: Plan | None, arrays: Any) -> int:
+        """Return an event behind an operation on `stream`; keep what it uses until then."""
         if plan is not None:
             plan.unpack(self.stream)
         event = self._events.pop() if self._events else self.runtime.create_event(self.device)
         self.runtime.record(event, self.stream)
-        work.launched(event)
         self._in_flight[event] = plan, arrays
+        return event
 
     def _release(self, event: int) -> None:
         """Release the arrays that are in flight until `event`, and the event; calling it again does nothing."""
@@ -213,8 +213,8 @@ class Connection:
                 try:
                     self.comm.group_end()
                 finally:
-                    for each in launched:  # nothing of NCCL was on the stream before the end of the group
-                        self._record_end(*each)
+                    for each, arrays, work in launched:  # nothing was on the stream before the end of the group
+                        work.launched(self._end_event(each, arrays))
 
     def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
         """Split the communicator (ncclCommSplit); every rank of the group calls it."""
