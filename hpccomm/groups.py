@@ -22,8 +22,6 @@ from .world import connect, current_world, member_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from .core.backends import LazyBackends
-
 _made = 0  # groups made so far: numbers them in messages
 
 
@@ -435,7 +433,7 @@ def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: Proce
         if can_split and name is not None and name == config.device_map.get(device):
             split = backend.split(None if subgroup is None else options_for(subgroup, device), color)
             if subgroup is not None and split is not None:
-                cast("LazyBackends", subgroup.door.backends).put(device, split)
+                subgroup.door.backends[device] = split
 
 
 def _next_name(description: str | None) -> str:

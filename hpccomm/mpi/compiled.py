@@ -42,6 +42,12 @@ class CompiledWork(room.Pending, Work):
     can_be_left = True
     translate_error = MPIWork.translate_error
 
+    def get_duration(self) -> float:
+        """See Work.get_duration."""
+        if self.operation is None and self.is_completed() and self.took >= 0:
+            return 1e-9 * self.took
+        return Work.get_duration(self)
+
 
 class CompiledFastPath(room.FastPath, MPIFastPath):
     """The compiled fast path of one group; what raises is here."""
@@ -100,6 +106,7 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
 
     def failed(self, name: str, code: int) -> Exception:
         """Count an operation that has failed, and return what the program should see; `code` is MPI's, or negative."""
+        self.note_failure()
         if code < 0:
             return self._failed(name, self.differing(name))
         error = MPI.Exception(code)

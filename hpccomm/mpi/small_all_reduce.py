@@ -103,8 +103,9 @@ class SmallAllReduce(PersistentWork):
         """Start as PersistentWork does, without the door while the fast path is open."""
         if self.is_active or self._freed:
             self.refuse_to_start()
-        fast = self.door.fast  # type: ignore[union-attr]
-        if not fast.is_open:  # the fast path steps aside: a hook listens, a block collects ...
+        door: Any = self.door
+        fast = door.fast
+        if not fast.is_open or door.hooks:  # the fast path steps aside: a hook listens, a block collects ...
             super().start()
             return
         fast.count += 1

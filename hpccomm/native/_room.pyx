@@ -13,9 +13,8 @@ from cpython.dict cimport PyDict_Size
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLong, PyLong_CheckExact
 from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
-from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc
+from libc.stdint cimport intptr_t, uint16_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 cimport numpy as np
@@ -27,6 +26,13 @@ cdef extern from "dlfcn.h" nogil:
     void* dlsym(void* library, const char* name)
     const int RTLD_NOW, RTLD_NOLOAD
     void* RTLD_DEFAULT
+
+cdef extern from "time.h" nogil:
+    cdef struct timespec:
+        long long tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec* time)
+    const int CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE
 
 cdef extern from "Python.h":
     bint PyList_CheckExact(object)
@@ -49,9 +55,6 @@ cdef extern from "numpy/arrayobject.h":
     bint PyArray_ISWRITEABLE(Array* array) nogil
     bint PyArray_ISNOTSWAPPED(Array* array) nogil
     object PyArray_NewCopy(Array* array, int order)
-    object PyArray_New(PyTypeObject* type, int ndim, Py_ssize_t* shape, int number, Py_ssize_t* strides, void* data,
-                       int itemsize, int flags, void* parent)
-    const int NPY_ARRAY_WRITEABLE
     int PyArray_CopyInto(Array* to, Array* values) except -1
     const int NPY_HALF, NPY_FLOAT, NPY_DOUBLE, NPY_CORDER
     bint PyArray_ISCARRAY(Array* array) nogil
@@ -98,10 +101,12 @@ cdef enum:
     TYPES = 32  # numbers of NumPy's own dtypes are below
     OPS = 16
     PARTS = 64  # of a list
-    KEPT = 8  # messages sent, for reports
     SMALL = 2048  # elements that are prepared here: of more, NumPy prepares as fast
     STATUS_BYTES = 64  # an MPI_Status has at most so many
     LARGEST_COUNT = 0x7FFFFFFF
+    RING = 2048  # operations that are remembered at least: a power of two
+    AVERAGE = OPS - 1  # AVG, in the ring
+    NOBODY = -1  # likewise: no op, no root, any source, no tag
 
 # -- MPI -----------------------------------------------------------------------------------------------------
 
@@ -218,7 +223,9 @@ def set_up(str path, dict names, object exception, object length, object differe
     for number, datatype in names["datatypes"].items():
         mpi.datatypes[<int>number] = handle(datatype)
     op_numbers.clear()
+    op_names[AVERAGE] = "AVG"
     for place, (keys, letter, table) in enumerate(names["reductions"]):
+        op_names[place] = next(key.upper() for key in keys if isinstance(key, str))
         for key in keys:
             op_numbers[key] = place
         for number, (datatype, op, kind, itemsize) in table.items():
@@ -293,7 +300,17 @@ cdef enum:
     REDUCE
     SCAN
     EXSCAN
+    ALL_TO_ALL_SINGLE
+    COALESCED
+    SEND  # from here on messages
+    RECV
+    SENDRECV
 
+
+# as which they stand in the ring
+NAMES = ("", "broadcast", "all_reduce", "all_gather_single", "reduce_scatter_single", "barrier", "all_gather", "gather",
+         "scatter", "all_to_all", "reduce_scatter", "reduce", "scan", "exscan", "all_to_all_single",
+         "all_reduce_coalesced", "send", "recv", "sendrecv")
 
 MOVES = {"all_gather": ALL_GATHER_LIST, "gather": GATHER, "scatter": SCATTER, "all_to_all": ALL_TO_ALL}
 
@@ -314,6 +331,101 @@ cdef inline int count_of(Array* array) noexcept nogil:
     return <int>PyArray_SIZE(array)
 
 
+# -- the ring: the last operations of the fast paths of this process --------------------------------------------
+
+cdef struct Entry:
+    long long serial  # from 1 on
+    long long began, ended  # nanoseconds, 0 while it is in flight
+    long long number, nbytes
+    int path, peer, tag
+    signed char what, op, dtype  # what is 0 where it has been left to the checks
+    unsigned char is_async, has_failed, is_exact
+
+
+cdef Entry* ring = <Entry*>calloc(RING, sizeof(Entry))
+cdef long long ring_mask = RING - 1, written = 0
+cdef int paths = 0
+cdef bint times_are_exact = False
+cdef object caller = None  # returns the line of the program that calls, where that is wanted
+cdef list callers = []
+cdef list op_names = [""] * OPS
+
+
+cdef inline long long now() noexcept nogil:
+    """Return the time; unless exact times are wanted, that of the last tick: it takes 3 ns instead of 20."""
+    cdef timespec time
+    clock_gettime(CLOCK_MONOTONIC if times_are_exact else CLOCK_MONOTONIC_COARSE, &time)
+    return time.tv_sec * 1000000000 + time.tv_nsec
+
+
+cdef inline long long note(FastPath path, int what, int dtype, Py_ssize_t nbytes, int op, int peer, int tag,
+                           bint is_async) except -1:
+    """Note that an operation begins; return its serial number in the ring."""
+    global written
+    written += 1
+    cdef long long serial = written
+    cdef Entry* entry = &ring[serial & ring_mask]
+    entry.serial, entry.began, entry.ended = serial, now(), 0
+    entry.number = 1 + (path.messages + path.passed_messages if what >= SEND else path.count + path.passed_collectives)
+    entry.nbytes, entry.path, entry.peer, entry.tag = nbytes, path.place, peer, tag
+    entry.what, entry.op, entry.dtype = what, op, dtype
+    entry.is_async, entry.has_failed, entry.is_exact = is_async, False, times_are_exact
+    if caller is not None:
+        callers[serial & ring_mask] = caller()
+    return serial
+
+
+cdef inline long long note_end(long long serial, bint has_failed) noexcept:
+    """Note the end of an operation; return how many nanoseconds it took, -1 where that is not known exactly."""
+    cdef Entry* entry = &ring[serial & ring_mask]
+    if entry.serial != serial or entry.ended != 0:
+        return -1
+    entry.ended, entry.has_failed = now(), has_failed
+    return entry.ended - entry.began if entry.is_exact and times_are_exact else -1
+
+
+def keep(long long size, bint is_exact, whose):
+    """Remember at least `size` operations from now on, with exact times, and what `whose()` returns, if asked for."""
+    global ring, ring_mask, times_are_exact, caller, callers
+    cdef long long serial, entries = RING
+    while entries < size:
+        entries *= 2
+    cdef Entry* larger
+    if entries > ring_mask + 1:
+        larger = <Entry*>calloc(entries, sizeof(Entry))
+        if larger == NULL:
+            raise MemoryError
+        for serial in range(max(written - ring_mask, 1), written + 1):
+            larger[serial & (entries - 1)] = ring[serial & ring_mask]
+        free(ring)
+        ring, ring_mask = larger, entries - 1
+    callers = [None] * (0 if whose is None else ring_mask + 1)
+    times_are_exact, caller = is_exact, whose
+
+
+def past(long long since=0):
+    """Return a row for each operation with a serial number above `since` that is remembered, the oldest first."""
+    cdef Entry each
+    cdef long long serial
+    rows = []
+    for serial in range(max(written - ring_mask, since + 1, 1), written + 1):
+        each = ring[serial & ring_mask]
+        if each.what:
+            rows.append((
+                serial, each.path, NAMES[each.what], each.number, each.dtype, each.nbytes,
+                "" if each.op < 0 else op_names[each.op], None if each.peer < 0 else each.peer,
+                None if each.tag < 0 else each.tag, bool(each.is_async), 1e-9 * each.began,
+                1e-9 * max(each.began, each.ended) if each.ended else 0.0,  # of two clocks, maybe
+                bool(each.has_failed), callers[serial & ring_mask] if caller is not None else None,
+            ))
+    return rows
+
+
+def last_serial():
+    """Return the serial number of the last operation in the ring; 0 before the first."""
+    return written
+
+
 # -- the fast path ---------------------------------------------------------------------------------------------
 
 cdef class FastPath:
@@ -323,9 +435,9 @@ cdef class FastPath:
     """
 
     cdef public long long count, messages
-    cdef int sent_to[KEPT]  # of the last messages: to which ranks, and their tags
-    cdef int sent_tags[KEPT]
-    cdef unsigned int sends
+    cdef public long long passed_collectives, passed_messages  # that took the way through the checks
+    cdef readonly int place  # in the ring
+    cdef long long entry  # of the blocking collective that goes on
     cdef Handle comm
     cdef int rank, size, largest_tag
     cdef Py_ssize_t largest, largest_async
@@ -363,20 +475,41 @@ cdef class FastPath:
         self.average, self.largest_run = average, min(largest_run, self.largest)
         self.usual_op, self.usual_place = usual_op, op_numbers[usual_op]
         self.work_class = work_class
+        global paths
+        paths += 1
+        self.place = paths
 
     def attach(self, door):
         """Keep what is in flight in that group's door from now on."""
         self.door, self.in_flight, self.timeout = door, door.in_flight, door.timeout
+        self.passed_collectives, self.passed_messages = door.collectives, door.messages
 
-    @property
-    def last_sent(self):
-        """The ranks and the tags of the last messages sent; any thread may ask."""
-        cdef unsigned int known = min(self.sends, KEPT)
-        return [(self.sent_to[i], self.sent_tags[i]) for i in range(known)]
+    cdef inline int notes(self, int what, int dtype, Py_ssize_t nbytes, int op, int peer) except -1:
+        """Note in the ring that a blocking collective begins."""
+        self.entry = note(self, what, dtype, nbytes, op, peer, NOBODY, False)
+        return 0
 
-    cdef inline void note(self, int peer, int label) noexcept:
-        self.sent_to[self.sends % KEPT], self.sent_tags[self.sends % KEPT] = peer, label
-        self.sends += 1
+    cdef inline bint has_done(self) noexcept:
+        """Count the collective that has been noted."""
+        self.count += 1
+        note_end(self.entry, False)
+        return True
+
+    cdef inline bint has_passed(self, long long entry, bint is_whole) noexcept:
+        """Count a blocking message, which has been noted; return whether it has the length that was expected."""
+        self.messages += 1
+        if ring[entry & ring_mask].serial == entry:
+            ring[entry & ring_mask].number = self.messages + self.passed_messages  # threads may overtake each other
+        note_end(entry, not is_whole)
+        return is_whole
+
+    def note_failure(self):
+        """Note that what has been begun last has failed."""
+        cdef long long serial
+        for serial in range(written, max(written - ring_mask, 1) - 1, -1):
+            if ring[serial & ring_mask].path == self.place and ring[serial & ring_mask].ended == 0:
+                note_end(serial, True)
+                return
 
     cdef int place_of(self, object op) noexcept:
         """Return the row of an op in the tables; -1 where it has none."""
@@ -401,10 +534,10 @@ cdef class FastPath:
         cdef Array* x = plain(array, self.largest)
         if x == NULL or not is_rank(root, self.size) or type_of(x) == 0:
             return False
-        if self.is_alone:
-            self.count += 1
-            return True
         cdef int code, source = PyLong_AsLong(root)
+        self.notes(BROADCAST, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, source)
+        if self.is_alone:
+            return self.has_done()
         cdef bint in_node = self.is_in_node(PyArray_NBYTES(x))
         with nogil:
             if in_node and PyArray_NBYTES(x) <= <Py_ssize_t>self.node.slot:
@@ -414,8 +547,7 @@ cdef class FastPath:
                 code = mpi.bcast(PyArray_DATA(x), count_of(x), type_of(x), source, self.comm)
         if code:
             raise self.failed("broadcast", code)
-        self.count += 1
-        return True
+        return self.has_done()
 
     def all_reduce(self, array, op):
         """Do an all_reduce, or return False."""
@@ -423,11 +555,11 @@ cdef class FastPath:
         cdef int code, place = self.place_of(op)
         if x == NULL or not self.is_reducible(x, place):
             return self.all_reduce_prepared(array, op)
+        self.notes(ALL_REDUCE, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY)
         code = self.all_reduce_memory(<char*>PyArray_DATA(x), PyArray_SIZE(x), PyArray_TYPE(x), place)
         if code:
             raise self.failed("all_reduce", code)
-        self.count += 1
-        return True
+        return self.has_done()
 
     cdef int all_reduce_memory(self, char* data, Py_ssize_t count, int number, int place) except? -9:
         """Reduce `count` values of the dtype with that number in place; return MPI's code."""
@@ -469,6 +601,7 @@ cdef class FastPath:
         if is_half:
             for i in range(count):
                 wide[i] = half_to_float((<uint16_t*>data)[i])
+        self.notes(ALL_REDUCE, PyArray_TYPE(x), PyArray_NBYTES(x), AVERAGE if averages else place, NOBODY)
         code = self.all_reduce_memory(<char*>wide if is_half else data, count, number, place)
         if code:
             raise self.failed("all_reduce", code)
@@ -479,8 +612,7 @@ cdef class FastPath:
                 (<uint16_t*>data)[i] = float_to_half(wide[i])
         if own is not array:
             PyArray_CopyInto(x, <Array*>own)
-        self.count += 1
-        return True
+        return self.has_done()
 
     def all_reduce_coalesced(self, arrays, op):
         """Do an all_reduce of many arrays of a dtype, packed into one; or return False."""
@@ -515,6 +647,7 @@ cdef class FastPath:
             x = <Array*>PyList_GET_ITEM(arrays, i)
             memcpy(self.scratch + at, PyArray_DATA(x), PyArray_NBYTES(x))
             at += PyArray_NBYTES(x)
+        self.notes(COALESCED, number, total, AVERAGE if averages else place, NOBODY)
         code = self.all_reduce_memory(self.scratch, total // itemsize, number, place)
         if code:
             raise self.failed("all_reduce_coalesced", code)
@@ -525,8 +658,7 @@ cdef class FastPath:
             x = <Array*>PyList_GET_ITEM(arrays, i)
             memcpy(PyArray_DATA(x), self.scratch + at, PyArray_NBYTES(x))
             at += PyArray_NBYTES(x)
-        self.count += 1
-        return True
+        return self.has_done()
 
     def __dealloc__(self):
         free(self.scratch)
@@ -537,10 +669,10 @@ cdef class FastPath:
         cdef int code, place = self.place_of(op)
         if x == NULL or not is_rank(root, self.size) or not self.is_reducible(x, place):
             return False
-        if self.is_alone:
-            self.count += 1
-            return True
         cdef int number = PyArray_TYPE(x), destination = PyLong_AsLong(root)
+        self.notes(REDUCE, number, PyArray_NBYTES(x), place, destination)
+        if self.is_alone:
+            return self.has_done()
         if mpi.folds[place][number] != NULL and self.is_in_node(0):
             return self.ends(self.reduce_array(REDUCE, x, place, destination, self.size if self.rank == destination else 0), "reduce")
         cdef void* sent = mpi.in_place if self.rank == destination else PyArray_DATA(x)
@@ -550,8 +682,7 @@ cdef class FastPath:
                               destination, self.comm)
         if code:
             raise self.failed("reduce", code)
-        self.count += 1
-        return True
+        return self.has_done()
 
     def all_gather_single(self, output, array):
         """Do an all_gather_single, or return False."""
@@ -559,6 +690,7 @@ cdef class FastPath:
         cdef Array* x = plain(array, self.largest)
         if not self.is_pair(y, x) or PyArray_NBYTES(y) != PyArray_NBYTES(x) * self.size or type_of(x) == 0:
             return False
+        self.notes(ALL_GATHER, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), NOBODY, NOBODY)
         if self.is_alone:
             return self.copies(y, x)
         cdef int code
@@ -572,8 +704,7 @@ cdef class FastPath:
                                      type_of(x), self.comm)
         if code:
             raise self.failed("all_gather_single", code)
-        self.count += 1
-        return True
+        return self.has_done()
 
     def reduce_scatter_single(self, output, array, op):
         """Do a reduce_scatter_single, or return False."""
@@ -584,6 +715,7 @@ cdef class FastPath:
             return False
         if not self.is_reducible(x, place):
             return False
+        self.notes(REDUCE_SCATTER, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), place, NOBODY)
         if self.is_alone:
             return self.copies(y, x)
         cdef int number = PyArray_TYPE(x)
@@ -596,8 +728,7 @@ cdef class FastPath:
                                                 mpi.reduced[place][number], mpi.ops[place][number], self.comm)
         if code:
             raise self.failed("reduce_scatter_single", code)
-        self.count += 1
-        return True
+        return self.has_done()
 
     def all_to_all_single(self, output, array):
         """Do an all_to_all_single of equal parts, or return False."""
@@ -607,6 +738,7 @@ cdef class FastPath:
             return False
         if not (PyArray_NDIM(x) and PyArray_NDIM(y)) or PyArray_DIM(x, 0) % self.size or PyArray_DIM(y, 0) % self.size:
             return False
+        self.notes(ALL_TO_ALL_SINGLE, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), NOBODY, NOBODY)
         if self.is_alone:
             return self.copies(y, x)
         cdef int i, code, part = count_of(x) // self.size
@@ -624,14 +756,12 @@ cdef class FastPath:
             code = mpi.alltoall(PyArray_DATA(x), part, type_of(x), PyArray_DATA(y), part, type_of(x), self.comm)
         if code:
             raise self.failed("all_to_all_single", code)
-        self.count += 1
-        return True
+        return self.has_done()
 
     cdef bint copies(self, Array* output, Array* array) noexcept:
         """Do what a rank alone has to do where the result is another array."""
         memcpy(PyArray_DATA(output), PyArray_DATA(array), PyArray_NBYTES(array))
-        self.count += 1
-        return True
+        return self.has_done()
 
     # Lists of arrays, and what reduces to some ranks: in memory of the node, once it is open; the rest is left to MPI.
 
@@ -641,6 +771,7 @@ cdef class FastPath:
         cdef int place = self.place_of(op)
         if self.node.flags == NULL or x == NULL or not self.is_foldable(x, place):
             return False
+        self.notes(SCAN, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY)
         return self.ends(self.reduce_array(SCAN, x, place, 0, self.rank + 1), "scan")
 
     def exscan(self, array, op):
@@ -649,6 +780,7 @@ cdef class FastPath:
         cdef int place = self.place_of(op)
         if self.node.flags == NULL or x == NULL or not self.is_foldable(x, place):
             return False
+        self.notes(EXSCAN, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY)
         return self.ends(self.reduce_array(EXSCAN, x, place, 0, self.rank), "exscan")
 
     def all_gather(self, outputs, array):
@@ -659,6 +791,7 @@ cdef class FastPath:
         if self.received_bytes[self.rank] != <size_t>PyArray_NBYTES(x):
             return False
         self.sent[0], self.sent_bytes[0] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
+        self.notes_lists(ALL_GATHER_LIST, PyArray_TYPE(x), 1, self.size, NOBODY, NOBODY)
         return self.ends(self.move(ALL_GATHER_LIST, 1, self.size, 0), "all_gather")
 
     def gather(self, array, outputs, root):
@@ -675,6 +808,7 @@ cdef class FastPath:
             return False
         self.sent[0], self.sent_bytes[0] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
         cdef int n_received = self.size if self.rank == destination else 0
+        self.notes_lists(GATHER, PyArray_TYPE(x), 1, n_received, NOBODY, destination)
         return self.ends(self.move(GATHER, 1, n_received, destination), "gather")
 
     def scatter(self, output, inputs, root):
@@ -690,7 +824,9 @@ cdef class FastPath:
                 or self.sent_bytes[self.rank] != <size_t>PyArray_NBYTES(y)):
             return False
         self.received[0], self.received_bytes[0] = <char*>PyArray_DATA(y), PyArray_NBYTES(y)
-        return self.ends(self.move(SCATTER, self.size if self.rank == source else 0, 1, source), "scatter")
+        cdef int n_sent = self.size if self.rank == source else 0
+        self.notes_lists(SCATTER, PyArray_TYPE(y), n_sent, 1, NOBODY, source)
+        return self.ends(self.move(SCATTER, n_sent, 1, source), "scatter")
 
     def reduce_scatter(self, output, inputs, op):
         """Do a reduce_scatter, or return False."""
@@ -703,6 +839,7 @@ cdef class FastPath:
         if self.sent_bytes[self.rank] != <size_t>PyArray_NBYTES(y):
             return False
         self.received[0], self.received_bytes[0] = <char*>PyArray_DATA(y), PyArray_NBYTES(y)
+        self.notes_lists(REDUCE_SCATTER_LIST, PyArray_TYPE(y), self.size, 1, place, NOBODY)
         return self.ends(self.reduce_scatter_parts(PyArray_TYPE(y), place), "reduce_scatter")
 
     def all_to_all(self, outputs, inputs):
@@ -714,21 +851,21 @@ cdef class FastPath:
             return False
         if self.sent_bytes[self.rank] != self.received_bytes[self.rank]:
             return False
+        self.notes_lists(ALL_TO_ALL, number, self.size, self.size, NOBODY, NOBODY)
         return self.ends(self.move(ALL_TO_ALL, self.size, self.size, 0), "all_to_all")
 
     def barrier(self):
         """Wait until all ranks have come."""
         cdef int code
+        self.notes(BARRIER, NOBODY, 0, NOBODY, NOBODY)
         if self.is_alone:
-            self.count += 1
-            return True
+            return self.has_done()
         cdef bint in_node = self.is_in_node(0)
         with nogil:
             code = node_barrier(&self.node, call_of(BARRIER, 0, 0)) if in_node else mpi.barrier(self.comm)
         if code:
             raise self.failed("barrier", code)
-        self.count += 1
-        return True
+        return self.has_done()
 
     # -- in memory of the node: also for operations that have gone through the checks, on arrays made for MPI
 
@@ -791,11 +928,21 @@ cdef class FastPath:
         """Count an operation of the fast path, or leave it to the checks and MPI."""
         if code == NODE_LEAVES:
             self.has_left = True
+            ring[self.entry & ring_mask].what = 0
             return False
         if code:
             raise self.failed(name, code)
-        self.count += 1
-        return True
+        return self.has_done()
+
+    cdef int notes_lists(self, int what, int dtype, int n_sent, int n_received, int op, int root) except -1:
+        """Note a collective of the parts in `sent` and `received`."""
+        cdef int i
+        cdef Py_ssize_t nbytes = 0
+        for i in range(n_sent):
+            nbytes += self.sent_bytes[i]
+        for i in range(n_received):
+            nbytes += self.received_bytes[i]
+        return self.notes(what, dtype, nbytes, op, root)
 
     cdef int move(self, int what, int n_sent, int n_received, int root):
         """Move the parts in `sent` to where `received` tells."""
@@ -959,13 +1106,12 @@ cdef class FastPath:
         cdef int code, peer = PyLong_AsLong(dst), label = PyLong_AsLong(tag)
         if peer == self.rank:
             return False
-        self.note(peer, label)
+        cdef long long entry = note(self, SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, peer, label, False)
         with nogil:
             code = mpi.send(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm)
         if code:
             raise self.failed("send", code)
-        self.messages += 1
-        return True
+        return self.has_passed(entry, True)
 
     def recv(self, array, src, tag):
         """Receive a message and return its sender, or return None."""
@@ -976,12 +1122,12 @@ cdef class FastPath:
         cdef int code, peer = PyLong_AsLong(src), label = PyLong_AsLong(tag)
         if peer == self.rank:
             return None
+        cdef long long entry = note(self, RECV, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, peer, label, False)
         with nogil:
             code = mpi.recv(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, status)
         if code:
             raise self.failed("recv", code)
-        self.messages += 1
-        if received(status) != PyArray_NBYTES(x):
+        if not self.has_passed(entry, received(status) == PyArray_NBYTES(x)):
             raise self.short("recv", received(status), PyArray_NBYTES(x))
         return src
 
@@ -1000,14 +1146,14 @@ cdef class FastPath:
             other_label = PyLong_AsLong(recv_tag)
         cdef char[STATUS_BYTES] status
         cdef int code, to = PyLong_AsLong(dst), source = PyLong_AsLong(src)
-        self.note(to, label)
+        cdef Py_ssize_t nbytes = PyArray_NBYTES(x) + PyArray_NBYTES(y)
+        cdef long long entry = note(self, SENDRECV, PyArray_TYPE(x), nbytes, NOBODY, to, label, False)
         with nogil:
             code = mpi.sendrecv(PyArray_DATA(x), count_of(x), type_of(x), to, label,
                                 PyArray_DATA(y), count_of(y), type_of(y), source, other_label, self.comm, status)
         if code:
             raise self.failed("sendrecv", code)
-        self.messages += 1
-        if received(status) != PyArray_NBYTES(y):
+        if not self.has_passed(entry, received(status) == PyArray_NBYTES(y)):
             raise self.short("sendrecv", received(status), PyArray_NBYTES(y))
         return src
 
@@ -1016,31 +1162,33 @@ cdef class FastPath:
         cdef Array* x = plain(array, self.largest_async)
         if x == NULL or not is_rank(root, self.size) or type_of(x) == 0:
             return None
-        if self.is_alone:
-            return self.ended_work("broadcast", array)
         cdef int code, source = PyLong_AsLong(root)
         cdef Pending work = self.new_work(array)
+        work.entry = note(self, BROADCAST, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, source, NOBODY, True)
+        if self.is_alone:
+            return self.ended_work("broadcast", work)
         with nogil:
             code = mpi.ibcast(PyArray_DATA(x), count_of(x), type_of(x), source, self.comm, &work.request)
         if code:
             raise self.failed("broadcast", code)
         self.count += 1
-        work.name, work.number = "broadcast", self.count + <long long>self.door.collectives
+        work.name, work.number = "broadcast", self.count + self.passed_collectives
         self.follow(work)
         return work
 
     def ibarrier(self):
         """Begin a barrier and return its Work."""
-        if self.is_alone:
-            return self.ended_work("barrier", None)
         cdef int code
         cdef Pending work = self.new_work(None)
+        work.entry = note(self, BARRIER, NOBODY, 0, NOBODY, NOBODY, NOBODY, True)
+        if self.is_alone:
+            return self.ended_work("barrier", work)
         with nogil:
             code = mpi.ibarrier(self.comm, &work.request)
         if code:
             raise self.failed("barrier", code)
         self.count += 1
-        work.name, work.number = "barrier", self.count + <long long>self.door.collectives
+        work.name, work.number = "barrier", self.count + self.passed_collectives
         self.follow(work)
         return work
 
@@ -1050,17 +1198,18 @@ cdef class FastPath:
         cdef int code, place = self.place_of(op)
         if x == NULL or not self.is_reducible(x, place):
             return None
-        if self.is_alone:
-            return self.ended_work("all_reduce", array)
         cdef int number = PyArray_TYPE(x)
         cdef Pending work = self.new_work(array)
+        work.entry = note(self, ALL_REDUCE, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY, NOBODY, True)
+        if self.is_alone:
+            return self.ended_work("all_reduce", work)
         with nogil:
             code = mpi.iallreduce(mpi.in_place, PyArray_DATA(x), count_of(x), mpi.reduced[place][number],
                                   mpi.ops[place][number], self.comm, &work.request)
         if code:
             raise self.failed("all_reduce", code)
         self.count += 1
-        work.name, work.number = "all_reduce", self.count + <long long>self.door.collectives
+        work.name, work.number = "all_reduce", self.count + self.passed_collectives
         self.follow(work)
         return work
 
@@ -1071,13 +1220,13 @@ cdef class FastPath:
             return None
         cdef int code, peer = PyLong_AsLong(dst), label = PyLong_AsLong(tag)
         cdef Pending work = self.new_work(array)
-        self.note(peer, label)
+        work.entry = note(self, SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, peer, label, True)
         with nogil:
             code = mpi.isend(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, &work.request)
         if code:
             raise self.failed("send", code)
         self.messages += 1
-        work.name, work.peer, work.tag, work.number = "send", dst, tag, self.messages + <long long>self.door.messages
+        work.name, work.peer, work.number = "send", dst, self.messages + self.passed_messages
         self.follow(work)
         return work
 
@@ -1089,12 +1238,13 @@ cdef class FastPath:
         cdef int code, label = PyLong_AsLong(tag), peer = mpi.any_source if src is None else PyLong_AsLong(src)
         cdef Pending work = self.new_work(array)
         work.expected = PyArray_NBYTES(x)
+        work.entry = note(self, RECV, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, NOBODY if src is None else peer, label, True)
         with nogil:
             code = mpi.irecv(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, &work.request)
         if code:
             raise self.failed("recv", code)
         self.messages += 1
-        work.name, work.peer, work.tag, work.number = "recv", src, tag, self.messages + <long long>self.door.messages
+        work.name, work.peer, work.number = "recv", src, self.messages + self.passed_messages
         self.follow(work)
         return work
 
@@ -1126,13 +1276,12 @@ cdef class FastPath:
         work.timeout = self.timeout
         return work
 
-    cdef Pending ended_work(self, str name, object array):
+    cdef Pending ended_work(self, str name, Pending work):
         """Return the Work of an operation of a rank alone, which has ended."""
-        cdef Pending work = self.new_work(array)
         self.count += 1
-        work.name, work.number = name, self.count + <long long>self.door.collectives
-        work._status, work.alive = COMPLETED, None
-        work.is_done = work._told = True
+        work.name, work.number = name, self.count + self.passed_collectives
+        work._status, work.alive, work._told = COMPLETED, None, True
+        work.request_ends(0)
         return work
 
     cdef int follow(self, Pending work) except -1:
@@ -1180,8 +1329,9 @@ cdef class Pending:
     cdef Py_ssize_t expected  # bytes of a message to receive; -1: there is none
     cdef bint is_done  # the request
     cdef int code  # MPI's, when it is done
-    cdef object array, name, peer, tag, known_flight
-    cdef long long number
+    cdef object array, name, peer, known_flight
+    cdef long long number, entry  # its own, and that in the ring
+    cdef readonly long long took  # nanoseconds, where operations are recorded; otherwise -1
     cdef readonly unsigned long waiting_thread  # that is in `wait`, for the watchdog; 0: none
     cdef public object alive, source, operation, error, timeout
     cdef public object _status, _finish, _callbacks, _future
@@ -1195,7 +1345,7 @@ cdef class Pending:
         """The Flight, which is made when somebody asks."""
         if self.known_flight is None:
             self.known_flight = new_flight((self.path.door, self.name, self.number, self.array, self.peer,
-                                            self.timeout, self.tag))
+                                            self.timeout))
         return self.known_flight
 
     @flight.setter
@@ -1262,15 +1412,20 @@ cdef class Pending:
             with nogil:
                 code = mpi.wait(&self.request, self.message)
             self.waiting_thread = 0
-            self.code, self.is_done = code, True
+            self.request_ends(code)
 
     cdef bint test_request(self) noexcept:
         cdef int code, is_done = 0
         if not self.is_done:
             with nogil:
                 code = mpi.test(&self.request, &is_done, self.message)
-            self.code, self.is_done = code, is_done or code
+            if is_done or code:
+                self.request_ends(code)
         return self.is_done
+
+    cdef inline void request_ends(self, int code) noexcept:
+        self.code, self.is_done = code, True
+        self.took = note_end(self.entry, code != 0)
 
     cdef int conclude(self) except -1:
         """Raise what went wrong; note who has sent the message."""
@@ -1279,6 +1434,7 @@ cdef class Pending:
         if self.expected >= 0:
             self.source = source_of(self.message)
             if received(self.message) != self.expected:
+                ring[self.entry & ring_mask].has_failed |= ring[self.entry & ring_mask].serial == self.entry
                 raise length_error("", received(self.message), self.expected)
         return 0
 
@@ -1305,8 +1461,10 @@ cdef class Pending:
                 if code == 0:
                     code = mpi.wait(&self.request, self.message)
             self.is_done = True
+            note_end(self.entry, True)
             if code:
                 raise exception_of(code)
+
 
 
 cdef inline object source_of(char* status):
@@ -1324,77 +1482,3 @@ def set_up_works(in_flight, completed, flight, work, Py_ssize_t reap_above):
     global IN_FLIGHT, COMPLETED, new_flight, work_wait, work_has_ended, work_cancel, REAP_ABOVE
     IN_FLIGHT, COMPLETED, new_flight, REAP_ABOVE = in_flight, completed, flight, reap_above
     work_wait, work_has_ended, work_cancel = work.wait, work.has_ended, work.cancel
-
-
-# -- tensors ---------------------------------------------------------------------------------------------------
-
-cdef struct DLTensor:
-    char* data
-    int32_t device_type, device_id, ndim
-    uint8_t code, bits
-    uint16_t lanes
-    int64_t *shape
-    int64_t *strides  # in elements
-    uint64_t byte_offset
-
-cdef struct DLPackExchangeAPI:
-    uint32_t major, minor
-    void* older
-    void* allocator
-    void* from_object
-    void* to_object
-    int (*look_at)(PyObject*, DLTensor*) except -1
-    void* stream
-
-cdef enum:
-    MOST_DIMENSIONS = 32
-    CODES = 8  # of DLPack, for kinds of values
-    HOST = 1
-
-cdef DLPackExchangeAPI* dlpack
-cdef tuple tensor_types
-cdef int[CODES][256] number_of  # NumPy's of a dtype, by DLPack's code and the bits
-
-
-def set_up_tensors(tuple types, dict numbers):
-    """Let `view` see objects of exactly these types by DLPack's functions in C; `numbers`: NumPy's, by code and bits."""
-    global dlpack, tensor_types
-    memset(number_of, -1, sizeof(number_of))
-    for (code, bits), number in numbers.items():
-        number_of[<int>code][<int>bits] = number
-    dlpack = <DLPackExchangeAPI*>PyCapsule_GetPointer(types[0].__dlpack_c_exchange_api__, "dlpack_exchange_api")
-    if dlpack.major != 1 or dlpack.look_at == NULL:
-        raise ImportError(f"version {dlpack.major} of DLPack's functions in C")
-    tensor_types = types
-
-
-def view(tensor, bint flat=False):
-    """Return a NumPy array on the memory of a tensor of the host, which it keeps alive; or None.
-
-    `flat`: in one dimension, where there are no gaps.
-    """
-    cdef DLTensor seen
-    cdef Py_ssize_t[MOST_DIMENSIONS] strides
-    cdef int64_t itemsize, size = 1
-    cdef bint has_gaps = False
-    if type(tensor) not in tensor_types or tensor.is_neg():
-        return None
-    try:
-        dlpack.look_at(<PyObject*>tensor, &seen)
-    except Exception:  # it is sparse, say
-        return None
-    if seen.device_type != HOST or seen.data == NULL or seen.lanes != 1 or seen.code >= CODES:
-        return None
-    if seen.ndim > MOST_DIMENSIONS or number_of[seen.code][seen.bits] < 0 or tensor.is_conj():
-        return None
-    itemsize = seen.bits // 8
-    for i in reversed(range(seen.ndim)):
-        strides[i] = seen.strides[i] * itemsize
-        has_gaps |= seen.shape[i] != 1 and seen.strides[i] != size
-        size *= seen.shape[i]
-    if flat and not has_gaps:
-        seen.ndim, seen.shape, strides[0] = 1, &size, itemsize
-    array = PyArray_New(&PyArray_Type, seen.ndim, <Py_ssize_t*>seen.shape, number_of[seen.code][seen.bits], strides,
-                        seen.data + seen.byte_offset, 0, NPY_ARRAY_WRITEABLE, NULL)
-    np.set_array_base(array, tensor.untyped_storage())
-    return array

@@ -41,22 +41,21 @@ class Reduction(NamedTuple):
         return array.size * self.width, self.datatype, self.op
 
 
-# What `moved` and `reduced` have returned: NumPy takes microseconds to name a dtype. The fast path looks here.
-known_moves: dict[Any, tuple[int, int]] = {}
-known_reductions: dict[tuple[Any, ReduceOp], Reduction] = {}
+_moved: dict[Any, tuple[int, int]] = {}
+_reductions: dict[tuple[Any, ReduceOp], Reduction] = {}  # NumPy takes microseconds to name a dtype
 
 
 def moved(dtype: Any) -> tuple[int, int]:
     """Return the NCCL datatype that moves arrays of `dtype`, and the number of its elements in one of theirs."""
-    row = known_moves.get(dtype)
+    row = _moved.get(dtype)
     if row is None:
-        row = known_moves[dtype] = _reduced_type(dtype) or (UINT8, dtype.itemsize)
+        row = _moved[dtype] = _reduced_type(dtype) or (UINT8, dtype.itemsize)
     return row
 
 
 def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
     """Return NCCL's reduction for arrays of `dtype` with `op`; TypeError or UnsupportedOperationError without one."""
-    known = known_reductions.get((dtype, op))
+    known = _reductions.get((dtype, op))
     if known is not None:
         return known
     row = _reduced_type(dtype)
@@ -75,7 +74,7 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
         )
     made = Reduction(*row, nccl_op)
     if op.factor is None:  # there may be as many factors as calls
-        known_reductions[dtype, op] = made
+        _reductions[dtype, op] = made
     return made
 
 

@@ -112,7 +112,9 @@ class MismatchCheck:
             raise DistTimeoutError(f"{text}{who_is_late()}")
         if outcome == DIFFERS:
             highest, _, difference = text.partition(" ")
-            group.door.collectives += int(highest) - group.sequence_number
+            door = group.door
+            door.collectives += int(highest) - group.sequence_number
+            door.fast_path.passed_collectives = door.collectives
             group.door.recent.clear()  # the program may go on
             raise DistError(difference)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...process.settings import Settings, folder_at_start
 from ...process.stderr import tell
@@ -65,16 +65,15 @@ class _Tracing:
         self.recorder = recorders.begin(settings.trace_size, settings.trace == "stack")
         self.clocks = Clocks()
         self.process = _process()
-        self.written = -1.0  # the time of the last row that is in the file
+        self.written: Any = None  # the recorder's mark, when the file was written
         atexit.register(self.write)
 
     def write(self) -> None:
         """Write the recording, if there is anything new in it, and tell where."""
-        rows = self.recorder.rows
-        last = rows[-1][recorders.BEGAN] if rows else 0.0
-        if last == self.written:
+        mark = self.recorder.mark()
+        if mark == self.written:
             return
-        self.written = last
+        self.written = mark
         try:
             file = write_trace(self.folder)
         except OSError as error:
@@ -141,7 +140,7 @@ def write_trace(folder: str | Path, is_final: bool = True) -> Path:
 def save(folder: str | Path) -> Path | None:
     """Write the recording at the end of the process; return None if there is none, or it can't be written."""
     recorder = recorders.recorder()
-    if recorder is None or not recorder.rows:
+    if recorder is None or not recorder.records():
         return None
     with contextlib.suppress(OSError):
         return write_trace(folder)

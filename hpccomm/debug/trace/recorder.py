@@ -1,7 +1,6 @@
-"""The flight recorder: the last operations of this process, seen by a hook at the door and around the fast path.
+"""The flight recorder: the last operations of this process, seen by a hook at the door, and by the compiled fast path.
 
-Of each operation a row is kept: a few values, none of which keeps an array alive. A row becomes a `Record` when
-somebody asks for it.
+None of what is kept keeps an array alive. It becomes `Record`s when somebody asks for them.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ...core.backend import FastPath
 from ...core.hooks import Operation, RemovableHandle
-from ...core.operation_list import MESSAGES, OPERATIONS
+from ...native import room
 from ..groups_seen import everywhere, key_of, ranks_of
+from ..past import Past, last, past
 from ..records import Record
 from ..stacks import PACKAGE
 from .clock import EPOCH
@@ -27,35 +26,18 @@ if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
 SIZE = 2000  # operations
-DETAILS = ("op", "root", "dst", "src", "tag")  # arguments that rows keep
 now = time.perf_counter  # with EPOCH it is the time since the epoch
-
-# (kind, number, began, ended, dtype, nbytes, details, where, count, has_failed). On the fast path the count is None: it
-# follows from dtype and nbytes.
-Row: TypeAlias = "tuple[Any, ...] | Entry"
-BEGAN, ENDED, HAS_FAILED = 2, 3, 9
-
-
-class Kind(NamedTuple):
-    """The constants of all rows of one operation of one group; `details` are the names of the values that a row has."""
-
-    traced: TracedGroup
-    name: str
-    async_op: bool
-    details: tuple[str, ...]
 
 
 class TracedGroup:
-    """A group that is recorded, and the numbers of operations that have passed its door."""
+    """A group that is recorded."""
 
-    __slots__ = ("__weakref__", "_group", "_numbers", "collectives", "key", "messages", "name", "ranks")
+    __slots__ = ("__weakref__", "_group", "_numbers", "key", "name", "ranks")
 
     def __init__(self, group: ProcessGroup) -> None:
         self.key = key_of(group)
         self.name = group.name
         self.ranks: tuple[int, ...] = ranks_of(group)
-        self.collectives = group.door.collectives
-        self.messages = group.door.messages
         self._numbers = (group.sequence_number, group.message_number)
         self._group = weakref.ref(group)
 
@@ -67,184 +49,140 @@ class TracedGroup:
         return self._numbers
 
 
-class Entry(list[Any]):
-    """The row of an operation that ends later; a Work ends it as it ends an `Operation`."""
+class Entry:
+    """An operation that has passed the door."""
 
-    __slots__ = ("error", "outcome")
-    error: BaseException | None
-    outcome: Any
+    __slots__ = (
+        "async_op", "began", "count", "dtype", "ended", "has_failed", "name", "nbytes", "number", "op", "peer", "tag",
+        "traced", "where",
+    )  # fmt: skip
 
-    def end(self, error: BaseException | None = None) -> None:
-        """Note the time of the end, and whether the operation has failed."""
-        self[ENDED], self[HAS_FAILED], self.error = now(), error is not None, error
+    def __init__(self, operation: Operation, traced: TracedGroup, where: tuple[CodeType, int] | None) -> None:
+        arrays, arguments = operation.arrays, operation.arguments
+        counts = [int(array.size) for array in arrays]
+        self.traced, self.where = traced, where
+        self.name, self.number, self.async_op = operation.name, operation.sequence_number, operation.async_op
+        self.dtype = arrays[0].dtype if arrays else ""
+        self.count = sum(counts)
+        self.nbytes = sum(count * array.dtype.itemsize for count, array in zip(counts, arrays))
+        self.op, self.peer, self.tag = operation.op, operation.peer, arguments.get("tag")
+        self.began, self.ended, self.has_failed = now(), 0.0, False
 
-    @property
-    def duration(self) -> float | None:
-        """Seconds from the beginning to when the end was noticed; None before."""
-        return self[ENDED] - self[BEGAN] if self[ENDED] else None
+    def record(self) -> Record:
+        """Return it as a record."""
+        op = self.op
+        return Record(
+            self.name,
+            self.number,
+            self.traced.key,
+            self.traced.name,
+            dtype=str(self.dtype),
+            count=self.count,
+            nbytes=self.nbytes,
+            op=op.upper() if isinstance(op, str) else "" if op is None else str(getattr(op, "name", op)),
+            peer=self.peer if isinstance(self.peer, int) else None,
+            tag=self.tag,
+            async_op=self.async_op,
+            begin=EPOCH + self.began,
+            end=EPOCH + self.ended if self.ended else 0.0,
+            state="failed" if self.has_failed else "completed" if self.ended else "in flight",
+            where="" if self.where is None else line(*self.where),
+        )
 
 
 class Recorder:
-    """The ring of this process's last operations.
+    """The last operations of this process.
 
     Attributes
     ----------
-    rows : deque
-        The oldest first; those of asynchronous operations are there from their beginning, others from their end.
     groups : dict
         The traced groups, by key.
     """
 
     def __init__(self, size: int = SIZE, stack: bool = False) -> None:
-        self.rows: deque[Row] = deque(maxlen=size)
         self.stack = stack
         self.groups: dict[str, TracedGroup] = {}
+        self._size = size
+        self._entries: deque[Entry] = deque(maxlen=size)  # those that have passed the door
+        self._places: dict[int, TracedGroup] = {}  # of those that have not
+        self._since = last()
+        self._kept: dict[int, Past] | None = None  # of these, when it has stopped
+        if room is not None:
+            room.keep(size, True, caller if stack else None)
 
     def hook_of(self, group: ProcessGroup) -> _GroupHook:
         """Return the hook of one group."""
         traced = self.groups[key_of(group)] = TracedGroup(group)
-        return _GroupHook(self, traced)
+        return _GroupHook(self._entries, self._places, traced, self.stack)
+
+    def stop(self) -> None:
+        """Keep what has been recorded; the room remembers further operations, and in less detail."""
+        self._kept = {each.serial: each for each in past(self._since)}
+        if room is not None:
+            room.keep(0, False, None)
 
     def records(self) -> list[Record]:
         """Return the last operations, those in flight among them, in the order in which they began."""
-        rows = [*self._in_flight_on_the_fast_path(), *list(self.rows)]
-        return [_record(row) for row in sorted(rows, key=lambda row: row[BEGAN])]
+        fast = past(self._since)
+        if self._kept is not None:
+            for each in fast:
+                if (kept := self._kept.get(each.serial)) is not None:  # it may have ended since
+                    self._kept[each.serial] = kept._replace(ended=each.ended, has_failed=each.has_failed)
+            fast = list(self._kept.values())
+        found = [each.record() for each in list(self._entries)]
+        found += [_record(each, self._places[each.place]) for each in fast if each.place in self._places]
+        return sorted(found, key=lambda record: record.begin)[-self._size :]
 
-    def _in_flight_on_the_fast_path(self) -> Iterator[Row]:
-        """Yield a row for each thread that is in `recorded`, which appends its row only at the end."""
-        for outermost in sys._current_frames().values():
-            frame: Any = outermost
-            while frame is not None:
-                seen = frame.f_locals if frame.f_code in _codes else {}
-                if (
-                    "began" in seen
-                    and "outcome" not in seen
-                    and all(hasattr(each, "dtype") for each in seen["arguments"][:1])
-                ):
-                    kind, arguments, at = seen["kind"], seen["arguments"], caller(frame) if self.stack else None
-                    number = 1 + kind.traced.numbers()[kind.name in MESSAGES]
-                    nbytes = sum(each.nbytes for each in arguments if hasattr(each, "nbytes"))
-                    what = arguments[0].dtype if arguments else None, nbytes, arguments[seen["details"]]
-                    yield kind, number, seen["began"], 0.0, *what, at, None, False
-                frame = frame.f_back
+    def mark(self) -> tuple[Any, int]:
+        """Return what changes with every operation that begins."""
+        entries = self._entries
+        return entries[-1] if entries else None, last() if self._kept is None else max(self._kept, default=0)
 
 
-def _record(row: Row) -> Record:
-    kind, number, began, ended, dtype, nbytes, values, where, count, has_failed = row
-    details = dict(zip(kind.details, values))
-    op = details.get("op")
-    peer = details.get("root", details.get("dst", details.get("src")))
+def _record(each: Past, traced: TracedGroup) -> Record:
     return Record(
-        kind.name,
-        number,
-        kind.traced.key,
-        kind.traced.name,
-        dtype="" if dtype is None else str(dtype),
-        count=nbytes // dtype.itemsize if count is None and dtype is not None else count or 0,
-        nbytes=nbytes,
-        op=op.upper() if isinstance(op, str) else "" if op is None else str(getattr(op, "name", op)),
-        peer=peer if isinstance(peer, int) else None,
-        tag=details.get("tag"),
-        async_op=kind.async_op,
-        begin=EPOCH + began,
-        end=EPOCH + ended if ended else 0.0,
-        state="failed" if has_failed else "completed" if ended else "in flight",
-        where="" if where is None else line(*where),
+        each.name,
+        each.number,
+        traced.key,
+        traced.name,
+        dtype=each.dtype,
+        count=each.elements,
+        nbytes=each.nbytes,
+        op=each.op,
+        peer=each.peer,
+        tag=each.tag,
+        async_op=each.async_op,
+        begin=EPOCH + each.began,
+        end=EPOCH + each.ended if each.ended else 0.0,
+        state=each.state,
+        where="" if each.where is None else line(*each.where),
     )
 
 
 class _GroupHook:
-    """The hook that records the operations of one group, at its door and on its fast path."""
+    """The hook that records the operations of one group that pass its door."""
 
-    def __init__(self, recorder: Recorder, traced: TracedGroup) -> None:
-        self._append = recorder.rows.append
-        self._stack = recorder.stack
+    def __init__(self, entries: deque[Entry], places: dict[int, TracedGroup], traced: TracedGroup, stack: bool) -> None:
+        self._append = entries.append
+        self._places = places
         self._traced = traced
-        self._fast = self._recorded = FastPath()
+        self._stack = stack
         self._open: dict[Operation, Entry] = {}
 
     def begin(self, operation: Operation) -> None:
-        traced, door, arrays, arguments = self._traced, operation.group.door, operation.arrays, operation.arguments
-        traced.collectives, traced.messages = door.collectives, door.messages
-        counts = [int(array.size) for array in arrays]
-        nbytes = sum(count * array.dtype.itemsize for count, array in zip(counts, arrays))
-        details = tuple(name for name in DETAILS if name in arguments)
-        kind = Kind(traced, operation.name, operation.async_op, details)
-        what = arrays[0].dtype if arrays else None, nbytes, [arguments[name] for name in details]
-        where = caller() if self._stack else None
-        entry = Entry((kind, operation.sequence_number, now(), 0.0, *what, where, sum(counts), False))
-        self._open[operation] = entry
+        entry = self._open[operation] = Entry(operation, self._traced, caller() if self._stack else None)
         self._append(entry)
 
     def end(self, operation: Operation) -> None:
-        self._open.pop(operation).end(operation.error)
+        entry = self._open.pop(operation)
+        entry.began, entry.ended = operation.began or entry.began, operation.ended  # as `get_duration` has them
+        entry.has_failed = operation.error is not None
 
-    def around(self, fast: FastPath) -> FastPath:
-        """Return the fast path with a row for each operation; the door calls it."""
-        if self._fast is not fast:
-            where = caller if self._stack else None
-            self._fast, self._recorded = fast, recorded_fast_path(fast, self._traced, self._append, where)
-        return self._recorded
-
-
-# -- the fast path -------------------------------------------------------------------------------------------
-
-
-LISTS = {"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "all_reduce_coalesced"}
-
-
-def recorded_fast_path(fast: FastPath, traced: TracedGroup, append: Callable[[Row], None], where: Any) -> FastPath:
-    """Return a fast path that does the same as `fast`, and appends a row for each operation.
-
-    `is_open` stays false: a small persistent operation is to pass the door. What raises has no row.
-    """
-    path = FastPath()  # which leaves lists of arrays to the door
-    for name in OPERATIONS.keys() & vars(FastPath).keys() - LISTS:
-        setattr(path, name, _recorded(getattr(fast, name), fast, traced, name, append, where))
-    for name in ("all_reduce", "send", "recv"):
-        setattr(path, f"i{name}", _recorded(getattr(fast, f"i{name}"), fast, traced, name, append, where, True))
-    return path
-
-
-def _recorded(
-    do: Callable[..., Any],
-    fast: FastPath,
-    traced: TracedGroup,
-    name: str,
-    append: Callable[[Row], None],
-    where: Any,
-    is_async: bool = False,
-) -> Callable[..., Any]:
-    names, is_message = OPERATIONS[name].arguments, name in MESSAGES
-    second = max(names.index("array"), names.index("output")) if "output" in names else 0  # array, if there are two
-    details = slice(1, 5, 3) if name == "sendrecv" else slice(1 + (second > 0), None)  # all but the arrays
-    kind = Kind(traced, name, is_async, names[details])
-
-    def recorded(*arguments: Any) -> Any:
-        began = now()
-        outcome = do(*arguments)
-        if outcome is None or outcome is False:  # a receive may come from rank 0
-            return outcome
-        at, dtype, nbytes = where and where(), None, 0
-        if arguments:  # a barrier has none
-            dtype, nbytes = arguments[0].dtype, arguments[0].nbytes
-        if second:
-            nbytes += arguments[second].nbytes
-        number = fast.messages + traced.messages if is_message else fast.count + traced.collectives
-        ended = 0.0 if is_async else now()
-        row: Row = (kind, number, began, ended, dtype, nbytes, arguments[details], at, None, False)
-        if is_async:
-            outcome.operation = row = Entry(row)
-            if outcome.is_told:  # that of a rank alone
-                row.end()
-        append(row)
-        return outcome
-
-    _codes.add(recorded.__code__)
-    return recorded
-
-
-_codes: set[CodeType] = set()  # of `recorded`: the frame of a thread inside it is read
+    def follows(self, fast: FastPath) -> bool:
+        """Whether the fast path's operations are remembered without this hook; the door asks."""
+        if fast.place:
+            self._places[fast.place] = self._traced
+        return fast.place > 0
 
 
 # -- where -----------------------------------------------------------------------------------------------------
@@ -252,7 +190,7 @@ _codes: set[CodeType] = set()  # of `recorded`: the frame of a thread inside it 
 
 def caller(frame: Any = None) -> tuple[CodeType, int] | None:
     """Return the code of the program that called hpccomm, and the instruction in it; `line` makes text of them."""
-    frame = frame or sys._getframe(2)
+    frame = frame or sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     return None if frame is None else (frame.f_code, frame.f_lasti)
@@ -286,8 +224,9 @@ def begin(size: int, stack: bool) -> Recorder:
 
 def _stop() -> None:
     global _handle
-    if _handle is not None:
+    if _handle is not None and _recorder is not None:
         _handle.remove()
+        _recorder.stop()
         _handle = None
 
 
