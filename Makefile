@@ -3,6 +3,7 @@
 MPI ?= mpich
 RANKS ?= 1 2
 PYTHON ?= python3
+PYTHONS ?=
 ARGS ?=
 CUDA ?= 13
 
@@ -16,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
-	@echo "  MPI=mpich|openmpi chooses the MPI, CUDA=12|13 that of test-gpu, RANKS=\"1 2 3\" the numbers of ranks, ARGS=... goes to pytest or the demo"
+	@echo "  MPI=mpich|openmpi chooses the MPI, CUDA=12|13 that of test-gpu, RANKS=\"1 2 3\" the numbers of ranks, ARGS=... goes to pytest or the demo, PYTHONS=\"/path/to/python3.11 python3.12\" those of the wheels (default: those here)"
 
 demo: $(VENV)/.cli ## train a network on handwritten digits on four ranks
 	$(RUN) 4 $(BIN)/python jobs/train_digits.py $(ARGS)
@@ -68,8 +69,11 @@ bench: $(VENV)/.cli $(if $(GLOO),$(VENV)/.gloo) ## measure what docs/benchmarks.
 docs: $(VENV)/.docs ## build the documentation in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 
+wheels: .venv-wheels/.tools ## build wheels with the compiled room for x86-64 and AArch64, and try them (440 MB are installed)
+	tools/build-wheels .venv-wheels/bin $(PYTHONS)
+
 clean: ## remove the virtual environments and everything built
-	rm -rf .venv .venv-* hpccomm-debug-* build dist *.egg-info docs/_build .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf .venv .venv-* hpccomm-debug-* build dist *.egg-info docs/_build .pytest_cache .mypy_cache .ruff_cache .coverage* hpccomm/native/*.so
 
 # One stamp per set of extras: what is installed is installed again only when setup.cfg changes.
 $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%: setup.cfg pyproject.toml
@@ -94,5 +98,11 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),test-common,cuda$(CUDA)]'
 	touch $@
 
-.PHONY: help demo test test-all test-slow test-faults test-cluster test-gpu test-torch coverage lint bench docs clean
+# Zig has a clang, and the symbols of every glibc.
+.venv-wheels/.tools: pyproject.toml
+	test -x .venv-wheels/bin/python || $(PYTHON) -m venv .venv-wheels
+	.venv-wheels/bin/python -m pip install --quiet --disable-pip-version-check build ziglang auditwheel twine
+	touch $@
+
+.PHONY: help demo test test-all test-slow test-faults test-cluster test-gpu test-torch coverage lint bench docs wheels clean
 .DEFAULT_GOAL := help

@@ -1,6 +1,7 @@
 """What setup.cfg can't say: the README without the links that only work inside the repository; the extension module."""
 
 import re
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -14,7 +15,8 @@ def modules():
     try:
         import numpy
         from Cython.Build import cythonize
-    except ImportError:  # an installation without isolation
+    except ImportError as error:  # an installation without isolation
+        print(f"hpccomm: no compiled room: {error}", file=sys.stderr)
         return []
     room = Extension(
         "hpccomm.native._room",
@@ -23,9 +25,17 @@ def modules():
         libraries=["dl"],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
         extra_compile_args=["-O3", "-g0"],
-        optional=True,
     )
-    return cythonize([room], build_dir="build")
+    try:
+        (room,) = cythonize([room], build_dir="build")
+    except Exception as error:  # that of a Cython older than pyproject.toml asks for
+        print(f"hpccomm: no compiled room: {error}", file=sys.stderr)
+        return []
+    room.optional = True  # afterwards: cythonize makes an Extension of its own, without it
+    return [room]
 
 
-setup(long_description=LOCAL_LINK.sub(r"\1", README.read_text(encoding="utf-8")), ext_modules=modules())
+setup(
+    long_description=LOCAL_LINK.sub(r"\1", README.read_text(encoding="utf-8")),
+    ext_modules=modules(),
+)

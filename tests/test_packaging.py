@@ -2,23 +2,143 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import runpy
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from .launch import ROOT
+from .launch import ROOT, clean_environment
 
 pytestmark = pytest.mark.once
 
 
-def test_the_readme_on_the_package_index_has_no_links_into_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+def told_by_setup(monkeypatch: pytest.MonkeyPatch, cythonize: Any) -> dict[str, Any]:
+    """Return what setup.py tells setuptools with that Cython; None: there is none."""
     setuptools = pytest.importorskip("setuptools")
     told: dict[str, Any] = {}
     monkeypatch.setattr(setuptools, "setup", told.update)
+    for name in ("Cython", "Cython.Build"):
+        monkeypatch.setitem(sys.modules, name, cythonize and SimpleNamespace(cythonize=cythonize))  # type: ignore[arg-type]
     runpy.run_path(str(ROOT / "setup.py"))
-    text = told["long_description"]
+    return told
+
+
+def test_without_cython_or_with_an_old_one_nothing_is_compiled_and_nothing_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def old(extensions: Any, **options: Any) -> Any:
+        raise ValueError("no such syntax")
+
+    assert told_by_setup(monkeypatch, None)["ext_modules"] == []
+    assert told_by_setup(monkeypatch, old)["ext_modules"] == []
+    assert capsys.readouterr().err.endswith("hpccomm: no compiled room: no such syntax\n")
+
+
+def test_without_a_compiler_nothing_is_compiled_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_cython(extensions: Any, **options: Any) -> Any:  # it makes its own Extensions, and does not copy `optional`
+        return [type(each)(each.name, each.sources) for each in extensions]
+
+    (room,) = told_by_setup(monkeypatch, as_cython)["ext_modules"]
+    assert room.optional
+
+
+@pytest.fixture
+def copied_native(tmp_path: Path) -> Path:
+    """Return a folder with a hpccomm that has nothing but an uncompiled hpccomm.native."""
+    package = tmp_path / "hpccomm"
+    (package / "native").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    shutil.copy(ROOT / "hpccomm" / "native" / "__init__.py", package / "native")
+    return tmp_path
+
+
+def reason(folder: Path) -> str:
+    """Return why the hpccomm in a folder has no compiled room."""
+    environment = {**clean_environment(), "PYTHONPATH": str(folder), "HPCCOMM_NATIVE": "1"}
+    program = "from hpccomm.native import room, reason; assert room is None; print(reason)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.rstrip("\n")
+
+
+def test_the_reason_for_no_compiled_room_says_what_to_type_where_hpccomm_is(copied_native: Path) -> None:
+    installed = "pip install --force-reinstall --no-deps --no-cache-dir hpccomm (or what it was installed from)"
+    assert reason(copied_native) == f"it has not been compiled; install a C compiler, then: {installed}"
+    (copied_native / "setup.py").touch()  # a checkout, or an editable installation
+    in_place = f"pip install --no-deps -e {copied_native}"
+    assert reason(copied_native) == f"it has not been compiled; install a C compiler, then: {in_place}"
+
+
+def test_the_reason_for_a_compiled_room_that_fails_is_its_error(copied_native: Path) -> None:
+    broken = copied_native / "hpccomm" / "native" / "_room.py"
+    broken.write_text("raise ImportError('version GLIBC_2.99 not found')")
+    assert reason(copied_native).startswith("version GLIBC_2.99 not found; install a C compiler, then: ")
+    broken.write_text("import missing_module")
+    assert reason(copied_native).startswith("No module named 'missing_module'; ")
+
+
+def shared_library(machine: int, *dynamic: tuple[int, int], glibc: str = "2.17") -> bytes:
+    """Return the beginning of a 64-bit ELF file: its header, one program header, a dynamic section, a string."""
+    section = b"".join(struct.pack("<qQ", *entry) for entry in dynamic)
+    header = b"\x7fELF\x02\x01".ljust(16, b"\0")
+    header += struct.pack("<HHIQQQIHHHHHH", 3, machine, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    segment = struct.pack("<IIQQQQQQ", 2, 6, 120, 0, 0, len(section), len(section), 8)
+    return header + segment + section + f"\0GLIBC_{glibc}\0".encode()
+
+
+X86_64, AARCH64, TEXTREL = 62, 183, (22, 0)
+
+
+@pytest.mark.parametrize(
+    ("room", "defect"),
+    [
+        (shared_library(AARCH64, (1, 1), (30, 8)), None),
+        (shared_library(X86_64, (1, 1)), "is not compiled for aarch64"),
+        (shared_library(AARCH64, (1, 1), TEXTREL), "has text relocations"),
+        (shared_library(AARCH64, (30, 4 | 8)), "has text relocations"),
+        (shared_library(AARCH64, (1, 1), glibc="2.34"), "needs glibc 2.34"),
+        (b"", "is not compiled for aarch64"),
+        (None, "0 compiled rooms"),
+    ],
+)
+def test_a_wheel_that_is_not_what_its_name_says_is_not_released(
+    tmp_path: Path, room: bytes | None, defect: str | None
+) -> None:
+    wheel = tmp_path / "hpccomm-0.1.0-cp311-cp311-manylinux2014_aarch64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("hpccomm/__init__.py", "")
+        if room is not None:
+            archive.writestr("hpccomm/native/_room.cpython-311-aarch64-linux-gnu.so", room)
+    command = [sys.executable, str(ROOT / "tools" / "check-wheel"), str(wheel), "aarch64"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == (defect is not None), done.stderr
+    assert (defect or "") in done.stderr
+
+
+def test_wheels_are_built_for_the_pythons_that_ci_runs() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    pythons = re.findall(
+        r"Python :: (3\.\d+)$", setup["metadata"]["classifiers"], re.M
+    )  # as tools/build-wheels reads them
+    assert setup["options"]["python_requires"] == f">={pythons[0]}"
+    minors = [int(python.removeprefix("3.")) for python in pythons]
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    (matrix,) = re.findall(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    assert re.findall(r"3\.\d+", matrix) == [pythons[0], pythons[-1]]
+
+
+def test_the_readme_on_the_package_index_has_no_links_into_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = told_by_setup(monkeypatch, None)["long_description"]
     assert "](docs/" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert not re.search(r"\]\((?!https?:)", text)
     assert "**Start:** quickstart; coming from torch.distributed" in text

@@ -19,10 +19,21 @@ def load() -> tuple[ModuleType | None, str]:
     if platform.machine() not in MACHINES or platform.python_implementation() != "CPython":
         return None, f"it is for CPython on x86-64 and AArch64, not {platform.machine()}"
     try:
-        from . import _room
+        import hpccomm.native._room as compiled  # "from . import" does not tell a missing module from a circular import
     except ImportError as error:
-        return None, f"{error}; install a C compiler, then: pip install --force-reinstall --no-deps hpccomm"
-    return _room, ""
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == f"{__name__}._room"
+        return None, f"{'it has not been compiled' if is_missing else error}; {remedy()}"
+    return compiled, ""
+
+
+def remedy() -> str:
+    """Return what to type for a compiled room."""
+    checkout = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if os.path.exists(os.path.join(checkout, "setup.py")):  # also of an editable installation
+        return f"install a C compiler, then: pip install --no-deps -e {checkout}"
+    # pip keeps what it has built without a compiler, and would install that again
+    again = "pip install --force-reinstall --no-deps --no-cache-dir hpccomm"
+    return f"install a C compiler, then: {again} (or what it was installed from)"
 
 
 room, reason = load()
