@@ -19,6 +19,7 @@ from .culprits import Verdict, verdict
 from .folder import put, runs
 
 PATIENCE = 10.0  # seconds for ranks to write their reports
+FIRST_LOOK = 1.5  # seconds after which a rank that has just called init_process_group can be asked
 PREFIX = "hpccomm-debug-"
 REPORTS = "rank*[0-9].json"
 
@@ -88,6 +89,22 @@ def _ask_process(process: int) -> tuple[Path, str]:
     """Ask a process, or else those below it, which mpiexec and shells have started."""
     if not Path(f"/proc/{process}").exists():
         raise _Refused(f"there is no process {process} on this machine")
+    give_up = time.monotonic() + FIRST_LOOK
+    while True:
+        found = _answer_of(process)
+        if found is not None:
+            return found
+        if time.monotonic() > give_up:
+            break
+        time.sleep(0.1)
+    raise _Refused(
+        f"process {process} is no rank that can be asked, and none is below it: has it called init_process_group? "
+        "(with one rank, or HPCCOMM_WATCHDOG=0, nothing answers)"
+    )
+
+
+def _answer_of(process: int) -> tuple[Path, str] | None:
+    """Return the answer of a process or of the first below it that can be asked; None if there is none."""
     for each in (process, *_below(process)):
         try:
             found = mailbox.ask(each, PATIENCE)
@@ -100,10 +117,7 @@ def _ask_process(process: int) -> tuple[Path, str]:
             continue
         if found is not None:
             return found
-    raise _Refused(
-        f"process {process} is no rank that can be asked, and none is below it: has it called init_process_group? "
-        "(with one rank, or HPCCOMM_WATCHDOG=0, nothing answers)"
-    )
+    return None
 
 
 def _below(process: int) -> Iterator[int]:

@@ -333,7 +333,11 @@ class _Search:
 
     def _activity(self, rank: int) -> str:
         """Return the state of a rank that waits for nobody, in words."""
-        meanings = {"dead": "its process is gone", "stopped": "its process is stopped (SIGSTOP, or a debugger)"}
+        meanings = {
+            "dead": "its process is gone",
+            "stopped": "its process is stopped (SIGSTOP, or a debugger)",
+            "ended": "it has come to the end of its program without that",
+        }
         for other in self._ranks:
             state = (other.report or {}).get("neighbours", {}).get(str(rank))
             if state in meanings:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.group import ProcessGroup
-from ..process.proc import of_process
+from ..process.proc import ENDED, of_process
 from . import stacks
 from .folder import Folder, read_text
 from .groups_seen import groups, key_of, ranks_of, works_in_flight
@@ -186,7 +186,7 @@ class Reporter:
         deadline = time.monotonic() + patience
         while True:
             reports = [each for each in map(_report, self.folder.files("rank*.json")) if _is_answer(each, token)]
-            gone = sum(state in ("dead", "stopped") for state in self._neighbours().values())
+            gone = sum(state != "running" for state in self._neighbours().values())
             if len(reports) + gone >= self.size or time.monotonic() > deadline:
                 return reports
             time.sleep(0.05)
@@ -268,14 +268,15 @@ def latest(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def process_state(pid: int) -> str:
-    """Return the state of a process of this node: "running", "stopped" or "dead"."""
+    """Return the state of a process of this node: "running", "ended" (its program), "stopped" or "dead"."""
     try:
-        letter = of_process(pid)[1][0]
+        name, (letter, *_) = of_process(pid)
     except FileNotFoundError:
         return "dead" if os.path.isdir("/proc/self") else "running"
-    except (OSError, IndexError):
+    except (OSError, ValueError):
         return "running"
-    return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, "running")
+    usual = "ended" if name == ENDED else "running"
+    return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, usual)
 
 
 def _group(group: ProcessGroup) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import functools
 import os
+import select
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..core.timeouts import as_seconds
+from ..process.proc import say_that_it_ends
 from ..process.settings import Settings, folder_at_start
 from .groups_seen import groups
 
@@ -117,7 +119,7 @@ class Start:
 
     def start(self) -> None:
         """Start the thread, and listen to the signals that nobody else handles."""
-        atexit.register(self._report_exception)
+        atexit.register(self._report_end)
         self._signals.listen()
         self._thread.start()
 
@@ -152,15 +154,25 @@ class Start:
             return self.watchdog
 
     def _run(self) -> None:
-        time.sleep(period())
+        signals = select.poll()  # a question is answered at once
+        for read, _ in self._signals.pipes.values():
+            signals.register(read, select.POLLIN)
+        signals.poll(1000 * period())
         if not self._has_stopped:
             self.loaded().run(self._signals)
 
-    def _report_exception(self) -> None:
-        """Leave a report if an exception has ended the program before its groups: nobody can ask this rank then."""
+    def _report_end(self) -> None:
+        """Let others know that the program has ended before its groups, by a report where an exception has done it.
+
+        Nobody can ask this rank then. Without an exception it may be a good end, which leaves no files.
+        """
         error = getattr(sys, "last_value", None)
         has_groups = any(group.processes and group.leaving is None for group in groups())
-        if os.getpid() == self.pid and error is not None and has_groups:
+        if os.getpid() != self.pid or not has_groups:
+            return
+        if error is None:
+            say_that_it_ends()
+        else:
             with contextlib.suppress(OSError):
                 self.loaded().reporter.write(f"{type(error).__name__}: {error}", has_left=True)
 

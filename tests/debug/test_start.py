@@ -67,6 +67,19 @@ def test_a_question_in_the_first_second_is_answered(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
 
 
+def test_a_command_in_the_first_second_is_answered(tmp_path: Path) -> None:
+    program = """
+    from hpccomm.debug import command
+    command.FIRST_LOOK = 60
+    world = hc.init_process_group()
+    if world.rank == 1:
+        command._ask_process(os.getppid())
+    hc.barrier()
+    """
+    finished = run(LOADED + program, tmp_path)
+    assert finished.returncode == 0, finished.stderr
+
+
 @pytest.mark.parametrize(("age", "is_for_others"), [(60, True), (0, False)])
 def test_questions_from_before_the_start_are_for_others(tmp_path: Path, age: float, is_for_others: bool) -> None:
     asked = time.time() - age

@@ -294,6 +294,24 @@ def test_an_exception_beside_a_library_s_group_is_named(tmp_path: Path) -> None:
     ), stderr
 
 
+@pytest.mark.parametrize("ranks", ["0", "01"])
+def test_an_early_end_beside_a_library_s_group_is_named_and_leaves_no_report(ranks: str, tmp_path: Path) -> None:
+    program = f"""
+        import sys, numpy as np, hpccomm as hc
+        from mpi4py import MPI
+        group = hc.ProcessGroup.on(MPI.COMM_WORLD, timeout=3, name="mine")
+        if str(group.rank) in "{ranks}":
+            hc.all_reduce(np.ones(3), group=group)
+        """
+    job = start(program, tmp_path)
+    _, stderr = job.communicate(timeout=time_limit(100))
+    if ranks == "01":
+        assert job.returncode == 0, stderr
+        assert not (tmp_path / "reports").exists()
+    else:
+        assert "rank 1 never reached all_reduce #1 of 'mine' (24 B float64): it has come to the end of its" in stderr
+
+
 def test_no_time_limit_at_all(tmp_path: Path) -> None:
     program = """
         import hpccomm as hc
