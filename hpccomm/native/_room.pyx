@@ -1215,57 +1215,59 @@ cdef class FastPath:
 
     def isend(self, array, dst, tag):
         """Begin to send a message and return its Work, or return None."""
-        cdef Array* x = plain(array, self.largest)
-        if x == NULL or not is_rank(dst, self.size) or not self.is_tag(tag) or type_of(x) == 0:
-            return None
-        cdef int code, peer = PyLong_AsLong(dst), label = PyLong_AsLong(tag)
-        cdef Pending work = self.new_work(array)
-        work.entry = note(self, SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, peer, label, True)
-        with nogil:
-            code = mpi.isend(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, &work.request)
-        if code:
-            raise self.failed("send", code)
-        self.messages += 1
-        work.name, work.peer, work.number = "send", dst, self.messages + self.passed_messages
-        self.follow(work)
-        return work
+        return self.begun(False, array, dst, tag) if self.takes_message(False, array, dst, tag) else None
 
     def irecv(self, array, src, tag):
         """Begin to receive a message and return its Work, or return None."""
+        return self.begun(True, array, src, tag) if self.takes_message(True, array, src, tag) else None
+
+    cdef inline bint takes_message(self, bint receives, object array, object peer, object tag) noexcept:
         cdef Array* x = plain(array, self.largest)
-        if x == NULL or not self.is_tag(tag) or type_of(x) == 0 or not (src is None or is_rank(src, self.size)):
-            return None
-        cdef int code, label = PyLong_AsLong(tag), peer = mpi.any_source if src is None else PyLong_AsLong(src)
+        return (
+            x != NULL and self.is_tag(tag) and type_of(x) != 0
+            and (is_rank(peer, self.size) or receives and peer is None)
+        )
+
+    cdef Pending begun(self, bint receives, object array, object peer, object tag):
+        """Begin a message and return its Work."""
+        cdef Array* x = <Array*>array
+        cdef int code, label = PyLong_AsLong(tag), rank = mpi.any_source if peer is None else PyLong_AsLong(peer)
         cdef Pending work = self.new_work(array)
-        work.expected = PyArray_NBYTES(x)
-        work.entry = note(self, RECV, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, NOBODY if src is None else peer, label, True)
+        work.entry = note(self, RECV if receives else SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY,
+                          NOBODY if peer is None else rank, label, True)
         with nogil:
-            code = mpi.irecv(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, &work.request)
+            if receives:
+                code = mpi.irecv(PyArray_DATA(x), count_of(x), type_of(x), rank, label, self.comm, &work.request)
+            else:
+                code = mpi.isend(PyArray_DATA(x), count_of(x), type_of(x), rank, label, self.comm, &work.request)
+        work.name = "recv" if receives else "send"
         if code:
-            raise self.failed("recv", code)
+            raise self.failed(work.name, code)
+        if receives:
+            work.expected = PyArray_NBYTES(x)
         self.messages += 1
-        work.name, work.peer, work.number = "recv", src, self.messages + self.passed_messages
+        work.peer, work.number = peer, self.messages + self.passed_messages
         self.follow(work)
         return work
 
     def batch(self, messages, kind, irecv):
         """Begin the messages of a list of `kind`, P2POp: receives first; return their Works, or None."""
-        cdef Array* x
         if not PyList_CheckExact(messages):
             return None
-        cdef list given = <list>messages, works = [None] * len(given)
-        for each in given:
+        cdef list given = []
+        cdef bint receives
+        for each in <list>messages:
             if type(each) is not kind or each.group is not None or each.group_peer is not None:
                 return None
-            array = each.array
-            x = plain(array, self.largest)
-            if x == NULL or type_of(x) == 0 or not is_rank(each.peer, self.size) or not self.is_tag(each.tag):
+            receives, array, peer, tag = each.op is irecv, each.array, each.peer, each.tag
+            given.append((receives, array, peer, tag))
+            if peer is None or not self.takes_message(receives, array, peer, tag):
                 return None
-        for receives in (True, False):
-            for i, each in enumerate(given):
-                if (each.op is irecv) is receives:
-                    begin = self.irecv if receives else self.isend
-                    works[i] = begin(each.array, each.peer, each.tag)
+        cdef list works = [None] * len(given)
+        for first in (True, False):
+            for i, (receives, array, peer, tag) in enumerate(given):
+                if receives is first:
+                    works[i] = self.begun(receives, array, peer, tag)
         return works
 
     cdef Pending new_work(self, object array):
@@ -1465,6 +1467,50 @@ cdef class Pending:
             if code:
                 raise exception_of(code)
 
+
+cdef struct Waited:
+    PyObject* work
+    Handle* request
+    char* message
+    unsigned long* thread
+    bint is_done
+    int code
+
+
+def wait_all(given):
+    """Wait for Works of the fast path, and for None; return False if Work.wait has to be called for each of them."""
+    cdef Waited[PARTS] waited
+    cdef list works = list(given)  # it keeps them, whatever other threads do with the program's list
+    cdef Py_ssize_t i, n = 0
+    cdef bint is_ordinary = PyList_GET_SIZE(works) <= PARTS
+    cdef unsigned long thread = PyThread_get_thread_ident()
+    cdef Pending work
+    for each in works:
+        if not is_ordinary:
+            break
+        if each is None or isinstance(each, Pending) and (<Pending>each)._told and (<Pending>each)._status is COMPLETED:
+            continue
+        is_ordinary = (isinstance(each, Pending) and (<Pending>each).timeout is None and (<Pending>each).is_ordinary())
+        if is_ordinary:  # and not twice in the list
+            work = <Pending>each
+            work._busy = True
+            waited[n] = Waited(<PyObject*>work, &work.request, &work.message[0], &work.waiting_thread, work.is_done, 0)
+            n += 1
+    if is_ordinary:
+        with nogil:
+            for i in range(n):
+                if not waited[i].is_done:
+                    waited[i].thread[0] = thread
+                    waited[i].code = mpi.wait(waited[i].request, waited[i].message)
+                    waited[i].thread[0] = 0
+    for i in range(n):
+        work = <Pending>waited[i].work
+        if is_ordinary and not waited[i].is_done:
+            work.request_ends(waited[i].code)
+        work._busy = False
+    for i in range(n):
+        is_ordinary = is_ordinary and (<Pending>waited[i].work).ends()
+    return is_ordinary
 
 
 cdef inline object source_of(char* status):

@@ -313,6 +313,66 @@ def test_dropped_works_are_let_go_of_where_nothing_else_makes_mpi_progress(
     hc.destroy_process_group(group)
 
 
+# -- wait_all ----------------------------------------------------------------------------------------------------
+
+
+def messages(n: int, me: int, count: int, wide: int = 3) -> tuple[list[Any], list[hc.Work]]:
+    """Begin messages around a ring; return the arrays that receive them, and the Works."""
+    arrays = [np.zeros(wide) for _ in range(count)]
+    works = [hc.irecv(array, (me - 1) % n, tag=i) for i, array in enumerate(arrays)]
+    works += [hc.isend(np.full(3, 1.0 * me + i), (me + 1) % n, tag=i) for i in range(count)]
+    return arrays, works
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 32, 40])  # 64 are waited for in C
+def test_waiting_for_messages_of_any_number_once_and_again(process_group: hc.ProcessGroup, count: int) -> None:
+    n, me = process_group.size, process_group.rank
+    arrays, works = messages(n, me, count)
+    if works:
+        works[0].wait()
+    for given in ([None, *works, None], tuple(reversed(works)), [*works, *works], [None]):
+        hc.wait_all(given)
+    for i, array in enumerate(arrays):
+        assert (array == (me - 1) % n + i).all()
+        assert works[i].source_rank() == (me - 1) % n
+    assert not process_group.door.in_flight
+
+
+def test_works_of_all_kinds_in_one_list(process_group: hc.ProcessGroup) -> None:
+    n, me = process_group.size, process_group.rank
+    arrays, works = messages(n, me, 4)
+    seen: list[hc.Work] = []
+    works[1].add_done_callback(seen.append)
+    future = works[2].get_future()
+    total, strided, large = np.full(2, me + 1.0), np.zeros((3, 2))[:, 0], np.ones(1 << 18)
+    patient = hc.new_group(timeout=60, on_timeout="raise")
+    works.append(hc.all_reduce(total, async_op=True))
+    works += [hc.all_reduce(strided, async_op=True), hc.all_reduce(large, async_op=True), hc.CompletedWork()]
+    works.append(hc.barrier(patient, async_op=True))
+    works.append(works[0])  # twice
+    hc.wait_all(works)
+    assert seen == [works[1]]
+    assert future.done()
+    assert [array[0] for array in arrays] == [(me - 1) % n + i for i in range(4)]
+    assert (total == n * (n + 1) / 2).all()
+    assert (large == n).all()
+    hc.destroy_process_group(patient)
+
+
+def test_those_that_fail_keep_their_own_errors(process_group: hc.ProcessGroup) -> None:
+    n, me = process_group.size, process_group.rank
+    arrays = [np.zeros(wide) for wide in (3, 5, 3, 7)]
+    works = [hc.irecv(array, (me - 1) % n, tag=i) for i, array in enumerate(arrays)]
+    works += [hc.isend(np.full(3, 1.0), (me + 1) % n, tag=i) for i in range(4)]
+    with pytest.raises(hc.DistBackendError, match=rf"recv #{works[1].sequence_number} of .*24 bytes, but the array 40"):
+        hc.wait_all(works)
+    failed = [i for i, work in enumerate(works) if not work.is_success()]
+    assert failed == [1, 3]
+    assert "the array 56" in str(works[3].exception())
+    assert (arrays[0] == arrays[2]).all()
+    assert not process_group.door.in_flight
+
+
 # -- a rank alone ------------------------------------------------------------------------------------------------
 
 

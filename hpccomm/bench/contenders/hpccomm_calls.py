@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,9 @@ class HPCComm(TorchModel):
 
     name = "hpccomm"
     library = hc
+
+    def wait_all(self, handles: Iterable[Any]) -> None:
+        hc.wait_all(list(handles))
 
     def sendrecv(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         if async_op:
@@ -58,7 +61,6 @@ def batch(starts: Sequence[Any]) -> Call:
     operations = [hc.P2POp(start.func, *start.args) for start in starts]
 
     def call() -> None:
-        for work in hc.batch_isend_irecv(operations):
-            work.wait()
+        hc.wait_all(hc.batch_isend_irecv(operations))
 
     return call

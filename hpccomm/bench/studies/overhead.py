@@ -129,17 +129,17 @@ def on_one_rank(session: Session) -> Iterator[Comparison]:
     for name in ("all_reduce", "broadcast", "barrier"):
         yield _benchmark(session, name, f"{name}, async + wait", async_op=True)
     # A blocking send to oneself waits for ever, so the pair of messages is the asynchronous one.
-    yield _exchange(session, "isend + irecv + 2 waits", [1])
-    yield _exchange(session, "batch of isend + irecv + 2 waits", [1], batch=True)
+    yield _exchange(session, "isend + irecv + wait_all", [1])
+    yield _exchange(session, "batch of isend + irecv + wait_all", [1], batch=True)
 
 
 def on_two_ranks(session: Session) -> Iterator[Comparison]:
     """Yield the comparisons of two ranks, each of which is both neighbours of the other."""
     yield _benchmark(session, "ping_pong", "ping-pong: send + recv")
     yield _benchmark(session, "sendrecv")
-    yield _exchange(session, "isend + irecv + 2 waits", [1])
-    yield _exchange(session, "halo: 2 irecv + 2 isend + 4 waits", [1, -1])
-    yield _exchange(session, "halo: batch_isend_irecv + 4 waits", [1, -1], batch=True)
+    yield _exchange(session, "isend + irecv + wait_all", [1])
+    yield _exchange(session, "halo: 2 irecv + 2 isend + wait_all", [1, -1])
+    yield _exchange(session, "halo: batch_isend_irecv + wait_all", [1, -1], batch=True)
     yield _future(session, "all_reduce, get_future().wait()")
     yield _awaited(session, "all_reduce, await")
     yield _block(session, "coalescing(), 3 all_reduce")
