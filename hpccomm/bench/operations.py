@@ -30,6 +30,11 @@ def _in_place(case: Case, expected: Callable[[], Any] | None) -> Arrays:
     return Arrays(receive=case.array(case.count), given=lambda: case.values(case.rank, case.count), expected=expected)
 
 
+def _list(case: Case) -> list[Any]:
+    """Return an array for each rank."""
+    return [case.array(case.part) for _ in range(case.ranks)]
+
+
 @benchmark("all_reduce", busbw=lambda n: 2 * _share(n))
 def all_reduce(case: Case) -> Arrays:
     """Reduce an array over all ranks, in place."""
@@ -63,7 +68,7 @@ def all_gather_single(case: Case) -> Arrays:
 @benchmark("all_gather", busbw=_share, shared=True)
 def all_gather(case: Case) -> Arrays:
     """Collect everyone's array in a list of arrays, everywhere."""
-    return all_gather_single(case)
+    return replace(all_gather_single(case), receive=_list(case))
 
 
 @benchmark("reduce_scatter_single", busbw=_share, shared=True)
@@ -80,7 +85,7 @@ def reduce_scatter_single(case: Case) -> Arrays:
 @benchmark("reduce_scatter", busbw=_share, shared=True)
 def reduce_scatter(case: Case) -> Arrays:
     """Reduce a list of arrays; each rank gets one of the results."""
-    return reduce_scatter_single(case)
+    return replace(reduce_scatter_single(case), send=_list(case))
 
 
 @benchmark("all_to_all_single", busbw=_share, shared=True)
@@ -97,13 +102,13 @@ def all_to_all_single(case: Case) -> Arrays:
 @benchmark("all_to_all", busbw=_share, shared=True)
 def all_to_all(case: Case) -> Arrays:
     """Send one array of a list to each rank and receive one from each."""
-    return all_to_all_single(case)
+    return replace(all_to_all_single(case), send=_list(case), receive=_list(case))
 
 
 @benchmark("gather", busbw=_share, shared=True)
 def gather(case: Case) -> Arrays:
     """Collect everyone's array in a list of arrays, on one rank."""
-    arrays = all_gather_single(case)
+    arrays = all_gather(case)
     return arrays if case.rank == case.root else replace(arrays, receive=None, expected=None)
 
 
@@ -112,7 +117,7 @@ def scatter(case: Case) -> Arrays:
     """Hand out the arrays of a list on one rank, one to each."""
     is_root = case.rank == case.root
     return Arrays(
-        send=case.array(case.ranks, case.part) if is_root else case.array(0),
+        send=_list(case) if is_root else [],
         receive=case.array(case.part),
         given=(lambda: case.values(case.root, case.count)) if is_root else None,
         expected=lambda: case.mine(case.values(case.root, case.count)),

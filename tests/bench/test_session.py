@@ -22,6 +22,7 @@ from hpccomm.process.tuning import Tuning
 BENCHMARKS = registry.load()
 TINY = Plan(iterations=2, warmup=1, batch=2)
 SIZES = [8, 1000]
+LISTS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_every_benchmark_gives_what_numpy_computes(session: Session, name: str, 
         assert (ours.iterations, ours.batch, ours.ratio) == (2, 2, 1.0)
         if raw.median_us is None:  # packing and unpacking has no asynchronous form in raw mpi4py
             assert async_op
-            assert benchmark.kind == "coalesced"
+            assert benchmark.kind == "coalesced" or name in LISTS
             assert raw.note
         else:
             assert raw.wrong == 0
@@ -66,6 +67,17 @@ def test_dtypes_and_reductions(session: Session, dtype: Any, op: str) -> None:
             assert rows[0].wrong == 0, name
             half = np.dtype(dtype).itemsize == 2
             assert rows[1].wrong == (None if half and name != "all_gather_single" else 0), name
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_have_arrays_that_lie_apart(session: Session, name: str) -> None:
+    (case,) = session.cases(BENCHMARKS[name], [1000])
+    arrays = BENCHMARKS[name].arrays(case)
+    lists = [each for each in (arrays.send, arrays.receive) if isinstance(each, list)]
+    assert lists or session.group.rank != case.root
+    for each in lists:
+        assert len(each) in (0, session.group.size)
+        assert all(array.flags.owndata for array in each)
 
 
 def test_sizes_bandwidths_and_counts_follow_from_each_other(session: Session) -> None:

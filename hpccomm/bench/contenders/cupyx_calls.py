@@ -83,9 +83,6 @@ class CupyxDistributed(Contender):
     def all_to_all_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         return partial(self._backend.all_to_all, arrays.send, arrays.receive)
 
-    # A list of arrays in hpccomm is the rows of one array here.
-    all_gather, reduce_scatter, all_to_all = all_gather_single, reduce_scatter_single, all_to_all_single
-
 
 def _op(case: Case) -> str:
     if case.op not in OPS:

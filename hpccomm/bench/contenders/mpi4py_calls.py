@@ -63,17 +63,6 @@ class RawMPI4py(Contender):
     def all_to_all_single(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         return partial(self._method("Alltoall", async_op), described(arrays.send), described(arrays.receive))
 
-    # A list of arrays in hpccomm is the rows of one array here: nobody would write it otherwise for MPI.
-    all_gather, reduce_scatter, all_to_all = all_gather_single, reduce_scatter_single, all_to_all_single
-
-    def gather(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        receive = None if arrays.receive is None else described(arrays.receive)
-        return partial(self._method("Gather", async_op), described(arrays.send), receive, case.root)
-
-    def scatter(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        send = described(arrays.send) if case.rank == case.root else None
-        return partial(self._method("Scatter", async_op), send, described(arrays.receive), case.root)
-
     def scan(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         return partial(self._method("Scan", async_op), MPI.IN_PLACE, reducible(arrays.receive), _plain(case))
 
@@ -93,7 +82,35 @@ class RawMPI4py(Contender):
         method: Callable[..., Any] = getattr(self.comm, f"I{name.lower()}" if async_op else name)
         return method
 
-    # -- many arrays: packed into one that is kept, sent, and unpacked ------------------------------------
+    # -- several arrays: packed into one that is kept, sent, and unpacked ---------------------------------
+
+    def all_gather(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        gathered = np.empty(case.count, case.dtype)
+        gather = partial(self.comm.Allgather, described(arrays.send), described(gathered))
+        return _coalesced([], None, gather, gathered, arrays.receive, async_op)
+
+    def gather(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        is_root = case.rank == case.root
+        gathered = np.empty(case.count if is_root else 0, case.dtype)
+        receive = described(gathered) if is_root else None
+        gather = partial(self.comm.Gather, described(arrays.send), receive, case.root)
+        return _coalesced([], None, gather, gathered, arrays.receive or [], async_op)
+
+    def scatter(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        packed = np.empty(case.count if arrays.send else 0, case.dtype)
+        send = described(packed) if arrays.send else None
+        scatter = partial(self.comm.Scatter, send, described(arrays.receive), case.root)
+        return _coalesced(arrays.send, packed, scatter, packed, [], async_op)
+
+    def reduce_scatter(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        packed = np.empty(case.count, case.dtype)
+        reduce = self.reduce_scatter_single(case, Arrays(arrays.receive, packed), False)
+        return _coalesced(arrays.send, packed, reduce, packed, [], async_op)
+
+    def all_to_all(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        packed, received = np.empty(case.count, case.dtype), np.empty(case.count, case.dtype)
+        exchange = partial(self.comm.Alltoall, described(packed), described(received))
+        return _coalesced(arrays.send, packed, exchange, received, arrays.receive, async_op)
 
     def all_reduce_coalesced(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
         packed = np.empty(case.count, case.dtype)

@@ -95,8 +95,19 @@ class RawNCCL(Contender):
         starts = [self.receiver(row, rank, True) for rank, row in enumerate(arrays.receive)]
         return self.together(starts + [self.sender(row, rank, True) for rank, row in enumerate(arrays.send)])
 
-    # A list of arrays in hpccomm is the rows of one array here.
-    all_gather, reduce_scatter, all_to_all = all_gather_single, reduce_scatter_single, all_to_all_single
+    all_to_all = all_to_all_single
+
+    def all_gather(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        """Return a call of a group of ncclBroadcast: the results lie apart."""
+        send, how, stream = arrays.send.data.ptr, _moved(arrays.send), gpu.current_stream()
+        outputs = enumerate(arrays.receive)
+        return self.together([partial(self._raw.broadcast, send, to.data.ptr, *how, r, stream) for r, to in outputs])
+
+    def reduce_scatter(self, case: Case, arrays: Arrays, async_op: bool) -> Call:
+        """Return a call of a group of ncclReduce: the inputs lie apart."""
+        into, how, stream = arrays.receive.data.ptr, _reduced(case, arrays.receive), gpu.current_stream()
+        inputs = enumerate(arrays.send)
+        return self.together([partial(self._raw.reduce, each.data.ptr, into, *how, r, stream) for r, each in inputs])
 
     all_reduce_coalesced = coalesced(all_reduce)
     broadcast_coalesced = coalesced(broadcast)

@@ -123,7 +123,7 @@ def on_one_rank(session: Session) -> Iterator[Comparison]:
     yield _coalesced(session, "all_reduce_coalesced, 3 arrays", 3)
     for name in ("broadcast", "reduce", "all_gather_single"):
         yield _benchmark(session, name)
-    yield _list(session, "all_gather, list of arrays")
+    yield _benchmark(session, "all_gather", "all_gather, list of arrays")
     for name in ("reduce_scatter_single", "all_to_all_single", "sendrecv", "barrier"):
         yield _benchmark(session, name)
     for name in ("all_reduce", "broadcast", "barrier"):
@@ -269,22 +269,6 @@ def _without_arrays(session: Session) -> Iterator[Comparison]:
     yield _benchmark(session, "barrier")
     for operation, (by_hand, ours) in calls.items():
         yield Comparison(operation, Arrays(receive=None), by_hand, ours)
-
-
-def _list(session: Session, title: str) -> Comparison:
-    """Return the comparison of all_gather with one into a kept array that is copied into the list."""
-    benchmark, case = _case(session, "all_gather")
-    arrays = replace(benchmark.arrays(case), receive=[case.array(case.part) for _ in range(case.ranks)])
-    gathered = case.array(case.ranks, case.part)
-    rows, send, receive = list(gathered), [arrays.send, MPI.DOUBLE], [gathered, MPI.DOUBLE]
-    output_list, all_gather = arrays.receive, session.comm.Allgather
-
-    def by_hand() -> None:
-        all_gather(send, receive)
-        for array, row in zip(output_list, rows, strict=True):
-            array[...] = row
-
-    return Comparison(title, arrays, by_hand, **_by_hpccomm(session, benchmark, case, arrays))
 
 
 def _exchange(session: Session, title: str, directions: Sequence[int], batch: bool = False) -> Comparison:
