@@ -15,27 +15,32 @@ from mpi4py import MPI
 
 from ..core.backend import Backend
 from ..core.options import BackendOptions
+from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work, both
 from ..errors import here
+from ..job import tags
 from ..process.tuning import NEVER
 from . import reductions
-from .datatypes import LARGEST_COUNT, message, parts
+from .datatypes import LARGEST_COUNT, as_bytes, message, parts
 from .fast_path import MPIFastPath, make_fast_path
 from .layout import (
+    APART_BYTES,
     Finish,
+    apart,
     by_dtype,
     packed,
     packed_any,
     recv_buffer,
     send_buffer,
+    size_of,
     unaliased,
     unpack_columns,
     unpack_into,
     unpacked,
     unpacked_any,
 )
-from .works import ReceiveWork, SendReceiveWork, all_done, as_backend_error, done, joined, received
+from .works import MPIWorks, ReceiveWork, SendReceiveWork, all_done, as_backend_error, done, joined, received
 
 if TYPE_CHECKING:
     from ..core.persistent_work import PersistentWork
@@ -169,20 +174,19 @@ class MPIBackend(Backend):
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op and array.nbytes >= self._thread_bytes:
             return self._thread.launch("exscan", array, op)
-        if not async_op:
-            buffer, how, finish = reductions.in_place(array, op, self.size)
-            if self.fast_path.node_reduce("exscan", buffer, how.reduces, 0):
-                return done(None, finish if self.rank else None)
-        # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
-        output = array if self.rank else np.empty_like(array)
-        buffer, finish = reductions.reduction_output(output, op, self.size)
+        buffer, how, finish = reductions.in_place(array, op, self.size)
         if self.rank == 0:
-            finish = None  # undefined values may not even convert
-        sent, how = unaliased(reductions.reduction_input(array, op), buffer), reductions.plan(op, array.dtype)
+            finish = None
+        if not async_op and self.fast_path.node_reduce("exscan", buffer, how.reduces, 0):
+            return done(None, finish)
         call = self._comm.Iexscan if async_op else self._comm.Exscan
-        pairs = zip(self._segments(sent), self._segments(buffer), strict=True)
-        requests = [call((piece, how.datatype), (into, how.datatype), how.op) for piece, into in pairs]
-        return all_done(requests, finish, sent, buffer)
+        pieces = self._segments(buffer)
+        # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
+        given = [IN_PLACE] * len(pieces) if self.rank else [(piece, how.datatype) for piece in pieces]
+        into = pieces if self.rank else self._segments(np.empty_like(buffer))
+        pairs = zip(given, into, strict=True)
+        requests = [call(each, (piece, how.datatype), how.op) for each, piece in pairs]
+        return all_done(requests, finish, buffer, into)
 
     def _moved_in_node(self, name: str, inputs: list[Any], outputs: list[Any], root: int = 0) -> bool:
         """Move arrays of any layout in memory of the node; return False if MPI has to, on every rank."""
@@ -217,28 +221,27 @@ class MPIBackend(Backend):
     def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
         if not async_op and self._moved_in_node("all_gather", [array], outputs):
             return None
-        flat, counts, finish = unpacked(outputs)
         call = self._comm.Iallgatherv if async_op else self._comm.Allgatherv
         sent = send_buffer(array)
+        if self.fast_path.has_node and outputs[0].nbytes >= APART_BYTES:
+            return self._pairwise(all_unaliased([sent], outputs) * self.size, outputs, None, async_op)
+        if (where := apart(outputs)) is not None:
+            (sent,) = all_unaliased([sent], outputs)
+            return done(call(message(sent), where), None, sent, outputs)
+        flat, counts, finish = unpacked(outputs)
         return done(call(message(sent), parts(flat, counts)), finish, sent, flat)
 
     def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
         if not async_op and self._moved_in_node("gather", [array], outputs or [], root):
             return None
-        call = self._comm.Igatherv if async_op else self._comm.Gatherv
-        sent = send_buffer(array)
-        if outputs is None:
-            return done(call(message(sent), None, root), None, sent)
-        flat, counts, finish = unpacked(outputs)
-        return done(call(message(sent), parts(flat, counts), root), finish, sent, flat)
+        sends = [array if rank == root else None for rank in range(self.size)]
+        return self._pairwise(sends, outputs or [None] * self.size, None, async_op)
 
     def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
         if not async_op and self._moved_in_node("scatter", inputs or [], [output], root):
             return None
-        buffer, finish = recv_buffer(output)
-        call = self._comm.Iscatterv if async_op else self._comm.Scatterv
-        sent = None if inputs is None else packed(inputs)
-        return done(call(sent and parts(*sent), message(buffer), root), finish, sent, buffer)
+        receives = [output if rank == root else None for rank in range(self.size)]
+        return self._pairwise(inputs or [None] * self.size, receives, None, async_op)
 
     def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op:
@@ -253,30 +256,37 @@ class MPIBackend(Backend):
         if async_op or sent.nbytes <= self._tuning.reduce_scatter_bytes:
             call = self._comm.Ireduce_scatter_block if async_op else self._comm.Reduce_scatter_block
             return done(call((sent, how.datatype), (buffer, how.datatype), how.op), finish, sent, buffer)
-        from .segments import columns
-
-        for piece, target in columns(sent, buffer, self.size, self._segment_bytes):
-            self._comm.Reduce_scatter_block((piece, how.datatype), (target, how.datatype), how.op)
+        self._reduce_scatter_columns(buffer, sent.reshape(self.size, -1), how)
         return done(None, finish)
 
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
-        flat, counts = packed(inputs)
-        sent, how = reductions.reduction_input(flat, op), reductions.plan(op, flat.dtype)
+        how, sent = reductions.plan(op, output.dtype), [reductions.reduction_input(array, op) for array in inputs]
         buffer, finish = reductions.reduction_output(output, op, self.size)
-        if not async_op and self.fast_path.node_reduce_scatter_list(
-            buffer, np.split(sent, np.cumsum(counts)[:-1]), how.reduces
-        ):
+        if not async_op and self.fast_path.node_reduce_scatter_list(buffer, sent, how.reduces):
             return done(None, finish)
-        call = self._comm.Ireduce_scatter if async_op else self._comm.Reduce_scatter
-        return done(call((sent, how.datatype), (buffer, how.datatype), counts, how.op), finish, sent, buffer)
+        if len(set(map(size_of, sent))) > 1:
+            flat, counts = packed(sent)
+            call = self._comm.Ireduce_scatter if async_op else self._comm.Reduce_scatter
+            return done(call((flat, how.datatype), (buffer, how.datatype), counts, how.op), finish, flat, buffer)
+        if async_op:
+            flat = np.concatenate(sent, axis=None)
+            request = self._comm.Ireduce_scatter_block((flat, how.datatype), (buffer, how.datatype), how.op)
+            return done(request, finish, flat, buffer)
+        self._reduce_scatter_columns(buffer, all_unaliased(sent, [buffer]), how)
+        return done(None, finish)
+
+    def _reduce_scatter_columns(self, buffer: Any, sent: Sequence[Any], how: reductions.Plan) -> None:
+        """Reduce arrays of equal size, one for each rank, in packed pieces."""
+        from .segments import columns
+
+        packed = self._coalesced.memory(min(self._segment_bytes, self.size * buffer.nbytes))
+        for piece, target in columns(sent, buffer, packed):
+            self._comm.Reduce_scatter_block((piece, how.datatype), (target, how.datatype), how.op)
 
     def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
         if not async_op and self._moved_in_node("all_to_all", inputs, outputs):
             return None
-        sent, input_counts = packed(inputs)
-        flat, output_counts, finish = unpacked(outputs)
-        call = self._comm.Ialltoallv if async_op else self._comm.Alltoallv
-        return done(call(parts(sent, input_counts), parts(flat, output_counts)), finish, sent, flat)
+        return self._pairwise(inputs, outputs, None, async_op)
 
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
@@ -296,6 +306,33 @@ class MPIBackend(Backend):
             return done(call(message(sent), message(buffer)), finish, sent, buffer)
         call = self._comm.Ialltoallv if async_op else self._comm.Alltoallv
         return done(call(parts(sent, input_counts), parts(buffer, output_counts)), finish, sent, buffer)
+
+    def _pairwise(self, sends: Sequence[Any], receives: Sequence[Any], finish: Finish, async_op: bool) -> Work | None:
+        """Send ``sends[r]`` to each rank r and receive ``receives[r]`` from it, where they are not None.
+
+        That is what MPI libraries do for a gatherv, a scatterv and an alltoallv, but for the copies into one array.
+        """
+        buffers: dict[int, Any] = {}
+        for rank, output in enumerate(receives):
+            if output is not None:
+                buffers[rank], unpack = recv_buffer(output)
+                finish = both(unpack, finish)
+        peers = [rank for rank, array in enumerate(sends) if array is not None]
+        # not from memory that is received into: an early peer's data may be there before these have gone
+        sent = [*map(send_buffer, all_unaliased([sends[rank] for rank in peers], [*buffers.values()]))]
+        own, mine = buffers.get(self.rank), None if sends[self.rank] is None else sent[peers.index(self.rank)]
+        is_copied = own is not None and mine is not None and own.nbytes == mine.nbytes  # no message to itself
+        others = [rank for rank in buffers if not is_copied or rank != self.rank]
+        requests = [self._comm.Irecv(message(buffers[rank]), rank, tags.PAIRWISE) for rank in others]
+        for rank, array in zip(peers, sent, strict=True):
+            if not is_copied or rank != self.rank:
+                requests.append(self._comm.Isend(message(array), rank, tags.PAIRWISE))
+        if is_copied:
+            as_bytes(own)[...] = as_bytes(mine)
+        if async_op:
+            return MPIWorks(requests, finish, (buffers, sent))
+        MPI.Request.Waitall(requests)
+        return done(None, finish)
 
     # -- many arrays in one message --------------------------------------------------------------
 

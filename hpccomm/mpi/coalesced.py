@@ -36,6 +36,12 @@ class Coalesced:
     def __init__(self) -> None:
         self.scratch = np.empty(0, np.uint8)
 
+    def memory(self, nbytes: int) -> Any:
+        """Return `nbytes` bytes, the same ones each time; memory that is new each time costs page faults."""
+        if self.scratch.size < nbytes:
+            self.scratch = np.empty(nbytes, np.uint8)
+        return self.scratch[:nbytes]
+
     def all_reduce(self, one: Callable[..., Any], arrays: list[Any], op: ReduceOp) -> None:
         """Reduce arrays of one dtype in place; `one` reduces one array."""
         dtype = arrays[0].dtype
@@ -43,10 +49,7 @@ class Coalesced:
             if len(run) == 1:
                 one(run[0], op, False)
                 continue
-            nbytes = size * dtype.itemsize
-            if self.scratch.size < nbytes:
-                self.scratch = np.empty(nbytes, np.uint8)
-            flat = np.concatenate(run, axis=None, out=self.scratch[:nbytes].view(dtype))
+            flat = np.concatenate(run, axis=None, out=self.memory(size * dtype.itemsize).view(dtype))
             one(flat, op, False)
             unpack_into(flat, run)
 

@@ -2,28 +2,24 @@
 
 Messages and broadcasts send one element of a large derived type (datatypes.py), and reductions go in segments
 (segments.py). Here are the operations with a count or displacement for each rank. Where every rank knows the total, MPI
-does them while it fits. Where one can't know it (gather, scatter, uneven all_to_all), they are always messages between
-pairs of ranks, as inside Open MPI.
+does them while it fits. Where one can't know it (uneven all_to_all_single), they are always messages between pairs of
+ranks, as lists are with every library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
-from ..core.work import Work, both
-from ..job import tags
+from ..core.work import Work
 from . import datatypes, reductions
 from .backend import MPIBackend
-from .datatypes import message
-from .layout import Finish, recv_buffer, send_buffer, unaliased
-from .works import MPIWorks, all_done, done
+from .layout import recv_buffer, send_buffer, unaliased
+from .works import all_done
 
 
 class LargeCountMPIBackend(MPIBackend):
@@ -40,18 +36,6 @@ class LargeCountMPIBackend(MPIBackend):
         if _fits(*outputs):
             return super().all_gather(outputs, array, async_op)
         return self._pairwise(all_unaliased([array], outputs) * self.size, outputs, None, async_op)
-
-    def gather(self, array: Any, outputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
-        if not async_op and self._moved_in_node("gather", [array], outputs or [], root):
-            return None
-        sends = [array if rank == root else None for rank in range(self.size)]
-        return self._pairwise(sends, outputs or [None] * self.size, None, async_op)
-
-    def scatter(self, output: Any, inputs: list[Any] | None, root: int, async_op: bool) -> Work | None:
-        if not async_op and self._moved_in_node("scatter", inputs or [], [output], root):
-            return None
-        receives = [output if rank == root else None for rank in range(self.size)]
-        return self._pairwise(inputs or [None] * self.size, receives, None, async_op)
 
     def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if _fits(array):
@@ -84,28 +68,6 @@ class LargeCountMPIBackend(MPIBackend):
         sends = np.split(send_buffer(array).reshape(-1), np.cumsum(input_counts)[:-1])
         receives = np.split(buffer.reshape(-1), np.cumsum(output_counts)[:-1])
         return self._pairwise(sends, receives, finish, async_op)
-
-    def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
-        if not async_op and self._moved_in_node("all_to_all", inputs, outputs):
-            return None
-        return self._pairwise(inputs, outputs, None, async_op)
-
-    def _pairwise(self, sends: Sequence[Any], receives: Sequence[Any], finish: Finish, async_op: bool) -> Work | None:
-        """Send ``sends[r]`` to each rank r and receive ``receives[r]`` from it, where they are not None."""
-        buffers: dict[int, Any] = {}
-        for rank, output in enumerate(receives):
-            if output is not None:
-                buffers[rank], unpack = recv_buffer(output)
-                finish = both(unpack, finish)
-        peers = [rank for rank, array in enumerate(sends) if array is not None]
-        # not from memory that is received into: an early peer's data may be there before these have gone
-        sent = [*map(send_buffer, all_unaliased([sends[rank] for rank in peers], [*buffers.values()]))]
-        requests = [self._comm.Irecv(message(buffer), rank, tags.PAIRWISE) for rank, buffer in buffers.items()]
-        requests += [self._comm.Isend(message(array), rank, tags.PAIRWISE) for rank, array in zip(peers, sent)]
-        if async_op:
-            return MPIWorks(requests, finish, (buffers, sent))
-        MPI.Request.Waitall(requests)
-        return done(None, finish)
 
 
 def _fits(*arrays: Any) -> bool:

@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import repeat
+from itertools import pairwise, repeat
 from operator import attrgetter, setitem
 from typing import Any, TypeAlias
 
 import numpy as np
+from mpi4py import MPI
 
+from ..core.overlap import address_of
+from . import datatypes
 from .datatypes import as_bytes
 
 Finish: TypeAlias = Callable[[], None] | None
+
+APART_BYTES = 32 << 10  # of the first array of a list: with smaller ones, copies take less time than looking at each
 
 shape_of, dtype_of, size_of, nbytes_of = map(attrgetter, ("shape", "dtype", "size", "nbytes"))
 
@@ -60,6 +65,25 @@ def unpacked(arrays: list[Any]) -> tuple[Any, list[int], Callable[[], None]]:
     counts = list(map(size_of, arrays))
     flat = np.empty(sum(counts), arrays[0].dtype)
     return flat, counts, partial(unpack_into, flat, arrays)
+
+
+def apart(arrays: list[Any]) -> tuple[Any, tuple[list[int], list[int]], MPI.Datatype] | None:
+    """Return the mpi4py buffer of large arrays of one dtype, one for each rank, where they lie; None if it can't be.
+
+    That is a local matter: MPI sends the same messages to arrays in one piece of memory as to arrays apart.
+    """
+    if arrays[0].nbytes < APART_BYTES or not all(map(is_plain, arrays)):
+        return None
+    datatype = datatypes.TYPED.get(arrays[0].dtype)
+    width = arrays[0].itemsize if datatype is not None else 1
+    places = [(address_of(array), array.nbytes) for array in arrays]
+    start, end = min(places)[0], max(map(sum, places))
+    in_order = sorted(places)
+    overlap = any(this + nbytes > following for (this, nbytes), (following, _) in pairwise(in_order))
+    if overlap or any((each - start) % width for each, _ in places) or (end - start) // width > datatypes.LARGEST_COUNT:
+        return None
+    counts, displacements = zip(*((nbytes // width, (each - start) // width) for each, nbytes in places), strict=True)
+    return MPI.buffer.fromaddress(start, end - start), (list(counts), list(displacements)), datatype or MPI.BYTE
 
 
 def unpack_into(flat: Any, arrays: list[Any]) -> None:

@@ -106,7 +106,9 @@ class OrderedBackend(BackendOverMPI):
             )
         if async_op:
             return self._thread.launch("reduce_scatter_single", output, array, op)
-        for piece, target in columns(unaliased(array, output), output, self.size, PIECE_BYTES):
+        for piece, target in columns(
+            unaliased(array, output).reshape(self.size, -1), output, np.empty(PIECE_BYTES, np.uint8)
+        ):
             rows = self._room(target)
             self._comm.Alltoall(message(piece), message(rows))
             fold(rows, op, target)

@@ -26,18 +26,20 @@ def segments(buffer: Any, nbytes: int) -> Sequence[Any]:
     return [flat[start : start + step] for start in range(0, flat.size, step)]
 
 
-def columns(array: Any, output: Any, ranks: int, nbytes: int) -> Iterator[tuple[Any, Any]]:
-    """Yield pieces, of at most `nbytes`, of an `array` with a part for each rank; and the place of each in `output`.
+def columns(arrays: Sequence[Any], output: Any, memory: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield pieces of arrays of one size, one for each rank, packed in `memory`; and the place of each in `output`.
 
-    A piece has some elements of every part. The next one is packed into the same memory.
+    A piece has some elements of every array. The next one is packed into the same bytes.
     """
-    parts, flat = array.reshape(ranks, -1), output.reshape(-1)
-    step = max(1, nbytes // (ranks * array.itemsize))
-    packed = np.empty(ranks * step, array.dtype)
+    parts, flat = [array.reshape(-1) for array in arrays], output.reshape(-1)
+    step = max(1, memory.size // (len(parts) * flat.itemsize))
+    packed = (
+        np.empty(len(parts), flat.dtype) if step == 1 else memory[: len(parts) * step * flat.itemsize].view(flat.dtype)
+    )
     for start in range(0, flat.size, step):
         target = flat[start : start + step]
-        piece = packed[: ranks * target.size]
-        np.copyto(piece.reshape(ranks, -1), parts[:, start : start + step])
+        piece = packed[: len(parts) * target.size]
+        np.concatenate([part[start : start + step] for part in parts], out=piece)
         yield piece, target
 
 

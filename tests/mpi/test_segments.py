@@ -48,7 +48,7 @@ def test_segments_are_the_whole_in_order() -> None:
 def test_columns_have_a_piece_of_every_part(nbytes: int) -> None:
     array, output = np.arange(60.0), np.zeros(20)
     seen = [np.empty(0)] * 3
-    for piece, target in columns(array, output, 3, nbytes):
+    for piece, target in columns(array.reshape(3, -1), output, np.empty(nbytes, np.uint8)):
         assert piece.nbytes <= max(nbytes, 24)
         target[...] = 1
         seen = [np.append(before, row) for before, row in zip(seen, piece.reshape(3, -1), strict=True)]
