@@ -22,6 +22,8 @@ from .world import connect, current_world, member_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from .core.backends import LazyBackends
+
 _made = 0  # groups made so far: numbers them in messages
 
 
@@ -433,7 +435,7 @@ def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: Proce
         if can_split and name is not None and name == config.device_map.get(device):
             split = backend.split(None if subgroup is None else options_for(subgroup, device), color)
             if subgroup is not None and split is not None:
-                subgroup.door.backends[device] = split
+                cast("LazyBackends", subgroup.door.backends).put(device, split)
 
 
 def _next_name(description: str | None) -> str:

@@ -23,7 +23,8 @@ _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu", 13: "cu
 _INSTEAD = "for a number: np.array(x); for other Python objects: the *_object functions"
 _PLACES_OF_MPI4PY = ("InPlaceType", "BottomType")
 _predicates: dict[str, Callable[[object], bool]] = {}
-_of_cupy: dict[type, str] = {}  # the types of CuPy's arrays, where no predicate has to be asked first
+# The devices of the types of CuPy's arrays, where no predicate has to be asked first; the fast paths look here, too.
+device_of_type: dict[type, str] = {}
 
 
 def register_device(name: str, predicate: Callable[[object], bool]) -> None:
@@ -67,7 +68,7 @@ def register_device(name: str, predicate: Callable[[object], bool]) -> None:
     if not callable(predicate):
         raise TypeError(f"register_device: predicate is {predicate!r}; expected a function of one array")
     _predicates[name] = predicate
-    _of_cupy.clear()
+    device_of_type.clear()
 
 
 def known_devices() -> tuple[str, ...]:
@@ -105,7 +106,7 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     """Return the device of `array`, and the array for its backend: for host memory a NumPy view of it."""
     if type(array) is np.ndarray:
         return "cpu", array
-    device = _of_cupy.get(type(array))
+    device = device_of_type.get(type(array))
     if device is not None:
         return device, array
     for name, predicate in _predicates.items():
@@ -115,7 +116,7 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     if module is not np:
         device = _device_of_cupy(module)
         if not _predicates:
-            _of_cupy[type(array)] = device
+            device_of_type[type(array)] = device
         return device, array
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
@@ -163,7 +164,9 @@ def instead_of_mpi4pys(thing: object) -> str:
 def is_sparse(array: object) -> bool:
     """Return True if `array` is a sparse matrix or array of scipy or cupyx, without importing them."""
     modules = map(sys.modules.get, ("scipy.sparse", "cupyx.scipy.sparse"))
-    return type(array) not in _of_cupy and any(module is not None and module.issparse(array) for module in modules)
+    return type(array) not in device_of_type and any(
+        module is not None and module.issparse(array) for module in modules
+    )
 
 
 def module_of(array: Array) -> Any:
@@ -179,7 +182,7 @@ def count_of(array: Array) -> int:
 
 def is_read_only(array: Any) -> bool:
     """Return True if the memory of a GPU array may not be written, as of JAX; CuPy's always may."""
-    if type(array) in _of_cupy or module_of(array) is not np:
+    if type(array) in device_of_type or module_of(array) is not np:
         return False
     interface = getattr(array, "__cuda_array_interface__", None)
     return bool(interface and interface.get("data", (0, False))[1])

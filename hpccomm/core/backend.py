@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
@@ -37,6 +37,11 @@ class FastPath:
     passed_collectives = passed_messages = 0  # those that did not take it: the door's numbers
     place = 0  # in the ring of the compiled room, where that remembers the last operations
 
+    @property
+    def last_sent(self) -> Collection[tuple[int, int]]:
+        """To which ranks the last messages were sent, and their tags; any thread may ask."""
+        return ()
+
     def attach(self, door: Door) -> None:
         """Belong to a group's door: it identifies errors, and follows what is in flight."""
         self.door = door
@@ -60,6 +65,26 @@ class FastPath:
     all_reduce_coalesced = _not_done
     recv = sendrecv = _no_sender
     ibroadcast = iall_reduce = ibarrier = isend = irecv = _no_work
+
+
+class GPUFastPath:
+    """Operations on GPU arrays in the ordinary case; the group asks here where the fast path of the host has not.
+
+    A method does the whole operation and returns True, or its Work with `async_op`; or it does nothing and returns
+    False. This class leaves all of them to the backend.
+    """
+
+    door: Door
+
+    def attach(self, door: Door) -> None:
+        """Belong to a group's door, which counts the operations."""
+        self.door = door
+
+    def _not_done(self, *_: Any) -> Any:
+        return False
+
+    # each takes the arguments of Backend's method
+    broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = send = recv = sendrecv = _not_done
 
 
 class Backend:
@@ -88,6 +113,7 @@ class Backend:
 
     name = "custom"
     fast_path = FastPath()  # of a backend of host arrays
+    gpu_fast_path = GPUFastPath()  # of a backend of GPU arrays
 
     MPI, GLOO, NCCL = "mpi", "gloo", "nccl"  # c10d's names of backends; and Backend("gloo") is "gloo"
 

@@ -29,10 +29,12 @@ class LazyBackends(dict[str, Backend]):
         return backend
 
     def put(self, device: str, backend: Backend) -> None:
-        """Add the backend of a device; the host's may have a fast path."""
+        """Add the backend of a device, and its fast path."""
         self[device] = backend
         if device == "cpu":
             self._door.take_fast_path(backend.fast_path)
+        else:
+            self._door.take_gpu_fast_path(backend.gpu_fast_path)
 
 
 class Destroyed(dict[str, Backend]):

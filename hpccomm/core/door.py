@@ -1,8 +1,8 @@
 """Door: the one way of a group's operations to their transports.
 
-It numbers operations, calls hooks, translates the transports' errors, and keeps the Works in flight. Only the fast path
-calls a transport beside it, and numbers its operations itself. The watchdog reads `self`, `call` and `work` of the
-functions here that `debug/stacks.py` names: a thread that is inside one is in that operation.
+It numbers operations, calls hooks, translates the transports' errors, and keeps the Works in flight. Only the fast
+paths call a transport beside it, and number their operations themselves. The watchdog reads `self`, `call` and `work`
+of the functions here that `debug/stacks.py` names: a thread that is inside one is in that operation.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from ..errors import DistBackendError, DistError, UnsupportedOperationError, here, log_exception
-from .backend import Backend, FastPath
+from .backend import Backend, FastPath, GPUFastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
 from .flight import flight_of
-from .operation_list import CALLED, MESSAGES, OPERATIONS
+from .operation_list import CALLED, MESSAGES, OPERATIONS, PLACE_OF_TAG
 from .timeouts import as_seconds
 from .work import CompletedWork, JoinedWork, Work, WorkStatus
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 REAP_ABOVE = 64  # Works in flight; from there on, each new one first drops those that are completed
 REAP_ASKS = 8  # for each REAP_ABOVE of them
-STEPS_ASIDE = FastPath()
+STEPS_ASIDE, GPU_STEPS_ASIDE = FastPath(), GPUFastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 DOORS: weakref.WeakSet[Door] = weakref.WeakSet()  # of all groups of this process
 
@@ -61,11 +61,13 @@ class Door:
         self.group = group
         self.backends: dict[str, Backend] = LazyBackends(self)  # by device
         self.fast = self.fast_path = STEPS_ASIDE  # the one to ask first; that of the host's backend
+        self.fast_on_gpu = self.gpu_fast_path = GPU_STEPS_ASIDE  # likewise for GPU arrays
         self.hooks: tuple[Hook, ...] = ()
         self.check: Check | None = None
         self.block: Block | None = None  # the coalescing() block that collects
         self.collectives = self.messages = 0  # those that did not take the fast path
-        self.recent: deque[Recent] = deque(maxlen=8)  # the last collectives but fast ones, and set-ups: for reports
+        self.recent: deque[Recent] = deque(maxlen=8)  # for reports: the last collectives but fast ones, and set-ups
+        self.last_sent: deque[tuple[int, int]] = deque(maxlen=8)  # likewise: to which ranks, and the tags
         self.in_flight: dict[Work, None] = {}  # the oldest first
         self.failed: list[Work] = []
         self.persistent: list[PersistentWork] = []  # those that have not been freed
@@ -93,6 +95,8 @@ class Door:
         backend = self.backends[device]
         if name in MESSAGES:
             self.messages = self.fast_path.passed_messages = self.messages + 1
+            if name in PLACE_OF_TAG and name != "recv":
+                self.last_sent.append((arguments[1], arguments[PLACE_OF_TAG[name]]))
         else:
             self.collectives = self.fast_path.passed_collectives = self.collectives + 1
             first = arguments[0] if arguments else None
@@ -113,7 +117,8 @@ class Door:
         elif async_op or isinstance(outcome, Work):
             work = outcome if isinstance(outcome, Work) else CompletedWork()
             work.operation = operation
-            self.follow(work, name, result, arguments[1] if name in MESSAGES else None)
+            place = PLACE_OF_TAG.get(name)
+            self.follow(work, name, result, *(() if place is None else (arguments[1], arguments[place])))
             if async_op or persistent is not None:
                 return work
             if work.keeps_time:  # its transport ends it
@@ -125,13 +130,13 @@ class Door:
             operation.end()
         return outcome  # type: ignore[no-any-return]
 
-    def follow(self, work: Work, name: str, result: Any, peer: int | None = None) -> None:
+    def follow(self, work: Work, name: str, result: Any, peer: int | None = None, tag: int | None = None) -> None:
         """Keep the Work of an operation that has begun, and so its arrays, while it is in flight."""
         if name in MESSAGES:
             number = self.messages + self.fast_path.messages
         else:
             number = self.collectives + self.fast_path.count
-        work.flight = flight_of((self, name, number, result, peer, self.timeout))
+        work.flight = flight_of((self, name, number, result, peer, self.timeout, tag))
         if len(self.in_flight) >= REAP_ABOVE or work.is_let_go_at_once:
             self.reap()
         self.in_flight[work] = None  # not before: a GPU would be asked for what has only just begun
@@ -167,7 +172,7 @@ class Door:
         if self.block is not None:
             raise ValueError(f"coalescing: this group is collecting already; blocks don't nest{here()}")
         self.block = Block(self, async_ops)
-        self.fast = STEPS_ASIDE
+        self.fast, self.fast_on_gpu = STEPS_ASIDE, GPU_STEPS_ASIDE
         return self.block
 
     def close_block(self) -> None:
@@ -273,15 +278,22 @@ class Door:
             fast_path.attach(self)
         self.choose_fast_path()
 
+    def take_gpu_fast_path(self, fast_path: GPUFastPath) -> None:
+        """Use the fast path of a backend that has just been made, if it has one for GPU arrays."""
+        if fast_path is not Backend.gpu_fast_path:
+            self.gpu_fast_path = fast_path
+            fast_path.attach(self)
+            self.choose_fast_path()
+
     def choose_fast_path(self) -> None:
-        """Set `fast`: one that steps aside while a hook listens, a block collects, or the group is destroyed.
+        """Set `fast`, `fast_on_gpu`: those that step aside while a hook listens, a block collects, after the end.
 
         A hook with a method `follows` is asked whether it knows what the fast path does without being called.
         """
-        self.fast = self.fast_path
+        self.fast, self.fast_on_gpu = self.fast_path, GPU_STEPS_ASIDE if self.hooks else self.gpu_fast_path
         is_known = all(hasattr(hook, "follows") and hook.follows(self.fast_path) for hook in self.hooks)
         if self.block is not None or isinstance(self.backends, Destroyed) or not is_known:
-            self.fast = STEPS_ASIDE
+            self.fast, self.fast_on_gpu = STEPS_ASIDE, GPU_STEPS_ASIDE
 
     def leave_to_the_parent(self) -> None:
         """Refuse everything in a process that has been forked: MPI's connections are its parent's."""

@@ -19,6 +19,7 @@ class Flight(NamedTuple):
     result: Any = None  # the value of `Work.result`
     peer: int | None = None  # of a message: the rank of the group at its other end
     timeout: float | None = None  # seconds: the default of `Work.wait`
+    tag: int | None = None  # of a message
 
 
 class Nobody:

@@ -98,3 +98,7 @@ CALLED = {  # the function that a program has called, by operation and `async_op
 
 # Between two ranks, and so numbered apart; all others are called by every rank of the group, in the same order.
 MESSAGES = {name + form for name, spec in OPERATIONS.items() if spec.is_a_message for form in ("", START)}
+# Among the arguments; before it, the second one is the rank at the other end.
+PLACE_OF_TAG = {
+    name: OPERATIONS[name].arguments.index("tag") for name in ("send", "recv", "sendrecv", "send_object_list")
+}

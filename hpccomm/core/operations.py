@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Operations(Members):
     """The operations of :class:`ProcessGroup`, which gives them the door.
 
-    `root`, `dst` and `src` are ranks of the group. A small operation in the ordinary case is done by the fast path;
-    every other one is checked (`calls`), and goes through the door to the backend of its arrays' device.
+    `root`, `dst` and `src` are ranks of the group. A small operation in the ordinary case is done by a fast path; every
+    other one is checked (`calls`), and goes through the door to the backend of its arrays' device.
     """
 
     door: Door
@@ -49,6 +49,8 @@ class Operations(Members):
                 return work
         elif self.door.fast.broadcast(array, root):
             return None
+        if type(array) is not ndarray and (done := self.door.fast_on_gpu.broadcast(array, root, async_op)):
+            return done if async_op else None
         return self.door.run(calls.broadcast(self, array, root), async_op)
 
     @asynchronous_method
@@ -59,11 +61,14 @@ class Operations(Members):
                 return work
         elif self.door.fast.all_reduce(array, op):
             return None
-        if type(array) is not ndarray and is_sparse(array):
-            from . import sparse
+        if type(array) is not ndarray:
+            if done := self.door.fast_on_gpu.all_reduce(array, op, async_op):
+                return done if async_op else None
+            if is_sparse(array):
+                from . import sparse
 
-            call, step = sparse.all_reduce(self, self.door.backends, array, op, async_op)
-            return self.door.run(call, async_op, step)
+                call, step = sparse.all_reduce(self, self.door.backends, array, op, async_op)
+                return self.door.run(call, async_op, step)
         return self.door.run(calls.all_reduce(self, array, op), async_op)
 
     @asynchronous_method
@@ -71,6 +76,8 @@ class Operations(Members):
         """See :func:`hpccomm.reduce`."""
         if not async_op and self.door.fast.reduce(array, root, op):
             return None
+        if type(array) is not ndarray and (done := self.door.fast_on_gpu.reduce(array, root, op, async_op)):
+            return done if async_op else None
         return self.door.run(calls.reduce(self, array, root, op), async_op)
 
     @asynchronous_method
@@ -99,6 +106,8 @@ class Operations(Members):
         """See :func:`hpccomm.all_gather_single`."""
         if not async_op and self.door.fast.all_gather_single(output, input):
             return None
+        if type(output) is not ndarray and (done := self.door.fast_on_gpu.all_gather_single(output, input, async_op)):
+            return done if async_op else None
         return self.door.run(calls.all_gather_single(self, output, input), async_op)
 
     @asynchronous_method
@@ -135,6 +144,10 @@ class Operations(Members):
         """See :func:`hpccomm.reduce_scatter_single`."""
         if not async_op and self.door.fast.reduce_scatter_single(output, input, op):
             return None
+        if type(output) is not ndarray and (
+            done := self.door.fast_on_gpu.reduce_scatter_single(output, input, op, async_op)
+        ):
+            return done if async_op else None
         return self.door.run(calls.reduce_scatter_single(self, output, input, op), async_op)
 
     @asynchronous_method
@@ -218,6 +231,8 @@ class Operations(Members):
                 return work
         elif self.door.fast.send(array, dst, tag):
             return None
+        if type(array) is not ndarray and (done := self.door.fast_on_gpu.send(array, dst, tag, async_op)):
+            return done if async_op else None
         return self.door.run(calls.send(self, array, dst, tag, is_blocking=not async_op), async_op)
 
     @asynchronous_method
@@ -228,6 +243,8 @@ class Operations(Members):
                 return work
         elif (sender := self.door.fast.recv(array, src, tag)) is not None:
             return sender
+        if type(array) is not ndarray and (done := self.door.fast_on_gpu.recv(array, src, tag, async_op)):
+            return done if async_op else src  # type: ignore[return-value]
         call = calls.recv(self, array, src, tag, is_blocking=not async_op)
         return self.door.run(call, async_op)  # type: ignore[return-value]
 
@@ -247,6 +264,10 @@ class Operations(Members):
         """See :func:`hpccomm.sendrecv`; returns the sender's *group* rank, or a Work."""
         if not async_op and (sender := self.door.fast.sendrecv(array, dst, output, src, tag, recv_tag)) is not None:
             return sender
+        if type(array) is not ndarray and (
+            done := self.door.fast_on_gpu.sendrecv(array, dst, output, src, tag, recv_tag, async_op)
+        ):
+            return done if async_op else src  # type: ignore[return-value]
         call = calls.sendrecv(self, array, dst, output, src, tag, recv_tag)
         return self.door.run(call, async_op)  # type: ignore[return-value]
 

@@ -31,6 +31,7 @@ class CudaWork(Work):
         release: Callable[[int], None],
         failure: Callable[[], Exception | None],
         wait_blocks: bool,
+        event: int = 0,
     ) -> None:
         super().__init__()
         self._runtime = runtime
@@ -38,10 +39,10 @@ class CudaWork(Work):
         self._release = release
         self._failure = failure
         self._wait_blocks = wait_blocks
-        self._event = 0  # until its batch has been launched
+        self._event = event  # 0 until its batch has been launched
 
     def launched(self, event: int) -> None:
-        """Set the event recorded behind the operation."""
+        """Set the event recorded behind the operation's batch."""
         self._event = event
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:

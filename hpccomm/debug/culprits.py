@@ -7,7 +7,7 @@ or gone), ranks that call something else under the same number, or ranks that wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -75,7 +75,7 @@ class _Rank:
 
     def completed(self, record: Record, number: int) -> Record | None:
         """Return the completed collective with a number in the group of `record`, if it is known."""
-        group = self._group(record)
+        group = self.group(record)
         recent = {each[0]: each[1:] for each in group.get("recent", ()) if _is_operation(each[1])}
         if "recent" not in group or number > group["collectives"]:
             return None
@@ -88,11 +88,16 @@ class _Rank:
 
     def calls_before(self, record: Record) -> str:
         """Return in words the calls of this rank, operations apart, between the collective before and `record`."""
-        recent = self._group(record).get("recent", ())
+        recent = self.group(record).get("recent", ())
         names = [name for number, name, *_ in recent if number == record.number - 1 and not _is_operation(name)]
         return " and ".join(names) or "nothing"
 
-    def _group(self, record: Record) -> Mapping[str, Any]:
+    def tags_sent(self, record: Record, receiver: int) -> list[int]:
+        """Return the tags of the last messages of this rank to a rank of the group of `record`."""
+        return sorted({tag for peer, tag in self.group(record).get("sent", ()) if peer == receiver})
+
+    def group(self, record: Record) -> Mapping[str, Any]:
+        """Return what the report says of the group of `record`."""
         return (self.report or {}).get("groups", {}).get(record.group, {})  # type: ignore[no-any-return]
 
 
@@ -145,6 +150,7 @@ class _Search:
         ):
             found = search(hanging)
             if found.culprits:
+                found.lines += self._other_tags()
                 return found
         return Verdict(lines=[f"{ranks_in_words([each.rank])} {_is_in(*each.waits[0])}" for each in waiting])
 
@@ -268,7 +274,9 @@ class _Search:
                 following = min(edges[path[-1]])
                 if following in path:
                     circle = path[path.index(following) :]
-                    return self._smaller_side(circle, edges) or self._circle(circle, edges)
+                    found = self._smaller_side(circle, edges) or self._circle(circle, edges)
+                    found.lines += self._made_differently(circle, edges)
+                    return found
                 path.append(following)
                 edges.setdefault(following, self._waits_for(self._ranks[following]))
         return Verdict()
@@ -320,6 +328,29 @@ class _Search:
             if found.culprits:
                 break
         return found
+
+    def _other_tags(self) -> Iterator[str]:
+        """Yield a line for each receive of a tag from a rank that has sent messages under other tags only."""
+        for each in self._ranks:
+            for record, _ in each.waits:
+                members = list(self._groups.get(record.group, ()))
+                if not record.name.startswith("recv") or record.tag is None or each.rank not in members:
+                    continue
+                senders = members if record.peer is None else members[record.peer : record.peer + 1]
+                tags = {rank: self._ranks[rank].tags_sent(record, members.index(each.rank)) for rank in senders}
+                if any(tags.values()) and not any(record.tag in sent for sent in tags.values()):
+                    said = (f"the last from rank {rank} to it {_tags(sent)}" for rank, sent in tags.items() if sent)
+                    yield f"rank {each.rank} waits for a message with tag {record.tag}; {'; '.join(said)}"
+
+    def _made_differently(self, circle: list[int], edges: dict[int, dict[int, Record]]) -> Iterator[str]:
+        """Yield a line for each group that ranks of a circle have not made at the same place of the program."""
+        groups = {record.group: record for rank in circle for record in edges[rank].values()}
+        for record in groups.values() if len(groups) > 1 else ():
+            reports = {rank: self._ranks[rank].group(record) for rank in circle}
+            known = ((rank, (said["name"], said.get("made_at"))) for rank, said in reports.items() if said)
+            if len(made := ranks_by_value(known)) > 1:
+                words = [f"{name!r} on {ranks_in_words(on)}, made at {place}" for (name, place), on in made.items()]
+                yield f"one group is {'; '.join(words)}: do all ranks make their groups in the same order?"
 
     def _circle(self, circle: list[int], edges: dict[int, dict[int, Record]]) -> Verdict:
         found = Verdict(sorted(circle), [f"{ranks_in_words(circle)} wait for each other:"])
@@ -385,6 +416,10 @@ def _is_in(record: Record, seconds: float, verb: str = "is") -> str:
         peer = " from any rank" if record.peer is None else f" with rank {record.peer} of the group"
         tag = f", tag {record.tag}" if record.tag is not None else ""
     return f"{verb} in {record}{peer}{tag}, {record.where}, for {duration(seconds)}"
+
+
+def _tags(tags: Sequence[int]) -> str:
+    return f"{by_number(tags, 'has tag', 'have tags')} {', '.join(map(str, tags))}"
 
 
 def _last_collectives(report: Mapping[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,11 +21,15 @@ if TYPE_CHECKING:
 Thing = TypeVar("Thing")
 
 
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
 class _Seen:
     def __init__(self, ranks: tuple[int, ...], edition: int) -> None:
         self.ranks = ranks  # of its members, in MPI.COMM_WORLD
         self.edition = edition  # which of the groups of these ranks it is
         self.hooks: dict[object, Hook] = {}  # not their handles, which keep groups
+        self.made_at = _line_outside()
 
     @cached_property
     def key(self) -> str:
@@ -43,6 +49,19 @@ def add(group: ProcessGroup) -> None:
     ranks = _process_ranks(group)
     _made[ranks] += 1
     _seen[group] = _Seen(ranks, _made[ranks])
+
+
+def _line_outside() -> str:
+    """Return the line that has called hpccomm, ``"train.py:7"``."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def made_at(group: ProcessGroup) -> str:
+    """Return the line at which a group has been made, "" if it is not known."""
+    return _seen[group].made_at if group in _seen else ""
 
 
 def groups() -> list[ProcessGroup]:

@@ -21,7 +21,7 @@ from ..core.group import ProcessGroup
 from ..process.proc import ENDED, of_process
 from . import stacks
 from .folder import Folder, read_text
-from .groups_seen import groups, key_of, ranks_of, works_in_flight
+from .groups_seen import groups, key_of, made_at, ranks_of, works_in_flight
 from .mailbox import Mailbox
 from .records import Record, key_of_operation
 
@@ -282,4 +282,6 @@ def process_state(pid: int) -> str:
 def _group(group: ProcessGroup) -> dict[str, Any]:
     counts = {"collectives": group.sequence_number, "messages": group.message_number}
     recent = [[number, name, str(dtype), nbytes] for number, name, dtype, nbytes in group.door.recent.copy()]
-    return {"name": group.name, "ranks": list(ranks_of(group)), **counts, "recent": recent}
+    sent = [[peer, tag] for peer, tag in [*group.door.last_sent.copy(), *group.door.fast_path.last_sent]]
+    known = {"name": group.name, "ranks": list(ranks_of(group)), "made_at": made_at(group)}
+    return {**known, **counts, "recent": recent, "sent": sent}

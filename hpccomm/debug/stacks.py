@@ -209,7 +209,7 @@ def record_of(work: Work | PersistentWork, where: str = "") -> Record:
         return describe(group, name, number, work.call.named, where=where, async_op=True)
     named = {"result": work.flight.result}
     record = describe(group, work.op_type, work.sequence_number, named, where=where, async_op=True)
-    record.peer = work.flight.peer
+    record.peer, record.tag = work.flight.peer, work.flight.tag
     return record
 
 

@@ -11,6 +11,8 @@ done anything, and the operation goes through `checks` to `MPIBackend`.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 from mpi4py import MPI
@@ -56,6 +58,11 @@ class MPIFastPath(FastPath):
         self._largest_async = min(thread_bytes, largest + 1)
         self._rank: int = comm.Get_rank()
         self._size: int = comm.Get_size()
+        self._sent: deque[tuple[int, int]] = deque(maxlen=8)
+
+    @property
+    def last_sent(self) -> Collection[tuple[int, int]]:
+        return self._sent.copy()
 
     def broadcast(self, array: Any, root: int) -> bool:
         if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
@@ -167,6 +174,7 @@ class MPIFastPath(FastPath):
             return False
         if dst == self._rank or not (type(dst) is type(tag) is int and 0 <= dst < self._size and 0 <= tag <= LARGEST):
             return False
+        self._sent.append((dst, tag))
         try:
             self._comm.Send((array, TYPED[array.dtype]), dst, tag)
         except KeyError:
@@ -203,6 +211,7 @@ class MPIFastPath(FastPath):
         if not (0 <= dst < self._size and 0 <= src < self._size):
             return None
         status = Status()
+        self._sent.append((dst, tag))
         try:
             datatype = TYPED[array.dtype]
             self._comm.Sendrecv((array, datatype), dst, tag, (output, datatype), src, tag, status)
@@ -238,6 +247,7 @@ class MPIFastPath(FastPath):
             return None
         if not (type(dst) is type(tag) is int and 0 <= dst < self._size and 0 <= tag <= LARGEST):
             return None
+        self._sent.append((dst, tag))
         try:
             request = self._comm.Isend((array, TYPED[array.dtype]), dst, tag)
         except KeyError:
@@ -246,7 +256,7 @@ class MPIFastPath(FastPath):
             raise self._failed("send", error) from error
         self.messages += 1
         work = MPIWork(request, None, array)
-        self.door.follow(work, "send", array, dst)
+        self.door.follow(work, "send", array, dst, tag)
         return work
 
     def irecv(self, array: Any, src: int | None, tag: int) -> Work | None:
@@ -262,7 +272,7 @@ class MPIFastPath(FastPath):
             raise self._failed("recv", error) from error
         self.messages += 1
         work = ReceiveWork(request, array.nbytes, None, array)
-        self.door.follow(work, "recv", array, src)
+        self.door.follow(work, "recv", array, src, tag)
         return work
 
     def _failed(self, name: str, error: Exception) -> Exception:

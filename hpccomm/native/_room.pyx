@@ -13,7 +13,8 @@ from cpython.dict cimport PyDict_Size
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLong, PyLong_CheckExact
 from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
-from libc.stdint cimport intptr_t, uint16_t, uint64_t, uintptr_t
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
@@ -55,6 +56,9 @@ cdef extern from "numpy/arrayobject.h":
     bint PyArray_ISWRITEABLE(Array* array) nogil
     bint PyArray_ISNOTSWAPPED(Array* array) nogil
     object PyArray_NewCopy(Array* array, int order)
+    object PyArray_New(PyTypeObject* type, int ndim, Py_ssize_t* shape, int number, Py_ssize_t* strides, void* data,
+                       int itemsize, int flags, void* parent)
+    const int NPY_ARRAY_WRITEABLE
     int PyArray_CopyInto(Array* to, Array* values) except -1
     const int NPY_HALF, NPY_FLOAT, NPY_DOUBLE, NPY_CORDER
     bint PyArray_ISCARRAY(Array* array) nogil
@@ -101,6 +105,7 @@ cdef enum:
     TYPES = 32  # numbers of NumPy's own dtypes are below
     OPS = 16
     PARTS = 64  # of a list
+    KEPT = 8  # messages sent, for reports
     SMALL = 2048  # elements that are prepared here: of more, NumPy prepares as fast
     STATUS_BYTES = 64  # an MPI_Status has at most so many
     LARGEST_COUNT = 0x7FFFFFFF
@@ -435,6 +440,9 @@ cdef class FastPath:
     """
 
     cdef public long long count, messages
+    cdef int sent_to[KEPT]  # of the last messages: to which ranks, and their tags
+    cdef int sent_tags[KEPT]
+    cdef unsigned int sends
     cdef public long long passed_collectives, passed_messages  # that took the way through the checks
     cdef readonly int place  # in the ring
     cdef long long entry  # of the blocking collective that goes on
@@ -510,6 +518,16 @@ cdef class FastPath:
             if ring[serial & ring_mask].path == self.place and ring[serial & ring_mask].ended == 0:
                 note_end(serial, True)
                 return
+
+    @property
+    def last_sent(self):
+        """The ranks and the tags of the last messages sent; any thread may ask."""
+        cdef unsigned int known = min(self.sends, KEPT)
+        return [(self.sent_to[i], self.sent_tags[i]) for i in range(known)]
+
+    cdef inline void note(self, int peer, int label) noexcept:
+        self.sent_to[self.sends % KEPT], self.sent_tags[self.sends % KEPT] = peer, label
+        self.sends += 1
 
     cdef int place_of(self, object op) noexcept:
         """Return the row of an op in the tables; -1 where it has none."""
@@ -1107,6 +1125,7 @@ cdef class FastPath:
         if peer == self.rank:
             return False
         cdef long long entry = note(self, SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, peer, label, False)
+        self.note(peer, label)
         with nogil:
             code = mpi.send(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm)
         if code:
@@ -1148,6 +1167,7 @@ cdef class FastPath:
         cdef int code, to = PyLong_AsLong(dst), source = PyLong_AsLong(src)
         cdef Py_ssize_t nbytes = PyArray_NBYTES(x) + PyArray_NBYTES(y)
         cdef long long entry = note(self, SENDRECV, PyArray_TYPE(x), nbytes, NOBODY, to, label, False)
+        self.note(to, label)
         with nogil:
             code = mpi.sendrecv(PyArray_DATA(x), count_of(x), type_of(x), to, label,
                                 PyArray_DATA(y), count_of(y), type_of(y), source, other_label, self.comm, status)
@@ -1235,6 +1255,8 @@ cdef class FastPath:
         cdef Pending work = self.new_work(array)
         work.entry = note(self, RECV if receives else SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY,
                           NOBODY if peer is None else rank, label, True)
+        if not receives:
+            self.note(rank, label)
         with nogil:
             if receives:
                 code = mpi.irecv(PyArray_DATA(x), count_of(x), type_of(x), rank, label, self.comm, &work.request)
@@ -1246,7 +1268,7 @@ cdef class FastPath:
         if receives:
             work.expected = PyArray_NBYTES(x)
         self.messages += 1
-        work.peer, work.number = peer, self.messages + self.passed_messages
+        work.peer, work.tag, work.number = peer, tag, self.messages + self.passed_messages
         self.follow(work)
         return work
 
@@ -1331,7 +1353,7 @@ cdef class Pending:
     cdef Py_ssize_t expected  # bytes of a message to receive; -1: there is none
     cdef bint is_done  # the request
     cdef int code  # MPI's, when it is done
-    cdef object array, name, peer, known_flight
+    cdef object array, name, peer, tag, known_flight
     cdef long long number, entry  # its own, and that in the ring
     cdef readonly long long took  # nanoseconds, where operations are recorded; otherwise -1
     cdef readonly unsigned long waiting_thread  # that is in `wait`, for the watchdog; 0: none
@@ -1347,7 +1369,7 @@ cdef class Pending:
         """The Flight, which is made when somebody asks."""
         if self.known_flight is None:
             self.known_flight = new_flight((self.path.door, self.name, self.number, self.array, self.peer,
-                                            self.timeout))
+                                            self.timeout, self.tag))
         return self.known_flight
 
     @flight.setter
@@ -1528,3 +1550,77 @@ def set_up_works(in_flight, completed, flight, work, Py_ssize_t reap_above):
     global IN_FLIGHT, COMPLETED, new_flight, work_wait, work_has_ended, work_cancel, REAP_ABOVE
     IN_FLIGHT, COMPLETED, new_flight, REAP_ABOVE = in_flight, completed, flight, reap_above
     work_wait, work_has_ended, work_cancel = work.wait, work.has_ended, work.cancel
+
+
+# -- tensors ---------------------------------------------------------------------------------------------------
+
+cdef struct DLTensor:
+    char* data
+    int32_t device_type, device_id, ndim
+    uint8_t code, bits
+    uint16_t lanes
+    int64_t *shape
+    int64_t *strides  # in elements
+    uint64_t byte_offset
+
+cdef struct DLPackExchangeAPI:
+    uint32_t major, minor
+    void* older
+    void* allocator
+    void* from_object
+    void* to_object
+    int (*look_at)(PyObject*, DLTensor*) except -1
+    void* stream
+
+cdef enum:
+    MOST_DIMENSIONS = 32
+    CODES = 8  # of DLPack, for kinds of values
+    HOST = 1
+
+cdef DLPackExchangeAPI* dlpack
+cdef tuple tensor_types
+cdef int[CODES][256] number_of  # NumPy's of a dtype, by DLPack's code and the bits
+
+
+def set_up_tensors(tuple types, dict numbers):
+    """Let `view` see objects of exactly these types by DLPack's functions in C; `numbers`: NumPy's, by code and bits."""
+    global dlpack, tensor_types
+    memset(number_of, -1, sizeof(number_of))
+    for (code, bits), number in numbers.items():
+        number_of[<int>code][<int>bits] = number
+    dlpack = <DLPackExchangeAPI*>PyCapsule_GetPointer(types[0].__dlpack_c_exchange_api__, "dlpack_exchange_api")
+    if dlpack.major != 1 or dlpack.look_at == NULL:
+        raise ImportError(f"version {dlpack.major} of DLPack's functions in C")
+    tensor_types = types
+
+
+def view(tensor, bint flat=False):
+    """Return a NumPy array on the memory of a tensor of the host, which it keeps alive; or None.
+
+    `flat`: in one dimension, where there are no gaps.
+    """
+    cdef DLTensor seen
+    cdef Py_ssize_t[MOST_DIMENSIONS] strides
+    cdef int64_t itemsize, size = 1
+    cdef bint has_gaps = False
+    if type(tensor) not in tensor_types or tensor.is_neg():
+        return None
+    try:
+        dlpack.look_at(<PyObject*>tensor, &seen)
+    except Exception:  # it is sparse, say
+        return None
+    if seen.device_type != HOST or seen.data == NULL or seen.lanes != 1 or seen.code >= CODES:
+        return None
+    if seen.ndim > MOST_DIMENSIONS or number_of[seen.code][seen.bits] < 0 or tensor.is_conj():
+        return None
+    itemsize = seen.bits // 8
+    for i in reversed(range(seen.ndim)):
+        strides[i] = seen.strides[i] * itemsize
+        has_gaps |= seen.shape[i] != 1 and seen.strides[i] != size
+        size *= seen.shape[i]
+    if flat and not has_gaps:
+        seen.ndim, seen.shape, strides[0] = 1, &size, itemsize
+    array = PyArray_New(&PyArray_Type, seen.ndim, <Py_ssize_t*>seen.shape, number_of[seen.code][seen.bits], strides,
+                        seen.data + seen.byte_offset, 0, NPY_ARRAY_WRITEABLE, NULL)
+    np.set_array_base(array, tensor.untyped_storage())
+    return array

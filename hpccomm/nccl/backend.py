@@ -24,6 +24,7 @@ from ..cuda.time_limit import TimeLimit
 from ..errors import DistBackendError, DistError, DistTimeoutError, UnsupportedOperationError, here
 from .bootstrap import Unavailable, all_or_none, connect
 from .connection import Connection
+from .fast_path import NCCLFastPath
 from .intra_node import IntraNode
 from .persistent import NCCLPersistentWork
 from .plan import Plan
@@ -52,6 +53,7 @@ class NCCLBackend(Backend):
         self._connection: Connection | None = None
         self._intra_node: IntraNode | None = None
         self._meeting: MPI.Request | None = None
+        self.gpu_fast_path = self._fast_path = NCCLFastPath(self)
 
     # -- the connection --------------------------------------------------------------------------
 
@@ -80,6 +82,8 @@ class NCCLBackend(Backend):
         if settings.intra_node != "0":
             by_host = settings.intra_node == "host"
             self._intra_node = IntraNode(self._runtime, self._mpi, device, self._connection.stream, by_host)
+        else:
+            self._fast_path.open(self._connection, self._options.device)
         return self._connection
 
     def split(self, options: BackendOptions | None, color: int) -> Backend | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from ..core.work import Work
@@ -45,6 +46,7 @@ class Connection:
         self.stream = runtime.create_stream(device)
         self.failure: DistBackendError | None = None
         self.ended_by: DistBackendError | None = None  # the failure, once it has ended what was in flight
+        self._why_ended = partial(getattr, self, "ended_by")  # no function in Python: each Work asks, at every look
         self._lock = threading.Lock()
         self._is_being_destroyed = False
         self._wait_blocks = wait_blocks
@@ -53,7 +55,7 @@ class Connection:
         self._order = runtime.create_event(device)
         self._events: list[int] = []  # not in use
         self._in_flight: dict[int, Any] = {}  # plan and arrays, until the event that is the key has passed
-        self._batch: list[tuple[tuple[Plan, Any], CudaWork]] | None = None
+        self._batch: list[tuple[Plan, Any, CudaWork]] | None = None
         if time_limit is not None:
             time_limit.failure = lambda: self.failure
         self._async_errors = AsyncErrors(self._look, self.fail)
@@ -105,8 +107,9 @@ class Connection:
     def _ordered_stream(self, current: int, async_op: bool) -> int:
         stream = self.stream if async_op else current
         if self._batch is None:
-            self._follow(stream, current)
-            if self._last_own is not None and self._last_own != current and self._last != stream:
+            if stream != current:
+                self._follow(stream, current)
+            if self._last_own not in (None, current, stream) and self._last != stream:
                 if stream != DEFAULT_STREAM and self.runtime.is_capturing(stream):
                     return stream  # CUDA lets no graph wait for what is outside of it; NCCL sees to the order
                 self._follow(stream, self._last_own)
@@ -117,9 +120,22 @@ class Connection:
 
     def _follow(self, stream: int, earlier: int) -> None:
         """Make a stream wait for what is on an earlier one so far."""
-        if stream != earlier:
-            self.runtime.record(self._order, earlier)
-            self.runtime.wait(stream, self._order)
+        self.runtime.record(self._order, earlier)
+        self.runtime.wait(stream, self._order)
+
+    def call(self, function: Callable[..., None], arguments: tuple[int, ...]) -> bool:
+        """Call a function of NCCL on the current stream; or return False where more is to do than that."""
+        if self.failure is not None or self._wait_blocks or self.runtime.current_device() != self.device:
+            return False
+        self._issue(function, arguments, self._ordered_stream(self.runtime.current_stream(self.device), False))
+        return True
+
+    def begin(self, function: Callable[..., None], arguments: tuple[int, ...], arrays: Any) -> Work | None:
+        """Call a function of NCCL on the connection's stream, and return its Work; or None, likewise."""
+        if self.failure is not None or self._batch is not None or self.runtime.current_device() != self.device:
+            return None
+        self._issue(function, arguments, self._next_stream(async_op=True))
+        return self._work(self._end_event(None, arrays))
 
     def end(self, plan: Plan, async_op: bool, arrays: Any, host_waits: bool = False) -> Work | None:
         """Run a plan; with `host_waits` block the host until a blocking operation is done."""
@@ -129,25 +145,31 @@ class Connection:
         return self._run(plan, plan.stream, async_op, arrays, host_waits)
 
     def _run(self, plan: Plan, stream: int, async_op: bool, arrays: Any, host_waits: bool = False) -> Work | None:
-        with ISSUING:
-            self.raise_failure()  # the communicator is gone
-            try:
-                plan.run(stream)
-            except DistTimeoutError as error:
-                self._fail_in_call(error)
+        self._issue(plan.run, (), stream)
         if async_op:
-            work = CudaWork(self.runtime, self.device, self._release, lambda: self.ended_by, self._wait_blocks)
-            in_use = plan, arrays
             if self._batch is None:
-                self._record_end(in_use, work)
-            else:
-                self._batch.append((in_use, work))
+                return self._work(self._end_event(plan, arrays))
+            work = self._work()
+            self._batch.append((plan, arrays, work))
             return work
         plan.unpack(stream)
         if host_waits or (self._wait_blocks and not plan.is_persistent):  # which is being captured
             self.runtime.synchronize_stream(stream)
             self.raise_failure()
         return None
+
+    def _issue(self, function: Callable[..., None], arguments: tuple[int, ...], stream: int) -> None:
+        """Call a function that calls NCCL, while this thread alone does."""
+        with ISSUING:
+            if self.failure is not None:  # the communicator is gone
+                raise self.failure
+            try:
+                function(*arguments, stream)
+            except DistTimeoutError as error:
+                self._fail_in_call(error)
+
+    def _work(self, event: int = 0) -> CudaWork:
+        return CudaWork(self.runtime, self.device, self._release, self._why_ended, self._wait_blocks, event)
 
     @contextmanager
     def _issuing(self) -> Iterator[None]:
@@ -164,12 +186,14 @@ class Connection:
         self.fail(f"no end of a call: {error}")
         raise error
 
-    def _record_end(self, in_use: tuple[Plan, Any], work: CudaWork) -> None:
-        in_use[0].unpack(self.stream)
+    def _end_event(self, plan: Plan | None, arrays: Any) -> int:
+        """Return an event behind an operation on `stream`; keep what it uses until then."""
+        if plan is not None:
+            plan.unpack(self.stream)
         event = self._events.pop() if self._events else self.runtime.create_event(self.device)
         self.runtime.record(event, self.stream)
-        work.launched(event)
-        self._in_flight[event] = in_use
+        self._in_flight[event] = plan, arrays
+        return event
 
     def _release(self, event: int) -> None:
         """Release the arrays that are in flight until `event`, and the event; calling it again does nothing."""
@@ -189,8 +213,8 @@ class Connection:
                 try:
                     self.comm.group_end()
                 finally:
-                    for in_use, work in launched:  # nothing of NCCL was on the stream before the end of the group
-                        self._record_end(in_use, work)
+                    for each, arrays, work in launched:  # nothing was on the stream before the end of the group
+                        work.launched(self._end_event(each, arrays))
 
     def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
         """Split the communicator (ncclCommSplit); every rank of the group calls it."""

@@ -41,21 +41,22 @@ class Reduction(NamedTuple):
         return array.size * self.width, self.datatype, self.op
 
 
-_moved: dict[Any, tuple[int, int]] = {}
-_reductions: dict[tuple[Any, ReduceOp], Reduction] = {}  # NumPy takes microseconds to name a dtype
+# What `moved` and `reduced` have returned: NumPy takes microseconds to name a dtype. The fast path looks here.
+known_moves: dict[Any, tuple[int, int]] = {}
+known_reductions: dict[tuple[Any, ReduceOp], Reduction] = {}
 
 
 def moved(dtype: Any) -> tuple[int, int]:
     """Return the NCCL datatype that moves arrays of `dtype`, and the number of its elements in one of theirs."""
-    row = _moved.get(dtype)
+    row = known_moves.get(dtype)
     if row is None:
-        row = _moved[dtype] = _reduced_type(dtype) or (UINT8, dtype.itemsize)
+        row = known_moves[dtype] = _reduced_type(dtype) or (UINT8, dtype.itemsize)
     return row
 
 
 def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
     """Return NCCL's reduction for arrays of `dtype` with `op`; TypeError or UnsupportedOperationError without one."""
-    known = _reductions.get((dtype, op))
+    known = known_reductions.get((dtype, op))
     if known is not None:
         return known
     row = _reduced_type(dtype)
@@ -74,7 +75,7 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
         )
     made = Reduction(*row, nccl_op)
     if op.factor is None:  # there may be as many factors as calls
-        _reductions[dtype, op] = made
+        known_reductions[dtype, op] = made
     return made
 
 

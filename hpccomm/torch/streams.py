@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 
+THERE_ARE_GPUS = torch.cuda.is_available()
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
-def on_torchs_stream(call: Call, there_are_gpus: bool = torch.cuda.is_available()) -> Call:
+def on_torchs_stream(call: Call, there_are_gpus: bool = THERE_ARE_GPUS) -> Call:
     """Make torch's current stream CuPy's, on which hpccomm works, in calls of a method on GPU tensors."""
     if not there_are_gpus:
         return call

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work as C10DWork
 
+from ..core import progress
 from ..core.work import Work
 from .streams import current_stream
 
@@ -15,11 +16,12 @@ from .streams import current_stream
 class PendingWork(C10DWork):
     """An operation in flight; `work` is hpccomm's."""
 
+    _future: torch.futures.Future[Any] | None = None
+
     def __init__(self, work: Work, result: Any) -> None:
         super().__init__()
         self._work = work
         self._result = result
-        self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation is done; without a time-out, or with zero, for the group's time at most."""
@@ -56,14 +58,17 @@ class PendingWork(C10DWork):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a Future that hpccomm's progress thread completes: c10d's has callbacks only.
+        """Return a Future that hpccomm's progress thread completes, unless the operation has ended already.
 
-        It is one made by `then`: C++, where DDP waits, sees no error but one that such a callback raises.
+        c10d's has callbacks only. It is one made by `then`: C++, where DDP waits, sees no error but one that such a
+        callback raises.
         """
         if self._future is None:
             ended: torch.futures.Future[Any] = torch.futures.Future(devices=self._devices())
             self._future = ended.then(self._value)
-            self._work.get_future().add_done_callback(lambda _: ended.set_result(None))
+            self._work.add_done_callback(lambda _: ended.set_result(None))
+            if progress.is_ahead_of(self._work) or not self._work.has_ended():
+                progress.drive(self._work)
         return self._future
 
     def _value(self, _: object) -> Any:

@@ -1,4 +1,4 @@
-"""Jobs of three ranks of which one calls something else: what the verdict says."""
+"""Jobs in which one rank calls something else: what the verdict says."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ PROGRAM = """
     me = world.rank
     other = me == 1
     large = np.ones(2_000_000)[::2]
+    small = np.ones(4)
     {calls}
     hc.barrier()
     """
@@ -40,12 +41,63 @@ PROGRAM = """
     ids=["reduce and all_reduce", "blocking and asynchronous", "lists of ranks"],
 )
 def test_the_verdict_says_what_differs(calls: str, said: str, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
+    (verdict,) = [line for line in ended(calls, tmp_path) if "the ranks differ in operation #" in line]
+    assert "rank 1" in verdict
+    assert re.search(said, verdict)
+
+
+MESSAGES = """
+    if me == 0:
+        hc.send(small, dst=1, tag=6)
+        {send}dst=2, tag=7)
+    elif other:
+        hc.recv(small, src=0, tag=5)
+    else:
+        {receive}"""
+
+
+@pytest.mark.parametrize(
+    ("native", "send", "receive"),
+    [
+        ("1", "hc.isend(small, ", "hc.irecv(small, tag=5).wait()"),
+        ("0", "hc.isend(small, ", "hc.irecv(small, tag=5).wait()"),
+        ("0", "hc.send_object_list([1], ", "hc.recv_object_list([None], src=0, tag=5)"),
+    ],
+    ids=["compiled", "not compiled", "objects"],
+)
+def test_the_verdict_names_the_tags_under_which_messages_wait(
+    native: str, send: str, receive: str, tmp_path: Path
+) -> None:
+    calls = MESSAGES.format(send=send, receive=receive)
+    lines = ended(calls, tmp_path, HPCCOMM_NATIVE=native, HPCCOMM_TIMEOUT="5")
+    for rank, tag in ((1, 6), (2, 7)):
+        said = f"hpccomm: rank {rank} waits for a message with tag 5; the last from rank 0 to it has tag {tag}"
+        assert said in lines, lines
+
+
+MADE = """
+    if other:
+        b = hc.new_group([0, 1], group_desc="b")
+    a = hc.new_group([0, 1], group_desc="a")
+    if not other:
+        b = hc.new_group([0, 1], group_desc="b")
+    hc.all_reduce(small, group=a)"""
+
+
+def test_the_verdict_names_groups_that_are_made_in_another_order(tmp_path: Path) -> None:
+    lines = "\n".join(ended(MADE, tmp_path, ranks=2, HPCCOMM_TIMEOUT="5"))
+    assert "rank 0 is in all_reduce #1 of 'a'" in lines
+    first, second = "on rank 0, made at program.py:", "on rank 1, made at program.py:"
+    order = ": do all ranks make their groups in the same order?"
+    assert f"one group is 'a' {first}11; 'b' {second}10{order}" in lines
+    assert f"one group is 'b' {first}13; 'a' {second}11{order}" in lines
+
+
+def ended(calls: str, folder: Path, ranks: int = 3, **env: str) -> list[str]:
+    """Return what a job says that makes these calls and is ended by the watchdog."""
+    program = folder / "program.py"
     program.write_text(textwrap.dedent(PROGRAM.format(calls=calls)), encoding="utf-8")
-    env = {"HPCCOMM_DEBUG_DIR": str(tmp_path / "reports"), "HPCCOMM_TIMEOUT": "3"}
-    finished = launch(3, sys.executable, program, timeout=100, env=env)
+    env = {"HPCCOMM_DEBUG_DIR": str(folder / "reports"), "HPCCOMM_TIMEOUT": "3", **env}
+    finished = launch(ranks, sys.executable, program, timeout=100, env=env)
     assert finished.returncode == 124, finished.stderr
-    verdict = [line for line in finished.stderr.splitlines() if "the ranks differ in operation #" in line]
-    assert len(verdict) == 1, finished.stderr
-    assert "rank 1" in verdict[0]
-    assert re.search(said, verdict[0])
+    return finished.stderr.splitlines()

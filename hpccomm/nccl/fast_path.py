@@ -1,0 +1,198 @@
+"""The fast path of GPU arrays: operations that are one call of NCCL on arrays as they are.
+
+To plan an operation (buffers for strided arrays, memory that overlaps, another current GPU) takes the host far longer
+than the call of NCCL. Each method asks whether its arguments are the ordinary case: arrays of CuPy's, contiguous, on
+the GPU of a connected group, with a dtype and an op that `types.py` has met before, on the long way. Then it makes the
+call that `NCCLBackend` makes, because another rank may go the long way; otherwise it returns False without having done
+anything. The order of streams, the lock around NCCL and what follows a failure are `Connection`'s on both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..core.arrays import device_of_type
+from ..core.backend import GPUFastPath
+from ..core.operation_list import CALLED, MESSAGES
+from .types import known_moves, known_reductions
+
+if TYPE_CHECKING:
+    from .backend import NCCLBackend
+    from .connection import Connection
+
+
+class NCCLFastPath(GPUFastPath):
+    """The fast path of one group."""
+
+    def __init__(self, backend: NCCLBackend) -> None:
+        self._backend = backend
+        self._rank = backend.rank
+        self._size = backend.size
+        self._device = ""  # of the arrays that it takes; until NCCL has connected the ranks, none
+        self._connection: Connection
+        self._comm: Any
+
+    def open(self, connection: Connection, device: str) -> None:
+        """Take the arrays of `device` from now on."""
+        self._connection = connection
+        self._comm = connection.comm
+        self._device = device
+
+    # -- operations ------------------------------------------------------------------------------
+
+    def broadcast(self, array: Any, root: int, async_op: bool) -> Any:
+        how = self._moved(array)
+        if how is None or not self._is_rank(root):
+            return False
+        at = array.data.ptr
+        return self._do("broadcast", self._comm.broadcast, (at, at, *how, root), async_op, array)
+
+    def all_reduce(self, array: Any, op: Any, async_op: bool) -> Any:
+        how = self._reduced(array, op)
+        if how is None:
+            return False
+        at = array.data.ptr
+        return self._do("all_reduce", self._comm.all_reduce, (at, at, *how), async_op, array)
+
+    def reduce(self, array: Any, root: int, op: Any, async_op: bool) -> Any:
+        how = self._reduced(array, op)
+        if how is None or not self._is_rank(root):
+            return False
+        at = array.data.ptr
+        return self._do("reduce", self._comm.reduce, (at, at, *how, root), async_op, array)
+
+    def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Any:
+        how = self._moved(array)
+        if how is None or not _is_partner(output, array) or output.size != array.size * self._size:
+            return False
+        arguments = array.data.ptr, output.data.ptr, *how
+        return self._do("all_gather_single", self._comm.all_gather, arguments, async_op, output, array)
+
+    def reduce_scatter_single(self, output: Any, array: Any, op: Any, async_op: bool) -> Any:
+        how = self._reduced(output, op)
+        if how is None or not _is_partner(array, output) or array.size != output.size * self._size:
+            return False
+        arguments = array.data.ptr, output.data.ptr, *how
+        return self._do("reduce_scatter_single", self._comm.reduce_scatter, arguments, async_op, output, array)
+
+    def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Any:
+        how = self._moved(array)
+        if how is None or not self._is_message(dst, tag):
+            return False
+        return self._do("send", self._comm.send, (array.data.ptr, *how, dst), async_op, array, peer=dst)
+
+    def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Any:
+        how = self._moved(array)
+        if how is None or not self._is_message(src, tag):
+            return False
+        done = self._do("recv", self._comm.recv, (array.data.ptr, *how, src), async_op, array, peer=src)
+        if async_op and done:
+            done.source = src
+        return done
+
+    def sendrecv(
+        self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None, async_op: bool
+    ) -> Any:
+        how, into = self._moved(array), self._moved(output)
+        if how is None or into is None or not _are_apart(output, array) or recv_tag is not None:
+            return False
+        if not self._is_rank(dst) or not self._is_rank(src) or type(tag) is not int or tag:
+            return False
+        arguments = array.data.ptr, *how, dst, output.data.ptr, *into, src
+        done = self._do("sendrecv", self._exchange, arguments, async_op, output, array)
+        if async_op and done:
+            done.source = src
+        return done
+
+    def _exchange(
+        self, sent: int, count: int, datatype: int, dst: int, into: int, room: int, kind: int, src: int, stream: int
+    ) -> None:
+        """Send and receive, as one group of calls."""
+        comm = self._comm
+        comm.group_start()
+        try:
+            comm.send(sent, count, datatype, dst, stream)
+            comm.recv(into, room, kind, src, stream)
+        finally:
+            comm.group_end()
+
+    # -- the ordinary case -----------------------------------------------------------------------
+
+    def _moved(self, array: Any) -> tuple[int, int] | None:
+        """Return NCCL's count and datatype of an array in the ordinary case; None for another one."""
+        if device_of_type.get(type(array)) != self._device or not array.flags.c_contiguous:
+            return None
+        known, size = known_moves.get(array.dtype), array.size
+        return (size * known[1], known[0]) if known is not None and size else None
+
+    def _reduced(self, array: Any, op: Any) -> tuple[int, int, int] | None:
+        """Return NCCL's count, datatype and operation of an array in the ordinary case; None for another one."""
+        if device_of_type.get(type(array)) != self._device or not array.flags.c_contiguous:
+            return None
+        try:
+            known, size = known_reductions.get((array.dtype, op)), array.size
+        except TypeError:  # an op that can't be looked up
+            return None
+        return (size * known[1], known[0], known[2]) if known is not None and size else None
+
+    def _is_rank(self, given: Any) -> bool:
+        return type(given) is int and 0 <= given < self._size
+
+    def _is_message(self, peer: Any, tag: Any) -> bool:
+        return type(peer) is type(tag) is int and tag == 0 and 0 <= peer < self._size and peer != self._rank
+
+    # -- the call --------------------------------------------------------------------------------
+
+    def _do(
+        self,
+        name: str,
+        function: Callable[..., None],
+        arguments: tuple[Any, ...],
+        async_op: bool,
+        result: Any,
+        sent: Any = None,
+        peer: int | None = None,
+    ) -> Any:
+        """Do an operation by a call of NCCL, and count it; or return False."""
+        connection, door, failure = self._connection, self.door, None
+        if result.data.device_id != connection.device:
+            return False
+        try:
+            if async_op:
+                done: Any = connection.begin(function, arguments, (result, sent))
+            else:
+                done = connection.call(function, arguments)
+        except Exception as error:
+            failure, done = error, True
+        if not done:
+            return False
+        if name in MESSAGES:
+            door.messages += 1
+        else:
+            door.collectives += 1
+            door.recent.append((door.collectives + door.fast_path.count, name, result.dtype, result.nbytes))
+        if failure is not None:
+            raise door.translated(self._backend, CALLED.get((name, async_op), name), door.number_of(name), failure)
+        if async_op:
+            door.follow(done, name, result, peer)
+        return done
+
+
+def _is_partner(array: Any, ordinary: Any) -> bool:
+    """Return whether the other array of a call, one of whose arrays is ordinary, fits and is so, too."""
+    return (
+        type(array) is type(ordinary)
+        and array.dtype is ordinary.dtype
+        and array.flags.c_contiguous
+        and _are_apart(array, ordinary)
+    )
+
+
+def _are_apart(one: Any, other: Any) -> bool:
+    """Return whether two contiguous arrays are on one GPU and don't overlap."""
+    here, there = one.data, other.data
+    if here.device_id != there.device_id:
+        return False
+    start, begin = here.ptr, there.ptr
+    return start + one.nbytes <= begin or begin + other.nbytes <= start  # type: ignore[no-any-return]

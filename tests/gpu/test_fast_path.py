@@ -1,0 +1,329 @@
+"""The fast path of GPU arrays: what it takes, what it leaves to the long way, and that both are one operation."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm.core import arrays as core_arrays
+from hpccomm.debug.stacks import PACKAGE
+from hpccomm.nccl.connection import Connection
+
+from ..arrays import assert_same, contiguous, strided
+from . import gpus
+
+TIMES_TWO = hc.ReduceOp.PREMUL_SUM(2)
+
+
+class Arrays:
+    """Arrays of 4 elements on this rank, and of 4 on each rank."""
+
+    def __init__(self, group: hc.ProcessGroup, dtype: Any = np.float32, layout: Any = contiguous) -> None:
+        self.one = gpus.array(np.full(4, group.rank + 1, dtype), layout)
+        self.other = gpus.array(np.zeros(4, dtype), layout)
+        self.all = gpus.array(np.full(4 * group.size, group.rank + 1, dtype), layout)
+
+
+def operations(group: hc.ProcessGroup, async_op: bool = False) -> dict[str, Callable[[Arrays], Any]]:
+    """Return every operation of the fast path that a rank can do alone, by name."""
+    to, source = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    last = group.size - 1
+    return {
+        "all_reduce": lambda on: group.all_reduce(on.one, async_op=async_op),
+        "broadcast": lambda on: group.broadcast(on.one, last, async_op=async_op),
+        "reduce": lambda on: group.reduce(on.one, last, hc.ReduceOp.MAX, async_op),
+        "all_gather_single": lambda on: group.all_gather_single(on.all, on.one, async_op=async_op),
+        "reduce_scatter_single": lambda on: group.reduce_scatter_single(on.one, on.all, async_op=async_op),
+        "sendrecv": lambda on: group.sendrecv(on.one, to, on.other, source, async_op=async_op),
+    }
+
+
+NAMES = ["all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "sendrecv"]
+
+
+def results(group: hc.ProcessGroup, name: str, on: Arrays) -> None:
+    """Check what is in the arrays after one operation on new ones."""
+    n, last = group.size, group.size - 1
+    ranks = np.arange(1, n + 1)
+    expected = {
+        "all_reduce": (on.one, np.full(4, ranks.sum())),
+        "broadcast": (on.one, np.full(4, n)),
+        "reduce": (on.one, np.full(4, n if group.rank == last else group.rank + 1)),
+        "all_gather_single": (on.all, np.repeat(ranks, 4)),
+        "reduce_scatter_single": (on.one, np.full(4, ranks.sum())),
+        "sendrecv": (on.other, np.full(4, (group.rank - 1) % n + 1)),
+    }
+    array, values = expected[name]
+    assert_same(gpus.values(array), values.astype(array.dtype))
+
+
+@pytest.fixture
+def plans(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What is planned, after every operation has met its dtypes: the long way plans, the fast path does not."""
+    for name, operation in operations(process_group).items():
+        on = Arrays(process_group)
+        operation(on)
+        results(process_group, name, on)
+    planned: list[bool] = []
+    plan = Connection.plan
+
+    def noting(self: Connection, async_op: bool) -> Any:
+        planned.append(async_op)
+        return plan(self, async_op)
+
+    monkeypatch.setattr(Connection, "plan", noting)
+    return planned
+
+
+def hpccomms_functions(call: Callable[[], Any]) -> list[str]:
+    """Return the functions of hpccomm that a call enters; those of the provider are not hpccomm's here."""
+    entered: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and "/cuda/cupy_" not in code.co_filename:
+            entered.append(code.co_name)
+
+    gc.collect()
+    gc.disable()  # what it calls for groups that are gone is not the operation's
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return entered
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_operation_on_contiguous_arrays_enters_few_functions(
+    process_group: hc.ProcessGroup, plans: list[bool], name: str
+) -> None:
+    on = Arrays(process_group)
+    operation = operations(process_group)[name]
+    entered = hpccomms_functions(lambda: operation(on))
+    assert len(entered) <= (16 if name == "sendrecv" else 12), entered
+    assert not plans
+    results(process_group, name, on)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_asynchronous_one_needs_no_plan(process_group: hc.ProcessGroup, plans: list[bool], name: str) -> None:
+    on = Arrays(process_group)
+    work = operations(process_group, async_op=True)[name](on)
+    assert isinstance(work, hc.Work)
+    assert (work.op_type, work.sequence_number > 0) == (name, True)
+    work.wait()
+    results(process_group, name, on)
+    assert not plans
+    if name == "sendrecv":
+        assert work.source_rank() == (process_group.rank - 1) % process_group.size
+    work.synchronize()
+
+
+def test_messages(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
+    n, me = process_group.size, process_group.rank
+    for sender in range(n - 1):
+        if me == sender:
+            hc.send(gpus.array(np.full(3, 5.0)), sender + 1)
+            hc.isend(gpus.array(np.full(3, 6.0)), sender + 1).wait()
+        elif me == sender + 1:
+            array = gpus.array(np.zeros(3))
+            assert hc.recv(array, sender) == sender
+            assert_same(gpus.values(array), np.full(3, 5.0))
+            work = hc.irecv(array, sender)
+            work.wait()
+            assert work.source_rank() == sender
+            assert_same(gpus.values(array), np.full(3, 6.0))
+    before = len(plans)
+    again = gpus.array(np.zeros(3))  # of a dtype that has been met
+    for _ in range(2):
+        if me == 0 and n > 1:
+            hc.send(again, 1)
+        elif me == 1:
+            assert hc.recv(again, 0) == 0
+    assert len(plans) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_that_go_different_ways_meet(process_group: hc.ProcessGroup, plans: list[bool], name: str) -> None:
+    on = Arrays(process_group, layout=strided if process_group.rank % 2 else contiguous)
+    operations(process_group)[name](on)
+    assert len(plans) == process_group.rank % 2
+    results(process_group, name, on)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_strided_or_empty_goes_the_long_way(
+    process_group: hc.ProcessGroup, plans: list[bool], name: str
+) -> None:
+    operation = operations(process_group)[name]
+    on = Arrays(process_group, layout=strided)
+    operation(on)
+    results(process_group, name, on)
+    empty = Arrays(process_group)
+    empty.one, empty.other, empty.all = (each[:0] for each in (on.one, on.other, on.all))
+    operation(empty)
+    assert len(plans) == 2
+
+
+def test_an_output_that_overlaps_its_input_gives_the_same_as_a_copy(
+    process_group: hc.ProcessGroup, plans: list[bool]
+) -> None:
+    n, me = process_group.size, process_group.rank
+    gathered = gpus.array(np.full(4 * n, float(me + 1)))
+    hc.all_gather_single(gathered, gathered[2:6] if n > 1 else gathered[:4])
+    assert_same(gpus.values(gathered), np.repeat(np.arange(1.0, n + 1), 4))
+    scattered = gpus.array(np.arange(4.0 * n))
+    hc.reduce_scatter_single(scattered[:4], scattered)
+    assert_same(gpus.values(scattered)[:4], n * np.arange(4.0 * me, 4.0 * me + 4))
+    ring = gpus.array(np.full(4, float(me)))
+    hc.sendrecv(ring[:3], (me + 1) % n, ring[1:], (me - 1) % n)
+    assert_same(gpus.values(ring)[1:], np.full(3, float((me - 1) % n)))
+    assert len(plans) == 3
+
+
+def test_what_the_checks_refuse_is_refused(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
+    on, n = Arrays(process_group), process_group.size
+    number = process_group.sequence_number, process_group.message_number
+    with pytest.raises(ValueError, match=f"broadcast: root is {n}; expected"):
+        process_group.broadcast(on.one, n)
+    with pytest.raises(TypeError, match="broadcast: root is True; expected an integer"):
+        process_group.broadcast(on.one, True)
+    with pytest.raises(TypeError, match="op is"):
+        process_group.all_reduce(on.one, ["sum"])
+    with pytest.raises(ValueError, match="all_gather_single"):
+        process_group.all_gather_single(on.all[:-1], on.one)
+    with pytest.raises(TypeError, match="expected the same dtype"):
+        process_group.reduce_scatter_single(on.one, on.all.view(np.int32))
+    with pytest.raises(ValueError, match="this rank itself"):
+        process_group.send(on.one, process_group.rank)
+    with pytest.raises(hc.UnsupportedOperationError, match="NCCL has no tags"):
+        process_group.sendrecv(on.one, 0, on.other, 0, tag=3)
+    with pytest.raises(ValueError, match="output and input are on cuda and cpu"):
+        process_group.all_gather_single(on.all, np.ones(4, np.float32))
+    # what only the transport refuses has begun
+    assert (process_group.sequence_number, process_group.message_number) == (number[0], number[1] + 1)
+    operations(process_group)["all_reduce"](on)
+    results(process_group, "all_reduce", on)
+
+
+@pytest.mark.parametrize("op", ["sum", "SUM", TIMES_TWO, hc.ReduceOp.AVG])
+def test_other_ops(process_group: hc.ProcessGroup, plans: list[bool], op: Any) -> None:
+    n = process_group.size
+    total = n * (n + 1) / 2
+    for _ in range(2):
+        on = Arrays(process_group)
+        hc.all_reduce(on.one, op)
+        expected = {TIMES_TWO: 2 * total, hc.ReduceOp.AVG: total / n}.get(op, total)
+        assert_same(gpus.values(on.one), np.full(4, expected, np.float32))
+
+
+def test_operations_are_numbered_with_all_others(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
+    on, before = Arrays(process_group), process_group.sequence_number
+    hc.all_reduce(on.one)
+    hc.all_reduce(np.ones(2))
+    hc.all_reduce(gpus.array(np.ones(2, np.float32), strided))
+    work = hc.broadcast(on.one, 0, async_op=True)
+    assert (work.sequence_number, process_group.sequence_number) == (before + 4, before + 4)
+    work.wait()
+    *_, third, fourth = process_group.door.recent
+    assert third == (before + 3, "all_reduce", np.float32, 8)
+    assert fourth == (before + 4, "broadcast", np.float32, 16)
+    assert len(plans) == 1
+
+
+class Names:
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def begin(self, operation: Any) -> None:
+        self.names.append(operation.name)
+
+    def end(self, operation: Any) -> None:
+        self.names.append("end")
+
+
+def test_hooks_see_every_operation(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
+    hook = Names()
+    with process_group.register_hook(hook):
+        hc.all_reduce(Arrays(process_group).one)
+    hc.all_reduce(Arrays(process_group).one)
+    assert hook.names == ["all_reduce", "end"]
+    assert len(plans) == 1
+
+
+def test_the_recorder_sees_every_operation(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
+    import hpccomm.debug
+
+    with hpccomm.debug.record(size=3):
+        for operation in operations(process_group).values():
+            operation(Arrays(process_group))
+        assert [each.name for each in hpccomm.debug.recorded()] == NAMES[-3:]
+
+
+def test_a_coalescing_block_collects(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
+    on = Arrays(process_group)
+    with hc.coalescing():
+        hc.all_reduce(on.one)
+        hc.all_reduce(on.all)
+    assert len(plans) == 1
+    results(process_group, "all_reduce", on)
+    hc.all_reduce(on.one)
+    assert len(plans) == 1
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_an_error_of_nccl_names_the_operation(process_group: hc.ProcessGroup, machine: Any, async_op: bool) -> None:
+    from .stand_in import NCCLError
+
+    with hc.new_group(group_desc="fails") as group:
+        on = Arrays(group)
+        for _ in range(2):
+            group.all_reduce(on.one)
+            group.broadcast(on.one, 0)
+        machine.failures.append(NCCLError("ncclInvalidArgument (4): a bad pointer"))
+        with pytest.raises(
+            hc.DistBackendError,
+            match=rf"all_reduce #5 of {group.name!r}: NCCL reports ncclInvalidArgument \(4\): a bad",
+        ):
+            group.all_reduce(on.one, async_op=async_op)
+        group.all_reduce(on.one)
+        assert group.sequence_number == 6
+
+
+def test_a_destroyed_group_refuses(process_group: hc.ProcessGroup) -> None:
+    group = hc.new_group()
+    on = Arrays(group)
+    for _ in range(2):
+        group.all_reduce(on.one)
+    group.destroy()
+    with pytest.raises(hc.DistError, match="has been destroyed"):
+        group.all_reduce(on.one)
+
+
+def test_a_group_that_was_split_off_has_it(process_group: hc.ProcessGroup, plans: list[bool]) -> None:
+    with hc.split_group(color=0) as group:
+        on = Arrays(group)
+        group.all_reduce(on.one)
+        assert not plans
+        results(group, "all_reduce", on)
+
+
+def test_a_device_that_is_registered_later_has_its_arrays(
+    process_group: hc.ProcessGroup, plans: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_arrays, "_predicates", {})
+    on = Arrays(process_group)
+    hc.register_device("board", lambda array: array is on.one)
+    with pytest.raises(hc.DistError, match="has no backend for board arrays"):
+        hc.all_reduce(on.one)
+    core_arrays._predicates.clear()
+    hc.all_reduce(on.one)
+    results(process_group, "all_reduce", on)
