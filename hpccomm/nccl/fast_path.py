@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .backend import NCCLBackend
     from .connection import Connection
 
+NO_TAG = 0  # the only one that NCCL's messages have
+
 
 class NCCLFastPath(GPUFastPath):
     """The fast path of one group."""
@@ -97,10 +99,12 @@ class NCCLFastPath(GPUFastPath):
         how, into = self._moved(array), self._moved(output)
         if how is None or into is None or not _are_apart(output, array) or recv_tag is not None:
             return False
-        if not self._is_rank(dst) or not self._is_rank(src) or type(tag) is not int or tag:
+        if not (type(dst) is type(src) is type(tag) is int and tag == 0):
+            return False
+        if not (0 <= dst < self._size and 0 <= src < self._size):
             return False
         arguments = array.data.ptr, *how, dst, output.data.ptr, *into, src
-        done = self._do("sendrecv", self._exchange, arguments, async_op, output, array)
+        done = self._do("sendrecv", self._exchange, arguments, async_op, output, array, peer=dst)
         if async_op and done:
             done.source = src
         return done
@@ -160,7 +164,7 @@ class NCCLFastPath(GPUFastPath):
             return False
         try:
             if async_op:
-                done: Any = connection.begin(function, arguments, (result, sent))
+                done: Any = connection.begin(function, arguments, result if sent is None else (result, sent))
             else:
                 done = connection.call(function, arguments)
         except Exception as error:
@@ -168,14 +172,16 @@ class NCCLFastPath(GPUFastPath):
         if not done:
             return False
         if name in MESSAGES:
-            door.messages += 1
+            door.messages = door.fast_path.passed_messages = door.messages + 1
+            if peer is not None and name != "recv":
+                door.last_sent.append((peer, NO_TAG))
         else:
-            door.collectives += 1
+            door.collectives = door.fast_path.passed_collectives = door.collectives + 1
             door.recent.append((door.collectives + door.fast_path.count, name, result.dtype, result.nbytes))
         if failure is not None:
             raise door.translated(self._backend, CALLED.get((name, async_op), name), door.number_of(name), failure)
         if async_op:
-            door.follow(done, name, result, peer)
+            door.follow(done, name, result, *(() if peer is None else (peer, NO_TAG)))
         return done
 
 

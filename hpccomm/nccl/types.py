@@ -74,7 +74,8 @@ def reduced(operation: str, dtype: Any, op: ReduceOp) -> Reduction:
             f"NCCL has no {op!r} for {dtype} arrays; MPI has: init_process_group('cpu:mpi,cuda:mpi'){here()}", operation
         )
     made = Reduction(*row, nccl_op)
-    if op.factor is None:  # there may be as many factors as calls
+    is_accepted = ("f" if dtype.kind == "V" else dtype.kind) in op.kinds  # by `checks`, which not every caller asks
+    if op.factor is None and is_accepted:  # there may be as many factors as calls
         known_reductions[dtype, op] = made
     return made
 

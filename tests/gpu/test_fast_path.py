@@ -13,6 +13,7 @@ import pytest
 import hpccomm as hc
 from hpccomm.core import arrays as core_arrays
 from hpccomm.debug.stacks import PACKAGE
+from hpccomm.nccl import types
 from hpccomm.nccl.connection import Connection
 
 from ..arrays import assert_same, contiguous, strided
@@ -223,6 +224,14 @@ def test_other_ops(process_group: hc.ProcessGroup, plans: list[bool], op: Any) -
         hc.all_reduce(on.one, op)
         expected = {TIMES_TWO: 2 * total, hc.ReduceOp.AVG: total / n}.get(op, total)
         assert_same(gpus.values(on.one), np.full(4, expected, np.float32))
+
+
+def test_an_op_that_only_the_checks_refuse_is_refused(process_group: hc.ProcessGroup) -> None:
+    types.reduced("the benchmark", np.dtype(np.int32), hc.ReduceOp.AVG)  # which NCCL has
+    array = gpus.array(np.ones(4, np.int32))
+    hc.all_reduce(array)
+    with pytest.raises(TypeError, match="AVG is not defined for array's dtype int32"):
+        hc.all_reduce(array, hc.ReduceOp.AVG)
 
 
 def test_operations_are_numbered_with_all_others(process_group: hc.ProcessGroup, plans: list[bool]) -> None:

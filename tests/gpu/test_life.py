@@ -15,7 +15,7 @@ from mpi4py import MPI
 import hpccomm as hc
 from hpccomm.nccl import async_errors, connection, plan
 
-from ..arrays import assert_same
+from ..arrays import assert_same, strided
 from . import gpus
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
@@ -442,18 +442,19 @@ def test_no_thread_is_inside_nccl_when_it_is_aborted(machine: Any) -> None:
         assert machine.calls == ["abort"]
 
 
-def test_no_call_is_made_on_an_aborted_communicator(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", [np.array, strided], ids=["fast", "long"])
+def test_no_call_is_made_on_an_aborted_communicator(machine: Any, monkeypatch: pytest.MonkeyPatch, layout: Any) -> None:
     with hc.init_process_group() as group:
-        array = gpus.array(np.ones(4))
+        array = gpus.array(np.ones(4), layout)
         hc.all_reduce(array)
         nccl = group.door.backends["cuda"]._connection
-        next_stream = nccl._next_stream
+        ordered_stream = nccl._ordered_stream
 
-        def fails_meanwhile(async_op: bool) -> int:
+        def fails_meanwhile(current: int, async_op: bool) -> int:
             nccl.fail("ncclRemoteError (6)")
-            return int(next_stream(async_op))
+            return int(ordered_stream(current, async_op))
 
-        monkeypatch.setattr(nccl, "_next_stream", fails_meanwhile)
+        monkeypatch.setattr(nccl, "_ordered_stream", fails_meanwhile)
         machine.calls.clear()
         with pytest.raises(hc.DistBackendError, match="ncclRemoteError"):
             hc.all_reduce(array)
