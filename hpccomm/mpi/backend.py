@@ -357,6 +357,10 @@ class MPIBackend(Backend):
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
         if async_op and self._is_large(arrays):
             return self._thread.launch("broadcast_coalesced", arrays, root)
+        if not async_op:
+            for indices in by_dtype(arrays):
+                self._coalesced.broadcast(self.broadcast, [arrays[i] for i in indices], root, root == self.rank)
+            return None
         flat, finish = (packed_any(arrays), None) if root == self.rank else unpacked_any(arrays)
         return joined([self.broadcast(flat, root, async_op)], finish)
 

@@ -1,4 +1,4 @@
-"""all_reduce of many arrays: packed into one array of their dtype, reduced there, and unpacked.
+"""all_reduce and broadcast of many arrays: packed into one array of their dtype, done there, and unpacked.
 
 The arrays go in runs of neighbours, which stay in the cache from the packing to the unpacking. The persistent form
 makes the packed arrays, and their persistent all_reduces, once.
@@ -31,7 +31,7 @@ UNITS = {8: MPI.INT64_T, 4: MPI.INT32_T}
 
 
 class Coalesced:
-    """The blocking form, with the memory that all calls pack into."""
+    """The blocking forms, with the memory that all calls pack into."""
 
     def __init__(self) -> None:
         self.scratch = np.empty(0, np.uint8)
@@ -52,6 +52,20 @@ class Coalesced:
             flat = np.concatenate(run, axis=None, out=self.memory(size * dtype.itemsize).view(dtype))
             one(flat, op, False)
             unpack_into(flat, run)
+
+    def broadcast(self, one: Callable[..., Any], arrays: list[Any], root: int, is_root: bool) -> None:
+        """Copy arrays of one dtype from the root to all; `one` broadcasts one array."""
+        dtype = arrays[0].dtype
+        for run, size in runs(arrays, RUN_BYTES // dtype.itemsize):
+            if len(run) == 1:
+                one(run[0], root, False)
+                continue
+            flat = self.memory(size * dtype.itemsize).view(dtype)
+            if is_root:
+                np.concatenate(run, axis=None, out=flat)
+            one(flat, root, False)
+            if not is_root:
+                unpack_into(flat, run)
 
 
 def set_up(

@@ -49,6 +49,11 @@ class CompiledWork(room.Pending, Work):
         return Work.get_duration(self)
 
 
+def cores_of(node: MPI.Intracomm) -> int:
+    """Return the number of cores that the ranks of a node have together: each may be bound to one of its own."""
+    return len(set().union(*node.allgather(os.sched_getaffinity(0))))
+
+
 class CompiledFastPath(room.FastPath, MPIFastPath):
     """The compiled fast path of one group; what raises is here."""
 
@@ -91,7 +96,7 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
         if node.rank == 0:
             self._window.parts[0][:] = 0
         node.Barrier()
-        looks = LOOKS if self._size <= len(os.sched_getaffinity(0)) else LOOKS_OF_MANY
+        looks = LOOKS if self._size <= cores_of(node) else LOOKS_OF_MANY
         self.map_node(address_of(self._window.parts[0]), slot, ONE_PHASE, looks)
         self.has_node = True
 

@@ -47,6 +47,20 @@ def test_where_there_is_no_more_shared_memory_mpi_takes_over(monkeypatch: pytest
         assert small == {True, False}
 
 
+@pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
+def test_a_broadcast_of_arrays_that_go_in_several_runs(process_group: hc.ProcessGroup, async_op: bool) -> None:
+    root = process_group.size - 1
+    counts = [RUN_BYTES // 8 // 3] * 7 + [0, RUN_BYTES // 8 + 1, 5, 1]
+    arrays = [np.full(count, 100.0 * process_group.rank + i) for i, count in enumerate(counts)]
+    arrays += [np.full((3, 4), process_group.rank, np.int16)[:, ::2], np.full(7, process_group.rank, np.float32)]
+    work = hc.broadcast_coalesced(arrays, root, async_op=async_op)
+    if work is not None:
+        work.wait()
+    for i, array in enumerate(arrays[: len(counts)]):
+        assert (array == 100.0 * root + i).all()
+    assert all((array == root).all() for array in arrays[len(counts) :])
+
+
 def test_a_large_array_is_not_packed() -> None:
     large = np.ones(RUN_BYTES // 8 + 1)
     parts = parts_of([np.ones(2), np.ones(3), large, np.ones(4), np.ones(5)])

@@ -313,6 +313,20 @@ def test_dropped_works_are_let_go_of_where_nothing_else_makes_mpi_progress(
     hc.destroy_process_group(group)
 
 
+@needs_room
+def test_ranks_that_are_bound_to_a_core_each_have_the_cores_of_all(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpccomm.mpi import compiled
+
+    comm = process_group.comm
+    assert comm is not None
+    monkeypatch.setattr(compiled.os, "sched_getaffinity", lambda process: {process_group.rank})
+    assert compiled.cores_of(comm) == process_group.size
+    monkeypatch.setattr(compiled.os, "sched_getaffinity", lambda process: {0})
+    assert compiled.cores_of(comm) == 1
+
+
 # -- wait_all ----------------------------------------------------------------------------------------------------
 
 
