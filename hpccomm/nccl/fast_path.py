@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.arrays import device_of_type
 from ..core.backend import GPUFastPath
-from ..core.operation_list import CALLED, MESSAGES
+from ..core.operation_list import CALLED
 from .types import known_moves, known_reductions
 
 if TYPE_CHECKING:
@@ -66,17 +66,21 @@ class NCCLFastPath(GPUFastPath):
 
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Any:
         how = self._moved(array)
-        if how is None or not _is_partner(output, array) or output.size != array.size * self._size:
+        if how is None or type(output) is not type(array) or output.dtype is not array.dtype:
             return False
-        arguments = array.data.ptr, output.data.ptr, *how
-        return self._do("all_gather_single", self._comm.all_gather, arguments, async_op, output, array)
+        pointers = _apart(array, output)
+        if pointers is None or output.size != array.size * self._size or not output.flags.c_contiguous:
+            return False
+        return self._do("all_gather_single", self._comm.all_gather, (*pointers, *how), async_op, output, array)
 
     def reduce_scatter_single(self, output: Any, array: Any, op: Any, async_op: bool) -> Any:
         how = self._reduced(output, op)
-        if how is None or not _is_partner(array, output) or array.size != output.size * self._size:
+        if how is None or type(array) is not type(output) or array.dtype is not output.dtype:
             return False
-        arguments = array.data.ptr, output.data.ptr, *how
-        return self._do("reduce_scatter_single", self._comm.reduce_scatter, arguments, async_op, output, array)
+        pointers = _apart(array, output)
+        if pointers is None or array.size != output.size * self._size or not array.flags.c_contiguous:
+            return False
+        return self._do("reduce_scatter_single", self._comm.reduce_scatter, (*pointers, *how), async_op, output, array)
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Any:
         how = self._moved(array)
@@ -97,13 +101,16 @@ class NCCLFastPath(GPUFastPath):
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int | None, async_op: bool
     ) -> Any:
         how, into = self._moved(array), self._moved(output)
-        if how is None or into is None or not _are_apart(output, array) or recv_tag is not None:
+        if how is None or into is None or recv_tag is not None:
             return False
         if not (type(dst) is type(src) is type(tag) is int and tag == 0):
             return False
         if not (0 <= dst < self._size and 0 <= src < self._size):
             return False
-        arguments = array.data.ptr, *how, dst, output.data.ptr, *into, src
+        pointers = _apart(array, output)
+        if pointers is None:
+            return False
+        arguments = pointers[0], *how, dst, pointers[1], *into, src
         done = self._do("sendrecv", self._exchange, arguments, async_op, output, array, peer=dst)
         if async_op and done:
             done.source = src
@@ -158,7 +165,7 @@ class NCCLFastPath(GPUFastPath):
         sent: Any = None,
         peer: int | None = None,
     ) -> Any:
-        """Do an operation by a call of NCCL, and count it; or return False."""
+        """Do an operation by a call of NCCL, and count it: as a message, if there is a `peer`; or return False."""
         connection, door, failure = self._connection, self.door, None
         if result.data.device_id != connection.device:
             return False
@@ -171,9 +178,9 @@ class NCCLFastPath(GPUFastPath):
             failure, done = error, True
         if not done:
             return False
-        if name in MESSAGES:
+        if peer is not None:
             door.messages = door.fast_path.passed_messages = door.messages + 1
-            if peer is not None and name != "recv":
+            if name != "recv":
                 door.last_sent.append((peer, NO_TAG))
         else:
             door.collectives = door.fast_path.passed_collectives = door.collectives + 1
@@ -185,20 +192,10 @@ class NCCLFastPath(GPUFastPath):
         return done
 
 
-def _is_partner(array: Any, ordinary: Any) -> bool:
-    """Return whether the other array of a call, one of whose arrays is ordinary, fits and is so, too."""
-    return (
-        type(array) is type(ordinary)
-        and array.dtype is ordinary.dtype
-        and array.flags.c_contiguous
-        and _are_apart(array, ordinary)
-    )
-
-
-def _are_apart(one: Any, other: Any) -> bool:
-    """Return whether two contiguous arrays are on one GPU and don't overlap."""
-    here, there = one.data, other.data
-    if here.device_id != there.device_id:
-        return False
-    start, begin = here.ptr, there.ptr
-    return start + one.nbytes <= begin or begin + other.nbytes <= start  # type: ignore[no-any-return]
+def _apart(array: Any, output: Any) -> tuple[int, int] | None:
+    """Return the addresses of two arrays; None if they are on two GPUs or, being contiguous, overlap."""
+    read, written = array.data, output.data
+    start, begin = read.ptr, written.ptr
+    if read.device_id != written.device_id or (start < begin + output.nbytes and begin < start + array.nbytes):
+        return None
+    return start, begin

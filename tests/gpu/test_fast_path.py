@@ -109,7 +109,7 @@ def test_an_operation_on_contiguous_arrays_enters_few_functions(
     on = Arrays(process_group)
     operation = operations(process_group)[name]
     entered = hpccomms_functions(lambda: operation(on))
-    assert len(entered) <= (16 if name == "sendrecv" else 12), entered
+    assert len(entered) <= (12 if name == "sendrecv" else 10), entered
     assert not plans
     results(process_group, name, on)
 

@@ -71,7 +71,7 @@ def comparisons(session: Session) -> Iterator[tuple[str, Call, Call]]:
     """Yield the rows: a title, hpccomm's call, and CuPy's for the same work."""
     yield _pair(session, "all_reduce")
     yield _pair(session, "all_reduce", "all_reduce, async + wait", async_op=True)
-    for name in ("broadcast", "all_gather_single", "reduce_scatter_single", "sendrecv"):
+    for name in ("broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "sendrecv"):
         yield _pair(session, name)
     yield _pair(session, "all_reduce_coalesced", f"all_reduce_coalesced, {PIECES} arrays")
 
