@@ -28,6 +28,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "run": Command("hpccomm.run.command", "a program of mpi4py as it is: errors end the job, hangs end with a verdict"),
     "info": Command("hpccomm.cli.info", "what there is on this machine, and for what there is not, why"),
     "trace": Command("hpccomm.debug.trace.command", "what the ranks of a job have done: who differs, who is late"),
     "debug": Command("hpccomm.debug.command", "which rank of a job that hangs is to blame"),

@@ -109,9 +109,9 @@ def abandon(group: ProcessGroup, dead: Sequence[int]) -> None:
     group.door.failed.clear()
 
 
-def leave(group: ProcessGroup) -> None:
+def leave(group: ProcessGroup, tells: bool) -> None:
     """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
-    has_said = group.leaving is not None
+    has_said = group.leaving is not None or not tells
 
     def say(waited: float, _: int | None) -> None:
         nonlocal has_said

@@ -340,11 +340,14 @@ class ProcessGroup(Operations):
         """The text of the error that every operation of a destroyed group raises."""
         return getattr(self.door.backends, "refusal", "")
 
-    def leave(self) -> None:
-        """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one."""
+    def leave(self, tells: bool = True) -> None:
+        """Wait for the other ranks at the end of a program that has not destroyed the group: they may need this one.
+
+        Where that takes a while it `tells` so.
+        """
         from .ending import leave
 
-        leave(self)
+        leave(self, tells)
 
     @property
     def is_destroyed(self) -> bool:

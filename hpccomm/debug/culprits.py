@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..core.backend import FastPath
 from ..core.operation_list import OPERATIONS, START
+from .mpi_calls import spec_of
 from .records import Record, key_of_operation, minority, sides, unequal_in_words, unequal_sizes
 from .words import by_number, duration, places_in_words, ranks_by_value, ranks_in_words
 
@@ -102,7 +103,7 @@ class _Rank:
 
 
 def _is_operation(name: str) -> bool:
-    return name.removesuffix(START) in OPERATIONS
+    return spec_of(name) is not None
 
 
 def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:

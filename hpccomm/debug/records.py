@@ -11,8 +11,9 @@ import numpy as np
 from ..core.arrays import count_of
 from ..core.hooks import Operation
 from ..core.members import abridged
-from ..core.operation_list import MESSAGES, OPERATIONS, START
+from ..core.operation_list import START
 from .groups_seen import key_of
+from .mpi_calls import spec_of
 from .words import ranks_by_value, size_in_words
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class Record:
     @property
     def is_a_message(self) -> bool:
         """Whether it is between two ranks."""
-        return self.name in MESSAGES
+        spec = spec_of(self.name)
+        return spec is not None and spec.is_a_message
 
     def in_detail(self) -> str:
         """Return ``reduce (1048576 float32, SUM, root 0)``: what ranks have to agree on."""
@@ -110,7 +112,7 @@ class Record:
     def __str__(self) -> str:
         """Return ``all_reduce #41 of 'dp' (4 MiB float32)``."""
         sizes = f" ({size_in_words(self.nbytes)} {self.dtype})" if self.dtype else ""
-        number = f" #{self.number}" if self.name.removesuffix(START) in OPERATIONS else ""
+        number = f" #{self.number}" if spec_of(self.name) is not None else ""
         return f"{self.name}{number} of {self.group_name!r}{sizes}"
 
 
@@ -201,7 +203,7 @@ def sides(records: Mapping[int, Record]) -> list[list[int]]:
     has_dtypes = has_all or all(record.dtype for record in each)
 
     def signature(record: Record) -> tuple[object, ...]:
-        spec = OPERATIONS.get(record.name.removesuffix(START))
+        spec = spec_of(record.name)
         count = record.count if same_form and spec is not None and spec.has_equal_counts else None
         root = record.peer if knows and spec is not None and "root" in spec.arguments else None
         dtype = record.dtype if has_dtypes else ""

@@ -24,6 +24,7 @@ from .folder import Folder, read_text
 from .groups_seen import groups, key_of, made_at, ranks_of, works_in_flight
 from .mailbox import Mailbox
 from .records import Record, key_of_operation
+from .sources import SOURCES
 
 VERSION = 1
 OTHER_CLOCK = 2.0  # seconds by which a file server's may be behind
@@ -93,6 +94,9 @@ class Reporter:
                 waits = call.key in elapsed  # the program asks for it, or has a Future
                 call.record.where = line if waits else ""
                 add(call.record, elapsed.get(call.key, 0.0), waits)
+        for record in (each for source in SOURCES for each in source.in_flight()):
+            if key_of_operation(record) not in seen:
+                add(record, 0.0, waits=False)
         return {
             "version": VERSION,
             "rank": self.rank,
@@ -105,7 +109,8 @@ class Reporter:
             "left": left,
             "ended": ended,
             "operations": operations,
-            "groups": {key_of(group): _group(group) for group in groups()},
+            "groups": {key_of(group): _group(group) for group in groups()}
+            | {key: facts for source in SOURCES for key, facts in source.groups().items()},
             "neighbours": self._neighbours(),
             "threads": stacks.all_stacks(without=me if me != threading.main_thread().ident else 0),
         }

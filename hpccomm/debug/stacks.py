@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -27,7 +28,9 @@ from ..core.operations import Operations
 from ..core.persistent_work import PersistentWork
 from ..core.timeouts import KEEP_TIME, as_seconds
 from ..core.work import Work
-from .records import Record, describe
+from .mpi_calls import spec_of
+from .records import Record, describe, key_of_operation
+from .sources import SOURCES, Source, text_of_call
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -41,6 +44,7 @@ METHODS: dict[CodeType, str] = {
 POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
 WITHOUT_A_GROUP = {"init_process_group": "init_process_group", "on": "ProcessGroup.on"}  # they make the first one
+WAITS = re.compile(r"[Ww]ait(all|any|some)?\(")
 NAMES_OF_GROUPS = {"self", "group", "parent", "comm"}  # arguments of the functions that ranks call together
 
 
@@ -86,6 +90,8 @@ def calls_in_flight(without: int = 0) -> Iterator[CallInFlight]:
         is_own = names.get(thread, "").startswith(OWN_THREADS)
         if call is not None and (not is_own or any(map(_is_of_the_program, _outward(frame)))):
             yield call
+        elif call is None and not is_own and thread != without:
+            yield from _waits_for_requests(frame)
 
 
 def call_of_thread(thread: int) -> CallInFlight | None:
@@ -103,6 +109,7 @@ def _waits_in_c() -> dict[int, Work]:
 def _call_in(innermost: FrameType, waited_for: Work | None) -> CallInFlight | None:
     """Return the call that a stack is in; of an operation that consists of others, the one that the program called."""
     call, can_raise, public = None, False, public_functions()
+    others = {code: source for source in SOURCES for code in source.codes}
     if waited_for is not None:
         call = _wait_for(waited_for, program_line(innermost), None, False)
     for frame in _outward(innermost):
@@ -110,6 +117,8 @@ def _call_in(innermost: FrameType, waited_for: Work | None) -> CallInFlight | No
         can_raise = can_raise or code in KEEP_TIME
         if code is DOOR:
             call = _call_at_the_door(frame)
+        elif code in others:
+            call = _call_of_another(frame, others[code]) or call
         elif code in METHODS:
             if call is None or CALLED.get((call.record.name, False), call.record.name) != METHODS[code]:
                 call = _call_of_method(frame, METHODS[code])
@@ -154,6 +163,28 @@ def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
         return None
     call = _call(frame, group, name, group.sequence_number + 1, arguments)
     return call._replace(can_raise=name == "destroy" or is_in_mismatch_check(group))
+
+
+def _call_of_another(frame: FrameType, source: Source) -> CallInFlight | None:
+    record = source.record_of(frame, program_line(frame))
+    if record is None:
+        return None
+    return CallInFlight((_mark(frame), *key_of_operation(record)), record, source.group, None, None, False)
+
+
+def _waits_for_requests(innermost: FrameType) -> Iterator[CallInFlight]:
+    """Yield the calls that a thread waits for where it is in a call of C by which one waits for requests, MPI's Wait.
+
+    These are the receives, where there are any: sends may have ended without a wait for them.
+    """
+    for source in SOURCES:
+        records = list(source.in_flight())
+        if records and WAITS.search(text_of_call(innermost)):
+            spec = OPERATIONS["recv"]
+            for record in [each for each in records if spec_of(each.name) is spec] or records:
+                record.where = line_of(innermost)
+                key = _mark(innermost), innermost.f_lasti, *key_of_operation(record)
+                yield CallInFlight(key, record, source.group, None, None, False)
 
 
 def _call(frame: FrameType, group: ProcessGroup, name: str, number: int, arguments: Mapping[str, Any]) -> CallInFlight:
@@ -262,12 +293,16 @@ def line_of(frame: FrameType) -> str:
 
 
 def place_in_program() -> tuple[str, str]:
-    """Return the line of the program that the main thread is in, and the function, ``("train.py:88", "load")``."""
+    """Return the line of the program that the main thread is in, and the function, ``("train.py:88", "load")``.
+
+    Where the program's own frame is the innermost, the text of what it does is added: ``"load, in input()"``.
+    """
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     if innermost is None:
         return "", ""
     frame = next(filter(_is_of_the_program, _outward(innermost)), innermost)
-    return line_of(frame), frame.f_code.co_name
+    text = text_of_call(frame) if frame is innermost else ""
+    return line_of(frame), f"{frame.f_code.co_name}, in {text}" if "(" in text or "[" in text else frame.f_code.co_name
 
 
 def all_stacks(without: int = 0) -> dict[str, list[str]]:

@@ -60,7 +60,7 @@ def membership(comm: Any) -> dict[str, Any]:
     if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
         raise TypeError(f"comm is {comm!r}; expected an mpi4py intracommunicator")
     take_names_away(MAPPED_AT_INIT)  # before the first wait: another rank may never come
-    comm = private(comm.Dup())
+    comm = private(mpi.Intracomm(comm).Dup())  # the methods of a subclass are the program's
     try:
         failures.keep_spare(comm)
         settings = agreed(comm, lambda: asked_of_the_library().is_proven)

@@ -95,7 +95,7 @@ def _arguments_taken(error: BaseException) -> str:
     return f"; the arguments of hpccomm.{function.__name__} are {', '.join(inspect.signature(function).parameters)}"
 
 
-def end_with(end: SystemExit) -> None:
+def end_with(end: SystemExit, where: str = " inside `with` of the world") -> None:
     """End every rank with the status of a SystemExit, unless that is 0 or HPCCOMM_ABORT_ON_EXCEPTION is."""
     status = end.code if isinstance(end.code, int) else int(end.code is not None)
     if not status & 0xFF or os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") == "0":
@@ -107,7 +107,7 @@ def end_with(end: SystemExit) -> None:
 
     if not isinstance(end.code, int):
         tell_with_rank([str(end.code)])
-    tell_with_rank([f"hpccomm: sys.exit({end.code!r}) inside `with` of the world ends the job"])
+    tell_with_rank([f"hpccomm: sys.exit({end.code!r}){where} ends the job"])
     let_launcher_read()
     take_names_away(MAPPED_LATER)
     MPI.COMM_WORLD.Abort(status & 0xFF)

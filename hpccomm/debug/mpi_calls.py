@@ -1,0 +1,85 @@
+"""The calls of MPI that ranks make together, by their names in mpi4py, and which operation of ours each is like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..core.operation_list import OPERATIONS, START, OperationSpec
+
+LIKE = {  # of each, the blocking forms, from whose names those of the others are made
+    "barrier": "Barrier",
+    "broadcast": "Bcast",
+    "gather": "Gather Gatherv",
+    "scatter": "Scatter Scatterv",
+    "all_gather": "Allgather Allgatherv",
+    "all_to_all": "Alltoall Alltoallv Alltoallw",
+    "reduce": "Reduce",
+    "all_reduce": "Allreduce",
+    "reduce_scatter": "Reduce_scatter Reduce_scatter_block",
+    "scan": "Scan",
+    "exscan": "Exscan",
+    "": "Neighbor_allgather Neighbor_allgatherv Neighbor_alltoall Neighbor_alltoallv Neighbor_alltoallw",
+}
+LIKE_OF_OBJECTS = {
+    "barrier": "barrier",
+    "broadcast": "bcast",
+    "gather": "gather",
+    "scatter": "scatter",
+    "all_gather": "allgather",
+    "all_to_all": "alltoall",
+    "reduce": "reduce",
+    "all_reduce": "allreduce",
+    "scan": "scan",
+    "exscan": "exscan",
+    "": "neighbor_allgather neighbor_alltoall",
+    "send": "send ssend bsend",
+    "recv": "recv probe mprobe",
+    "sendrecv": "sendrecv",
+}
+MESSAGES = {
+    "send": "Send Ssend Bsend Rsend",
+    "recv": "Recv Probe Mprobe",
+    "sendrecv": "Sendrecv Sendrecv_replace",
+}
+STARTED_MESSAGES = {
+    "send": "Isend Issend Ibsend Irsend isend issend ibsend",
+    "recv": "Irecv irecv",
+    "sendrecv": "Isendrecv Isendrecv_replace",
+}
+MAKING = {  # what comes back is a communicator
+    *("Dup", "Dup_with_info", "Clone", "Split", "Split_type", "Create", "Create_cart", "Create_graph"),
+    *("Create_dist_graph", "Create_dist_graph_adjacent", "Create_intercomm", "Merge", "Sub", "Spawn"),
+    *("Spawn_multiple", "Accept", "Connect", "Shrink"),
+}
+OTHERS = ["Free", "Disconnect", "free", "Agree"]
+
+_NONE_OF_OURS = OperationSpec("", (), "", False, False, False, ())
+
+
+def _started(name: str) -> str:
+    return "I" + name[0].lower() + name[1:]
+
+
+def _calls() -> Iterator[tuple[str, OperationSpec]]:
+    for operation, names in LIKE.items():
+        for name in names.split():
+            for form in (name, _started(name), f"{name}_init"):
+                yield form, OPERATIONS.get(operation, _NONE_OF_OURS)
+    for table in (LIKE_OF_OBJECTS, MESSAGES, STARTED_MESSAGES):
+        for operation, names in table.items():
+            for name in names.split():
+                yield name, OPERATIONS.get(operation, _NONE_OF_OURS)
+    for name in (*MAKING, *OTHERS):
+        yield name, _NONE_OF_OURS
+
+
+CALLS: dict[str, OperationSpec] = dict(_calls())
+STARTS = {  # what comes back is a request
+    *(_started(name) for names in LIKE.values() for name in names.split()),
+    *(name for names in STARTED_MESSAGES.values() for name in names.split()),
+}
+
+
+def spec_of(name: str) -> OperationSpec | None:
+    """Return the facts of an operation of hpccomm, or of what a call of MPI is like; None if it is neither."""
+    return OPERATIONS.get(name.removesuffix(START)) or CALLS.get(name)

@@ -1,0 +1,141 @@
+"""hpccomm run: a program that was not written for hpccomm, with its errors, its watchdog and its verdicts."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import runpy
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+from .. import errors
+from ..process.excepthook import AbortOnException, end_with
+
+PACKAGE = os.path.dirname(errors.__file__) + os.sep
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``hpccomm run``."""
+    parser.usage = "hpccomm run [options] program.py [arguments]   (or -m module [arguments], or -c code [arguments])"
+    parser.description = (
+        "Run a program of mpi4py as it is, on every rank (mpiexec -n 4 hpccomm run program.py): an exception or a "
+        "sys.exit(1) on one rank ends the job, and a hang ends with a verdict: which rank, and where it is."
+    )
+    parser.add_argument("--timeout", metavar="SECONDS", help="for each call that waits (HPCCOMM_TIMEOUT; 1800)")
+    parser.add_argument("--on-timeout", choices=("abort", "warn"), help="end the job, or only say who is late")
+    parser.add_argument("--debug-dir", metavar="FOLDER", help="for the reports (HPCCOMM_DEBUG_DIR)")
+    parser.add_argument("-m", nargs=argparse.REMAINDER, metavar="", dest="module", help="run a module")
+    parser.add_argument("-c", nargs=argparse.REMAINDER, metavar="", dest="code", help="run code")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="the program, and its arguments")
+    parser.set_defaults(parser=parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the program; return its exit status."""
+    words = arguments.module or arguments.code or arguments.program
+    if not words:
+        arguments.parser.error("there is no program")
+    for name in ("timeout", "on_timeout", "debug_dir"):
+        value = getattr(arguments, name)
+        if value is not None:
+            os.environ[f"HPCCOMM_{name.upper()}"] = value
+    _watch()
+    sys.argv[:] = words
+    try:
+        if arguments.module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        elif arguments.code:
+            sys.path[0] = ""
+            sys.argv[0] = "-c"
+            exec(compile(words[0], "<string>", "exec"), vars(sys.modules["__main__"]))
+        else:
+            sys.path[0] = os.path.dirname(os.path.realpath(words[0]))
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        end_with(end, "")
+        raise
+    except BaseException as error:
+        trace = _of_the_program(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that begins in the program."""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith((PACKAGE, "<frozen", runpy.__file__)):
+            return trace
+        trace = trace.tb_next
+    return None
+
+
+def _watch() -> None:
+    """Let an error of one rank end all, and watch the calls of communicators; every rank calls this."""
+    from ..job import mpi_library
+
+    mpi = mpi_library.load()
+    # A program may initialise MPI by itself.
+    mpi.Init = lambda: None
+    mpi.Init_thread = lambda required=mpi.THREAD_MULTIPLE: mpi.Query_thread()
+    size = mpi.COMM_WORLD.Get_size()
+    if size == 1:
+        from ..process import alone
+
+        alone.check(mpi)
+    errors.set_rank(mpi.COMM_WORLD.Get_rank())
+    hook = AbortOnException()
+    hook.install(size)
+    if size == 1:
+        return
+    from ..core.group import ProcessGroup
+
+    group = ProcessGroup.on(mpi.COMM_WORLD, name="hpccomm run")
+    if not group.settings.watchdog:
+        group.destroy()
+        return
+    from ..debug import attach
+    from ..debug.sources import SOURCES
+    from . import communicators
+
+    communicators.install()
+    SOURCES.append(Communicators(group))
+    if group.settings.keeps_reports:
+        hook.at_the_end = attach.last_words()
+    atexit.register(_leave, group, os.getpid())
+
+
+def _leave(group: Any, pid: int) -> None:
+    """Wait for the other ranks at the end of the program, so that the watchdog can say that this one has ended."""
+    from mpi4py import MPI
+
+    if os.getpid() == pid and not MPI.Is_finalized():
+        group.leave(tells=False)
+
+
+class Communicators:
+    """The source of the watchdog for the calls of mpi4py's communicators."""
+
+    def __init__(self, group: Any) -> None:
+        from . import communicators
+
+        self._calls = communicators
+        self.group = group
+        self.codes: Collection[CodeType] = communicators.CODES
+
+    def record_of(self, frame: FrameType, where: str) -> Any:
+        """Return the record of the call that a frame is in."""
+        return self._calls.record_of(frame, where)
+
+    def in_flight(self) -> Iterable[Any]:
+        """Return the records of the requests that have not ended."""
+        return self._calls.requests_in_flight()
+
+    def groups(self) -> Mapping[str, dict[str, Any]]:
+        """Return what reports say of the communicators."""
+        return {seen.key: seen.facts() for seen in list(self._calls.SEEN)}

@@ -1,0 +1,284 @@
+"""The communicators of mpi4py, of subclasses that count the calls of each; programs see no difference.
+
+A call is a Python frame of this module while it lasts, which the watchdog finds on the stack, with its arguments: that
+costs the call nothing but the count. Requests are kept until they have ended, so that a wait can be named.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import inspect
+import sys
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
+
+from mpi4py import MPI
+
+from ..debug.mpi_calls import CALLS, MAKING, STARTS
+from ..debug.records import Record
+from ..job.failures import ranks_in_the_job
+
+REMEMBERED = 8  # names of collectives, for reports
+IN_FLIGHT = 64  # requests of a communicator
+PREDEFINED = ("COMM_WORLD", "COMM_SELF")
+CLASSES = (MPI.Intracomm, MPI.Cartcomm, MPI.Graphcomm, MPI.Distgraphcomm, MPI.Intercomm)
+
+
+class Seen:
+    """What is known of a communicator, whichever of Python's objects names it."""
+
+    def __init__(self, comm: MPI.Comm, name: str, ranks: tuple[int, ...]) -> None:
+        self.name = name
+        self.ranks = ranks  # in MPI.COMM_WORLD
+        self.collectives = self.messages = 0
+        self.names: deque[str] = deque(maxlen=REMEMBERED)  # of the last collectives
+        self.requests: deque[Started] = deque(maxlen=IN_FLIGHT)
+        _made[ranks] += 1
+        self._edition = _made[ranks]
+        SEEN.add(self)
+
+    @cached_property
+    def key(self) -> str:
+        """Return a name that is the same on every rank of the communicator."""
+        from hashlib import blake2b
+
+        return blake2b(f"MPI {self.ranks} {self._edition}".encode(), digest_size=6).hexdigest()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a report says of it."""
+        names = list(self.names)
+        first = self.collectives - len(names) + 1
+        recent = [[number, name, "", 0] for number, name in enumerate(names, first)]
+        counts = {"collectives": self.collectives, "messages": self.messages}
+        return {"name": self.name, "ranks": list(self.ranks), **counts, "recent": recent}
+
+
+# A request, and the call that it stands for: its name, number, arguments without the buffer, and the caller's line.
+Started: TypeAlias = tuple[MPI.Request, str, int, tuple[Any, ...], Mapping[str, Any], CodeType, int]
+
+SEEN: weakref.WeakSet[Seen] = weakref.WeakSet()
+_made: Counter[tuple[int, ...]] = Counter()
+
+
+def _collective(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def collective(self: Any, *arguments: Any, **named: Any) -> Any:
+        seen = self._seen
+        seen.collectives += 1
+        seen.names.append(name)
+        return call(self, *arguments, **named)
+
+    return collective
+
+
+def _message(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def message(self: Any, *arguments: Any, **named: Any) -> Any:
+        self._seen.messages += 1
+        return call(self, *arguments, **named)
+
+    return message
+
+
+def _starts(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    is_a_message = CALLS[name].is_a_message
+
+    def starts(self: Any, *arguments: Any, **named: Any) -> Any:
+        seen = self._seen
+        if is_a_message:
+            seen.messages += 1
+            number = seen.messages
+        else:
+            seen.collectives += 1
+            seen.names.append(name)
+            number = seen.collectives
+        request = call(self, *arguments, **named)
+        caller = sys._getframe(1)
+        seen.requests.append((request, name, number, arguments[1:], named, caller.f_code, caller.f_lineno))
+        return request
+
+    return starts
+
+
+def _makes(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def makes(self: Any, *arguments: Any, **named: Any) -> Any:
+        seen = self._seen
+        seen.collectives += 1
+        seen.names.append(name)
+        return watched(call(self, *arguments, **named), f"{name} #{seen.collectives} of {seen.name}")
+
+    return makes
+
+
+def _makes_of_some(_: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def makes_of_some(self: Any, *arguments: Any, **named: Any) -> Any:
+        return watched(call(self, *arguments, **named), f"Create_group of {self._seen.name}")
+
+    return makes_of_some
+
+
+def _reduce(comm: Any) -> Any:
+    """Let pickle take what mpi4py's own class lets it take: the predefined communicators, by name."""
+    for name in PREDEFINED:
+        predefined = getattr(MPI, name)
+        if comm is predefined:
+            return name
+        if comm == predefined:
+            return MPI.Intracomm, (predefined,)
+    return plain(comm).__reduce__()  # which is refused
+
+
+def _watching(base: type[MPI.Comm]) -> type[MPI.Comm]:
+    """Return the subclass of a class of communicators whose calls are counted."""
+    methods: dict[str, Any] = {
+        "__slots__": ("_seen",),
+        "__module__": base.__module__,  # where pickle finds COMM_WORLD
+        "__doc__": base.__doc__,
+        "__reduce__": _reduce,
+    }
+    for name in dir(base):
+        spec = CALLS.get(name)
+        make: Callable[[str, Callable[..., Any]], Callable[..., Any]]
+        if name == "Create_group":
+            make = _makes_of_some
+        elif spec is None:
+            continue
+        elif name in MAKING:
+            make = _makes
+        elif name in STARTS:
+            make = _starts
+        else:
+            make = _message if spec.is_a_message else _collective
+        call = getattr(base, name)
+        method = make(name, call)
+        method.__name__, method.__qualname__, method.__doc__ = name, f"{base.__name__}.{name}", call.__doc__
+        method.__dict__["__wrapped__"] = call
+        methods[name] = method
+    return type(base.__name__, (base,), methods)
+
+
+WATCHING = {base: _watching(base) for base in CLASSES}
+CODES = {make("Barrier", print).__code__ for make in (_collective, _message, _starts, _makes, _makes_of_some)}
+
+
+def watched(comm: Any, name: str) -> Any:
+    """Return the communicator as one whose calls are counted; what is none stays as it is."""
+    if isinstance(comm, tuple):  # of Create_dist_graph with weights, and the like
+        return type(comm)(watched(each, name) for each in comm)
+    kind = type(comm)
+    own = kind if kind in WATCHING.values() else WATCHING.get(kind)
+    if own is None or comm == MPI.COMM_NULL:
+        return comm
+    watching: Any = comm if kind is own else own(comm)
+    members = comm.Get_group()
+    ranks = ranks_in_the_job(members)
+    members.Free()
+    watching._seen = Seen(comm, name, tuple(ranks))
+    return watching
+
+
+def plain(comm: Any) -> Any:
+    """Return the communicator as mpi4py's own class of it."""
+    base = next((base for base, own in WATCHING.items() if type(comm) is own), None)
+    return comm if base is None else base(comm)
+
+
+def install() -> None:
+    """Count the calls on MPI.COMM_WORLD and MPI.COMM_SELF, and on all that is made of them."""
+    for name in PREDEFINED:
+        setattr(MPI, name, watched(getattr(MPI, name), name))
+    copyreg.pickle(MPI.Intracomm, _reduce)  # its own method would name an object that MPI has no more
+
+
+# -- what a call on the stack, or a request, is ----------------------------------------------------------------
+
+
+def record_of(frame: FrameType, where: str) -> Record | None:
+    """Return the record of the call that a frame of this module is in; None if its communicator is not known."""
+    inside = frame.f_locals
+    seen = getattr(inside["self"], "_seen", None)
+    if seen is None:
+        return None
+    name = inside["call"].__name__
+    is_a_message = CALLS[name].is_a_message if name in CALLS else False
+    number = seen.messages if is_a_message else seen.collectives
+    return _record(seen, name, number, _bound(name, inside["arguments"], inside["named"]), where)
+
+
+def requests_in_flight() -> list[Record]:
+    """Return the records of the requests that have not ended; MPI is not asked."""
+    records = []
+    for seen in list(SEEN):
+        for request, name, number, arguments, named, code, line in list(seen.requests):
+            if request != MPI.REQUEST_NULL:
+                bound = _bound(name, (None, *arguments), named)
+                where = f"{code.co_filename}:{line}"
+                records.append(_record(seen, name, number, bound, where, async_op=True))
+    return records
+
+
+def _bound(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by their names, with the defaults of the others."""
+    try:
+        bound = _signature(name).bind(None, *arguments, **named)
+    except TypeError:  # the call is about to raise
+        return {}
+    bound.apply_defaults()
+    return bound.arguments
+
+
+@cache
+def _signature(name: str) -> inspect.Signature:
+    method = next(getattr(base, name) for base in CLASSES if hasattr(base, name))
+    return inspect.signature(method)
+
+
+def _record(
+    seen: Seen, name: str, number: int, arguments: Mapping[str, Any], where: str, async_op: bool = False
+) -> Record:
+    dtype, count, nbytes = _size(arguments)
+    op, peer, tag = arguments.get("op"), None, None
+    if "root" in arguments:
+        peer = arguments["root"]
+    elif "source" in arguments and "dest" not in arguments:
+        peer, tag = arguments["source"], arguments.get("tag")
+    elif "dest" in arguments:
+        peer, tag = arguments["dest"], arguments.get("tag", arguments.get("sendtag"))
+    return Record(
+        name,
+        number,
+        seen.key,
+        seen.name,
+        dtype=dtype,
+        count=count,
+        nbytes=nbytes,
+        op="" if op is None else _ops().get(op.handle, "an op of the program"),
+        peer=peer if isinstance(peer, int) and peer >= 0 else None,
+        tag=tag if isinstance(tag, int) and tag != MPI.ANY_TAG else None,
+        async_op=async_op,
+        where=where,
+    )
+
+
+@cache
+def _ops() -> dict[int, str]:
+    names = ("MAX", "MIN", "SUM", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC", "REPLACE")
+    return {getattr(MPI, name).handle: name for name in names}
+
+
+def _size(arguments: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Return the dtype, the number of elements and the bytes of the first buffer among the arguments."""
+    for name in ("sendbuf", "buf", "recvbuf"):
+        array = count = arguments.get(name)
+        if isinstance(array, list | tuple) and array:
+            count = next((each for each in array[1:] if isinstance(each, int)), None)
+            array = array[0]
+        dtype, size = getattr(array, "dtype", None), getattr(array, "size", None)
+        if dtype is not None and isinstance(size, int):
+            count = count if isinstance(count, int) else size
+            return str(dtype), count, count * dtype.itemsize
+        if isinstance(array, bytes | bytearray | memoryview):
+            return "bytes", len(array), len(array)
+    return "", 0, 0

@@ -1,0 +1,171 @@
+"""The watched communicators: they do what mpi4py's own do, and know what is called on them."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpccomm.debug.mpi_calls import CALLS
+from hpccomm.run import communicators
+from hpccomm.run.communicators import CODES, record_of, requests_in_flight, watched
+
+RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+
+
+@pytest.fixture
+def comm() -> Any:
+    comm = watched(MPI.COMM_WORLD.Dup(), "mine")
+    yield comm
+    comm.Free()
+
+
+def test_it_is_a_communicator_as_before(comm: Any) -> None:
+    assert isinstance(comm, MPI.Intracomm)
+    assert (type(comm).__name__, type(comm).__module__) == ("Intracomm", "mpi4py.MPI")
+    assert comm == MPI.Intracomm(comm)
+    assert MPI.Comm.Compare(comm, MPI.COMM_WORLD) == MPI.CONGRUENT
+    assert MPI._handleof(comm) == comm.handle
+    assert MPI.Comm.f2py(comm.py2f()) == comm
+    assert (comm.rank, comm.size, comm.is_intra) == (RANK, SIZE, True)
+
+
+def test_what_it_computes_is_right(comm: Any) -> None:
+    mine, everybody = np.array([1.0 + RANK, 2.0]), np.empty((SIZE, 2))
+    comm.Allgather(mine, everybody)
+    assert everybody.tolist() == [[1.0 + rank, 2.0] for rank in range(SIZE)]
+    comm.Allreduce(MPI.IN_PLACE, mine, op=MPI.MAX)
+    assert mine.tolist() == [float(SIZE), 2.0]
+    assert comm.allreduce(RANK) == sum(range(SIZE))
+    assert comm.bcast({"a": RANK}, root=SIZE - 1) == {"a": SIZE - 1}
+    assert comm.sendrecv(RANK, (RANK + 1) % SIZE, source=(RANK - 1) % SIZE) == (RANK - 1) % SIZE
+    requests = [comm.isend([RANK], (RANK + 1) % SIZE, tag=3), comm.irecv(source=(RANK - 1) % SIZE, tag=3)]
+    assert MPI.Request.waitall(requests)[1] == [(RANK - 1) % SIZE]
+    with pytest.raises(TypeError):
+        comm.Allreduce()
+
+
+def test_what_is_made_of_it_is_watched_too(comm: Any) -> None:
+    made = [
+        comm.Dup(),
+        comm.Clone(),
+        comm.Split(RANK % 2, RANK),
+        comm.Split_type(MPI.COMM_TYPE_SHARED),
+        comm.Create(comm.Get_group()),
+        comm.Create_group(comm.Get_group()),
+        comm.Create_cart([SIZE], periods=[True]),
+        comm.Create_graph(list(range(1, SIZE + 1)), [(rank + 1) % SIZE for rank in range(SIZE)]),
+        comm.Create_dist_graph_adjacent([RANK], [RANK]),
+    ]
+    made.append(made[6].Sub([True]))
+    kinds = [MPI.Intracomm] * 6 + [MPI.Cartcomm, MPI.Graphcomm, MPI.Distgraphcomm, MPI.Cartcomm]
+    for each, kind in zip(made, kinds, strict=True):
+        assert isinstance(each, kind)
+        assert type(each) is communicators.WATCHING[kind]
+        each.Barrier()
+        assert each._seen.collectives == 1 + (each is made[6])
+        assert comm.allgather(each._seen.key).count(each._seen.key) == each.size
+    assert len({each._seen.key for each in made}) == len(made)
+    assert made[2]._seen.ranks == tuple(range(RANK % 2, SIZE, 2))
+    for each in reversed(made):
+        each.Free()
+    assert comm.Split(MPI.UNDEFINED) == MPI.COMM_NULL
+
+
+def test_intercommunicators(comm: Any) -> None:
+    if SIZE < 2:
+        pytest.skip("needs two ranks")
+    half = comm.Split(RANK % 2, RANK)
+    between = half.Create_intercomm(0, comm, 1 - RANK % 2, tag=5)
+    assert isinstance(between, MPI.Intercomm)
+    between.Barrier()
+    merged = between.Merge(high=RANK % 2 == 1)
+    assert merged.allreduce(1) == SIZE
+    assert (between._seen.collectives, merged._seen.collectives) == (2, 1)
+    for each in (merged, between, half):
+        each.Free()
+
+
+def test_every_method_in_the_table_is_counted() -> None:
+    for base, own in communicators.WATCHING.items():
+        for name in CALLS.keys() & set(dir(base)):
+            assert vars(own)[name].__code__ in CODES, name
+
+
+def test_calls_are_numbered(comm: Any) -> None:
+    array = np.zeros(3)
+    comm.Barrier()
+    comm.Iallreduce(MPI.IN_PLACE, array).Wait()
+    comm.Sendrecv(array, RANK, 1, np.empty(3), RANK, 1)
+    comm.bcast(None)
+    facts = comm._seen.facts()
+    assert (facts["collectives"], facts["messages"]) == (3, 1)
+    assert facts["recent"] == [[1, "Barrier", "", 0], [2, "Iallreduce", "", 0], [3, "bcast", "", 0]]
+
+
+class Looks:
+    """A buffer that looks at the stack from inside a call: MPI asks for its memory."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.dtype, self.size = array.dtype, array.size
+        self.record: Any = None
+
+    @property
+    def __dlpack__(self) -> Any:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code not in CODES:
+            frame = frame.f_back
+        assert frame is not None
+        self.record = record_of(frame, "here")
+        raise AttributeError
+
+    __cuda_array_interface__ = __dlpack__
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda comm, array: comm.Allreduce(array, np.zeros(3), MPI.MAX), ("Allreduce", "float64", 3, "MAX", None)),
+        (lambda comm, array: comm.Bcast([array, 2, MPI.DOUBLE], root=0), ("Bcast", "float64", 2, "", 0)),
+        (lambda comm, array: comm.Reduce(array, np.zeros(3), root=0), ("Reduce", "float64", 3, "SUM", 0)),
+        (lambda comm, array: comm.Send(array, 0, tag=4), ("Send", "float64", 3, "", 0)),
+        (lambda comm, array: comm.Recv(array), ("Recv", "float64", 3, "", None)),
+    ],
+)
+def test_a_call_on_the_stack_is_described(comm: Any, call: Any, said: tuple[Any, ...]) -> None:
+    array = Looks(np.zeros(3))
+    with pytest.raises((TypeError, BufferError, NotImplementedError, ValueError)):
+        call(comm, array)
+    record = array.record
+    assert (record.name, record.dtype, record.count, record.op, record.peer) == said
+    assert (record.number, record.group_name, record.where) == (1, "mine", "here")
+    assert str(record) == f"{said[0]} #1 of 'mine' ({8 * said[2]} B float64)"
+    comm.Barrier()
+
+
+def test_requests_are_known_until_they_have_ended(comm: Any) -> None:
+    array = np.zeros(2)
+    request = comm.Irecv(array, source=RANK, tag=6)
+    (record,) = requests_in_flight()
+    assert (record.name, record.peer, record.tag, record.async_op) == ("Irecv", RANK, 6, True)
+    assert "test_communicators.py:" in record.where
+    comm.Send(np.ones(2), RANK, 6)
+    request.Wait()
+    assert requests_in_flight() == []
+    assert array.tolist() == [1.0, 1.0]
+
+
+def test_a_copy_can_be_pickled_where_mpi4pys_own_can() -> None:
+    for name in ("COMM_WORLD", "COMM_SELF"):
+        copy = pickle.loads(pickle.dumps(communicators.WATCHING[MPI.Intracomm](getattr(MPI, name))))
+        assert copy == getattr(MPI, name)
+    duplicate = watched(MPI.COMM_SELF.Dup(), "mine")
+    with pytest.raises(ValueError, match="cannot serialize"):
+        pickle.dumps(duplicate)
+    duplicate.Free()

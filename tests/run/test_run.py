@@ -1,0 +1,160 @@
+"""`hpccomm run`: programs of mpi4py that hang, fail or end, as jobs."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ..launch import launch
+
+pytestmark = pytest.mark.serial
+
+PROGRAM = """
+    import sys, time, threading, os, signal
+    import numpy as np
+    from mpi4py import MPI
+    comm = MPI.COMM_WORLD
+    rank, size = comm.Get_rank(), comm.Get_size()
+    x, y = np.ones(1 << 17), np.empty(1 << 17)
+    comm.Allreduce(x, y)
+    row = comm.Split(0)
+    if rank == 1:
+        {one}
+    else:
+        {others}
+    comm.Allreduce(x, y, op=MPI.MAX)  # the last line
+    print("the end", y[0], sys.argv[1:])
+    """
+
+
+def run(
+    tmp_path: Path, one: str, others: str = "pass", ranks: int = 3, options: tuple[str, ...] = ()
+) -> tuple[int, str, str]:
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM.format(one=one, others=others)), encoding="utf-8")
+    command = (sys.executable, "-m", "hpccomm", "run", "--timeout", "3", "--debug-dir", str(tmp_path / "reports"))
+    finished = launch(3, *command, program, "--size", "3", timeout=60)
+    return finished.returncode, finished.stdout, finished.stderr
+
+
+def test_a_program_runs_as_before(tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, "pass")
+    assert (status, errors) == (0, "")
+    assert output == 3 * "the end 1.0 ['--size', '3']\n"
+    assert not (tmp_path / "reports").exists()
+
+
+@pytest.mark.parametrize(
+    ("one", "others", "said"),
+    [
+        (
+            "time.sleep(1000)",
+            "pass",
+            r"rank 1 never reached Allreduce #3 of 'COMM_WORLD' \(1 MiB float64\): it is in the program at "
+            r"\S+program.py:11 in <module>, in time.sleep\(1000\) .*; ranks 0, 2 wait at \S+program.py:14",
+        ),
+        ("comm.Barrier()", "pass", r"the ranks differ in operation #3 of 'COMM_WORLD': .*rank 1 calls Barrier at"),
+        (
+            "comm.Bcast(x, root=0)",
+            "comm.Bcast(x, root=1)",
+            r"the ranks differ in .* root 1\).*rank 1 calls Bcast \(131072 float64, root 0\)",
+        ),
+        (
+            "row.Barrier()",
+            "comm.Barrier()",
+            r"rank 1 never reached Barrier #3 of 'COMM_WORLD': it is in Barrier #1 of 'Split #2",
+        ),
+        ("comm.recv(source=0, tag=5)", "pass", r"rank 1 is in recv #1 of 'COMM_WORLD' with rank 0 of the group, tag 5"),
+        (
+            "requests = [comm.Irecv(y, source=2, tag=5)]; MPI.Request.Waitall(requests)",
+            "time.sleep(1000)",
+            r"rank 2 has not answered Irecv #1 of 'COMM_WORLD'.*: it is in the program at .*, in time.sleep",
+        ),
+        ("sys.exit()", "pass", r"rank 1 never reached Allreduce #3 .*: it has come to the end of its program without"),
+        (
+            "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); time.sleep(1000)",
+            "pass",
+            r"rank 1 never reached Allreduce #3 .*: it is in the program at",
+        ),
+        (
+            "os.kill(os.getpid(), signal.SIGSTOP)",
+            "pass",
+            r"rank 1 never reached Allreduce #3 .*: its process is stopped",
+        ),
+        (
+            "[0 for _ in iter(int, 1) if False]",
+            "pass",
+            r"rank 1 never reached Allreduce #3 .*: it is in the program at \S+program.py:11",
+        ),
+        (
+            "pipe = os.pipe(); os.read(pipe[0], 1)",
+            "pass",
+            r"rank 1 never reached Allreduce #3 .*, in os.read\(pipe\[0\], 1\)",
+        ),
+    ],
+    ids=["sleeps", "another operation", "another root", "another communicator", "a message without partner", "Waitall",
+         "has ended", "an exception in a thread", "is stopped", "an endless loop", "a call of C"],
+)  # fmt: skip
+def test_the_verdict_on_a_hang(one: str, others: str, said: str, tmp_path: Path) -> None:
+    status, _, errors = run(tmp_path, one, others)
+    assert status == 124, errors
+    assert re.search(said, errors), errors
+
+
+def test_an_exception_ends_the_job_with_one_traceback(tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, "{}['a']")
+    assert (status, output) == (1, "")
+    lines = [line for line in errors.splitlines() if line.startswith("[rank 1]")]
+    assert lines[0] == "[rank 1] Traceback (most recent call last):"
+    assert lines[1].startswith(f'[rank 1]   File "{tmp_path}/program.py", line 11, in <module>')
+    assert lines[-1] == "[rank 1] KeyError: 'a'"
+    assert "hpccomm: KeyError on rank 1 ends the job" in errors
+
+
+def test_a_status_of_one_rank_ends_the_job(tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, "sys.exit(3)")
+    assert (status, output) == (3, "")
+    assert "[rank 1] hpccomm: sys.exit(3) ends the job" in errors
+
+
+def test_modules_code_and_mistakes() -> None:
+    command = (sys.executable, "-m", "hpccomm", "run")
+    code = "import sys; from mpi4py import MPI; print(sys.argv, MPI.COMM_WORLD.allreduce(1))"
+    assert launch(2, *command, "-c", code, "-x").stdout == 2 * "['-c', '-x'] 2\n"
+    finished = launch(2, *command, "-m", "mpi4py.bench", "helloworld", "-q")
+    assert finished.returncode == 0, finished.stderr
+    finished = launch(1, *command)
+    assert finished.returncode == 2
+    assert "there is no program" in finished.stderr
+
+
+def test_a_program_may_initialise_mpi_and_use_hpccomm(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+            import mpi4py
+            mpi4py.rc.initialize = False
+            from mpi4py import MPI
+            MPI.Init()
+            import numpy as np, hpccomm as hc
+            with hc.init_process_group():
+                x = np.ones(3)
+                hc.all_reduce(x)
+                print(x, MPI.COMM_WORLD.allreduce(1))
+            MPI.Finalize()
+            """),
+        encoding="utf-8",
+    )
+    finished = launch(2, sys.executable, "-m", "hpccomm", "run", program)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, 2 * "[2. 2. 2.] 2\n", "")
+
+
+def test_without_a_watchdog_nothing_is_replaced() -> None:
+    command = (sys.executable, "-m", "hpccomm", "run", "-c")
+    code = "from mpi4py import MPI; print(type(MPI.COMM_WORLD) is MPI.Intracomm)"
+    assert launch(2, *command, code, env={"HPCCOMM_WATCHDOG": "0"}).stdout == 2 * "True\n"
+    assert launch(2, *command, code).stdout == 2 * "False\n"
