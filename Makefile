@@ -38,6 +38,9 @@ test-slow: $(VENV)/.test ## run what takes 12 GiB of memory (skipped where there
 	tools/run-tests $(BIN) 2 tests/test_large.py tests/test_memory.py --slow -m slow
 	tools/run-tests $(BIN) 1 tests/faults/test_faults.py tests/store --slow -m slow
 
+test-sanitized: $(VENV)/.test ## run the suite's core with the compiled room under gcc's sanitizers of addresses and undefined behaviour
+	tools/test-sanitized $(BIN) 2 $(ARGS)
+
 test-faults: $(VENV)/.test ## run what may go wrong: one job for each fault (tools/write-reliability: both MPIs, into docs/reliability.md; -k: some)
 	tools/run-mpi $(BIN) 1 $(BIN)/python -m mpi4py -m pytest --with-mpi tests/faults/test_faults.py $(ARGS)
 
@@ -104,5 +107,5 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 	.venv-wheels/bin/python -m pip install --quiet --disable-pip-version-check build ziglang auditwheel twine
 	touch $@
 
-.PHONY: help demo test test-all test-slow test-faults test-cluster test-gpu test-torch coverage lint bench docs wheels clean
+.PHONY: help demo test test-all test-slow test-sanitized test-faults test-cluster test-gpu test-torch coverage lint bench docs wheels clean
 .DEFAULT_GOAL := help

@@ -654,13 +654,13 @@ cdef class FastPath:
         cdef int itemsize = mpi.kinds[number] & 255
         if total > self.largest_run // itemsize * itemsize:
             return False
-        if total > self.scratch_bytes:
+        if total >= self.scratch_bytes:  # also before the first of nothing: memcpy takes no NULL
             free(self.scratch)
             self.scratch_bytes = 0
-            self.scratch = <char*>malloc(total)
+            self.scratch = <char*>malloc(total + 1)
             if self.scratch == NULL:
                 raise MemoryError
-            self.scratch_bytes = total
+            self.scratch_bytes = total + 1
         for i in range(n):
             x = <Array*>PyList_GET_ITEM(arrays, i)
             memcpy(self.scratch + at, PyArray_DATA(x), PyArray_NBYTES(x))
