@@ -15,10 +15,13 @@ from ..core.backend import FastPath
 from ..core.operation_list import OPERATIONS, START
 from .mpi_calls import spec_of
 from .records import Record, key_of_operation, minority, sides, unequal_in_words, unequal_sizes
-from .words import by_number, duration, places_in_words, ranks_by_value, ranks_in_words
+from .words import by_number, duration, places_in_words, ranks_by_value, ranks_in_words, size_in_words
 
-MANY = 7  # entries of a report's "recent" from which on older ones may have been dropped
-MAY_BE_SMALL = OPERATIONS.keys() & vars(FastPath).keys()  # of what takes the fast path only the number is known
+MANY = 7  # entries of a report's "recent" from which on older ones may have been dropped, those of the fast path apart
+RUNS = 3  # kinds of collectives that are named as a rank's last ones
+PASSED = 32  # collectives before the one that hangs, which are compared
+# what takes the fast path: only the number is known, but for the last ones of the compiled one
+MAY_BE_SMALL = OPERATIONS.keys() & vars(FastPath).keys()
 SMALL = f"one of {', '.join(sorted(name for name in MAY_BE_SMALL if not OPERATIONS[name].is_a_message))}"
 
 
@@ -59,6 +62,7 @@ class _Rank:
     rank: int
     report: Mapping[str, Any] | None
     waits: list[_Wait]
+    _past: dict[str, dict[int, list[Any]]] = field(default_factory=dict)
 
     def is_in(self, record: Record) -> bool:
         """Whether it waits in the same operation."""
@@ -77,15 +81,16 @@ class _Rank:
     def completed(self, record: Record, number: int) -> Record | None:
         """Return the completed collective with a number in the group of `record`, if it is known."""
         group = self.group(record)
-        recent = {each[0]: each[1:] for each in group.get("recent", ()) if _is_operation(each[1])}
         if "recent" not in group or number > group["collectives"]:
             return None
-        if number not in recent and len(group["recent"]) > MANY and number < min(recent, default=number + 1):
-            return None
-        name, dtype, nbytes = recent.get(number, (SMALL, "", 0))
-        return Record(
-            name, number, record.group, record.group_name, dtype=dtype, count=-1, nbytes=nbytes, state="completed"
-        )
+        if record.group not in self._past:
+            self._past[record.group] = {each[0]: each for each in group["recent"] if _is_operation(each[1])}
+        recent = self._past[record.group]
+        if number not in recent:
+            slow = [each[0] for each in group["recent"] if len(each) == len(_UNKNOWN)]
+            if len(slow) > MANY and number < min((each for each in slow if each in recent), default=number + 1):
+                return None
+        return _passed(record, number, recent.get(number, _UNKNOWN))
 
     def calls_before(self, record: Record) -> str:
         """Return in words the calls of this rank, operations apart, between the collective before and `record`."""
@@ -100,6 +105,18 @@ class _Rank:
     def group(self, record: Record) -> Mapping[str, Any]:
         """Return what the report says of the group of `record`."""
         return (self.report or {}).get("groups", {}).get(record.group, {})  # type: ignore[no-any-return]
+
+
+_UNKNOWN = [0, SMALL, "", 0]
+
+
+def _passed(record: Record, number: int, entry: Sequence[Any]) -> Record:
+    """Return the completed collective of the group of `record` that an entry of a report's "recent" describes."""
+    _, name, dtype, nbytes, *details = entry
+    count, op, peer, async_op = details or (-1, "", None, False)
+    passed = Record(name, number, record.group, record.group_name, dtype=dtype, count=count, nbytes=nbytes, op=op)
+    passed.peer, passed.async_op, passed.state = peer, async_op, "completed"
+    return passed
 
 
 def _is_operation(name: str) -> bool:
@@ -152,6 +169,8 @@ class _Search:
             found = search(hanging)
             if found.culprits:
                 found.lines += self._other_tags()
+                if search not in (self._differing, self._differing_earlier):  # what went before may be why
+                    found.lines += self._differing_earlier(hanging).lines
                 return found
         return Verdict(lines=[f"{ranks_in_words([each.rank])} {_is_in(*each.waits[0])}" for each in waiting])
 
@@ -241,8 +260,9 @@ class _Search:
 
     def _differing_earlier(self, waiting: list[_Rank]) -> Verdict:
         """Find ranks whose collectives were others than those of the rest, although all ranks completed theirs."""
-        for record in _collectives(waiting):
-            for number in range(max(1, record.number - MANY), record.number + 1):
+        last = {(record.group, record.number): record for record in _collectives(waiting)}
+        for record in last.values():
+            for number in range(max(1, record.number - PASSED), record.number + 1):
                 records = {}
                 for rank in self._groups.get(record.group, ()):
                     each = self._ranks[rank]
@@ -424,6 +444,30 @@ def _tags(tags: Sequence[int]) -> str:
 
 
 def _last_collectives(report: Mapping[str, Any]) -> str:
-    """Return the last collective of a rank in each of its groups, in words."""
-    last = [f"#{each['collectives']} of {each['name']!r}" for each in report["groups"].values() if each["collectives"]]
-    return f" (its last collective: {', '.join(last[:4])})" if last else ""
+    """Return the last collectives of a rank in its groups, in words."""
+    groups = [each for each in report["groups"].values() if each["collectives"]]
+    shown = [(_last_in_words(each) or f"#{each['collectives']}", each["name"]) for each in groups[:4]]
+    which = "collectives" if any(" " in words for words, _ in shown) else "collective"
+    return f" (its last {which}: {'; '.join(f'{words} of {name!r}' for words, name in shown)})" if shown else ""
+
+
+def _last_in_words(group: Mapping[str, Any]) -> str:
+    """Return the last three kinds of collectives in a row that a rank has called in a group; "" if they are not known.
+
+    ``#38 broadcast (8 B float64), #39-#41 all_reduce (4 MiB float32)``
+    """
+    runs: list[tuple[list[int], list[Any]]] = []  # numbers, and what they have in common; the last comes first
+    number = group["collectives"]
+    known = {each[0]: each for each in group.get("recent", ()) if _is_operation(each[1])}
+    while number in known and len(runs) <= RUNS:
+        what = known[number][1:]
+        if runs and runs[-1][1] == what:
+            runs[-1][0].append(number)
+        else:
+            runs.append(([number], what))
+        number -= 1
+    shown = []
+    for numbers, (name, dtype, nbytes, *_) in reversed(runs[:RUNS]):
+        first = f"#{numbers[-1]}-" if len(numbers) > 1 else ""
+        shown.append(f"{first}#{numbers[0]} {name}" + (f" ({size_in_words(nbytes)} {dtype})" if dtype else ""))
+    return ", ".join(shown)

@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from ..core.group import ProcessGroup
+from ..core.operation_list import MESSAGES
 from ..process.proc import ENDED, of_process
 from . import stacks
 from .folder import Folder, read_text
 from .groups_seen import groups, key_of, made_at, ranks_of, works_in_flight
 from .mailbox import Mailbox
+from .past import past
 from .records import Record, key_of_operation
 from .sources import SOURCES
 
 VERSION = 1
+KEPT = 32  # of the last collectives of each group that took the compiled fast path
 OTHER_CLOCK = 2.0  # seconds by which a file server's may be behind
 ASK = "ask"
 END = "end at "  # how a question begins that orders the end
@@ -286,7 +289,16 @@ def process_state(pid: int) -> str:
 
 def _group(group: ProcessGroup) -> dict[str, Any]:
     counts = {"collectives": group.sequence_number, "messages": group.message_number}
-    recent = [[number, name, str(dtype), nbytes] for number, name, dtype, nbytes in group.door.recent.copy()]
+    recent: list[list[Any]] = [
+        [number, name, str(dtype), nbytes] for number, name, dtype, nbytes in group.door.recent.copy()
+    ]
+    place = group.door.fast_path.place
+    fast = [each for each in past() if each.place == place and place and each.name not in MESSAGES]
+    recent += [
+        [each.number, each.name, each.dtype, each.nbytes, each.elements, each.op, each.peer, each.async_op]
+        for each in fast[-KEPT:]
+    ]
+    recent.sort(key=lambda each: each[0])
     sent = [[peer, tag] for peer, tag in [*group.door.last_sent.copy(), *group.door.fast_path.last_sent]]
     known = {"name": group.name, "ranks": list(ranks_of(group)), "made_at": made_at(group)}
     return {**known, **counts, "recent": recent, "sent": sent}

@@ -440,9 +440,6 @@ cdef class FastPath:
     """
 
     cdef public long long count, messages
-    cdef int sent_to[KEPT]  # of the last messages: to which ranks, and their tags
-    cdef int sent_tags[KEPT]
-    cdef unsigned int sends
     cdef public long long passed_collectives, passed_messages  # that took the way through the checks
     cdef readonly int place  # in the ring
     cdef long long entry  # of the blocking collective that goes on
@@ -522,12 +519,14 @@ cdef class FastPath:
     @property
     def last_sent(self):
         """The ranks and the tags of the last messages sent; any thread may ask."""
-        cdef unsigned int known = min(self.sends, KEPT)
-        return [(self.sent_to[i], self.sent_tags[i]) for i in range(known)]
-
-    cdef inline void note(self, int peer, int label) noexcept:
-        self.sent_to[self.sends % KEPT], self.sent_tags[self.sends % KEPT] = peer, label
-        self.sends += 1
+        cdef Entry each
+        cdef long long serial
+        found = []
+        for serial in range(written, max(written - ring_mask, 1) - 1, -1):
+            each = ring[serial & ring_mask]
+            if each.path == self.place and (each.what == SEND or each.what == SENDRECV) and len(found) < KEPT:
+                found.append((each.peer, each.tag))
+        return found
 
     cdef int place_of(self, object op) noexcept:
         """Return the row of an op in the tables; -1 where it has none."""
@@ -1125,7 +1124,6 @@ cdef class FastPath:
         if peer == self.rank:
             return False
         cdef long long entry = note(self, SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, peer, label, False)
-        self.note(peer, label)
         with nogil:
             code = mpi.send(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm)
         if code:
@@ -1167,7 +1165,6 @@ cdef class FastPath:
         cdef int code, to = PyLong_AsLong(dst), source = PyLong_AsLong(src)
         cdef Py_ssize_t nbytes = PyArray_NBYTES(x) + PyArray_NBYTES(y)
         cdef long long entry = note(self, SENDRECV, PyArray_TYPE(x), nbytes, NOBODY, to, label, False)
-        self.note(to, label)
         with nogil:
             code = mpi.sendrecv(PyArray_DATA(x), count_of(x), type_of(x), to, label,
                                 PyArray_DATA(y), count_of(y), type_of(y), source, other_label, self.comm, status)
@@ -1255,8 +1252,6 @@ cdef class FastPath:
         cdef Pending work = self.new_work(array)
         work.entry = note(self, RECV if receives else SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY,
                           NOBODY if peer is None else rank, label, True)
-        if not receives:
-            self.note(rank, label)
         with nogil:
             if receives:
                 code = mpi.irecv(PyArray_DATA(x), count_of(x), type_of(x), rank, label, self.comm, &work.request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import weakref
@@ -14,6 +15,7 @@ import pytest
 import hpccomm as hc
 import hpccomm.debug
 from hpccomm.debug import Record
+from hpccomm.debug.groups_seen import key_of
 from hpccomm.debug.records import describe
 from hpccomm.native import room
 
@@ -232,6 +234,23 @@ def test_a_recording_is_as_long_as_it_is_asked_to_be() -> None:
             hc.all_reduce(np.zeros(4)[::2])
     names = [each.name for each in hpccomm.debug.recorded()]
     assert names == ["barrier"] * 4000 + ["all_reduce"] * 10
+
+
+@pytest.mark.skipif(room is None, reason="without the compiled room")
+def test_the_last_collectives_are_in_a_report_without_a_recording(process_group: hc.ProcessGroup) -> None:
+    hc.broadcast(np.zeros(3, np.float32), process_group.size - 1)
+    hc.all_reduce(np.zeros(4)[::2], "max")
+    hc.all_reduce(np.zeros(9000)[::2])  # through the checks
+    hc.barrier()
+    report = json.loads(hpccomm.debug.dump("test").read_text())
+    last = report["groups"][key_of(process_group)]["recent"][-4:]
+    number = process_group.sequence_number
+    assert last == [
+        [number - 3, "broadcast", "float32", 12, 3, "", process_group.size - 1, False],
+        [number - 2, "all_reduce", "float64", 16, 2, "MAX", None, False],
+        [number - 1, "all_reduce", "float64", 36000],
+        [number, "barrier", "", 0, 0, "", None, False],
+    ]
 
 
 def test_what_was_in_flight_at_the_end_of_the_recording_ends_in_it(process_group: hc.ProcessGroup) -> None:

@@ -386,6 +386,63 @@ def test_small_operations_that_may_have_been_the_same() -> None:
     assert "wait for each other" in text(verdict(reports, 2))
 
 
+def small(number: int, name: str = "all_reduce", op: str = "SUM", root: int | None = None) -> tuple[Any, ...]:
+    """Return what a report says of a collective that took the compiled fast path."""
+    return number, name, "float64", 8, 1, op, root, False
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (small(2, op="MAX"), "all_reduce (1 float64, MAX)"),
+        (small(2, "broadcast", "", 1), "broadcast (1 float64, root 1)"),
+        ((2, "all_reduce", "float64", 16, 2, "SUM", None, False), "all_reduce (2 float64, SUM)"),
+    ],
+    ids=["ReduceOp", "operation", "size"],
+)
+def test_small_operations_that_differ_and_have_passed(other: tuple[Any, ...], said: str) -> None:
+    reports = []
+    for rank in range(3):
+        past = [small(1), other if rank == 1 else small(2), *map(small, range(3, 20))]
+        is_waiting = is_in("recv", 1, peer=0, op="") if rank == 1 else is_in("barrier", 20)
+        reports.append(with_past(report(rank, 3, is_waiting), *past))
+        reports[rank]["groups"]["w"]["collectives"] = 19 + (rank != 1)
+    found = verdict(reports, 3)
+    assert found.culprits == [1]
+    assert text(found) == (
+        "the ranks differ in operation #2 of 'world': ranks 0, 2 have called all_reduce (1 float64, SUM); "
+        f"rank 1 has called {said}"
+    )
+
+
+def test_small_operations_that_were_the_same_are_not_told_of() -> None:
+    reports = [with_past(report(rank, 3, is_in("barrier", 4)), *map(small, (1, 2, 3))) for rank in (0, 2)]
+    reports.append(with_past(report(1, 3, is_in("recv", 1, peer=0, op="")), *map(small, (1, 2, 3))))
+    reports[2]["groups"]["w"]["collectives"] = 3
+    assert "wait for each other" in text(verdict(reports, 3))
+    reports[2]["groups"]["w"]["recent"] = []  # without the room only the number is known
+    assert "wait for each other" in text(verdict(reports, 3))
+
+
+def test_what_has_passed_is_told_beside_another_culprit() -> None:
+    reports = [with_past(report(rank, 3, is_in("barrier", 3)), small(1), small(2)) for rank in (0, 2)]
+    reports.append(with_past(report(1, 3, reached={"w": 2}), small(1), small(2, op="MAX")))
+    found = verdict(reports, 3)
+    assert found.culprits == [1]
+    assert found.lines[0].startswith("rank 1 never reached barrier #3 of 'world'")
+    assert found.lines[1].startswith("the ranks differ in operation #2 of 'world': ranks 0, 2 have called all_reduce (")
+
+
+def test_the_last_collectives_of_who_is_late_are_named() -> None:
+    reports = [report(rank, 3, is_in("barrier", 42)) for rank in (0, 2)]
+    past = [small(number, "broadcast", "", 0) if number % 5 == 0 else small(number) for number in range(30, 41)]
+    late = with_past(report(1, 3, reached={"w": 41}), *past, (41, "monitored_barrier", "", 0))
+    assert (
+        "(its last collectives: #36-#39 all_reduce (8 B float64), #40 broadcast (8 B float64), #41 monitored_barrier "
+        "of 'world')"
+    ) in text(verdict([*reports, late], 3))
+
+
 def test_what_has_been_dropped_is_not_compared() -> None:
     past = [(number, "barrier", "", 0) for number in range(12, 20)]
     reports = [

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hpccomm.native import room
+
 from ..launch import launch
 
 pytestmark = pytest.mark.serial
@@ -36,9 +38,14 @@ PROGRAM = """
             "hc.all_reduce(large, async_op=True).wait() if other else hc.all_reduce(large)",
             "MPI does not match a blocking call with an asynchronous one",
         ),
+        pytest.param(
+            "hc.barrier(); hc.all_reduce(small, 'max' if other else 'sum'); other and hc.recv(small, 0)",
+            r"rank 1 has called all_reduce \(4 float64, MAX\)",
+            marks=pytest.mark.skipif(room is None, reason="without the compiled room"),
+        ),
         ("hc.new_group([0]) if other else hc.new_group([0, 1])", r"rank 1 new_group \(ranks 0\)"),
     ],
-    ids=["reduce and all_reduce", "blocking and asynchronous", "lists of ranks"],
+    ids=["reduce and all_reduce", "blocking and asynchronous", "small ones that have passed", "lists of ranks"],
 )
 def test_the_verdict_says_what_differs(calls: str, said: str, tmp_path: Path) -> None:
     (verdict,) = [line for line in ended(calls, tmp_path) if "the ranks differ in operation #" in line]
