@@ -13,6 +13,8 @@ from .core.work import Work
 from .errors import DistTimeoutError, here
 from .native import room
 
+WAITED_AT_ONCE = 64  # room.wait_all takes so many Works
+
 
 def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = None) -> None:
     """Wait until all of `works` are done, also where one has failed: MPI_Waitall (MPI-4.1 §3.7.5).
@@ -44,7 +46,7 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
     >>> x  # on rank 2: array([10.])
     array([0.])
     """
-    if timeout is None and room is not None and room.wait_all(works):
+    if timeout is None and room is not None and (room.wait_all(works) or _waited_in_parts(works)):
         return
     deadline = None if timeout is None else time.monotonic() + time_to_wait("wait_all", timeout)
     errors: list[Exception] = []
@@ -60,6 +62,13 @@ def wait_all(works: Sequence[Work | None], timeout: timedelta | float | None = N
                 errors.append(error)
     if errors:
         raise errors[0]
+
+
+def _waited_in_parts(works: Sequence[Work | None]) -> bool:
+    """Wait for more Works than the compiled room takes at once; return False if Work.wait has to do it."""
+    if room is None or len(works) <= WAITED_AT_ONCE:
+        return False
+    return all(room.wait_all(works[i : i + WAITED_AT_ONCE]) for i in range(0, len(works), WAITED_AT_ONCE))
 
 
 def wait_any(works: Sequence[Work | None], timeout: timedelta | float | None = None) -> int:

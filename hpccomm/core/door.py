@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 REAP_ABOVE = 64  # Works in flight; from there on, each new one first drops those that are completed
 REAP_ASKS = 8  # for each REAP_ABOVE of them
+REFERENCES = 3  # to a Work that the program has dropped: of `in_flight`, of a variable, of the call that counts them
 STEPS_ASIDE, GPU_STEPS_ASIDE = FastPath(), GPUFastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 DOORS: weakref.WeakSet[Door] = weakref.WeakSet()  # of all groups of this process
@@ -232,7 +234,8 @@ class Door:
         """Forget completed Works, from the oldest on, to the first that is in flight or has a Future.
 
         Asking is all the progress that some transports make, where the program's other operations are none of theirs;
-        so the more there are, the more often it asks.
+        so the more there are, the more often it asks. But a Work that the program holds will be waited for: it is asked
+        once.
         """
         for _ in range(max(1, len(self.in_flight) // REAP_ABOVE * REAP_ASKS)):
             while True:
@@ -243,6 +246,8 @@ class Door:
                 if oldest.is_driven:  # callbacks of Futures have the progress thread, which keeps their order
                     return
                 if not oldest.has_ended():
+                    if sys.getrefcount(oldest) > REFERENCES:
+                        return
                     break
                 self.in_flight.pop(oldest, None)
 

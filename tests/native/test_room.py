@@ -338,7 +338,7 @@ def messages(n: int, me: int, count: int, wide: int = 3) -> tuple[list[Any], lis
     return arrays, works
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 32, 40])  # 64 are waited for in C
+@pytest.mark.parametrize("count", [0, 1, 2, 32, 40, 100])  # 64 are waited for in C at once
 def test_waiting_for_messages_of_any_number_once_and_again(process_group: hc.ProcessGroup, count: int) -> None:
     n, me = process_group.size, process_group.rank
     arrays, works = messages(n, me, count)
