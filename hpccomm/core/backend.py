@@ -62,7 +62,8 @@ class FastPath:
     # each takes the arguments of Backend's method, without `async_op`
     broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = all_to_all_single = _not_done
     barrier = send = scan = exscan = all_gather = gather = scatter = reduce_scatter = all_to_all = _not_done
-    all_reduce_coalesced = _not_done
+    all_reduce_coalesced = broadcast_coalesced = _not_done
+    all_gather_single_coalesced = reduce_scatter_single_coalesced = _not_done
     recv = sendrecv = _no_sender
     ibroadcast = iall_reduce = ibarrier = isend = irecv = _no_work
 

@@ -200,6 +200,8 @@ class Operations(Members):
     @asynchronous_method
     def broadcast_coalesced(self, arrays: Arrays, root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast_coalesced`."""
+        if not async_op and self.door.fast.broadcast_coalesced(arrays, root):
+            return None
         return self.door.run(calls.broadcast_coalesced(self, arrays, root), async_op)
 
     @asynchronous_method
@@ -212,6 +214,8 @@ class Operations(Members):
     @asynchronous_method
     def all_gather_single_coalesced(self, outputs: Arrays, inputs: Arrays, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather_single_coalesced`."""
+        if not async_op and self.door.fast.all_gather_single_coalesced(outputs, inputs):
+            return None
         return self.door.run(calls.all_gather_single_coalesced(self, outputs, inputs), async_op)
 
     @asynchronous_method
@@ -219,6 +223,8 @@ class Operations(Members):
         self, outputs: Arrays, inputs: Arrays, op: ReduceOpLike = SUM, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.reduce_scatter_single_coalesced`."""
+        if not async_op and self.door.fast.reduce_scatter_single_coalesced(outputs, inputs, op):
+            return None
         return self.door.run(calls.reduce_scatter_single_coalesced(self, outputs, inputs, op), async_op)
 
     # -- messages --------------------------------------------------------------------------------

@@ -23,12 +23,13 @@ from ..job import tags
 from ..process.tuning import NEVER
 from . import reductions
 from .datatypes import LARGEST_COUNT, as_bytes, message, parts
-from .fast_path import MPIFastPath, make_fast_path
+from .fast_path import RUN_BYTES, MPIFastPath, make_fast_path
 from .layout import (
     APART_BYTES,
     Finish,
     apart,
     by_dtype,
+    nbytes_of,
     packed,
     packed_any,
     recv_buffer,
@@ -68,6 +69,7 @@ class MPIBackend(Backend):
         self._comm = options.comm
         self._tuning = options.tuning._replace(segment_bytes=min(options.tuning.segment_bytes, LARGEST_COUNT))
         self._segment_bytes = self._tuning.segment_bytes
+        self._run_bytes = min(RUN_BYTES, self._segment_bytes)
         self._windows: dict[int, Window] = {}  # of the node-shared arrays
         self._thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
         self.fast_path: MPIFastPath = make_fast_path(
@@ -100,7 +102,7 @@ class MPIBackend(Backend):
     def _coalesced(self) -> Coalesced:
         from .coalesced import Coalesced
 
-        return Coalesced()
+        return Coalesced(self._run_bytes)
 
     @cached_property
     def _small_all_reduces(self) -> SmallAllReduces:
@@ -372,9 +374,14 @@ class MPIBackend(Backend):
     def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
         if async_op and self._is_large(outputs):
             return self._thread.launch("all_gather_single_coalesced", outputs, arrays)
-        mine = packed_any(arrays)
-        gathered = np.empty((self.size, mine.size), mine.dtype)
-        return joined([self.all_gather_single(gathered, mine, async_op)], partial(unpack_columns, gathered, outputs))
+        works: list[Work | None] = []
+        finish: Finish = None
+        for into, run in self._runs(outputs, arrays, async_op):
+            mine = packed_any(run)
+            gathered = np.empty((self.size, mine.size), mine.dtype)
+            works.append(self.all_gather_single(gathered, mine, async_op))
+            finish = both(finish, partial(unpack_columns, gathered, into))  # the inputs of all runs come first
+        return joined(works, finish)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Any], arrays: list[Any], op: ReduceOp, async_op: bool
@@ -384,11 +391,25 @@ class MPIBackend(Backend):
         works: list[Work | None] = []
         finish: Finish = None
         for indices in by_dtype(arrays):
-            rows = np.concatenate([arrays[i].reshape(self.size, -1) for i in indices], axis=1)
-            flat, _, unpack = unpacked([outputs[i] for i in indices])
-            works.append(self.reduce_scatter_single(flat, rows, op, async_op))
-            finish = both(finish, unpack)
+            same, into = [arrays[i] for i in indices], [outputs[i] for i in indices]
+            for run, targets in self._runs(same, into, async_op):
+                rows = np.concatenate([array.reshape(self.size, -1) for array in run], axis=1)
+                flat, _, unpack = unpacked(targets)
+                works.append(self.reduce_scatter_single(flat, rows, op, async_op))
+                finish = both(finish, unpack)
         return joined(works, finish)
+
+    def _runs(self, larger: list[Any], smaller: list[Any], async_op: bool) -> list[tuple[list[Any], list[Any]]]:
+        """Return neighbours that go together, of `larger` at most so many bytes, as the compiled room cuts them."""
+        if async_op or sum(map(nbytes_of, larger)) <= self._run_bytes:
+            return [(larger, smaller)]
+        from .segments import runs
+
+        cut, start = [], 0
+        for run, _ in runs(larger, self._run_bytes, nbytes_of):
+            cut.append((run, smaller[start : start + len(run)]))
+            start += len(run)
+        return cut
 
     # -- point to point --------------------------------------------------------------------------
 

@@ -33,7 +33,8 @@ UNITS = {8: MPI.INT64_T, 4: MPI.INT32_T}
 class Coalesced:
     """The blocking forms, with the memory that all calls pack into."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_bytes: int) -> None:
+        self._run_bytes = run_bytes  # the same in the compiled room: other ranks may be there
         self.scratch = np.empty(0, np.uint8)
 
     def memory(self, nbytes: int) -> Any:
@@ -45,7 +46,7 @@ class Coalesced:
     def all_reduce(self, one: Callable[..., Any], arrays: list[Any], op: ReduceOp) -> None:
         """Reduce arrays of one dtype in place; `one` reduces one array."""
         dtype = arrays[0].dtype
-        for run, size in runs(arrays, RUN_BYTES // dtype.itemsize):
+        for run, size in runs(arrays, self._run_bytes // dtype.itemsize):
             if len(run) == 1:
                 one(run[0], op, False)
                 continue
@@ -56,7 +57,7 @@ class Coalesced:
     def broadcast(self, one: Callable[..., Any], arrays: list[Any], root: int, is_root: bool) -> None:
         """Copy arrays of one dtype from the root to all; `one` broadcasts one array."""
         dtype = arrays[0].dtype
-        for run, size in runs(arrays, RUN_BYTES // dtype.itemsize):
+        for run, size in runs(arrays, self._run_bytes // dtype.itemsize):
             if len(run) == 1:
                 one(run[0], root, False)
                 continue

@@ -8,7 +8,7 @@ Segments of broadcast and all_gather were no faster than one call.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -43,9 +43,12 @@ def columns(arrays: Sequence[Any], output: Any, memory: Any) -> Iterator[tuple[A
         yield piece, target
 
 
-def runs(arrays: list[Any], most: int) -> list[tuple[list[Any], int]]:
-    """Return lists of neighbours in `arrays`, with their number of elements: at most `most`, or that of one array."""
-    ends = list(accumulate(map(size_of, arrays)))
+def runs(arrays: list[Any], most: int, measure: Callable[[Any], int] = size_of) -> list[tuple[list[Any], int]]:
+    """Return lists of neighbours in `arrays`, with their number of elements: at most `most`, or that of one array.
+
+    `measure` may count bytes instead.
+    """
+    ends = list(accumulate(map(measure, arrays)))
     if ends[-1] <= most:
         return [(arrays, ends[-1])]
     cut, start, before = [], 0, 0

@@ -107,6 +107,7 @@ cdef enum:
     PARTS = 64  # of a list
     KEPT = 8  # messages sent, for reports
     SMALL = 2048  # elements that are prepared here: of more, NumPy prepares as fast
+    MOST_RUNS = 16  # of coalesced arrays that are packed here
     STATUS_BYTES = 64  # an MPI_Status has at most so many
     LARGEST_COUNT = 0x7FFFFFFF
     RING = 2048  # operations that are remembered at least: a power of two
@@ -126,7 +127,6 @@ ctypedef int (*Isend)(const void*, int, Handle, int, int, Handle, Handle*) noexc
 ctypedef int (*Sendrecv)(
     const void*, int, Handle, int, int, void*, int, Handle, int, int, Handle, void*) noexcept nogil
 ctypedef int (*Wait)(Handle*, void*) noexcept nogil
-ctypedef int (*Waitall)(int, Handle*, void*) noexcept nogil
 ctypedef int (*Test)(Handle*, int*, void*) noexcept nogil
 ctypedef int (*Iprobe)(int, int, Handle, int*, void*) noexcept nogil
 ctypedef int (*Cancel)(Handle*) noexcept nogil
@@ -147,7 +147,6 @@ cdef struct Library:
     Isend isend, irecv
     Sendrecv sendrecv
     Wait wait
-    Waitall waitall
     Test test
     Cancel cancel
     Iprobe iprobe
@@ -209,7 +208,6 @@ def set_up(str path, dict names, object exception, object length, object differe
     mpi.irecv = <Isend>function(library, "MPI_Irecv")
     mpi.sendrecv = <Sendrecv>function(library, "MPI_Sendrecv")
     mpi.wait = <Wait>function(library, "MPI_Wait")
-    mpi.waitall = <Waitall>function(library, "MPI_Waitall")
     mpi.test = <Test>function(library, "MPI_Test")
     mpi.iprobe = <Iprobe>function(library, "MPI_Iprobe")
     mpi.cancel = <Cancel>function(library, "MPI_Cancel")
@@ -307,6 +305,9 @@ cdef enum:
     EXSCAN
     ALL_TO_ALL_SINGLE
     COALESCED
+    BROADCAST_COALESCED
+    ALL_GATHER_COALESCED
+    REDUCE_SCATTER_COALESCED
     SEND  # from here on messages
     RECV
     SENDRECV
@@ -315,7 +316,8 @@ cdef enum:
 # as which they stand in the ring
 NAMES = ("", "broadcast", "all_reduce", "all_gather_single", "reduce_scatter_single", "barrier", "all_gather", "gather",
          "scatter", "all_to_all", "reduce_scatter", "reduce", "scan", "exscan", "all_to_all_single",
-         "all_reduce_coalesced", "send", "recv", "sendrecv")
+         "all_reduce_coalesced", "broadcast_coalesced", "all_gather_single_coalesced",
+         "reduce_scatter_single_coalesced", "send", "recv", "sendrecv")
 
 MOVES = {"all_gather": ALL_GATHER_LIST, "gather": GATHER, "scatter": SCATTER, "all_to_all": ALL_TO_ALL}
 
@@ -429,6 +431,26 @@ def past(long long since=0):
 def last_serial():
     """Return the serial number of the last operation in the ring; 0 before the first."""
     return written
+
+
+cdef inline Py_ssize_t nbytes_at(list arrays, Py_ssize_t i) noexcept:
+    return PyArray_NBYTES(<Array*>PyList_GET_ITEM(arrays, i))
+
+
+cdef void pack(list arrays, Py_ssize_t first, Py_ssize_t last, char* flat, Py_ssize_t rows, Py_ssize_t width,
+               bint packs) noexcept:
+    """Copy arrays of as many rows to columns of a flat array, whose rows have `width` bytes; or back."""
+    cdef Py_ssize_t i, row, nbytes
+    cdef char* data
+    for i in range(first, last):
+        data = <char*>PyArray_DATA(<Array*>PyList_GET_ITEM(arrays, i))
+        nbytes = PyArray_NBYTES(<Array*>PyList_GET_ITEM(arrays, i)) // rows
+        for row in range(rows):
+            if packs:
+                memcpy(flat + row * width, data + row * nbytes, nbytes)
+            else:
+                memcpy(data + row * nbytes, flat + row * width, nbytes)
+        flat += nbytes
 
 
 # -- the fast path ---------------------------------------------------------------------------------------------
@@ -553,18 +575,54 @@ cdef class FastPath:
             return False
         cdef int code, source = PyLong_AsLong(root)
         self.notes(BROADCAST, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, source)
-        if self.is_alone:
-            return self.has_done()
-        cdef bint in_node = self.is_in_node(PyArray_NBYTES(x))
-        with nogil:
-            if in_node and PyArray_NBYTES(x) <= <Py_ssize_t>self.node.slot:
-                code = node_broadcast(&self.node, call_of(BROADCAST, source, 0), source, <char*>PyArray_DATA(x),
-                                      PyArray_NBYTES(x))
-            else:
-                code = mpi.bcast(PyArray_DATA(x), count_of(x), type_of(x), source, self.comm)
+        code = self.broadcast_memory(<char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x), type_of(x), source)
         if code:
             raise self.failed("broadcast", code)
         return self.has_done()
+
+    cdef int broadcast_memory(self, char* data, int count, Py_ssize_t nbytes, Handle datatype, int root) except? -9:
+        """Broadcast `nbytes` bytes, which are `count` values; return MPI's code, as the next two."""
+        cdef int code
+        if self.is_alone:
+            return 0
+        cdef bint in_node = self.is_in_node(nbytes)
+        with nogil:
+            if in_node and nbytes <= <Py_ssize_t>self.node.slot:
+                code = node_broadcast(&self.node, call_of(BROADCAST, root, 0), root, data, nbytes)
+            else:
+                code = mpi.bcast(data, count, datatype, root, self.comm)
+        return code
+
+    cdef int all_gather_memory(self, char* y, char* x, int count, Py_ssize_t nbytes, Handle datatype) except? -9:
+        """Gather the `nbytes` bytes, which are `count` values, of each rank."""
+        cdef int code = 0
+        cdef bint in_node = not self.is_alone and self.is_in_node(nbytes * self.size)
+        with nogil:
+            if self.is_alone:
+                memcpy(y, x, nbytes)
+            elif in_node:
+                code = node_all_gather(&self.node, call_of(ALL_GATHER, 0, 0), y, x, nbytes)
+            else:
+                code = mpi.allgather(x, count, datatype, y, count, datatype, self.comm)
+        return code
+
+    cdef int reduce_scatter_memory(self, char* y, char* x, int count, int number, int itemsize, int place) except? -9:
+        """Reduce parts of `count` values of the dtype with that number."""
+        cdef int code = 0
+        cdef size_t nbytes = <size_t>count * itemsize
+        cdef bint in_node = (
+            not self.is_alone and mpi.folds[place][number] != NULL and self.is_in_node(nbytes * self.size)
+        )
+        with nogil:
+            if self.is_alone:
+                memcpy(y, x, nbytes)
+            elif in_node:
+                code = node_reduce_scatter(&self.node, call_of(REDUCE_SCATTER, place, mpi.kinds[number]),
+                                           mpi.folds[place][number], itemsize, y, x, count)
+            else:
+                code = mpi.reduce_scatter_block(x, y, count, mpi.reduced[place][number], mpi.ops[place][number],
+                                                self.comm)
+        return code
 
     def all_reduce(self, array, op):
         """Do an all_reduce, or return False."""
@@ -635,7 +693,7 @@ cdef class FastPath:
         """Do an all_reduce of many arrays of a dtype, packed into one; or return False."""
         cdef bint averages = op is self.average or (type(op) is str and op == "avg")
         cdef int code, number, place = self.usual_place if averages else self.place_of(op)
-        cdef Py_ssize_t i, at = 0, total = 0, n
+        cdef Py_ssize_t i, total = 0, n
         cdef Array* x
         if not PyList_CheckExact(arrays) or not arrays:
             return False
@@ -653,28 +711,96 @@ cdef class FastPath:
         cdef int itemsize = mpi.kinds[number] & 255
         if total > self.largest_run // itemsize * itemsize:
             return False
-        if total >= self.scratch_bytes:  # also before the first of nothing: memcpy takes no NULL
-            free(self.scratch)
-            self.scratch_bytes = 0
-            self.scratch = <char*>malloc(total + 1)
-            if self.scratch == NULL:
-                raise MemoryError
-            self.scratch_bytes = total + 1
-        for i in range(n):
-            x = <Array*>PyList_GET_ITEM(arrays, i)
-            memcpy(self.scratch + at, PyArray_DATA(x), PyArray_NBYTES(x))
-            at += PyArray_NBYTES(x)
+        self.make_scratch(total)
+        pack(arrays, 0, n, self.scratch, 1, total, True)
         self.notes(COALESCED, number, total, AVERAGE if averages else place, NOBODY)
         code = self.all_reduce_memory(self.scratch, total // itemsize, number, place)
         if code:
             raise self.failed("all_reduce_coalesced", code)
         if averages:
             average(self.scratch, total // itemsize, number, self.size)
-        at = 0
+        pack(arrays, 0, n, self.scratch, 1, total, False)
+        return self.has_done()
+
+    cdef int make_scratch(self, Py_ssize_t nbytes) except -1:
+        if nbytes >= self.scratch_bytes:  # also before the first of nothing: memcpy takes no NULL
+            free(self.scratch)
+            self.scratch_bytes = 0
+            self.scratch = <char*>malloc(nbytes + 1)
+            if self.scratch == NULL:
+                raise MemoryError
+            self.scratch_bytes = nbytes + 1
+        return 0
+
+    def broadcast_coalesced(self, arrays, root):
+        """Do a broadcast of many arrays of a dtype, packed into few; or return False."""
+        return is_rank(root, self.size) and self.in_runs(BROADCAST_COALESCED, arrays, arrays, 1, PyLong_AsLong(root), 0)
+
+    def all_gather_single_coalesced(self, outputs, inputs):
+        """As broadcast_coalesced, for all_gather_single."""
+        return self.in_runs(ALL_GATHER_COALESCED, outputs, inputs, self.size, NOBODY, NOBODY)
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, op):
+        """As broadcast_coalesced, for reduce_scatter_single."""
+        cdef int place = self.place_of(op), number = self.type_of_first(inputs)
+        if place < 0 or not 0 <= number < TYPES or mpi.reduced[place][number] == 0 or PyDict_Size(self.windows):
+            return False
+        return self.in_runs(REDUCE_SCATTER_COALESCED, inputs, outputs, self.size, NOBODY, place)
+
+    cdef bint in_runs(self, int what, larger, smaller, int rows, int root, int place) except -1:
+        """Do a coalesced operation in runs of neighbours, as mpi/coalesced.py; `larger` arrays have `rows` parts."""
+        cdef int code = 0, number = self.type_of_first(larger), itemsize
+        if not 0 <= number < TYPES or mpi.datatypes[number] == 0 or not PyList_CheckExact(smaller):
+            return False
+        cdef list ys = list(larger), xs = list(smaller)  # whatever other threads do with the program's lists
+        cdef Py_ssize_t i, first = 0, n = len(ys), total = 0, part
+        cdef Array* y
+        cdef Array* x
+        if len(xs) != n:
+            return False
         for i in range(n):
-            x = <Array*>PyList_GET_ITEM(arrays, i)
-            memcpy(PyArray_DATA(x), self.scratch + at, PyArray_NBYTES(x))
-            at += PyArray_NBYTES(x)
+            y, x = plain(ys[i], self.largest_run), plain(xs[i], self.largest_run)
+            if y == NULL or x == NULL or PyArray_TYPE(y) != number or PyArray_TYPE(x) != number:
+                return False
+            if PyArray_NBYTES(y) != PyArray_NBYTES(x) * rows:
+                return False
+            total += PyArray_NBYTES(y) + (PyArray_NBYTES(x) if what != BROADCAST_COALESCED else 0)
+        if total > MOST_RUNS * self.largest_run:  # this memory is kept
+            return False
+        itemsize = PyArray_ITEMSIZE(y)
+        self.make_scratch(total + self.largest_run)
+        self.notes(what, number, total, place, root)
+        cdef char* data
+        cdef char* out = self.scratch + total
+        cdef bint sends, receives = self.rank != root
+        cdef list inputs = xs if what == ALL_GATHER_COALESCED else ys
+        cdef list outputs = xs if what == REDUCE_SCATTER_COALESCED else ys
+        cdef int rows_in = rows if what == REDUCE_SCATTER_COALESCED else 1
+        cdef int rows_out = rows if what == ALL_GATHER_COALESCED else 1
+        for sends in (True, False):  # all inputs are packed before an output is written: they may share memory
+            first, data = 0, self.scratch
+            while first < n and code == 0:
+                i, total = first, 0
+                while i < n and (i == first or total + nbytes_at(ys, i) <= self.largest_run):
+                    total += nbytes_at(ys, i)
+                    i += 1
+                part = total // rows
+                if sends:
+                    if what != BROADCAST_COALESCED or not receives:
+                        pack(inputs, first, i, data, rows_in, part, True)
+                elif what == BROADCAST_COALESCED:
+                    out = data
+                    code = self.broadcast_memory(data, total // itemsize, total, mpi.datatypes[number], root)
+                elif what == ALL_GATHER_COALESCED:
+                    code = self.all_gather_memory(out, data, part // itemsize, part, mpi.datatypes[number])
+                else:
+                    code = self.reduce_scatter_memory(out, data, part // itemsize, number, itemsize, place)
+                if not sends and code == 0 and receives:
+                    pack(outputs, first, i, out, rows_out, part, False)
+                data += part * rows_in
+                first = i
+        if code:
+            raise self.failed(NAMES[what], code)
         return self.has_done()
 
     def __dealloc__(self):
@@ -708,17 +834,11 @@ cdef class FastPath:
         if not self.is_pair(y, x) or PyArray_NBYTES(y) != PyArray_NBYTES(x) * self.size or type_of(x) == 0:
             return False
         self.notes(ALL_GATHER, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), NOBODY, NOBODY)
+        cdef int code
         if self.is_alone:
             return self.copies(y, x)
-        cdef int code
-        cdef bint in_node = self.is_in_node(PyArray_NBYTES(y))
-        with nogil:
-            if in_node:
-                code = node_all_gather(&self.node, call_of(ALL_GATHER, 0, 0), <char*>PyArray_DATA(y),
-                                       <char*>PyArray_DATA(x), PyArray_NBYTES(x))
-            else:
-                code = mpi.allgather(PyArray_DATA(x), count_of(x), type_of(x), PyArray_DATA(y), count_of(x),
-                                     type_of(x), self.comm)
+        code = self.all_gather_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x),
+                                      type_of(x))
         if code:
             raise self.failed("all_gather_single", code)
         return self.has_done()
@@ -735,14 +855,8 @@ cdef class FastPath:
         self.notes(REDUCE_SCATTER, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), place, NOBODY)
         if self.is_alone:
             return self.copies(y, x)
-        cdef int number = PyArray_TYPE(x)
-        cdef bint in_node = mpi.folds[place][number] != NULL and self.is_in_node(PyArray_NBYTES(x))
-        with nogil:
-            if in_node:
-                code = self.reduce_scatter_in_node(y, x, place)
-            else:
-                code = mpi.reduce_scatter_block(PyArray_DATA(x), PyArray_DATA(y), count_of(y),
-                                                mpi.reduced[place][number], mpi.ops[place][number], self.comm)
+        code = self.reduce_scatter_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(y), PyArray_TYPE(x),
+                                          PyArray_ITEMSIZE(x), place)
         if code:
             raise self.failed("reduce_scatter_single", code)
         return self.has_done()
@@ -914,11 +1028,6 @@ cdef class FastPath:
             self.open_node()
         return self.node.flags != NULL
 
-    cdef int reduce_scatter_in_node(self, Array* y, Array* x, int place) noexcept nogil:
-        cdef int number = PyArray_TYPE(x)
-        return node_reduce_scatter(&self.node, call_of(REDUCE_SCATTER, place, mpi.kinds[number]), mpi.folds[place][number],
-                                   PyArray_ITEMSIZE(x), <char*>PyArray_DATA(y), <char*>PyArray_DATA(x), PyArray_SIZE(y))
-
     cdef inline bint is_foldable(self, Array* array, int place) noexcept:
         return self.is_reducible(array, place) and mpi.folds[place][PyArray_TYPE(array)] != NULL
 
@@ -1084,7 +1193,9 @@ cdef class FastPath:
         if not self.is_in_node(PyArray_NBYTES(x)):
             return False
         with nogil:
-            code = self.reduce_scatter_in_node(y, x, place)
+            code = node_reduce_scatter(&self.node, call_of(REDUCE_SCATTER, place, mpi.kinds[PyArray_TYPE(x)]),
+                                       mpi.folds[place][PyArray_TYPE(x)], PyArray_ITEMSIZE(x), <char*>PyArray_DATA(y),
+                                       <char*>PyArray_DATA(x), PyArray_SIZE(y))
         return self.has_ended(code, "reduce_scatter_single")
 
     def node_barrier(self):

@@ -217,6 +217,72 @@ def test_random_programs_of_lists(group: Any, seed: int) -> None:
         one_of_lists(generator, group)
 
 
+@pytest.mark.parametrize("largest", [0, 5, 4000, 90_000])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "f2", "S3", "mixed"])
+def test_coalesced_forms_in_one_run_and_in_several(group: Any, dtype: str, largest: int) -> None:
+    n, me = group.size, group.rank
+    generator = np.random.default_rng([largest, *dtype.encode()])
+    sizes = generator.integers(0, largest + 1, 9)
+    dtypes = [str(generator.choice(["f4", "i2"])) if dtype == "mixed" else dtype for _ in sizes]
+    rows = [[generator.integers(0, 3, (n, size)).astype(each) for size, each in zip(sizes, dtypes)] for _ in range(n)]
+    for gaps in (False, me == 0):
+        for root in range(n):
+            given = [laid_out(each[0], gaps) for each in rows[me]]
+            hc.broadcast_coalesced(given, group_src=root, group=group)
+            for array, expected in zip(given, rows[root]):
+                np.testing.assert_array_equal(array, expected[0])
+        outputs = [laid_out(np.zeros_like(each), gaps) for each in rows[me]]
+        hc.all_gather_single_coalesced(outputs, [laid_out(each[0], gaps) for each in rows[me]], group)
+        for i, output in enumerate(outputs):
+            np.testing.assert_array_equal(output, [row[i][0] for row in rows])
+        for op in ("sum", "max") if dtype != "S3" else ():
+            reduced = [laid_out(np.zeros_like(each[0]), gaps) for each in rows[me]]
+            hc.reduce_scatter_single_coalesced(reduced, [laid_out(each, gaps) for each in rows[me]], op, group)  # type: ignore[arg-type]
+            for i, output in enumerate(reduced):
+                np.testing.assert_array_equal(output, folded(np.stack([row[i][me] for row in rows]), op))
+
+
+@pytest.mark.parametrize("size", [4, 60_000])
+def test_an_output_of_a_coalesced_form_may_be_where_a_later_input_is(group: Any, size: int) -> None:
+    n, me = group.size, group.rank
+    for larger in (False, True):
+        memory = np.zeros(8 * n * size)
+        inputs = [memory[(7 - i) * n * size :][: size * (n if larger else 1)] for i in range(8)]
+        outputs = [memory[i * n * size :][: size * (1 if larger else n)] for i in range(8)]
+        for i, array in enumerate(inputs):
+            array[...] = me + i
+        if larger:
+            hc.reduce_scatter_single_coalesced(outputs, inputs, group=group)
+        else:
+            hc.all_gather_single_coalesced(outputs, inputs, group)
+        for i, array in enumerate(outputs):
+            expected = n * (n - 1) / 2 + n * i if larger else np.repeat(np.arange(n) + i, size)
+            np.testing.assert_array_equal(array, expected)
+
+
+def test_coalesced_arrays_that_do_not_fit_are_refused_and_stay(group: Any) -> None:
+    n = group.size
+    small, large, frozen = np.zeros(3), np.zeros(3 * n + 1), np.zeros(3 * n)
+    frozen.flags.writeable = False
+    calls: list[Any] = [
+        lambda: hc.broadcast_coalesced([small], group_src=n, group=group),
+        lambda: hc.broadcast_coalesced([object()], group_src=0, group=group),  # type: ignore[list-item]
+        lambda: hc.all_gather_single_coalesced([large], [small], group),
+        lambda: hc.all_gather_single_coalesced([frozen], [small], group),
+        lambda: hc.all_gather_single_coalesced([large, large], [small], group),
+        lambda: hc.reduce_scatter_single_coalesced([small], [large], group=group),
+        lambda: hc.reduce_scatter_single_coalesced([small], [small.astype("i4")], group=group),
+        lambda: hc.reduce_scatter_single_coalesced([small], [np.zeros(3 * n)], "xor", group),  # type: ignore[arg-type]
+    ]
+    before = group.sequence_number
+    for call in calls:
+        with pytest.raises((ValueError, TypeError)):
+            call()
+    assert group.sequence_number == before
+    assert not small.any()
+    hc.barrier(group)
+
+
 @needs_room
 @pytest.mark.mpi(min_size=2)
 def test_a_part_of_another_size_is_an_error_where_it_is_taken(group: Any) -> None:
