@@ -74,7 +74,9 @@ def broadcast(
     if tensor is not None:
         array = either("broadcast", array=array, tensor=tensor)
     group = member(group)
-    return group.broadcast(array, group.peer("broadcast", "src", src, group_src), async_op)
+    ranks, is_plain = group.group_ranks, group_src is None and type(src) is int  # a short way round `peer`
+    root = ranks[src] if is_plain and src in ranks else group.peer("broadcast", "src", src, group_src)
+    return group.broadcast(array, root, async_op)
 
 
 @asynchronous
@@ -161,7 +163,9 @@ def reduce(
     if tensor is not None:
         array = either("reduce", array=array, tensor=tensor)
     group = member(group)
-    return group.reduce(array, group.peer("reduce", "dst", dst, group_dst), op, async_op)
+    ranks, is_plain = group.group_ranks, group_dst is None and type(dst) is int  # likewise
+    root = ranks[dst] if is_plain and dst in ranks else group.peer("reduce", "dst", dst, group_dst)
+    return group.reduce(array, root, op, async_op)
 
 
 @asynchronous
