@@ -460,14 +460,14 @@ def _last_in_words(group: Mapping[str, Any]) -> str:
     number = group["collectives"]
     known = {each[0]: each for each in group.get("recent", ()) if _is_operation(each[1])}
     while number in known and len(runs) <= RUNS:
-        what = known[number][1:]
+        what = known[number][1:4]
         if runs and runs[-1][1] == what:
             runs[-1][0].append(number)
         else:
             runs.append(([number], what))
         number -= 1
     shown = []
-    for numbers, (name, dtype, nbytes, *_) in reversed(runs[:RUNS]):
+    for numbers, (name, dtype, nbytes) in reversed(runs[:RUNS]):
         first = f"#{numbers[-1]}-" if len(numbers) > 1 else ""
         shown.append(f"{first}#{numbers[0]} {name}" + (f" ({size_in_words(nbytes)} {dtype})" if dtype else ""))
     return ", ".join(shown)

@@ -436,6 +436,7 @@ def test_what_has_passed_is_told_beside_another_culprit() -> None:
 def test_the_last_collectives_of_who_is_late_are_named() -> None:
     reports = [report(rank, 3, is_in("barrier", 42)) for rank in (0, 2)]
     past = [small(number, "broadcast", "", 0) if number % 5 == 0 else small(number) for number in range(30, 41)]
+    past[7] = past[7][:4]  # it has passed the checks
     late = with_past(report(1, 3, reached={"w": 41}), *past, (41, "monitored_barrier", "", 0))
     assert (
         "(its last collectives: #36-#39 all_reduce (8 B float64), #40 broadcast (8 B float64), #41 monitored_barrier "
