@@ -31,13 +31,11 @@ PROGRAM = """
     """
 
 
-def run(
-    tmp_path: Path, one: str, others: str = "pass", ranks: int = 3, options: tuple[str, ...] = ()
-) -> tuple[int, str, str]:
+def run(tmp_path: Path, one: str, others: str = "pass", seconds: int = 100) -> tuple[int, str, str]:
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM.format(one=one, others=others)), encoding="utf-8")
-    command = (sys.executable, "-m", "hpccomm", "run", "--timeout", "3", "--debug-dir", str(tmp_path / "reports"))
-    finished = launch(3, *command, program, "--size", "3", timeout=60)
+    options = ("--timeout", str(seconds), "--debug-dir", str(tmp_path / "reports"))
+    finished = launch(3, sys.executable, "-m", "hpccomm", "run", *options, program, "--size", "3", timeout=60)
     return finished.returncode, finished.stdout, finished.stderr
 
 
@@ -100,7 +98,7 @@ def test_a_program_runs_as_before(tmp_path: Path) -> None:
          "has ended", "an exception in a thread", "is stopped", "an endless loop", "a call of C"],
 )  # fmt: skip
 def test_the_verdict_on_a_hang(one: str, others: str, said: str, tmp_path: Path) -> None:
-    status, _, errors = run(tmp_path, one, others)
+    status, _, errors = run(tmp_path, one, others, seconds=3)
     assert status == 124, errors
     assert re.search(said, errors), errors
 
