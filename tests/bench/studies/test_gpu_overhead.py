@@ -23,6 +23,7 @@ OPERATIONS = [
     "all_reduce",
     "all_reduce, async + wait",
     "broadcast",
+    "reduce",
     "all_gather_single",
     "reduce_scatter_single",
     "sendrecv",
