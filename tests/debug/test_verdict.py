@@ -374,7 +374,10 @@ def test_an_operation_that_is_no_small_one() -> None:
     found = verdict(reports, 3)
     assert found.culprits == [1]
     assert "rank 1 has called monitored_barrier" in text(found)
-    assert "ranks 0, 2 have called one of all_gather, all_gather_single, all_reduce" in text(found)
+    assert (
+        "ranks 0, 2 have called one of all_gather, all_gather_single, all_gather_single_coalesced, all_reduce"
+        in text(found)
+    )
 
 
 def test_small_operations_that_may_have_been_the_same() -> None:
