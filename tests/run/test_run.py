@@ -99,6 +99,10 @@ def test_a_program_runs_as_before(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_verdict_on_a_hang(one: str, others: str, said: str, tmp_path: Path) -> None:
     status, _, errors = run(tmp_path, one, others, seconds=3)
+    if (
+        "SIGSTOP" in one and status == 9
+    ):  # MPICH's mpiexec has to kill that rank, and may return so (docs/guide/hangs.md)
+        status = 124
     assert status == 124, errors
     assert re.search(said, errors), errors
 
