@@ -13,6 +13,10 @@ from ..launch import launch
 
 pytestmark = pytest.mark.serial
 
+# MPICH's mpiexec kills a rank that is not gone at once (it is stopped, or more ranks spin than there are cores), and
+# may return that: docs/guide/hangs.md.
+ENDED = (124, 9)
+
 PROGRAM = """
     import sys, time, threading, os, signal
     import numpy as np
@@ -99,11 +103,8 @@ def test_a_program_runs_as_before(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_verdict_on_a_hang(one: str, others: str, said: str, tmp_path: Path) -> None:
     status, _, errors = run(tmp_path, one, others, seconds=3)
-    if (
-        "SIGSTOP" in one and status == 9
-    ):  # MPICH's mpiexec has to kill that rank, and may return so (docs/guide/hangs.md)
-        status = 124
-    assert status == 124, errors
+    assert "the job ends with status 124" in errors
+    assert status in ENDED, errors
     assert re.search(said, errors), errors
 
 
