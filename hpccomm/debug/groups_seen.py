@@ -34,9 +34,14 @@ class _Seen:
     @cached_property
     def key(self) -> str:
         """Return a name of the group, which is the same on every rank."""
-        from hashlib import blake2b  # not at the start of a program; the watchdog imports it
+        return key_from(self.ranks, self.edition)
 
-        return blake2b(f"{self.ranks} {self.edition}".encode(), digest_size=6).hexdigest()
+
+def key_from(*facts: object) -> str:
+    """Return a short name of facts that are the same on every rank."""
+    from hashlib import blake2b  # not at the start of a program; the watchdog imports it
+
+    return blake2b(" ".join(map(str, facts)).encode(), digest_size=6).hexdigest()
 
 
 _seen: weakref.WeakKeyDictionary[ProcessGroup, _Seen] = weakref.WeakKeyDictionary()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
@@ -15,25 +15,14 @@ if TYPE_CHECKING:
 LONGEST_TEXT = 60  # characters of a call's source text
 
 
-class Source(Protocol):
+class Source(NamedTuple):
     """The calls of a library in which ranks wait for each other; each is a Python frame of a known function."""
 
-    @property
-    def group(self) -> ProcessGroup:
-        """The group whose time limit holds for them."""
-
-    @property
-    def codes(self) -> Collection[CodeType]:
-        """The functions."""
-
-    def record_of(self, frame: FrameType, where: str) -> Record | None:
-        """Return the record of the call that is in such a frame; None if nothing is known of it."""
-
-    def in_flight(self) -> Iterable[Record]:
-        """Return the records of what has begun, and has not ended."""
-
-    def groups(self) -> Mapping[str, dict[str, Any]]:
-        """Return what reports say of the sets of ranks that have such calls, by the key in their records."""
+    group: ProcessGroup  # whose time limit holds for them
+    codes: Collection[CodeType]  # the functions
+    record_of: Callable[[FrameType, str], Record | None]  # of a frame's call, given its line; None if it is not known
+    in_flight: Callable[[], Iterable[Record]]  # what has begun, and has not ended
+    groups: Callable[[], Mapping[str, dict[str, Any]]]  # what reports say of sets of ranks, by the key in records
 
 
 SOURCES: list[Source] = []

@@ -101,8 +101,8 @@ class NCCLBackend(Backend):
                     return self._nccl.connect(1, self._nccl.unique_id(), 0, time_limit)
             return comm
 
-        tells = None if self._time_limit() is None else time_limit or self._time_limit()  # a matter of all ranks
-        comm = all_or_none(self._nccl, self._mpi, self._options.ranks, made, tells)
+        own = self._time_limit()  # whether there is one is the same on all ranks
+        comm = all_or_none(self._nccl, self._mpi, self._options.ranks, made, own and (time_limit or own))
         if comm is not None and new is not None:
             new._connected(comm, connection.device, time_limit)
         return new

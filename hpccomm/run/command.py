@@ -7,8 +7,7 @@ import atexit
 import os
 import runpy
 import sys
-from collections.abc import Collection, Iterable, Mapping
-from types import CodeType, FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from .. import errors
@@ -100,11 +99,9 @@ def _watch() -> None:
         group.destroy()
         return
     from ..debug import attach
-    from ..debug.sources import SOURCES
     from . import communicators
 
-    communicators.install()
-    SOURCES.append(Communicators(group))
+    communicators.install(group)
     if group.settings.keeps_reports:
         hook.at_the_end = attach.last_words()
     atexit.register(_leave, group, os.getpid())
@@ -116,26 +113,3 @@ def _leave(group: Any, pid: int) -> None:
 
     if os.getpid() == pid and not MPI.Is_finalized():
         group.leave(tells=False)
-
-
-class Communicators:
-    """The source of the watchdog for the calls of mpi4py's communicators."""
-
-    def __init__(self, group: Any) -> None:
-        from . import communicators
-
-        self._calls = communicators
-        self.group = group
-        self.codes: Collection[CodeType] = communicators.CODES
-
-    def record_of(self, frame: FrameType, where: str) -> Any:
-        """Return the record of the call that a frame is in."""
-        return self._calls.record_of(frame, where)
-
-    def in_flight(self) -> Iterable[Any]:
-        """Return the records of the requests that have not ended."""
-        return self._calls.requests_in_flight()
-
-    def groups(self) -> Mapping[str, dict[str, Any]]:
-        """Return what reports say of the communicators."""
-        return {seen.key: seen.facts() for seen in list(self._calls.SEEN)}

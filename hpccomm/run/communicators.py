@@ -14,13 +14,18 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from types import CodeType, FrameType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpi4py import MPI
 
+from ..debug.groups_seen import key_from
 from ..debug.mpi_calls import CALLS, MAKING, STARTS
 from ..debug.records import Record
+from ..debug.sources import SOURCES, Source
 from ..job.failures import ranks_in_the_job
+
+if TYPE_CHECKING:
+    from ..core.group import ProcessGroup
 
 REMEMBERED = 8  # names of collectives, for reports
 IN_FLIGHT = 64  # requests of a communicator
@@ -44,9 +49,7 @@ class Seen:
     @cached_property
     def key(self) -> str:
         """Return a name that is the same on every rank of the communicator."""
-        from hashlib import blake2b
-
-        return blake2b(f"MPI {self.ranks} {self._edition}".encode(), digest_size=6).hexdigest()
+        return key_from("MPI", self.ranks, self._edition)
 
     def facts(self) -> dict[str, Any]:
         """Return what a report says of it."""
@@ -185,11 +188,12 @@ def plain(comm: Any) -> Any:
     return comm if base is None else base(comm)
 
 
-def install() -> None:
-    """Count the calls on MPI.COMM_WORLD and MPI.COMM_SELF, and on all that is made of them."""
+def install(group: ProcessGroup) -> None:
+    """Watch the calls on MPI.COMM_WORLD, MPI.COMM_SELF and what is made of them; the time limit is that of `group`."""
     for name in PREDEFINED:
         setattr(MPI, name, watched(getattr(MPI, name), name))
     copyreg.pickle(MPI.Intracomm, _reduce)  # its own method would name an object that MPI has no more
+    SOURCES.append(Source(group, CODES, record_of, requests_in_flight, _facts))
 
 
 # -- what a call on the stack, or a request, is ----------------------------------------------------------------
@@ -217,6 +221,10 @@ def requests_in_flight() -> list[Record]:
                 where = f"{code.co_filename}:{line}"
                 records.append(_record(seen, name, number, bound, where, async_op=True))
     return records
+
+
+def _facts() -> dict[str, dict[str, Any]]:
+    return {seen.key: seen.facts() for seen in list(SEEN)}
 
 
 def _bound(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
