@@ -61,9 +61,11 @@ if TYPE_CHECKING:
     from .blocks import coalescing
     from .buckets import GradientBuckets
     from .core.future import Future, collect_all
+    from .core.grid import Grid
     from .core.hooks import Hook, Operation, RemovableHandle
     from .core.non_member import NonMember
     from .core.persistent_work import PersistentWork
+    from .grids import init_device_mesh, new_grid
     from .groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
     from .mpi.over_mpi import BackendOverMPI
     from .objects import (
@@ -121,6 +123,8 @@ LATER = {
         "core.hooks": "Hook Operation RemovableHandle",
         "core.non_member": "NonMember",
         "core.persistent_work": "PersistentWork",
+        "core.grid": "Grid",
+        "grids": "init_device_mesh new_grid",
         "groups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
         "mpi.over_mpi": "BackendOverMPI",
         "objects": "all_gather_object broadcast_object_list gather_object recv_object_list "
@@ -153,6 +157,7 @@ __all__ = [
     "FileStore",
     "Future",
     "GradientBuckets",
+    "Grid",
     "GroupMember",
     "HashStore",
     "Hook",
@@ -214,6 +219,7 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "group",
+    "init_device_mesh",
     "init_process_group",
     "irecv",
     "is_available",
@@ -224,6 +230,7 @@ __all__ = [
     "is_nccl_available",
     "isend",
     "monitored_barrier",
+    "new_grid",
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",

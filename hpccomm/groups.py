@@ -11,7 +11,7 @@ from .core.annotations import Integer
 from .core.backend import Backend
 from .core.backends import options_for
 from .core.c10d_names import c10d_names
-from .core.group import ProcessGroup, make_group
+from .core.group import ProcessGroup, child_of
 from .core.non_member import Group, NonMember
 from .core.options import time_limit
 from .core.registry import BackendConfig
@@ -107,7 +107,7 @@ def new_group(
     members = _checked_ranks("new_group", world.ranks if ranks is None else ranks, world)
     if sort_ranks:
         members.sort()
-    name = _next_name(group_desc)
+    name = next_name(group_desc)
     usable("new_group", world)
     if not use_local_synchronization:
         world.agree_on("new_group", f"ranks {', '.join(map(str, members))}", f"backend {config}")
@@ -156,7 +156,7 @@ def _on_communicator(
     mpi = mpi_library.load()
     if ranks is not None:
         raise ValueError(f"new_group: both ranks and comm are given; choose one{here()}")
-    name = _next_name(description)
+    name = next_name(description)
     if comm == mpi.COMM_NULL:
         return NonMember((), name, config)
     if not isinstance(comm, mpi.Intracomm):
@@ -365,7 +365,7 @@ def split_group(
     mpi = mpi_library.load()
     with failures.translating("split_group", group.comm):
         comm: Any = group.comm.Split(mpi.UNDEFINED if color is None else color, key)
-    name = _next_name(group_desc)
+    name = next_name(group_desc)
     if comm == mpi.COMM_NULL:
         _split_backends(group, config, None)
         return NonMember((), name, config)
@@ -392,41 +392,6 @@ def _place_in(split_ranks: Sequence[Sequence[int]], group: ProcessGroup) -> tupl
     return found, 0 if found is None else rows[found].index(group.rank)
 
 
-def child_of(
-    owner: ProcessGroup,
-    comm: Any,
-    ranks: Sequence[int],
-    config: BackendConfig,
-    limits: dict[str, Any],
-    name: str,
-    description: str | None,
-    is_duplicated: bool = False,
-) -> ProcessGroup:
-    """Make the group of a new communicator of these ranks of `owner`, with which it is destroyed."""
-    mpi_library.private(comm, owner.comm).Set_name(f"hpccomm {name}")
-    if not is_duplicated:
-        failures.keep_spare(comm)
-    group = make_group(
-        owner,
-        rank=comm.Get_rank(),
-        size=comm.Get_size(),
-        ranks=tuple(ranks),
-        comm=comm,
-        nodes=tuple(owner.nodes[owner.group_ranks[rank]] for rank in ranks),
-        config=config,
-        settings=owner.settings,
-        **limits,
-        name=name,
-        description=description or "",
-        device_id=owner.device_id,
-        largest_tag=owner.largest_tag,
-        place=owner.place.of(ranks),
-    )
-    owner.children.append(group)
-    group.on_destroy = owner.children.remove
-    return group
-
-
 def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: ProcessGroup | None, color: int = 0) -> None:
     """Give a new group the connections that its parent already has; every rank of the parent calls it."""
     for device, backend in list(parent.door.backends.items()):
@@ -438,7 +403,8 @@ def _split_backends(parent: ProcessGroup, config: BackendConfig, subgroup: Proce
                 cast("LazyBackends", subgroup.door.backends).put(device, split)
 
 
-def _next_name(description: str | None) -> str:
+def next_name(description: str | None) -> str:
+    """Return the name of a new group: its description, or a number."""
     global _made
     try:
         (description or "").encode()

@@ -7,12 +7,12 @@ groups. A communicator that is given up is not freed: MPI may still hold message
 
 from __future__ import annotations
 
-from .core.group import ProcessGroup, make_group
+from .core.group import ProcessGroup, child_of, make_group
 from .core.members import abridged
 from .core.non_member import Group
 from .core.options import fields_of
 from .errors import UnsupportedOperationError, here
-from .groups import child_of, usable
+from .groups import usable
 from .job import failures, mpi_library
 from .world import connect, current_world, is_initialized, member, member_of, replace_world
 

@@ -8,9 +8,9 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
 
-from ..errors import DistError, DistStoreError, here
+from ..errors import DistError, DistStoreError, UnsupportedOperationError, here
 from ..job import failures, mpi_library
 from ..process.excepthook import end_with
 from ..process.shared_files import MAPPED_LATER, take_names_away
@@ -26,8 +26,10 @@ from .registry import BackendConfig
 from .timeouts import as_seconds
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
     from typing_extensions import Self
 
+    from .grid import Grid
     from .hooks import Hook, RemovableHandle
 
 PUBLIC = [  # beside the operations
@@ -101,6 +103,18 @@ class ProcessGroup(Operations):
         for name in OPERATIONS.keys() & vars(cls).keys():
             setattr(cls, name, _through_the_door(name, vars(cls)[name]))
 
+    @overload
+    @classmethod
+    def on(
+        cls, comm: MPI.Cartcomm, *,
+        config: BackendConfig | str | None = ..., timeout: timedelta | float | None = ..., name: str = ...,
+    ) -> Grid: ...  # fmt: skip
+    @overload
+    @classmethod
+    def on(
+        cls, comm: Any, *,
+        config: BackendConfig | str | None = ..., timeout: timedelta | float | None = ..., name: str = ...,
+    ) -> ProcessGroup: ...  # fmt: skip
     @classmethod
     def on(
         cls,
@@ -118,7 +132,8 @@ class ProcessGroup(Operations):
         Parameters
         ----------
         comm : mpi4py.MPI.Intracomm
-            It is duplicated, so that messages on it never mix with the group's.
+            It is duplicated, so that messages on it never mix with the group's. With a Cartesian topology
+            (``Create_cart``) the group is a :class:`Grid`.
         config : BackendConfig or str, optional
             The backend of each device, as `backend` of :func:`init_process_group`.
         timeout
@@ -150,12 +165,16 @@ class ProcessGroup(Operations):
         if not isinstance(config, BackendConfig):
             config = BackendConfig(config)
         limit = time_limit(timeout)
-        mpi_library.load()
+        mpi = mpi_library.load()
         observers.group_coming()
         fields = mpi_library.membership(comm)
-        place = observers.place_of_store(fields["comm"], fields["nodes"])
-        limits = limit(fields["settings"])
-        return make_group(**fields, **limits, config=config, name=name or "group", place=place)
+        fields["place"] = observers.place_of_store(fields["comm"], fields["nodes"])
+        fields.update(limit(fields["settings"]), config=config, name=name or "group")
+        if comm.Get_topology() == mpi.CART:
+            from .grid import on_cartesian
+
+            return on_cartesian(comm, fields)
+        return make_group(**fields)
 
     @property
     def store(self) -> Any:
@@ -381,9 +400,14 @@ class ProcessGroup(Operations):
         return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}>"
 
 
-def make_group(owner: ProcessGroup | None = None, **fields: Any) -> ProcessGroup:
-    """Make a group, which a custom backend that is alone in its configuration may create as one of its own class."""
-    group = ProcessGroup(**fields)
+def make_group(
+    owner: ProcessGroup | None = None, kind: Callable[..., ProcessGroup] | None = None, **fields: Any
+) -> ProcessGroup:
+    """Make a group, which a custom backend that is alone in its configuration may create as one of its own class.
+
+    Or of another `kind` than ProcessGroup, which then such a backend can't serve.
+    """
+    group = (kind or ProcessGroup)(**fields)
     names = set(group.config.device_map.values())
     if len(names) == 1 and not names & registry.BUILT_IN:
         (name,), device = names, next(iter(group.config.device_map))
@@ -391,6 +415,9 @@ def make_group(owner: ProcessGroup | None = None, **fields: Any) -> ProcessGroup
         if isinstance(made, Backend):
             cast("LazyBackends", group.door.backends).put(device, made)
         else:
+            if kind is not None:
+                has = f"which has groups of a class of its own, and can't serve {group!r}; choose another backend"
+                raise UnsupportedOperationError(f"new_grid: the backend is {name!r}, {has}{here()}")
             group = cast("ProcessGroup", made)
             ProcessGroup.__init__(group, **fields)
             group.door.backends.update(dict.fromkeys(group.config.device_map, NotOverridden(group, name)))
@@ -399,6 +426,43 @@ def make_group(owner: ProcessGroup | None = None, **fields: Any) -> ProcessGroup
     for device, name in group.config.device_map.items():
         if registry.REGISTRY[name].connects:
             group.door.backends[device]  # which makes it
+    return group
+
+
+def child_of(
+    owner: ProcessGroup,
+    comm: Any,
+    ranks: Sequence[int],
+    config: BackendConfig,
+    limits: dict[str, Any],
+    name: str,
+    description: str | None,
+    is_duplicated: bool = False,
+    kind: Callable[..., ProcessGroup] | None = None,
+) -> ProcessGroup:
+    """Make the group of a new communicator of these ranks of `owner`, with which it is destroyed."""
+    mpi_library.private(comm, owner.comm).Set_name(f"hpccomm {name}")
+    if not is_duplicated:
+        failures.keep_spare(comm)
+    group = make_group(
+        owner,
+        kind,
+        rank=comm.Get_rank(),
+        size=comm.Get_size(),
+        ranks=tuple(ranks),
+        comm=comm,
+        nodes=tuple(owner.nodes[owner.group_ranks[rank]] for rank in ranks),
+        config=config,
+        settings=owner.settings,
+        **limits,
+        name=name,
+        description=description or "",
+        device_id=owner.device_id,
+        largest_tag=owner.largest_tag,
+        place=owner.place.of(ranks),
+    )
+    owner.children.append(group)
+    group.on_destroy = owner.children.remove
     return group
 
 

@@ -383,6 +383,13 @@ def test_new_group_backends_and_timeouts(as_world: hc.ProcessGroup) -> None:
     still_works(as_world)
 
 
+def test_new_grid(as_world: hc.ProcessGroup) -> None:
+    texts = texts_of_all(lambda: hc.new_grid(as_world.size, periodic=as_world.rank == 1))
+    assert len(set(texts)) == 1, texts
+    assert f"rank 1 calls new_grid (dims ({as_world.size},), periodic (True,), names None" in texts[0]
+    still_works(as_world)
+
+
 def test_split_group_against_barrier(as_world: hc.ProcessGroup) -> None:
     texts = texts_of_all(lambda: hc.barrier() if as_world.rank == 1 else hc.split_group(color=0))
     assert len(set(texts)) == 1, texts
