@@ -18,21 +18,25 @@ def modules():
     except ImportError as error:  # an installation without isolation
         print(f"hpccomm: no compiled room: {error}", file=sys.stderr)
         return []
-    room = Extension(
-        "hpccomm.native._room",
-        ["hpccomm/native/_room.pyx"],
-        include_dirs=[numpy.get_include()],
-        libraries=["dl"],
-        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
-        extra_compile_args=["-O3", "-g0"],
-    )
+    rooms = [
+        Extension(
+            f"hpccomm.native.{name}",
+            [f"hpccomm/native/{name}.pyx"],
+            include_dirs=[numpy.get_include()],
+            libraries=["dl"],
+            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
+            extra_compile_args=["-O3", "-g0"],
+        )
+        for name in ("_room", "_pieces")
+    ]
     try:
-        (room,) = cythonize([room], build_dir="build")
+        rooms = cythonize(rooms, build_dir="build")
     except Exception as error:  # that of a Cython older than pyproject.toml asks for
         print(f"hpccomm: no compiled room: {error}", file=sys.stderr)
         return []
-    room.optional = True  # afterwards: cythonize makes an Extension of its own, without it
-    return [room]
+    for room in rooms:
+        room.optional = True  # afterwards: cythonize makes an Extension of its own, without it
+    return rooms
 
 
 setup(

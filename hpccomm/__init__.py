@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from .core.persistent_work import PersistentWork
     from .grids import init_device_mesh, new_grid
     from .groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
+    from .halos import halo_accumulate, halo_accumulate_init, halo_exchange, halo_exchange_init
     from .mpi.over_mpi import BackendOverMPI
     from .objects import (
         all_gather_object,
@@ -126,6 +127,7 @@ LATER = {
         "core.grid": "Grid",
         "grids": "init_device_mesh new_grid",
         "groups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
+        "halos": "halo_accumulate halo_accumulate_init halo_exchange halo_exchange_init",
         "mpi.over_mpi": "BackendOverMPI",
         "objects": "all_gather_object broadcast_object_list gather_object recv_object_list "
         "scatter_object_list send_object_list",
@@ -219,6 +221,10 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "group",
+    "halo_accumulate",
+    "halo_accumulate_init",
+    "halo_exchange",
+    "halo_exchange_init",
     "init_device_mesh",
     "init_process_group",
     "irecv",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import UnsupportedOperationError, here
 from .work import JoinedWork, Work
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .reduce_op import ReduceOp
 
 T = TypeVar("T")
+Pieces: TypeAlias = list[tuple[int, Any]]  # a rank, and a part of an array, that goes there or comes from there
 
 
 class FastPath:
@@ -113,6 +114,7 @@ class Backend:
     """
 
     name = "custom"
+    exchange_tag = 0  # of the messages of `exchange`, where it is made of them
     fast_path = FastPath()  # of a backend of host arrays
     gpu_fast_path = GPUFastPath()  # of a backend of GPU arrays
 
@@ -239,6 +241,16 @@ class Backend:
         """Receive into `array` from rank `src` (None: from any); without `async_op` return the sender's rank."""
         raise self._lacks("recv")
 
+    def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
+        """Send parts of arrays, of any layout, to ranks, and receive others, in the order of both lists for each pair.
+
+        What is received is written, or with `adds` added, in the order of `receives`. Halos are exchanged so. Here it
+        is made of messages.
+        """
+        from .pieces import by_messages
+
+        return by_messages(self, sends, receives, adds)
+
     def sendrecv(
         self, array: Any, dst: int, output: Any, src: int | None, tag: int, recv_tag: int, async_op: bool
     ) -> Work | int | None:
@@ -267,7 +279,8 @@ class Backend:
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
         """Set up the operation of that name; `arguments` are those of its method, without `async_op`."""
-        if not (self._has(operation) or self._has(single := operation.removesuffix("_coalesced"))):
+        single = "send" if operation == "exchange" else operation.removesuffix("_coalesced")
+        if not (self._has(operation) or self._has(single)):
             raise self._lacks(single)
         from .persistent_work import Repeated
 

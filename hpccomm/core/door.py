@@ -143,8 +143,8 @@ class Door:
             self.reap()
         self.in_flight[work] = None  # not before: a GPU would be asked for what has only just begun
 
-    def set_up(self, call: Call) -> PersistentWork:
-        """Set up the persistent form of an operation whose arguments have been checked."""
+    def set_up(self, call: Call, step: Callable[[], PersistentWork] | None = None) -> PersistentWork:
+        """Set up the persistent form of an operation whose arguments have been checked, by its backend or by `step`."""
         name, device, _, arguments = call
         if self.block is not None and self.block.is_of_this_thread():
             raise DistError(f"not inside a coalescing() block{here()}", f"{name}_init")
@@ -153,7 +153,7 @@ class Door:
         if name not in MESSAGES:
             self.recent.append((self.number_of(name), f"{name}_init", "", 0))
         try:
-            work = backend.persistent(name, *arguments)
+            work = backend.persistent(name, *arguments) if step is None else step()
         except Exception as error:
             error = self.translated(backend, f"{name}_init", 0, error)
             raise error

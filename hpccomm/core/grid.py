@@ -96,12 +96,12 @@ class Grid(ProcessGroup):
         place = [checks.integer("rank_of: a coordinate", each) for each in coords]
         if len(place) != self.ndim:
             raise ValueError(f"rank_of: coords are {tuple(place)}; expected {self.ndim}, one for each axis{here()}")
-        rank = self._at(place)
+        rank = self.at(place)
         if rank is None:
             raise ValueError(f"rank_of: coords are {tuple(place)}, outside {self!r}{here()}")
         return rank
 
-    def _at(self, place: Sequence[int]) -> int | None:
+    def at(self, place: Sequence[int]) -> int | None:
         """Return the rank at some coordinates; None if they are outside."""
         rank = 0
         for coordinate, size, wraps in zip(place, *self.layout[:2]):
@@ -123,7 +123,7 @@ class Grid(ProcessGroup):
         mpi = mpi_library.load()
         found = []
         for step in (-steps, steps):
-            rank = self._at([each + step * (number == along) for number, each in enumerate(self.coords)])
+            rank = self.at([each + step * (number == along) for number, each in enumerate(self.coords)])
             found.append(mpi.PROC_NULL if rank is None else rank)
         return found[0], found[1]
 

@@ -73,6 +73,18 @@ OPERATIONS: dict[str, OperationSpec] = {
         _spec("send", "array dst tag", "a message to one rank (isend)", "async persistent"),
         _spec("recv", "array src tag", "a message from one rank, or from any (irecv)", "async persistent"),
         _spec("sendrecv", "array dst output src tag recv_tag", "a message each way at once"),
+        _spec(
+            "halo_exchange",
+            "arrays width axes corners",
+            "ghost cells, from the neighbours in a grid",
+            "async persistent",
+        ),
+        _spec(
+            "halo_accumulate",
+            "arrays width axes corners",
+            "the reverse: ghosts are added to their owners",
+            "async persistent",
+        ),
         _spec("barrier", "", "every rank has arrived"),
         _spec("monitored_barrier", "timeout wait_all_ranks", "the same, or who is missing", ""),
         _spec("all_gather_object", "obj", "every rank's Python object, on every rank", ""),
@@ -86,6 +98,8 @@ OPERATIONS: dict[str, OperationSpec] = {
         _spec("coalescing", "calls*", "what a coalescing() block has collected"),
     )
 }
+
+OF_GRIDS = {"halo_exchange", "halo_accumulate"}  # which other groups have not
 
 START = "_start"  # the end of the name of a persistent operation's start: "all_reduce_start"
 

@@ -454,22 +454,22 @@ def repeatable(finish: Callable[[], None] | None) -> Callable[[], None] | None:
 
 
 class Once:
-    """A function that calls `step`, which has to be one in C, once; and again only after `arm`.
+    """A function that calls `steps`, which have to be in C, once; and again only after `arm`.
 
     Steps that a signal's handler interrupts are done again from the beginning, and a division in place must not be:
-    nothing can come between C's taking `step` from the iterator and calling it.
+    nothing can come between C's taking a step from the iterator and calling it.
     """
 
-    def __init__(self, step: Callable[[], Any]) -> None:
-        self._step = step
+    def __init__(self, *steps: Callable[[], Any]) -> None:
+        self._steps = steps
         self.arm()
 
     def arm(self) -> None:
         """Allow one more call."""
-        self._pending = iter((self._step,))
+        self._pending = iter(self._steps)
 
     def __call__(self) -> None:
-        """Call `step`, unless that has been done."""
+        """Call the steps, unless that has been done."""
         deque(map(methodcaller("__call__"), self._pending), 0)
 
 

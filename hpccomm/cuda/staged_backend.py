@@ -13,8 +13,8 @@ from functools import partial, wraps
 from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
 
-from ..core.backend import Backend, finished
-from ..core.operation_list import OPERATIONS
+from ..core.backend import Backend, Pieces, finished
+from ..core.operation_list import OF_GRIDS, OPERATIONS
 from ..core.options import BackendOptions
 from ..core.work import Work
 from ..errors import DistBackendError, UnsupportedOperationError, here
@@ -106,6 +106,17 @@ class StagedBackend(Backend):
         staging.run_in_chunks(lambda host: operation(host, *arguments), buffer.reshape(-1), is_input, is_output)
         return None
 
+    def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
+        (to, inputs), (origins, outputs) = (([*zip(*pieces)] or [(), ()]) for pieces in (sends, receives))
+
+        def on_host(inputs: list[Any], outputs: list[Any], async_op: bool) -> Work | None:
+            return self._host.exchange([*zip(to, inputs)], [*zip(origins, outputs)], adds, async_op)
+
+        if not (sends or receives):
+            return on_host([], [], async_op)
+        sent = Staged(list(inputs), is_input=True, is_output=False)
+        return self._staged(on_host, sent, Staged(list(outputs), is_input=False, is_output=True), async_op)
+
     def barrier(self, async_op: bool) -> Work | None:
         return self._host.barrier(async_op)
 
@@ -159,7 +170,7 @@ def _is_output(argument: str) -> bool:
 
 
 for _name, _spec in OPERATIONS.items():
-    if _spec.is_asynchronous and not ARRAYS.isdisjoint(_spec.arguments):
+    if _name not in OF_GRIDS and _spec.is_asynchronous and not ARRAYS.isdisjoint(_spec.arguments):
         setattr(StagedBackend, _name, _staged_form(_name))
 
 

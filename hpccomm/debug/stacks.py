@@ -45,7 +45,7 @@ POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
 WITHOUT_A_GROUP = {"init_process_group": "init_process_group", "on": "ProcessGroup.on"}  # they make the first one
 WAITS = re.compile(r"[Ww]ait(all|any|some)?\(")
-NAMES_OF_GROUPS = {"self", "group", "parent", "comm"}  # arguments of the functions that ranks call together
+NAMES_OF_GROUPS = {"self", "group", "parent", "comm", "grid"}  # arguments of the functions that ranks call together
 
 
 def public_functions() -> dict[CodeType, str]:

@@ -29,7 +29,7 @@ from .works import WAITING, GlooWork, MessageWork, ReceiveWork, as_dist_error
 ProcessGroupGloo: Any = c10d.ProcessGroupGloo
 TorchStore: Any = c10d.Store
 
-GATHER, SCATTER, LAST = 2**31 - 1, 2**31 - 2, 2**31 - 3  # tags that no MPI lets a program use
+GATHER, SCATTER, LAST, EXCHANGE = 2**31 - 1, 2**31 - 2, 2**31 - 3, 2**31 - 4  # tags that no MPI lets a program use
 LONGEST_END = 5.0  # seconds that `leave` waits for messages
 NEVER = timedelta(days=3650)
 
@@ -38,6 +38,7 @@ class GlooBackend(Backend):
     """Host arrays over gloo. A new one connects with all ranks of its group; each of them makes one."""
 
     name = "gloo"
+    exchange_tag = EXCHANGE
 
     def __init__(self, options: BackendOptions, _: Any = None) -> None:
         super().__init__(options.rank, options.size)

@@ -16,4 +16,5 @@ NEW_GROUP: int = _upper_bound - 2
 THREAD: int = _upper_bound - 3
 MEETING: int = _upper_bound - 4
 NOT_CONNECTED: int = _upper_bound - 5
-LARGEST: int = _upper_bound - 6
+EXCHANGE: int = _upper_bound - 6
+LARGEST: int = _upper_bound - 7

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from ..core.backend import Backend
+from ..core.backend import Backend, Pieces
 from ..core.options import BackendOptions
 from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .coalesced import Coalesced
     from .communication_thread import CommunicationThread
     from .monitored_barrier import MonitoredBarrier
+    from .node_exchange import NodeExchanges
     from .shared_memory import SharedArrays, Window
     from .single_copy import SingleCopy
     from .small_all_reduce import SmallAllReduces
@@ -109,6 +110,14 @@ class MPIBackend(Backend):
         from .small_all_reduce import SmallAllReduces
 
         return SmallAllReduces(self._comm, self._options.tuning)
+
+    @cached_property
+    def _node_exchanges(self) -> NodeExchanges | None:
+        """What is exchanged within nodes; None where a rank of the group has not the compiled room for it."""
+        from .node_exchange import NodeExchanges, is_compiled
+
+        has_all = self._comm.allreduce(is_compiled() and self._options.tuning.node_bytes > 0, MPI.LAND)
+        return NodeExchanges(self._comm) if has_all else None
 
     @cached_property
     def _monitored_barrier(self) -> MonitoredBarrier:
@@ -336,6 +345,11 @@ class MPIBackend(Backend):
         MPI.Request.Waitall(requests)
         return done(None, finish)
 
+    def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
+        from .exchange import Plan, exchange
+
+        return exchange(self._comm, Plan(self.rank, sends, receives, adds), async_op)
+
     # -- many arrays in one message --------------------------------------------------------------
 
     def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
@@ -456,6 +470,12 @@ class MPIBackend(Backend):
 
         if operation == "all_reduce_coalesced":
             return coalesced.set_up(self._small_all_reduces, self.persistent, *arguments)
+        if operation == "exchange":
+            if self._node_exchanges is not None:
+                return self._node_exchanges.set_up(*arguments)
+            from .exchange import set_up
+
+            return set_up(self._comm, *arguments)
         work = self._small_all_reduces.set_up(*arguments) if operation == "all_reduce" else None
         return work or persistent.set_up(self._comm, self._tuning, operation, arguments)
 
@@ -469,8 +489,8 @@ class MPIBackend(Backend):
         self._shared.fence(array)
 
     def close(self) -> None:
-        for name in ("_thread", "_shared", "_small_all_reduces"):
-            if name in vars(self):
+        for name in ("_thread", "_shared", "_small_all_reduces", "_node_exchanges"):
+            if vars(self).get(name) is not None:
                 getattr(self, name).close()
         self.fast_path.close_node()
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from ..core.backend import Backend, FastPath
+from ..core.backend import Backend, FastPath, Pieces
 from ..core.operation_list import OPERATIONS
 from ..core.options import BackendOptions
 from ..core.persistent_work import PersistentWork
+from ..core.work import Work
 from ..errors import here
 
 SHORT_FORMS = {f"i{name}": name for name in ("broadcast", "all_reduce", "barrier", "send", "recv")}  # of the fast path
@@ -87,9 +88,16 @@ class BackendOverMPI(Backend):
                 setattr(self.fast_path, name, getattr(super().fast_path, name))  # which steps aside
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
+        if operation == "exchange" and (self._has("send") or self._has("recv")):
+            return super().persistent(operation, *arguments)
         if self._has(operation) or self._has(operation.removesuffix("_coalesced")):
             return super().persistent(operation, *arguments)
         return self.mpi.persistent(operation, *arguments)  # type: ignore[no-any-return]
+
+    def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
+        if self._has("send") or self._has("recv"):
+            return super().exchange(sends, receives, adds, async_op)
+        return self.mpi.exchange(sends, receives, adds, async_op)  # type: ignore[no-any-return]
 
     def _has(self, operation: str) -> bool:
         of_mpi = getattr(BackendOverMPI, operation, None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ..core.backend import Backend
+from ..core.backend import Backend, Pieces
 from ..core.options import BackendOptions
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
@@ -264,6 +264,15 @@ class NCCLBackend(Backend):
         plan.send(sent, dst)
         plan.recv(plan.recv_buffer(output), source)
         return _with_source(source, self._end(plan, async_op, (array, output)))
+
+    def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
+        arrays = [piece for _, piece in (*sends, *receives)]
+        plan = self._plan(async_op, *arrays) if arrays else (self._connection or self._connect()).plan(async_op)
+        for peer, piece in receives:
+            plan.recv(plan.recv_buffer(piece), peer)
+        for peer, piece in sends:
+            plan.send(plan.send_buffer(piece), peer)
+        return self._end(plan, async_op, arrays)
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
         if len(arrays) > MOST_CALLS:

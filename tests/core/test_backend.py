@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.core import arrays, registry
-from hpccomm.core.operation_list import OPERATIONS
+from hpccomm.core.operation_list import OF_GRIDS, OPERATIONS
 
 from ..matrix.cases import GOOD, MESSAGES, function
 
@@ -243,7 +243,7 @@ def has_form(name: str, form: str) -> bool:
 
 
 SHARED = {"empty_shared", "fence"}
-ABOVE = SHARED | {"coalescing", *(name for name in OPERATIONS if "object" in name)}
+ABOVE = SHARED | OF_GRIDS | {"coalescing", *(name for name in OPERATIONS if "object" in name)}
 FORMS = ["ordinary", "async", "persistent", "coalescing"]
 CALLS = [(name, form) for name in OPERATIONS if name not in ABOVE for form in FORMS if has_form(name, form)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import hpccomm as hc
-from hpccomm.core.operation_list import OPERATIONS
+from hpccomm.core.operation_list import OF_GRIDS, OPERATIONS
 
 pytestmark = pytest.mark.serial
 
@@ -31,7 +31,7 @@ def test_every_operation_is_a_function_with_the_forms_of_the_list(name: str) -> 
 
 # -- the places that have to know an operation: docs/adding-an-operation.md ------------------------------------------
 
-MADE_OF_OTHERS = {"all_reduce_sparse", "coalescing"}
+MADE_OF_OTHERS = {"all_reduce_sparse", "coalescing"} | OF_GRIDS
 OF_OBJECTS = {name for name in OPERATIONS if "object" in name}
 OF_ARRAYS = OPERATIONS.keys() - MADE_OF_OTHERS - OF_OBJECTS
 SHARED = {"empty_shared", "fence"}
@@ -46,7 +46,7 @@ PLACES = {
     "hpccomm/gloo/backend.py": {name for name in OF_ARRAYS - SHARED - {"scan", "exscan"} if "coalesced" not in name},
     "hpccomm/bench/operations.py": MEASURED,
     "hpccomm/bench/contenders/mpi4py_calls.py": MEASURED,
-    "tests/matrix/cases.py": OPERATIONS.keys() - SHARED - {"coalescing"},
+    "tests/matrix/cases.py": OPERATIONS.keys() - SHARED - OF_GRIDS - {"coalescing"},
 }
 
 

@@ -121,7 +121,13 @@ CALLS: dict[str, Callable[[], object]] = {
     "fence": lambda: hc.fence(ready["shared"]),
     "gather": lambda: hc.gather(x, [x.copy(), x.copy()] if hc.get_rank() == 1 else None, dst=1),
     "gather_object": lambda: hc.gather_object(1, [None, None] if hc.get_rank() == 1 else None, dst=1),
+    "halo_accumulate": lambda: hc.halo_accumulate(small, ready["grid"]),
+    "halo_accumulate_init": lambda: hc.halo_accumulate_init(small, ready["grid"]),
+    "halo_exchange": lambda: hc.halo_exchange(small, ready["grid"]),
+    "halo_exchange_init": lambda: hc.halo_exchange_init(small, ready["grid"]),
+    "init_device_mesh": lambda: hc.init_device_mesh("cpu", (2,)),
     "monitored_barrier": lambda: hc.monitored_barrier(timeout=300),
+    "new_grid": lambda: hc.new_grid((0, 0)),
     "new_group": lambda: hc.new_group(),
     "new_group, comm": lambda: hc.new_group(comm=MPI.COMM_WORLD),
     "new_subgroups": lambda: hc.new_subgroups(2),
@@ -148,6 +154,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "PersistentWork.free": lambda: started("coalesced").free(),
     "PersistentWork.is_completed": lambda: poll(started("receive").is_completed),
     "PersistentWork.wait": lambda: started("reduction").wait(),
+    "PersistentWork.wait, halo": lambda: started("halo").wait(),
     "PersistentWork.wait, large": lambda: started("large").wait(),
     "ProcessGroup.destroy": lambda: ready["group"].destroy(),
     "ProcessGroup.on": lambda: hc.ProcessGroup.on(MPI.COMM_WORLD),
@@ -203,6 +210,8 @@ def main() -> None:
     ready["shared"] = hc.empty_shared(4)
     ready["group"] = hc.new_group()
     ready["first"] = hc.new_group()
+    ready["grid"] = hc.new_grid(0, periodic=True)
+    ready["halo"] = hc.halo_exchange_init(small.copy(), ready["grid"])
     ready["reduction"] = hc.all_reduce_init(x)
     ready["large"] = hc.all_reduce_init(large)
     ready["coalesced"] = hc.all_reduce_coalesced_init([x, small])

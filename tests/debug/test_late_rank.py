@@ -27,7 +27,7 @@ pytestmark = pytest.mark.serial
 
 # Classes of which nothing waits for other ranks, or whose methods are called by hpccomm and not by programs.
 NOT_FOR_WAITING = {"Backend", "BackendOverMPI", "CompletedWork", "Hook", "NonMember", "Operation", "ReduceOp"}
-NOT_FOR_WAITING |= {"RemovableHandle"}
+NOT_FOR_WAITING |= {"Grid", "RemovableHandle"}
 # They wait for a key, or for the process that holds the store, until a time-out of their own: tests/store has them.
 STORES = {"FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"}
 DOES_NOT_WAIT = {

@@ -1,0 +1,13 @@
+from collections.abc import Sequence
+from typing import TypeAlias
+
+Described: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...], int, tuple[int, int]]
+
+class Pieces:
+    number: int
+    def __init__(
+        self, sent: Sequence[Described], received: Sequence[Described], mine: Sequence[int], theirs: Sequence[int]
+    ) -> None: ...
+    def start(self) -> None: ...
+    def has_come(self, looks: int) -> bool: ...
+    def unpack(self) -> None: ...

@@ -1,0 +1,329 @@
+"""Halos: random blocks of random grids against the whole array, which NumPy wraps around or cuts off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccomm as hc
+
+RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+several = pytest.mark.mpi(min_size=2)
+
+GHOST = 99
+DTYPES = [np.float64, np.float32, np.int8, np.uint16, np.complex64, np.float16, np.bool_, ml_dtypes.bfloat16]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> Iterator[hc.ProcessGroup]:
+    with hc.init_process_group() as group:
+        yield group
+
+
+class Field:
+    """A global array that is cut along some of its axes, with the blocks that ranks have of it."""
+
+    def __init__(self, rng: np.random.Generator, grid: hc.Grid, widths: list[tuple[int, int]], axes: list[int]) -> None:
+        self.grid, self.widths, self.axes = grid, widths, axes
+        shape = [int(rng.integers(1, 4)) for _ in range(max(axes) + 1)]
+        self.cuts = []
+        for axis, ranks, (low, high) in zip(axes, grid.dims, widths):
+            sizes = rng.integers(max(low, high), max(low, high) + 4, ranks)
+            self.cuts.append([0, *np.cumsum(sizes).tolist()])
+            shape[axis] = self.cuts[-1][-1]
+        self.dtype = np.dtype(rng.choice(np.array(DTYPES, object)))
+        self.layout = int(rng.integers(4))
+        self.whole = rng.integers(0, 50, shape)
+        self.deposits = {rank: rng.integers(0, 4, self.shape(rank)) for rank in range(grid.size)}
+
+    def bounds(self, rank: int) -> list[tuple[int, int]]:
+        """The cells of a rank along each axis of the grid, with its ghosts."""
+        places = zip(self.cuts, self.grid.coords_of(rank), self.widths)
+        return [(cuts[at] - low, cuts[at + 1] + high) for cuts, at, (low, high) in places]
+
+    def shape(self, rank: int) -> list[int]:
+        shape = list(self.whole.shape)
+        for axis, (start, stop) in zip(self.axes, self.bounds(rank)):
+            shape[axis] = stop - start
+        return shape
+
+    def ghosts(self, rank: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        """Of each cell of a block: along how many axes it is a ghost, whether it has an owner, and where it is."""
+        shape = self.shape(rank)
+        along, is_there = np.zeros(shape, int), np.ones(shape, bool)
+        places = [np.arange(size) for size in shape]
+        for number, (axis, (start, stop), (low, high)) in enumerate(zip(self.axes, self.bounds(rank), self.widths)):
+            cells, size = np.arange(start, stop), self.whole.shape[axis]
+            view = [1] * len(shape)
+            view[axis] = -1
+            along += ((cells < start + low) | (cells >= stop - high)).astype(int).reshape(view)
+            if not self.grid.periodic[number]:
+                is_there &= ((cells >= 0) & (cells < size)).reshape(view)
+            places[axis] = cells % max(size, 1)
+        return along, is_there, places
+
+    def array(self, values: np.ndarray) -> np.ndarray:
+        """The values as an array of one of several layouts."""
+        values = values.astype(self.dtype)
+        if self.layout == 1:
+            return np.asfortranarray(values)
+        if self.layout == 2:
+            wide = np.zeros([2 * size for size in values.shape], self.dtype)
+            wide[tuple([slice(None, None, 2)] * values.ndim)] = values
+            return wide[tuple([slice(None, None, 2)] * values.ndim)]
+        if self.layout == 3:
+            return values[::-1].copy()[::-1]
+        return values
+
+    def block(self) -> np.ndarray:
+        along, _, places = self.ghosts(self.grid.rank)
+        return self.array(np.where(along > 0, GHOST, self.whole[np.ix_(*places)]))
+
+    def exchanged(self, corners: bool) -> np.ndarray:
+        along, is_there, places = self.ghosts(self.grid.rank)
+        known = is_there & (along <= (self.grid.ndim if corners else 1))
+        return np.where(known, self.whole[np.ix_(*places)], GHOST).astype(self.dtype)
+
+    def accumulated(self, corners: bool) -> np.ndarray:
+        sums = np.zeros(self.whole.shape, int)
+        for rank, deposit in self.deposits.items():
+            along, is_there, places = self.ghosts(rank)
+            is_sent = is_there & (along > 0) & (along <= (self.grid.ndim if corners else 1))
+            where = np.broadcast_arrays(*np.ix_(*places))
+            np.add.at(sums, tuple(each[is_sent] for each in where), deposit[is_sent])
+        along, _, places = self.ghosts(self.grid.rank)
+        mine = self.deposits[self.grid.rank]
+        total = np.where(along > 0, mine, mine + sums[np.ix_(*places)])
+        return total.astype(bool).astype(self.dtype) if self.dtype == bool else total.astype(self.dtype)
+
+
+def shapes(size: int, axes: int) -> list[tuple[int, ...]]:
+    if axes == 1:
+        return [(size,)]
+    return [(n, *rest) for n in range(1, size + 1) if size % n == 0 for rest in shapes(size // n, axes - 1)]
+
+
+LAYOUTS = [
+    (dims, periodic)
+    for axes in (1, 2, 3)
+    for dims in shapes(SIZE, axes)
+    for periodic in product([False, True], repeat=axes)
+]
+
+
+@pytest.mark.parametrize("backend", ["cpu:mpi", "cpu:messages"])
+@pytest.mark.parametrize(("dims", "periodic"), LAYOUTS)
+def test_random_blocks(dims: tuple[int, ...], periodic: tuple[bool, ...], backend: str) -> None:
+    rng = np.random.default_rng([SIZE, *dims, *periodic])
+    with hc.new_grid(dims, periodic, backend=backend) as grid:
+        for _ in range(3):
+            widths = [(int(low), int(high)) for low, high in rng.integers(0, 4, (grid.ndim, 2))]
+            axes = rng.permutation(grid.ndim + int(rng.integers(2)))[: grid.ndim].tolist()
+            fields = [Field(rng, grid, widths, axes) for _ in range(rng.integers(1, 4))]
+            corners = bool(rng.integers(2))
+            options = {"width": widths, "axes": axes, "corners": corners}
+            blocks = [field.block() for field in fields]
+            hc.halo_exchange(blocks, grid, **options)
+            check(blocks, [field.exchanged(corners) for field in fields])
+            deposits = [field.array(field.deposits[grid.rank]) for field in fields]
+            work = hc.halo_accumulate(deposits, grid, **options, async_op=True)
+            blocks = [field.block() for field in fields]
+            with hc.halo_exchange_init(blocks, grid, **options) as halo:
+                for _ in range(3):
+                    for block, field in zip(blocks, fields):
+                        block[...] = field.block()
+                    halo.start()
+                    halo.wait()
+                    check(blocks, [field.exchanged(corners) for field in fields])
+            work.wait()
+            assert all(one is other for one, other in zip(work.result(), deposits))
+            check(deposits, [field.accumulated(corners) for field in fields])
+            with hc.halo_accumulate_init(deposits, grid, **options) as deposit:
+                for _ in range(2):
+                    for array, field in zip(deposits, fields):
+                        array[...] = field.deposits[grid.rank].astype(array.dtype)
+                    deposit.start()
+                    deposit.wait()
+                    check(deposits, [field.accumulated(corners) for field in fields])
+
+
+# -- what does not fit ---------------------------------------------------------------------------------
+
+
+def texts_of_all(call: Any) -> list[str]:
+    """What the ranks' calls raise."""
+    text = ""
+    try:
+        call()
+    except (ValueError, TypeError) as error:
+        text = str(error)
+    return MPI.COMM_WORLD.allgather(text)
+
+
+@several
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (
+            lambda: np.zeros((4, 4 + (RANK == 0))),
+            {},
+            "and have 3 and 2 cells of arrays[0] along axis 'x'; expect",
+        ),
+        (lambda: np.zeros((4, 4), int if RANK else float), {}, "the dtypes differ: rank 0 has ['float64'], rank 1"),
+        (lambda: np.zeros((4, 4, 1 + RANK)), {}, "the other axes of arrays[0] have sizes (1,) on rank 0 and (2,)"),
+        (lambda: [np.zeros((4, 4))] * (1 + RANK), {}, "the number of arrays differ: rank 0 has 1, rank 1 2"),
+        (lambda: np.zeros((4, 4)), {"corners": RANK == 0}, "corners differ: rank 0 gives True, rank 1 False"),
+        (lambda: np.zeros((5, 5)), {"width": 1 + (RANK == 1)}, "widths differ: rank 0 gives ((1, 1), (1, 1)), rank 1"),
+    ],
+)
+def test_blocks_that_do_not_fit_are_one_error_on_all_ranks(make: Any, options: dict[str, Any], words: str) -> None:
+    with hc.new_grid((SIZE, 1), names="yx") as grid:
+        for init in (hc.halo_exchange_init, hc.halo_accumulate_init):
+            texts = texts_of_all(lambda init=init: init(make(), grid, **options))  # type: ignore[misc]
+            assert all(words in text for text in texts), texts
+        hc.halo_exchange(np.zeros((4, 4)), grid)
+
+
+@several
+def test_a_width_larger_than_a_block_is_one_error_on_all_ranks() -> None:
+    with hc.new_grid((SIZE,), names="x") as grid:
+        texts = texts_of_all(lambda: hc.halo_exchange_init(np.zeros(5 if RANK == 0 else 9), grid, width=2))
+        assert all("along axis 'x' rank 0 has 1 cells of its own" in text for text in texts), texts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"grid": None}, TypeError, "expected a Grid, of hpccomm.new_grid"),
+        ({"arrays": []}, ValueError, "arrays is empty"),
+        ({"arrays": [1.0]}, TypeError, "arrays"),
+        ({"arrays": np.zeros(4)}, ValueError, "axes are (0, 1), of an array with 1 dimension; expected 2"),
+        ({"width": (1,)}, ValueError, "or one (or a pair) for each of 2 axes"),
+        ({"width": (1, (1, 1, 1))}, ValueError, "expected a number, or (before, after), 0 or more"),
+        ({"width": -1}, ValueError, "0 or more"),
+        ({"width": 1.0}, TypeError, "expected an integer"),
+        ({"width": 3}, ValueError, "has 4 cells along axis 0, fewer than its 3 + 3 ghosts"),
+        ({"axes": (0, 0)}, ValueError, "axes are (0, 0)"),
+        ({"axes": (0, 2)}, ValueError, "expected 2 of them, one for each axis of the grid"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    with hc.new_grid((SIZE, 1)) as grid:
+        given: dict[str, Any] = {"arrays": np.zeros((4, 4)), "grid": grid, **arguments}
+        for call in (hc.halo_exchange, hc.halo_accumulate, hc.halo_exchange_init, hc.halo_accumulate_init):
+            with pytest.raises(error) as caught:
+                call(**given)
+            assert words in str(caught.value)
+            assert str(caught.value).startswith(call.__name__)
+        read_only = np.zeros((4, 4))
+        read_only.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            hc.halo_exchange(read_only, grid)
+    with pytest.raises(hc.DistError, match="has been destroyed"):
+        hc.halo_exchange(np.zeros((4, 4)), grid)
+
+
+# -- as every operation -----------------------------------------------------------------------------------
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.names: list[tuple[str, int, Any]] = []
+
+    def begin(self, operation: hc.Operation) -> None:
+        self.names.append((operation.name, operation.sequence_number, operation.arguments["width"]))
+
+    def end(self, operation: hc.Operation) -> None:
+        assert operation.error is None
+
+
+def test_hooks_and_numbers() -> None:
+    with hc.new_grid(0, periodic=True) as grid:
+        x, seen = np.zeros(4), Seen()
+        halo = hc.halo_exchange_init(x, grid)
+        first = grid.sequence_number
+        halo.start()
+        halo.wait()
+        assert grid.sequence_number == first + 1
+        with grid.register_hook(seen):
+            halo.start()
+            halo.wait()
+            hc.halo_accumulate(x, grid, async_op=True).wait()
+        width = ((1, 1),)
+        assert seen.names == [("halo_exchange_start", first + 2, width), ("halo_accumulate", first + 3, width)]
+        with pytest.raises(hc.UnsupportedOperationError, match="coalescing"), hc.coalescing(grid):
+            hc.halo_exchange(x, grid)
+
+
+def test_exchanges_come_and_go() -> None:
+    with hc.new_grid(0, periodic=True) as grid:
+        blocks = [np.full(4, RANK + 10 * number) for number in range(6)]
+        halos = [hc.halo_exchange_init(block, grid) for block in blocks]
+        for halo in halos[::-1]:  # all in flight at once
+            halo.start()
+        for halo in halos:
+            halo.wait()
+        before, after = grid.shift(0)
+        for number, block in enumerate(blocks):
+            assert block.tolist() == [before + 10 * number, *[RANK + 10 * number] * 2, after + 10 * number]
+        for halo in halos[1:]:
+            halo.free()
+        again = hc.halo_exchange_init(blocks[1], grid)  # in the place of those
+        halos[0].start()
+        again.start()
+        again.wait()
+        halos[0].wait()
+        assert blocks[1].tolist() == [before + 10, RANK + 10, RANK + 10, after + 10]
+        with pytest.raises(hc.DistError, match="freed"):
+            halos[1].start()
+    with pytest.raises(hc.DistError, match=r"freed|destroyed"):
+        again.start()
+
+
+def test_blocks_without_cells_or_ghosts() -> None:
+    with hc.new_grid((SIZE, 1), periodic=True) as grid:
+        empty = np.zeros((0, 3))
+        hc.halo_exchange(empty, grid, width=0)
+        flat = np.arange(3.0).reshape(3, 1)
+        with hc.halo_exchange_init([empty, flat], grid, width=0) as halo:
+            halo.start()
+            halo.wait()
+        assert flat.ravel().tolist() == [0, 1, 2]
+
+
+@several
+def test_a_neighbour_that_is_late_is_a_time_out() -> None:
+    with hc.new_grid(0, periodic=True, timeout=0.3, on_timeout="raise") as grid:
+        halo = hc.halo_exchange_init(np.zeros(4), grid)
+        if RANK:
+            halo.start()
+        if 1 in (RANK, SIZE - 1) and RANK != 0:  # beside rank 0
+            with pytest.raises(hc.DistTimeoutError, match=r"halo_exchange: not done after 0.3 s"):
+                halo.wait()
+            assert not halo.is_completed()
+        MPI.COMM_WORLD.Barrier()
+        if RANK == 0:
+            halo.start()
+        while not halo.is_completed():
+            pass
+
+
+def check(arrays: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for array, right in zip(arrays, expected):
+        np.testing.assert_array_equal(array, right)
+
+
+class Messages(hc.BackendOverMPI):
+    """Has sends of its own, so that halos are made of messages."""
+
+    def send(self, array: Any, dst: int, tag: int, async_op: bool) -> hc.Work | None:
+        return super().send(array, dst, tag, async_op)
+
+
+hc.register_backend("messages", Messages, devices="cpu", extended_api=True)
