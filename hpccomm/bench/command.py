@@ -38,6 +38,7 @@ SPECIAL = {
     "init": "What the start of a program takes.",
 }
 ALONE = {
+    "halo": "A step of halo exchange, beside what is written by hand. Not together with others.",
     "pairs": "Latency and bandwidth between every two ranks; slow pairs are named. Not together with others.",
 }
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.against is None:
         arguments.against = AGAINST[arguments.device]
-    study = "pairs" if names[0] == "pairs" else _study(arguments)
+    study = names[0] if names[0] in ALONE else _study(arguments)
     steps = []
     try:
         if "init" in names and study is None:  # before there is a world group
@@ -307,7 +308,15 @@ def _pairs(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[st
     return pairs.text(found, world.size), [vars(pair) for pair in found]
 
 
-STUDIES = {"overhead": _overhead, "tune": _tune, "pairs": _pairs}  # by option, or by word
+def _halo(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
+    from .studies import halo
+
+    sizes = sizes_of(arguments.begin, arguments.end, arguments.factor)
+    found = list(halo.steps(world, sizes, _plan(arguments)))
+    return halo.text(found), [vars(step) | {"ratio": step.ratio} for step in found]
+
+
+STUDIES = {"overhead": _overhead, "tune": _tune, "pairs": _pairs, "halo": _halo}  # by option, or by word
 
 
 def _study(arguments: argparse.Namespace) -> str | None:

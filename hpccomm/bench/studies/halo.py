@@ -1,0 +1,133 @@
+"""Halo: one step of a ring of blocks with a ghost on each side, beside what programs write by hand for mpi4py.
+
+The blocks are cut along the first axis (faces without gaps), along the middle one of three (faces of runs), and along
+the last one (faces whose elements lie apart). By hand that is: persistent requests on contiguous copies of the faces;
+the same with Isend and Irecv; and subarray types in Neighbor_alltoallw, which copies nothing in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import hpccomm as hc
+
+from ...debug.words import size_in_words
+from ..measure import Plan, measure
+
+THICKNESS = 4  # a rank's own cells along the axis that is cut
+CELL = np.dtype(np.float64)
+CUTS = {"first": 0, "middle": 1, "last": 1}  # the number of the axis that is cut, of 2 axes or (middle) 3
+HAND = ("persistent", "isend", "subarrays")
+COLUMNS = ("hpccomm", "one call", *HAND)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The times of one halo step, in us."""
+
+    cut: str
+    face_bytes: int
+    times_us: dict[str, float]
+
+    @property
+    def ratio(self) -> float:
+        """The time of hpccomm divided by that of the best one by hand."""
+        return self.times_us["hpccomm"] / min(self.times_us[name] for name in HAND)
+
+
+def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[Step]:
+    """Yield the times of each cut and size, on every rank."""
+    assert world.comm is not None
+    with hc.new_grid(0, periodic=True, group=world) as ring:
+        cart = world.comm.Create_cart([world.size], [True])
+        for cut, axis in CUTS.items():
+            for nbytes in sizes:
+                block = blocks(cut, nbytes)
+                halo = hc.halo_exchange_init(block, ring, axes=(axis,), corners=False)
+                calls: dict[str, Callable[[], Any]] = {
+                    "hpccomm": partial(started, halo),
+                    "one call": partial(hc.halo_exchange, block, ring, axes=(axis,), corners=False),
+                    **by_hand(cart, block, axis),
+                }
+                timings = measure(calls, cart, plan)
+                halo.free()
+                yield Step(cut, face_of(block, axis, 1).nbytes, {name: 1e6 * timings[name].median for name in COLUMNS})
+        cart.Free()
+
+
+def blocks(cut: str, nbytes: int) -> Any:
+    """Return a block with ghosts whose faces have about `nbytes`."""
+    cells = max(1, nbytes // CELL.itemsize)
+    if cut == "middle":
+        side = max(1, int(cells**0.5))
+        return np.ones((cells // side, THICKNESS + 2, side), CELL)
+    shape = (THICKNESS + 2, cells) if cut == "first" else (cells, THICKNESS + 2)
+    return np.ones(shape, CELL)
+
+
+def face_of(block: Any, axis: int, index: int) -> Any:
+    """Return a layer of the block."""
+    return block[(slice(None),) * axis + (slice(index, index + 1 or None),)]
+
+
+def started(halo: Any) -> None:
+    """Do a step."""
+    halo.start()
+    halo.wait()
+
+
+def by_hand(cart: Any, block: Any, axis: int) -> dict[str, Callable[[], Any]]:
+    """Return the calls of what a program writes with mpi4py, by their names."""
+    before, after = cart.Shift(0, 1)
+    edges, ghosts = ([face_of(block, axis, index) for index in some] for some in ((1, -2), (0, -1)))
+    sent, received = ([np.empty(edge.shape) for edge in edges] for _ in range(2))
+    to, tags = (before, after), (1, 2)  # what goes back, and what goes on
+    requests = [cart.Recv_init(received[i], to[i], tags[1 - i]) for i in (0, 1)]
+    requests += [cart.Send_init(sent[i], to[i], tags[i]) for i in (0, 1)]
+
+    def persistent() -> None:
+        for i in (0, 1):
+            sent[i][...] = edges[i]
+        MPI.Prequest.Startall(requests)
+        MPI.Request.Waitall(requests)
+        for i in (0, 1):
+            ghosts[i][...] = received[i]
+
+    def isend() -> None:
+        pending = [cart.Irecv(received[i], to[i], tags[1 - i]) for i in (0, 1)]
+        for i in (0, 1):
+            sent[i][...] = edges[i]
+            pending.append(cart.Isend(sent[i], to[i], tags[i]))
+        MPI.Request.Waitall(pending)
+        for i in (0, 1):
+            ghosts[i][...] = received[i]
+
+    types = []
+    for index in (1, block.shape[axis] - 2, 0, block.shape[axis] - 1):
+        sizes, starts = list(block.shape), [0] * block.ndim
+        sizes[axis], starts[axis] = 1, index
+        types.append(MPI.DOUBLE.Create_subarray(block.shape, sizes, starts).Commit())
+    given, taken = ([block, ([1, 1], [0, 0]), some] for some in (types[:2], types[2:]))
+    return {"persistent": persistent, "isend": isend, "subarrays": partial(cart.Neighbor_alltoallw, given, taken)}
+
+
+def text(found: Sequence[Step]) -> str:
+    """Return the tables."""
+    lines = ["one step of a ring of blocks, two faces each; us, median; ratio: hpccomm / the best by hand"]
+    for cut in CUTS:
+        lines += [
+            "",
+            f"cut along the {cut} axis",
+            "      face " + "".join(f"{each:>12}" for each in (*COLUMNS, "ratio")),
+        ]
+        for step in found:
+            if step.cut == cut:
+                times = "".join(f"{step.times_us[name]:>12.2f}" for name in COLUMNS)
+                lines.append(f"{size_in_words(step.face_bytes):>10} {times}{step.ratio:>12.2f}")
+    return "\n".join(lines)
