@@ -51,7 +51,8 @@ MAKING = {  # what comes back is a communicator
     *("Create_dist_graph", "Create_dist_graph_adjacent", "Create_intercomm", "Merge", "Sub", "Spawn"),
     *("Spawn_multiple", "Accept", "Connect", "Shrink"),
 }
-OTHERS = ["Free", "Disconnect", "free", "Agree"]
+DUPLICATING = {"Idup", "Idup_with_info"}  # what comes back is a communicator, and a request
+OTHERS = ["Free", "Disconnect", "Agree"]
 
 _NONE_OF_OURS = OperationSpec("", (), "", False, False, False, ())
 
@@ -69,7 +70,7 @@ def _calls() -> Iterator[tuple[str, OperationSpec]]:
         for operation, names in table.items():
             for name in names.split():
                 yield name, OPERATIONS.get(operation, _NONE_OF_OURS)
-    for name in (*MAKING, *OTHERS):
+    for name in (*MAKING, *DUPLICATING, *OTHERS):
         yield name, _NONE_OF_OURS
 
 

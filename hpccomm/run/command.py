@@ -7,6 +7,7 @@ import atexit
 import os
 import runpy
 import sys
+from functools import update_wrapper
 from types import TracebackType
 from typing import Any
 
@@ -80,8 +81,9 @@ def _watch() -> None:
 
     mpi = mpi_library.load()
     # A program may initialise MPI by itself.
-    mpi.Init = lambda: None
-    mpi.Init_thread = lambda required=mpi.THREAD_MULTIPLE: mpi.Query_thread()
+    own = mpi.Init, mpi.Init_thread
+    mpi.Init = update_wrapper(lambda: None, own[0])
+    mpi.Init_thread = update_wrapper(lambda required=mpi.THREAD_MULTIPLE: mpi.Query_thread(), own[1])
     size = mpi.COMM_WORLD.Get_size()
     if size == 1:
         from ..process import alone

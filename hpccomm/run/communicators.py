@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mpi4py import MPI
 
 from ..debug.groups_seen import key_from
-from ..debug.mpi_calls import CALLS, MAKING, STARTS
+from ..debug.mpi_calls import CALLS, DUPLICATING, MAKING, STARTS
 from ..debug.records import Record
 from ..debug.sources import SOURCES, Source
 from ..job.failures import ranks_in_the_job
@@ -115,11 +115,41 @@ def _makes(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     return makes
 
 
+def _duplicates(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def duplicates(self: Any, *arguments: Any, **named: Any) -> Any:
+        seen = self._seen
+        seen.collectives += 1
+        seen.names.append(name)
+        made, request = call(self, *arguments, **named)
+        made._seen = Seen(made, f"{name} #{seen.collectives} of {seen.name}", seen.ranks)  # MPI can't be asked yet
+        return made, request
+
+    return duplicates
+
+
 def _makes_of_some(_: str, call: Callable[..., Any]) -> Callable[..., Any]:
     def makes_of_some(self: Any, *arguments: Any, **named: Any) -> Any:
         return watched(call(self, *arguments, **named), f"Create_group of {self._seen.name}")
 
     return makes_of_some
+
+
+def _known(comm: Any, name: str) -> Any:
+    """Return the facts of a copy, ``type(comm)(comm)``, which nothing has wrapped."""
+    if name != "_seen":
+        raise AttributeError(f"{type(comm).__name__!r} object has no attribute {name!r}", name=name, obj=comm)
+    like = next((each for each in (getattr(MPI, name) for name in PREDEFINED) if each == comm), None)
+    comm._seen = Seen(comm, comm.Get_name(), _members(comm)) if like is None else like._seen
+    return comm._seen
+
+
+def _freeing(call: Callable[[Any], None]) -> Callable[[Any], None]:
+    def free(self: Any) -> None:
+        """Call `Free` if not null or predefined."""
+        if not any(self is getattr(MPI, name) for name in PREDEFINED):  # mpi4py's own objects have a mark
+            call(self)
+
+    return free
 
 
 def _reduce(comm: Any) -> Any:
@@ -133,13 +163,15 @@ def _reduce(comm: Any) -> Any:
     return plain(comm).__reduce__()  # which is refused
 
 
-def _watching(base: type[MPI.Comm]) -> type[MPI.Comm]:
+def _watching(base: type[MPI.Comm]) -> Any:
     """Return the subclass of a class of communicators whose calls are counted."""
     methods: dict[str, Any] = {
         "__slots__": ("_seen",),
         "__module__": base.__module__,  # where pickle finds COMM_WORLD
         "__doc__": base.__doc__,
         "__reduce__": _reduce,
+        "__getattr__": _known,
+        "free": _freeing(base.free),
     }
     for name in dir(base):
         spec = CALLS.get(name)
@@ -148,6 +180,8 @@ def _watching(base: type[MPI.Comm]) -> type[MPI.Comm]:
             make = _makes_of_some
         elif spec is None:
             continue
+        elif name in DUPLICATING:
+            make = _duplicates
         elif name in MAKING:
             make = _makes
         elif name in STARTS:
@@ -159,27 +193,43 @@ def _watching(base: type[MPI.Comm]) -> type[MPI.Comm]:
         method.__name__, method.__qualname__, method.__doc__ = name, f"{base.__name__}.{name}", call.__doc__
         method.__dict__["__wrapped__"] = call
         methods[name] = method
-    return type(base.__name__, (base,), methods)
+    return _Watching(base.__name__, (base,), methods)
 
 
-WATCHING = {base: _watching(base) for base in CLASSES}
-CODES = {make("Barrier", print).__code__ for make in (_collective, _message, _starts, _makes, _makes_of_some)}
+class _Watching(type):
+    """The type of the subclasses: each is equal to mpi4py's own class, as ``type(comm) == MPI.Intracomm`` asks."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or cls.__base__ is other
+
+    def __hash__(cls) -> int:
+        return hash(cls.__base__)
+
+
+WATCHING: dict[type[MPI.Comm], Any] = {base: _watching(base) for base in CLASSES}
+CODES = {
+    make("Barrier", print).__code__ for make in (_collective, _message, _starts, _makes, _duplicates, _makes_of_some)
+}
 
 
 def watched(comm: Any, name: str) -> Any:
     """Return the communicator as one whose calls are counted; what is none stays as it is."""
     if isinstance(comm, tuple):  # of Create_dist_graph with weights, and the like
         return type(comm)(watched(each, name) for each in comm)
-    kind = type(comm)
-    own = kind if kind in WATCHING.values() else WATCHING.get(kind)
+    own = WATCHING.get(type(comm))
     if own is None or comm == MPI.COMM_NULL:
         return comm
-    watching: Any = comm if kind is own else own(comm)
+    watching: Any = comm if type(comm) is own else own(comm)
+    watching._seen = Seen(comm, name, _members(comm))
+    return watching
+
+
+def _members(comm: MPI.Comm) -> tuple[int, ...]:
+    """Return the ranks of a communicator in MPI.COMM_WORLD."""
     members = comm.Get_group()
     ranks = ranks_in_the_job(members)
     members.Free()
-    watching._seen = Seen(comm, name, tuple(ranks))
-    return watching
+    return tuple(ranks)
 
 
 def plain(comm: Any) -> Any:

@@ -77,6 +77,39 @@ def test_what_is_made_of_it_is_watched_too(comm: Any) -> None:
     assert comm.Split(MPI.UNDEFINED) == MPI.COMM_NULL
 
 
+def test_a_duplicate_that_is_made_without_blocking_is_watched(comm: Any) -> None:
+    made, request = comm.Idup()
+    request.Wait()
+    made.Barrier()
+    assert (made._seen.collectives, made._seen.ranks) == (1, comm._seen.ranks)
+    assert comm.allgather(made._seen.key).count(made._seen.key) == SIZE
+    made.free()
+    made.free()
+    assert made == MPI.COMM_NULL
+
+
+def test_copies_and_the_predefined_ones_are_freed_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = watched(MPI.COMM_WORLD, "COMM_WORLD")
+    monkeypatch.setattr(MPI, "COMM_WORLD", world)
+    world.free()
+    assert world.allreduce(1) == SIZE
+    copy = type(world)(world)
+    copy.Barrier()
+    assert copy._seen is world._seen
+    copy.free()
+    assert copy == MPI.COMM_NULL
+    assert world.allreduce(1) == SIZE
+    with pytest.raises(AttributeError, match="no attribute 'anything'"):
+        world.anything  # noqa: B018
+
+
+def test_its_class_equals_mpi4pys(comm: Any) -> None:
+    own, copy, another = type(comm), type(MPI.Comm.f2py(comm.py2f())), communicators.WATCHING[MPI.Cartcomm]
+    assert (own == MPI.Intracomm, MPI.Intracomm == own, own == copy) == (True, True, True)
+    assert {MPI.Intracomm: 1}[own] == 1
+    assert (own == MPI.Cartcomm, own == another) == (False, False)
+
+
 def test_intercommunicators(comm: Any) -> None:
     if SIZE < 2:
         pytest.skip("needs two ranks")
