@@ -390,11 +390,12 @@ class _Search:
             "stopped": "its process is stopped (SIGSTOP, or a debugger)",
             "ended": "it has come to the end of its program without that",
         }
-        for other in self._ranks:
-            state = (other.report or {}).get("neighbours", {}).get(str(rank))
-            if state in meanings:
-                return meanings[state]
+        states = {(other.report or {}).get("neighbours", {}).get(str(rank)) for other in self._ranks}
+        for state in meanings.keys() & states:
+            return meanings[state]
         report = self._ranks[rank].report
+        if report is None and "running" in states:
+            return "its process runs, and does not answer (is it in a call of C that keeps Python's other threads out?)"
         if report is None:
             return "it does not answer (has it called init_process_group? is its node there?)"
         if report.get("left"):

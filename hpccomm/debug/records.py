@@ -200,12 +200,13 @@ def sides(records: Mapping[int, Record]) -> list[list[int]]:
     has_all = all(record.count >= 0 for record in each)
     same_form = has_all and len({record.async_op for record in each}) == 1
     knows = has_all and all(record.op or record.peer is not None or not record.async_op for record in each)
+    knows_roots = knows or all(record.peer is not None for record in each)
     has_dtypes = has_all or all(record.dtype for record in each)
 
     def signature(record: Record) -> tuple[object, ...]:
         spec = spec_of(record.name)
         count = record.count if same_form and spec is not None and spec.has_equal_counts else None
-        root = record.peer if knows and spec is not None and "root" in spec.arguments else None
+        root = record.peer if knows_roots and spec is not None and "root" in spec.arguments else None
         dtype = record.dtype if has_dtypes else ""
         return record.name, dtype, count, record.op if knows else "", root, record.details
 

@@ -40,7 +40,7 @@ class Seen:
         self.name = name
         self.ranks = ranks  # in MPI.COMM_WORLD
         self.collectives = self.messages = 0
-        self.names: deque[str] = deque(maxlen=REMEMBERED)  # of the last collectives
+        self.names: deque[str | tuple[str, Any]] = deque(maxlen=REMEMBERED)  # of the last collectives; with the root
         self.requests: deque[Started] = deque(maxlen=IN_FLIGHT)
         _made[ranks] += 1
         self._edition = _made[ranks]
@@ -55,9 +55,17 @@ class Seen:
         """Return what a report says of it."""
         names = list(self.names)
         first = self.collectives - len(names) + 1
-        recent = [[number, name, "", 0] for number, name in enumerate(names, first)]
+        recent = [_passed(number, name) for number, name in enumerate(names, first)]
         counts = {"collectives": self.collectives, "messages": self.messages}
         return {"name": self.name, "ranks": list(self.ranks), **counts, "recent": recent}
+
+
+def _passed(number: int, called: str | tuple[str, Any]) -> list[Any]:
+    """Return what a report says of a collective that has been called."""
+    if isinstance(called, str):
+        return [number, called, "", 0]
+    name, root = called
+    return [number, name, "", 0, -1, "", root if isinstance(root, int) else None, False]
 
 
 # A request, and the call that it stands for: its name, number, arguments without the buffer, and the caller's line.
@@ -65,6 +73,12 @@ Started: TypeAlias = tuple[MPI.Request, str, int, tuple[Any, ...], Mapping[str, 
 
 SEEN: weakref.WeakSet[Seen] = weakref.WeakSet()
 _made: Counter[tuple[int, ...]] = Counter()
+
+
+@cache
+def _signature(name: str) -> inspect.Signature:
+    method = next(getattr(base, name) for base in CLASSES if hasattr(base, name))
+    return inspect.signature(method)
 
 
 def _collective(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,6 +89,19 @@ def _collective(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         return call(self, *arguments, **named)
 
     return collective
+
+
+def _rooted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    place = list(_signature(name).parameters).index("root") - 1
+
+    def rooted(self: Any, *arguments: Any, **named: Any) -> Any:
+        seen = self._seen
+        seen.collectives += 1
+        root = arguments[place] if len(arguments) > place else named.get("root", 0)
+        seen.names.append((name, root))  # a root that differs may let other ranks pass
+        return call(self, *arguments, **named)
+
+    return rooted
 
 
 def _message(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,6 +213,8 @@ def _watching(base: type[MPI.Comm]) -> Any:
             make = _makes
         elif name in STARTS:
             make = _starts
+        elif "root" in spec.arguments:
+            make = _rooted
         else:
             make = _message if spec.is_a_message else _collective
         call = getattr(base, name)
@@ -207,9 +236,8 @@ class _Watching(type):
 
 
 WATCHING: dict[type[MPI.Comm], Any] = {base: _watching(base) for base in CLASSES}
-CODES = {
-    make("Barrier", print).__code__ for make in (_collective, _message, _starts, _makes, _duplicates, _makes_of_some)
-}
+MAKERS = (_collective, _rooted, _message, _starts, _makes, _duplicates, _makes_of_some)
+CODES = {make("Bcast", print).__code__ for make in MAKERS}
 
 
 def watched(comm: Any, name: str) -> Any:
@@ -285,12 +313,6 @@ def _bound(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> d
         return {}
     bound.apply_defaults()
     return bound.arguments
-
-
-@cache
-def _signature(name: str) -> inspect.Signature:
-    method = next(getattr(base, name) for base in CLASSES if hasattr(base, name))
-    return inspect.signature(method)
 
 
 def _record(

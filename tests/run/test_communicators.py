@@ -138,7 +138,11 @@ def test_calls_are_numbered(comm: Any) -> None:
     comm.bcast(None)
     facts = comm._seen.facts()
     assert (facts["collectives"], facts["messages"]) == (3, 1)
-    assert facts["recent"] == [[1, "Barrier", "", 0], [2, "Iallreduce", "", 0], [3, "bcast", "", 0]]
+    bcast = [3, "bcast", "", 0, -1, "", 0, False]
+    assert facts["recent"] == [[1, "Barrier", "", 0], [2, "Iallreduce", "", 0], bcast]
+    comm.Bcast(array, SIZE - 1)
+    comm.Bcast([array, MPI.DOUBLE], root=SIZE - 1)
+    assert [each[-2] for each in comm._seen.facts()["recent"][-2:]] == [SIZE - 1, SIZE - 1]
 
 
 class Looks:
