@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from .grids import init_device_mesh, new_grid
     from .groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
     from .halos import halo_accumulate, halo_accumulate_init, halo_exchange, halo_exchange_init
+    from .layouts import block, redistribute, redistribute_init
     from .mpi.over_mpi import BackendOverMPI
     from .objects import (
         all_gather_object,
@@ -128,6 +129,7 @@ LATER = {
         "grids": "init_device_mesh new_grid",
         "groups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
         "halos": "halo_accumulate halo_accumulate_init halo_exchange halo_exchange_init",
+        "layouts": "block redistribute redistribute_init",
         "mpi.over_mpi": "BackendOverMPI",
         "objects": "all_gather_object broadcast_object_list gather_object recv_object_list "
         "scatter_object_list send_object_list",
@@ -195,6 +197,7 @@ __all__ = [
     "all_to_all_single_init",
     "barrier",
     "batch_isend_irecv",
+    "block",
     "broadcast",
     "broadcast_coalesced",
     "broadcast_init",
@@ -244,6 +247,8 @@ __all__ = [
     "recv",
     "recv_init",
     "recv_object_list",
+    "redistribute",
+    "redistribute_init",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",

@@ -85,6 +85,12 @@ OPERATIONS: dict[str, OperationSpec] = {
             "the reverse: ghosts are added to their owners",
             "async persistent",
         ),
+        _spec(
+            "redistribute",
+            "output array output_box input_box",
+            "from one layout of boxes to another",
+            "async persistent",
+        ),
         _spec("barrier", "", "every rank has arrived"),
         _spec("monitored_barrier", "timeout wait_all_ranks", "the same, or who is missing", ""),
         _spec("all_gather_object", "obj", "every rank's Python object, on every rank", ""),
@@ -100,6 +106,8 @@ OPERATIONS: dict[str, OperationSpec] = {
 }
 
 OF_GRIDS = {"halo_exchange", "halo_accumulate"}  # which other groups have not
+
+OF_SEVERAL = {"redistribute"}  # before which the ranks gather what they need to know of each other
 
 START = "_start"  # the end of the name of a persistent operation's start: "all_reduce_start"
 

@@ -23,6 +23,7 @@ from .work import Work
 
 if TYPE_CHECKING:
     from .persistent_work import PersistentWork
+    from .redistribution import Slices
 
 
 class Operations(Members):
@@ -313,6 +314,23 @@ class Operations(Members):
     def recv_init(self, array: Array, src: int | None = None, tag: int = 0) -> PersistentWork:
         """See :func:`hpccomm.recv_init`."""
         return self.door.set_up(calls.recv(self, array, src, tag, "_init"))
+
+    # -- layouts ---------------------------------------------------------------------------------
+
+    @asynchronous_method
+    def redistribute(
+        self, output: Array, input: Array, output_box: Slices, input_box: Slices, async_op: bool = False
+    ) -> Work | None:
+        """See :func:`hpccomm.redistribute`."""
+        from .redistribution import checked
+
+        return checked("redistribute", self, output, input, output_box, input_box).begin(async_op)
+
+    def redistribute_init(self, output: Array, input: Array, output_box: Slices, input_box: Slices) -> PersistentWork:
+        """See :func:`hpccomm.redistribute_init`."""
+        from .redistribution import checked
+
+        return checked("redistribute_init", self, output, input, output_box, input_box).set_up()
 
     # -- Python objects --------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .backend import Pieces
+from .overlap import all_unaliased
 from .work import JoinedWork, Once, Work
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 def by_messages(backend: Backend, sends: Pieces, receives: Pieces, adds: bool) -> Work | None:
     """Do `Backend.exchange` by the sends and receives of a backend."""
     into = [(peer, np.empty_like(piece) if adds else piece) for peer, piece in receives]
+    sent = all_unaliased([piece for _, piece in sends], [piece for _, piece in receives])
+    sends = [(peer, piece) for (peer, _), piece in zip(sends, sent)]
     works = []
     with backend.batch([piece for _, piece in (*into, *sends)]):
         for peer, piece in into:

@@ -14,7 +14,7 @@ from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
 
 from ..core.backend import Backend, Pieces, finished
-from ..core.operation_list import OF_GRIDS, OPERATIONS
+from ..core.operation_list import OPERATIONS
 from ..core.options import BackendOptions
 from ..core.work import Work
 from ..errors import DistBackendError, UnsupportedOperationError, here
@@ -170,7 +170,7 @@ def _is_output(argument: str) -> bool:
 
 
 for _name, _spec in OPERATIONS.items():
-    if _name not in OF_GRIDS and _spec.is_asynchronous and not ARRAYS.isdisjoint(_spec.arguments):
+    if hasattr(Backend, _name) and _spec.is_asynchronous and not ARRAYS.isdisjoint(_spec.arguments):
         setattr(StagedBackend, _name, _staged_form(_name))
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from ..core.door import DOORS, Door
 from ..core.group import ProcessGroup
-from ..core.operation_list import CALLED, MESSAGES, OPERATIONS
+from ..core.operation_list import CALLED, MESSAGES, OF_SEVERAL, OPERATIONS
 from ..core.operations import Operations
 from ..core.persistent_work import PersistentWork
 from ..core.timeouts import KEEP_TIME, as_seconds
@@ -39,7 +39,9 @@ OWN_THREADS = "hpccomm-"  # how their names begin
 # The frames that show an operation: the door, the method before it (the only one of a fast operation), waits.
 DOOR = Door.run.__code__
 METHODS: dict[CodeType, str] = {
-    getattr(Operations, name).__code__: name for name in OPERATIONS if name in vars(Operations)
+    getattr(Operations, name).__code__: name
+    for name in OPERATIONS
+    if name in vars(Operations) and name not in OF_SEVERAL
 }
 POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
@@ -64,7 +66,9 @@ def _names_by_code(functions: tuple[Any, ...]) -> dict[CodeType, str]:
     names = {}
     for each in (*functions, *methods):
         code = getattr(inspect.unwrap(each), "__code__", None)
-        if code is not None and NAMES_OF_GROUPS & set(_argument_names(code)):
+        if code is None or code.co_name.removesuffix("_init") in OF_SEVERAL:
+            continue
+        if NAMES_OF_GROUPS & set(_argument_names(code)):
             names[code] = code.co_name
     return names
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import setitem
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from ..core.backend import Pieces
+from ..core.overlap import address_of, extent, overlapping
 from ..core.work import Once, Work
 from ..job.tags import EXCHANGE
 from .datatypes import message
 from .layout import is_plain
 from .persistent import MPIPersistentWork
 from .works import all_done
+
+T = TypeVar("T")
 
 ALIGNMENT = 16  # bytes, of each part of a packed message
 
@@ -25,18 +28,22 @@ class Plan:
     """What one rank packs, sends, receives and unpacks; a part that is alone in its message may stay where it lies."""
 
     def __init__(self, rank: int, sends: Pieces, receives: Pieces, adds: bool) -> None:
-        outgoing, incoming = by_peer(sends), by_peer(receives)
-        slots = {rank: iter(outgoing.pop(rank, []))}  # what a rank sends to itself is copied
-        incoming.pop(rank, None)
+        outgoing, incoming = _stays(sends, receives), _stays(receives, sends)
+        slots = {}
         self.sent: dict[int, Any] = {}
         self.received: dict[int, Any] = {}
         self._packed: list[tuple[Any, Any]] = []
-        for peer, pieces in outgoing.items():
-            self.sent[peer], filled = _message(pieces)
-            self._packed += [(slot, piece) for slot, piece in zip(filled, pieces) if slot is not piece]
-        for peer, pieces in incoming.items():
-            self.received[peer], filled = _message(pieces, may_stay=not adds)
-            slots[peer] = iter(filled)
+        for peer, pieces in by_peer(outgoing).items():
+            if peer == rank:  # what a rank sends to itself is copied
+                filled = [piece if stays else np.empty_like(piece) for piece, stays in pieces]
+                slots[rank] = iter(filled)
+            else:
+                self.sent[peer], filled = _message(pieces)
+            self._packed += [(slot, piece) for slot, (piece, _) in zip(filled, pieces) if slot is not piece]
+        for peer, pieces in by_peer(incoming).items():
+            if peer != rank:
+                self.received[peer], filled = _message([(piece, stays and not adds) for piece, stays in pieces])
+                slots[peer] = iter(filled)
         steps: list[Callable[[], Any]] = []
         for peer, target in receives:
             source = next(slots[peer])
@@ -54,8 +61,8 @@ class Plan:
 
 def exchange(comm: MPI.Intracomm, plan: Plan, async_op: bool) -> Work | None:
     """Do an exchange once."""
-    requests: list[Any] = [comm.Irecv(message(buffer), peer, EXCHANGE) for peer, buffer in plan.received.items()]
     plan.pack()
+    requests: list[Any] = [comm.Irecv(message(buffer), peer, EXCHANGE) for peer, buffer in plan.received.items()]
     requests += [comm.Isend(message(buffer), peer, EXCHANGE) for peer, buffer in plan.sent.items()]
     if async_op and requests:
         return all_done(requests, plan.unpack, plan)
@@ -73,22 +80,30 @@ def set_up(comm: MPI.Intracomm, sends: Pieces, receives: Pieces, adds: bool) -> 
     return MPIPersistentWork(requests, plan.pack, plan.unpack, plan)
 
 
-def by_peer(pieces: Iterable[tuple[int, Any]]) -> dict[int, list[Any]]:
+def by_peer(pieces: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
     """Return the parts of arrays of each rank, in their order."""
-    found: dict[int, list[Any]] = {}
+    found: dict[int, list[T]] = {}
     for peer, piece in pieces:
         found.setdefault(peer, []).append(piece)
     return found
 
 
-def _message(pieces: list[Any], may_stay: bool = True) -> tuple[Any, list[Any]]:
+def _stays(pieces: Pieces, others: Pieces) -> Iterator[tuple[int, tuple[Any, bool]]]:
+    """Yield the parts, each with whether it may stay where it lies: it shares no memory with the others."""
+    extents, beside = ([extent(piece, address_of(piece)) for _, piece in some] for some in (pieces, others))
+    for (peer, piece), is_shared in zip(pieces, overlapping(extents, beside)):
+        yield peer, (piece, not is_shared)
+
+
+def _message(pieces: list[tuple[Any, bool]]) -> tuple[Any, list[Any]]:
     """Return a contiguous array for the values of `pieces`, and the part of it for each, in its shape."""
-    if may_stay and len(pieces) == 1 and is_plain(pieces[0]):
-        return pieces[0], pieces
-    starts, end = places(pieces)
+    first, stays = pieces[0]
+    if stays and len(pieces) == 1 and is_plain(first):
+        return first, [first]
+    starts, end = places([piece for piece, _ in pieces])
     buffer = np.empty(end, np.uint8)
-    parts = (buffer[start : start + piece.nbytes] for start, piece in zip(starts, pieces))
-    return buffer, [part.view(piece.dtype).reshape(piece.shape) for part, piece in zip(parts, pieces)]
+    parts = (buffer[start : start + piece.nbytes] for start, (piece, _) in zip(starts, pieces))
+    return buffer, [part.view(piece.dtype).reshape(piece.shape) for part, (piece, _) in zip(parts, pieces)]
 
 
 def places(pieces: list[Any]) -> tuple[list[int], int]:

@@ -270,8 +270,9 @@ class NCCLBackend(Backend):
         plan = self._plan(async_op, *arrays) if arrays else (self._connection or self._connect()).plan(async_op)
         for peer, piece in receives:
             plan.recv(plan.recv_buffer(piece), peer)
-        for peer, piece in sends:
-            plan.send(plan.send_buffer(piece), peer)
+        sent = plan.unaliased([piece for _, piece in sends], [piece for _, piece in receives])
+        for (peer, _), piece in zip(sends, sent):
+            plan.send(piece, peer)
         return self._end(plan, async_op, arrays)
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import hpccomm as hc
-from hpccomm.core.operation_list import OF_GRIDS, OPERATIONS
+from hpccomm.core.operation_list import OF_GRIDS, OF_SEVERAL, OPERATIONS
 
 pytestmark = pytest.mark.serial
 
@@ -31,13 +31,13 @@ def test_every_operation_is_a_function_with_the_forms_of_the_list(name: str) -> 
 
 # -- the places that have to know an operation: docs/adding-an-operation.md ------------------------------------------
 
-MADE_OF_OTHERS = {"all_reduce_sparse", "coalescing"} | OF_GRIDS
+MADE_OF_OTHERS = {"all_reduce_sparse", "coalescing"} | OF_SEVERAL | OF_GRIDS
 OF_OBJECTS = {name for name in OPERATIONS if "object" in name}
 OF_ARRAYS = OPERATIONS.keys() - MADE_OF_OTHERS - OF_OBJECTS
 SHARED = {"empty_shared", "fence"}
 MEASURED = OF_ARRAYS - SHARED - {"send", "recv", "monitored_barrier"}  # messages are measured in patterns of their own
 PLACES = {
-    "hpccomm/core/operations.py": OF_ARRAYS | OF_OBJECTS,
+    "hpccomm/core/operations.py": OF_ARRAYS | OF_OBJECTS | OF_SEVERAL,
     "hpccomm/core/backend.py": OF_ARRAYS,
     "hpccomm/mpi/backend.py": OF_ARRAYS,
     "hpccomm/mpi/objects.py": OF_OBJECTS,

@@ -139,6 +139,8 @@ CALLS: dict[str, Callable[[], object]] = {
     "reduce_scatter_single": lambda: hc.reduce_scatter_single(np.empty(1), x),
     "reduce_scatter_single_coalesced": lambda: hc.reduce_scatter_single_coalesced([np.empty(1)], [x]),
     "reduce_scatter_single_init": lambda: hc.reduce_scatter_single_init(np.empty(1), x).free() or hc.barrier(),
+    "redistribute": lambda: hc.redistribute(np.empty(2), x, slice(0, 2), slice(0, 2)),
+    "redistribute_init": lambda: hc.redistribute_init(np.empty(2), x, slice(0, 2), slice(0, 2)),
     "scan": lambda: hc.scan(x),
     "scatter": lambda: hc.scatter(x, [x, x] if hc.get_rank() == 0 else None, src=0),
     "scatter_object_list": lambda: hc.scatter_object_list([None], [1, 2] if hc.get_rank() == 0 else None, src=0),

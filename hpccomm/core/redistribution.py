@@ -1,0 +1,209 @@
+"""Redistribution: a global array, of which each rank has a box, from one layout of boxes to another.
+
+The ranks tell each other their boxes. Then each rank works out what it gets, from whom: a cell that several ranks have
+comes from the lowest of them. The same steps for the ranks that want some of its cells tell it what it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..errors import here
+from . import checks
+from .annotations import Array, Integer
+from .backend import Pieces
+from .calls import Call
+from .persistent_work import PersistentWork
+from .work import Work
+
+if TYPE_CHECKING:
+    from .operations import Operations
+
+Box: TypeAlias = tuple[tuple[int, int], ...]  # start and stop along each axis
+Slices: TypeAlias = "Sequence[slice] | slice"
+
+
+class Redistribution(NamedTuple):
+    """A redistribution whose arguments have been checked on this rank."""
+
+    name: str
+    group: Operations
+    device: str
+    output: Any
+    input: Any
+    boxes: tuple[Box, Box]  # of the output, of the input
+    fault: str  # of the arguments; all ranks are told
+
+    @property
+    def call(self) -> Call:
+        """The call, as it passes the door."""
+        arguments = self.output, self.input, *self.boxes
+        return Call((self.name.removesuffix("_init"), self.device, self.output, arguments))
+
+    def begin(self, async_op: bool) -> Work | None:
+        """Redistribute once; every rank of the group calls it."""
+        sends, receives = self._agreed()
+        door = self.group.door
+        step = partial(door.backends[self.device].exchange, sends, receives, False, async_op)
+        return door.run(self.call, async_op, step)
+
+    def set_up(self) -> PersistentWork:
+        """Set up a redistribution; every rank of the group calls it."""
+        sends, receives = self._agreed()
+        door = self.group.door
+        step = partial(door.backends[self.device].persistent, "exchange", sends, receives, False)
+        return door.set_up(self.call, step)
+
+    def _agreed(self) -> tuple[Pieces, Pieces]:
+        """Return what is sent and received; raise on every rank if something does not fit."""
+        told: list[Any] = [None] * self.group.size
+        batch = self.output.shape[: self.output.ndim - len(self.boxes[0])]
+        self.group.all_gather_object(told, (self.fault, self.boxes, str(self.output.dtype), batch))
+        for rank, (fault, boxes, dtype, rows) in enumerate(told):
+            if not fault and (len(boxes[0]), dtype, rows) != (len(told[0][1][0]), *told[0][2:]):
+                fault = (
+                    f"rank {rank} has boxes of {len(boxes[0])} axes, {dtype}, and leading axes {rows}; rank 0 others"
+                )
+            if fault:
+                raise ValueError(f"{self.name}: {fault}{here()}")
+        layouts = Layouts(*zip(*(boxes for _, boxes, _, _ in told)))
+        pieces = layouts.pieces_of(self.group.rank, self.output, self.input)
+        missing: list[Any] = [None] * self.group.size
+        self.group.all_gather_object(missing, layouts.missing(self.group.rank))
+        for rank, cell in enumerate(missing):
+            if cell is not None:
+                raise ValueError(f"{self.name}: rank {rank} wants cell {cell}, and no rank's input_box has it{here()}")
+        return pieces
+
+
+class Layouts:
+    """The boxes of all ranks: what they want, and what they have."""
+
+    def __init__(self, outputs: Sequence[Box], inputs: Sequence[Box]) -> None:
+        self._outputs, self._inputs = outputs, inputs
+        axes = len(outputs[0])
+        self._wanted, self._had = (np.array(boxes, np.int64).reshape(-1, axes, 2) for boxes in (outputs, inputs))
+
+    def parts(self, rank: int) -> Iterator[tuple[int, Box]]:
+        """Yield what a rank gets: from whom, and which box; last, from -1, what nobody has."""
+        left = [self._outputs[rank]] if size_of(self._outputs[rank]) else []
+        for source in _meeting(self._had, self._wanted[rank]):
+            rest = []
+            for box in left:
+                common = _common(box, self._inputs[source])
+                if common is None:
+                    rest.append(box)
+                else:
+                    yield source, common
+                    rest += _without(box, common)
+            left = rest
+        yield from ((-1, box) for box in left)
+
+    def missing(self, rank: int) -> tuple[int, ...] | None:
+        """Return a cell that a rank wants and no rank has; None if there is none."""
+        return next((tuple(start for start, _ in box) for source, box in self.parts(rank) if source < 0), None)
+
+    def pieces_of(self, rank: int, output: Any, input: Any) -> tuple[Pieces, Pieces]:
+        """Return what a rank sends, and where what it receives goes."""
+        receives = [
+            (source, output[_within(self._outputs[rank], box)]) for source, box in self.parts(rank) if source >= 0
+        ]
+        sends = [
+            (receiver, input[_within(self._inputs[rank], box)])
+            for receiver in _meeting(self._wanted, self._had[rank])
+            for source, box in self.parts(receiver)
+            if source == rank
+        ]
+        return sends, receives
+
+
+def _meeting(boxes: Any, box: Any) -> list[int]:
+    """Return the ranks whose boxes have a cell in common with a box."""
+    return np.flatnonzero(
+        (np.maximum(boxes[..., 0], box[:, 0]) < np.minimum(boxes[..., 1], box[:, 1])).all(axis=1)
+    ).tolist()
+
+
+def _common(one: Box, other: Box) -> Box | None:
+    found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other))
+    return found if all(start < stop for start, stop in found) else None
+
+
+def _without(box: Box, part: Box) -> list[Box]:
+    """Return a box without a part of it, as boxes."""
+    rest = []
+    for axis, ((start, stop), (low, high)) in enumerate(zip(box, part)):
+        for piece in ((start, low), (high, stop)):
+            if piece[0] < piece[1]:
+                rest.append((*part[:axis], piece, *box[axis + 1 :]))
+    return rest
+
+
+def _within(box: Box, part: Box) -> tuple[Any, ...]:
+    """Return where a part of a box is, in an array that holds the box in its last axes."""
+    return (..., *(slice(start - low, stop - low) for (start, stop), (low, _) in zip(part, box)))
+
+
+def size_of(box: Box) -> int:
+    """Return the number of cells of a box."""
+    return int(np.prod([max(0, stop - start) for start, stop in box], dtype=object))
+
+
+def checked(
+    name: str, group: Operations, output: Array, input: Array, output_box: Slices, input_box: Slices
+) -> Redistribution:
+    """Return the redistribution of these arguments; TypeError or ValueError for what no rank could mean."""
+    device, view = checks.writable(name, "output", output)
+    device_in, given = checks.readable(name, "input", input)
+    if device != device_in:
+        raise ValueError(f"{name}: output and input are on {device} and {device_in}; one call, one device{here()}")
+    if view.dtype != given.dtype:
+        raise TypeError(f"{name}: output is {view.dtype}, but input is {given.dtype}{here()}")
+    boxes = _box(name, "output_box", output_box), _box(name, "input_box", input_box)
+    faults = chain(_fault(group.rank, "output", view, boxes[0]), _fault(group.rank, "input", given, boxes[1]))
+    fault = next(faults, "")
+    if not fault and len(boxes[0]) != len(boxes[1]):
+        fault = f"output_box of rank {group.rank} has {len(boxes[0])} axes, and its input_box {len(boxes[1])}"
+    leading = [each.shape[: each.ndim - len(boxes[0])] for each in (view, given)]
+    if not fault and leading[0] != leading[1]:
+        fault = f"output and input of rank {group.rank} have leading axes {leading[0]} and {leading[1]}"
+    return Redistribution(name, group, device, view, given, boxes, fault)
+
+
+def _box(name: str, argument: str, given: Slices) -> Box:
+    box = []
+    for each in [given] if isinstance(given, slice) else given:
+        if not isinstance(each, slice) or each.step not in (None, 1) or each.stop is None:
+            raise TypeError(f"{name}: {argument} has {each!r}; expected slices with a start and a stop{here()}")
+        start = 0 if each.start is None else checks.integer(f"{name}: a start of {argument}", each.start)
+        box.append((start, checks.integer(f"{name}: a stop of {argument}", each.stop)))
+    return tuple(box)
+
+
+def _fault(rank: int, what: str, view: Any, box: Box) -> Iterator[str]:
+    """Yield what is wrong with an array and its box, in words."""
+    sizes = tuple(max(0, stop - start) for start, stop in box)
+    if any(start < 0 for start, _ in box):
+        yield f"{what}_box of rank {rank} begins with a negative number: {in_words(box)}"
+    elif not box or view.ndim < len(box) or view.shape[view.ndim - len(box) :] != sizes:
+        yield f"{what}_box of rank {rank} is {in_words(box)}, which has shape {sizes}, but {what} has {view.shape}"
+
+
+def in_words(box: Box) -> str:
+    """Return a box as text: [0:4, 2:6]."""
+    return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
+
+
+def block(cells: Integer, parts: Integer, index: Integer) -> slice:
+    """Return the slice of the `index`-th of `parts` nearly equal parts of `cells`; see :func:`hpccomm.block`."""
+    n, of, at = (
+        checks.integer(f"block: {what}", each) for what, each in zip(("n", "parts", "index"), (cells, parts, index))
+    )
+    if n < 0 or not 0 <= at < of:
+        raise ValueError(f"block: part {at} of {of} of {n}; expected 0 <= index < parts, and n >= 0{here()}")
+    return slice(n * at // of, n * (at + 1) // of)
