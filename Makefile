@@ -11,6 +11,7 @@ VENV := $(if $(filter mpich,$(MPI)),.venv,.venv-$(MPI))
 BIN := $(VENV)/bin
 RUN := tools/run-mpi $(BIN)
 TORCH := .venv-torch$(if $(filter mpich,$(MPI)),,-$(MPI))
+FOREIGN := .venv-foreign$(if $(filter mpich,$(MPI)),,-$(MPI))
 
 # Images of containers set it; the tests start thousands of processes, and each would compile hpccomm anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -55,6 +56,9 @@ test-gpu: .venv-gpu/.cuda$(CUDA) ## run the tests of GPU arrays on this machine'
 test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch, of gloo, and PyTorch's own (5 GB are installed)
 	tools/test-torch $(TORCH)/bin "$(RANKS)" $(ARGS)
 
+test-foreign: $(FOREIGN)/.foreign ## run tests and programs of others under hpccomm run, compare, and write the table of docs/guide/mpi4py-programs.md (1 GB is installed)
+	$(FOREIGN)/bin/python -m tests.foreign.suite $(FOREIGN)/bin $(ARGS)
+
 coverage: $(VENV)/.test ## run the tests and report line and branch coverage, all ranks together
 	COVERAGE="$(RANKS)" BINDINGS=2 tools/run-tests $(BIN) "$(RANKS)"
 
@@ -96,6 +100,15 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 	echo $(CURDIR)/.venv-torch/lib/python*/site-packages > $$(echo .venv-torch-$*/lib/python*/site-packages)/torch.pth
 	touch $@
 
+# The tests of these are in their sources only.
+$(FOREIGN)/.foreign: setup.cfg pyproject.toml tests/foreign/requirements.txt
+	test -x $(FOREIGN)/bin/python || $(PYTHON) -m venv $(FOREIGN)
+	$(FOREIGN)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),pytest]' -r tests/foreign/requirements.txt
+	grep -E '^(mpi4py|schwimmbad|pylops-mpi)==' tests/foreign/requirements.txt | xargs $(FOREIGN)/bin/python -m pip download \
+		--quiet --disable-pip-version-check --no-deps --no-binary mpi4py,schwimmbad,pylops-mpi --dest build/foreign
+	$(FOREIGN)/bin/python -m tests.foreign.suite unpack build/foreign
+	touch $@
+
 .venv-gpu/.cuda$(CUDA): setup.cfg pyproject.toml
 	test -x .venv-gpu/bin/python || $(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),test-common,cuda$(CUDA)]'
@@ -107,5 +120,5 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 	.venv-wheels/bin/python -m pip install --quiet --disable-pip-version-check build ziglang auditwheel twine
 	touch $@
 
-.PHONY: help demo test test-all test-slow test-sanitized test-faults test-cluster test-gpu test-torch coverage lint bench docs wheels clean
+.PHONY: help demo test test-all test-slow test-sanitized test-faults test-cluster test-gpu test-torch test-foreign coverage lint bench docs wheels clean
 .DEFAULT_GOAL := help

@@ -46,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     sys.argv[:] = words
     try:
         if arguments.module:
+            # pytest warns of packages with plugins that it can't rewrite any more, unless they say this
+            sys.modules["hpccomm"].__doc__ = f"{sys.modules['hpccomm'].__doc__}\nPYTEST_DONT_REWRITE\n"
             sys.path[0] = os.getcwd()
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         elif arguments.code:

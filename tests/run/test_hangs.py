@@ -16,7 +16,7 @@ from ..launch import launch
 pytestmark = pytest.mark.serial
 
 PROGRAM = """
-    import fcntl, os, signal, sys, threading, time
+    import ctypes, fcntl, os, signal, sys, threading, time
     import numpy as np
     from mpi4py import MPI
     comm = MPI.COMM_WORLD
@@ -102,6 +102,11 @@ CASES = {
     ),
     "an endless loop of NumPy": ("[np.cos(x, x) for _ in iter(int, 1)]", "pass", NEVER + AT),
     "a call of C that does not end": ("max(iter(int, 1))", "pass", NEVER + "its process runs, and does not answer"),
+    "inside a library of C that calls MPI": (  # as HDF5 and PETSc do
+        "mpi = ctypes.CDLL(MPI.__file__); mpi.MPI_Barrier(ctypes.c_void_p(comm.handle))",
+        "pass",
+        NEVER + AT + r"<module>, in mpi.MPI_Barrier\(ctypes.c_void_p\(comm.handle\)\)",
+    ),
     "input": ("os.dup2(os.pipe()[0], 0); input()", "pass", NEVER + AT + r"<module>, in input\(\)"),
     "its program has ended": ("sys.exit()", "pass", NEVER + "it has come to the end of its program without"),
 }  # fmt: skip

@@ -72,6 +72,14 @@ def test_modules_code_and_mistakes() -> None:
     assert "there is no program" in finished.stderr
 
 
+def test_pytest_runs_where_warnings_are_errors(tmp_path: Path) -> None:
+    file = tmp_path / "test_one.py"
+    file.write_text("from mpi4py import MPI\n\ndef test_one():\n    assert MPI.COMM_WORLD.allreduce(1) == 2\n")
+    options = ("-m", "pytest", "-c", "/dev/null", "-W", "error", "-p", "no:cacheprovider", "-q", "--with-mpi")
+    finished = launch(2, sys.executable, "-m", "hpccomm", "run", *options, file)
+    assert (finished.returncode, "1 passed" in finished.stdout) == (0, True), finished.stderr
+
+
 def test_a_program_may_initialise_mpi_and_use_hpccomm(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

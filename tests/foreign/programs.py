@@ -1,0 +1,163 @@
+"""Programs of others: their tests, a small program of each, and what is said where one rank fails or waits in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FAULT = """\
+import os, sys, time
+from mpi4py import MPI
+def fault():
+    if MPI.COMM_WORLD.rank == 1 and sys.argv[1:]:
+        if sys.argv[1] == "raises":
+            raise KeyError("on purpose")
+        time.sleep(1000)
+"""
+SLEEPS = r"it is in the program at \S*program.py:\d+ in fault, in time.sleep\(1000\)"
+
+
+@dataclass
+class Program:
+    """A package, its tests, and a program that uses it, which calls `fault` where one rank may fail or wait.
+
+    `tests` are files in its folder, `ranks` the numbers of ranks for these; `verdict` is a pattern of what is said
+    where rank 1 never comes back from `fault`; "" where that is not timed, because the other ranks ask again and again.
+    """
+
+    name: str
+    tests: tuple[str, ...]
+    ranks: tuple[int, ...]
+    program: str
+    verdict: str = r"rank 1 never reached .*: " + SLEEPS
+    is_script: bool = False  # the tests are programs, and not pytest's
+    from_sources: bool = False  # the tests are in the sdist only
+    excluded: str = ""  # of pytest's -k
+    end: str = r"KeyError: 'on purpose'"  # what is said where rank 1 raises
+
+
+PROGRAMS = [
+    Program(
+        "schwimmbad",
+        ("tests/test_mpi.py",),
+        (2,),
+        """
+        from schwimmbad import MPIPool
+        def work(x):
+            fault()
+            return x * x
+        with MPIPool() as pool:
+            print(pool.map(work, range(20)))
+        """,
+        verdict=r"rank 1 has not answered Probe #\d+ of 'COMM_WORLD': " + SLEEPS,
+        is_script=True,
+        from_sources=True,
+    ),
+    Program(
+        "emcee",
+        (),
+        (3,),
+        """
+        import numpy as np, emcee
+        from schwimmbad import MPIPool
+        def log_prob(x):
+            fault()
+            return -0.5 * np.sum(x**2)
+        with MPIPool() as pool:
+            np.random.seed(3)
+            sampler = emcee.EnsembleSampler(8, 2, log_prob, pool=pool)
+            sampler.run_mcmc(np.random.randn(8, 2), 20)
+            print(sampler.get_chain().sum())
+        """,
+        verdict=r"rank 1 has not answered Probe #\d+ of 'COMM_WORLD': " + SLEEPS,
+    ),
+    Program(
+        "mpi4py.futures",
+        (),
+        (3,),
+        """
+        from mpi4py.futures import MPICommExecutor
+        def work(x):
+            fault()
+            return x * x
+        with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
+            if executor is not None:
+                print(list(executor.map(work, range(20))))
+        """,
+        verdict="",
+    ),
+    Program(
+        "mpiarray",
+        ("tests/unit",),
+        (1, 2, 6),
+        """
+        import numpy as np, mpiarray as mpa
+        a = mpa.array(np.arange(24.0).reshape(6, 4), split=0)
+        print(a.gather().sum())
+        fault()
+        print(a.redistribute(mpa.zeros((6, 4), split=1).layout).gather().sum())
+        """,
+        excluded="not examples and not guides",  # these start jobs of their own
+    ),
+    Program(
+        "pylops-mpi",
+        ("tests/test_distributedarray.py", "tests/test_stack.py", "tests/test_blockdiag.py", "tests/test_halo.py"),
+        (2, 3),
+        """
+        import numpy as np, pylops, pylops_mpi
+        rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+        op = pylops_mpi.MPIBlockDiag(ops=[pylops.MatrixMult(np.full((3, 3), rank + 1.0))])
+        x = pylops_mpi.DistributedArray(global_shape=3 * size)
+        x[:] = 1.0
+        print((op @ x).asarray().sum())
+        fault()
+        print(x.dot(x))
+        """,
+        from_sources=True,
+    ),
+    Program(
+        "py-pde",
+        (),
+        (2,),
+        """
+        import numpy as np
+        from pde import DiffusionPDE, ScalarField, UnitGrid
+        state = ScalarField(UnitGrid([16, 16]), np.arange(256.0).reshape(16, 16))
+        fault()
+        how = {"solver": "explicit_mpi", "backend": "numba_mpi", "tracker": None}
+        result = DiffusionPDE(0.1).solve(state, t_range=1, dt=0.1, **how)
+        if result is not None:
+            print(round(float(result.data.std()), 6))
+        """,
+    ),
+    Program(
+        "pySDC",
+        (),
+        (2, 4),
+        """
+        from pySDC.implementations.controller_classes.controller_MPI import controller_MPI
+        from pySDC.implementations.problem_classes.TestEquation_0D import testequation0d
+        from pySDC.implementations.sweeper_classes.generic_implicit import generic_implicit
+        description = {
+            "problem_class": testequation0d,
+            "problem_params": {"lambdas": [[-1.0]], "u0": 1.0},
+            "sweeper_class": generic_implicit,
+            "sweeper_params": {"quad_type": "RADAU-RIGHT", "num_nodes": 3, "QI": "LU"},
+            "level_params": {"restol": 1e-10, "dt": 0.1},
+            "step_params": {"maxiter": 50},
+        }
+        controller = controller_MPI({"logger_level": 40}, description, MPI.COMM_WORLD)
+        problem = controller.S.levels[0].prob
+        fault()
+        end, _ = controller.run(u0=problem.u_exact(0.0), t0=0.0, Tend=0.8)
+        print(end)
+        """,
+        verdict=r"rank 1 (never reached|has not answered) .*: " + SLEEPS,
+    ),
+]
+
+
+def folder_of(program: Program, installed: Path, sources: Path) -> Path:
+    """Return the folder that its tests are named in."""
+    name = program.name.replace("-", "_").lower()
+    return next(sources.glob(f"{name}-*")) if program.from_sources else installed / name
