@@ -104,6 +104,7 @@ if TYPE_CHECKING:
         get_world_size,
     )
     from .shared import empty_shared, fence, peer_view
+    from .sparse import all_to_all_sparse
     from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
     from .survivors import agree, shrink_group
     from .waiting import wait_all, wait_any
@@ -140,6 +141,7 @@ LATER = {
         "get_local_size get_node_count get_node_local_rank get_node_rank "
         "get_process_group_ranks get_rank get_world_size",
         "shared": "empty_shared fence peer_view",
+        "sparse": "all_to_all_sparse",
         "store": "FileStore HashStore PrefixStore QueueEmptyError Store TCPStore",
         "survivors": "agree shrink_group",
         "waiting": "wait_all wait_any",
@@ -195,6 +197,7 @@ __all__ = [
     "all_to_all",
     "all_to_all_single",
     "all_to_all_single_init",
+    "all_to_all_sparse",
     "barrier",
     "batch_isend_irecv",
     "block",

@@ -6,14 +6,14 @@ A function returns the Call, which is all that the door (`Door.run`) needs. Noth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from ..errors import here
+from ..errors import UnsupportedOperationError, here
 from . import checks
 from .annotations import Arrays, Integer, SplitSizes
 from .arrays import Array
@@ -332,6 +332,22 @@ def _tag(group: Membership, name: str, argument: str, given: int) -> int:
         hint = " (MPI.ANY_TAG: a receive names its tag)" if tag == -1 else ""  # it is -1 in MPICH and in Open MPI
         raise ValueError(f"{name}: {argument} is {tag}; this MPI allows 0 to {group.largest_tag}{hint}{here()}")
     return tag
+
+
+def sparse_messages(group: Membership, arrays: Any) -> dict[int, list[Any] | tuple[Any, ...]]:
+    """Accept a tuple of host arrays for each of some ranks, or one array, which becomes a list of one."""
+    name, found = "all_to_all_sparse", {}
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"{name}: arrays is a {type(arrays).__name__}; expected a dict, arrays by receivers{here()}")
+    for dst, given in arrays.items():
+        views = []
+        for each in given if isinstance(given, (tuple, list)) else [given]:
+            device, view = checks.readable(name, f"arrays[{dst!r}]", each)
+            if device != "cpu":
+                raise UnsupportedOperationError(f"not for {device} arrays; copy them to the host{here()}", name)
+            views.append(view)
+        found[rank(group, f"{name}: a receiver", dst)] = tuple(views) if isinstance(given, (tuple, list)) else views
+    return found
 
 
 def has_list(group: Membership, name: str, argument: str, given: Any, role: str, root: int) -> bool:

@@ -91,6 +91,7 @@ OPERATIONS: dict[str, OperationSpec] = {
             "from one layout of boxes to another",
             "async persistent",
         ),
+        _spec("all_to_all_sparse", "arrays", "arrays to some ranks, which do not know of it"),
         _spec("barrier", "", "every rank has arrived"),
         _spec("monitored_barrier", "timeout wait_all_ranks", "the same, or who is missing", ""),
         _spec("all_gather_object", "obj", "every rank's Python object, on every rank", ""),

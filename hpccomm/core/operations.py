@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -331,6 +331,21 @@ class Operations(Members):
         from .redistribution import checked
 
         return checked("redistribute_init", self, output, input, output_box, input_box).set_up()
+
+    @asynchronous_method
+    def all_to_all_sparse(
+        self,
+        arrays: Mapping[int, Array | tuple[Array, ...]],
+        async_op: bool = False,
+        names: Sequence[int] | None = None,
+    ) -> Any:
+        """See :func:`hpccomm.all_to_all_sparse`; ranks are those of the group, received ones by their `names`."""
+        given, received = calls.sparse_messages(self, arrays), dict[int, Any]()
+        ranks = range(self.size) if names is None else names
+        transport: Any = self.door.backends[OBJECTS]
+        step = partial(transport.all_to_all_sparse, given, received, ranks)
+        work: Any = self.door.run(Call(("all_to_all_sparse", OBJECTS, received, (given,))), True, step)
+        return work if async_op else work.result()
 
     # -- Python objects --------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ pickle fits; otherwise it says so, and mpi4py's collective follows, which needs 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,8 +18,10 @@ from mpi4py.util import pkl5
 
 from ..core.backend import Backend
 from ..core.options import BackendOptions
+from ..core.work import Work
 from ..errors import DistBackendError, DistError, here
-from ..job.mpi_library import private
+from ..job.mpi_library import private, release
+from .sparse_exchange import SparseExchange
 from .works import as_backend_error
 
 BLOCK = 256  # bytes; Open MPI needs twice the time for 512
@@ -36,6 +39,8 @@ class ObjectTransport(Backend):
             raise DistError(f"the group {options.name!r} has no MPI communicator, over which objects travel{here()}")
         self._comm = options.comm
         self._messages = pkl5.Intracomm(options.comm)
+        self._turns = 0  # of sparse exchanges
+        self._unfinished: deque[SparseExchange] = deque()
 
     @cached_property
     def _collectives(self) -> pkl5.Intracomm:
@@ -44,6 +49,23 @@ class ObjectTransport(Backend):
         self._messages.Barrier()
         private(MPI._commctx_intra(self._messages)[0], self._messages)  # that duplicate
         return self._messages
+
+    @cached_property
+    def _sparse(self) -> MPI.Intracomm:
+        self._messages.Barrier()  # as above
+        comm: MPI.Intracomm = private(self._comm.Dup(), self._comm)
+        return comm
+
+    def all_to_all_sparse(
+        self, arrays: Mapping[int, Sequence[Any]], received: dict[int, Any], names: Sequence[int]
+    ) -> Work:
+        """Send arrays to some ranks, and fill `received` with those of others (`SparseExchange`)."""
+        self._turns += 1
+        return SparseExchange(self._sparse, self._turns, self._unfinished, arrays, received, names)
+
+    def close(self) -> None:
+        if "_sparse" in vars(self):
+            release(self._sparse)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         """Return every rank's object."""
