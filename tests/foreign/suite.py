@@ -143,6 +143,7 @@ class Job:
             "-q",
             "--continue-on-collection-errors",
         ]
+        options += ["--noconftest"]  # that of PyLops-MPI is for older pytests
         options += ["-k", program.excluded] if program.excluded else []
         seen = []
         for how in (False, True):
