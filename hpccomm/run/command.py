@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="SECONDS", help="for each call that waits (HPCCOMM_TIMEOUT; 1800)")
     parser.add_argument("--on-timeout", choices=("abort", "warn"), help="end the job, or only say who is late")
     parser.add_argument("--debug-dir", metavar="FOLDER", help="for the reports (HPCCOMM_DEBUG_DIR)")
+    parser.add_argument(
+        "--trace", action="store_const", const="stack", help="record each call, and its line, for hpccomm trace"
+    )
     parser.add_argument("-m", nargs=argparse.REMAINDER, metavar="", dest="module", help="run a module")
     parser.add_argument("-c", nargs=argparse.REMAINDER, metavar="", dest="code", help="run code")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="the program, and its arguments")
@@ -38,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     words = arguments.module or arguments.code or arguments.program
     if not words:
         arguments.parser.error("there is no program")
-    for name in ("timeout", "on_timeout", "debug_dir"):
+    for name in ("timeout", "on_timeout", "debug_dir", "trace"):
         value = getattr(arguments, name)
         if value is not None:
             os.environ[f"HPCCOMM_{name.upper()}"] = value
@@ -106,7 +109,7 @@ def _watch() -> None:
     from . import communicators
 
     communicators.install(group)
-    if group.settings.keeps_reports:
+    if group.settings.keeps_reports or group.settings.trace != "0":
         hook.at_the_end = attach.last_words()
     atexit.register(_leave, group, os.getpid())
 

@@ -51,6 +51,16 @@ class Seen:
         """Return a name that is the same on every rank of the communicator."""
         return key_from("MPI", self.ranks, self._edition)
 
+    @property
+    def sequence_number(self) -> int:
+        """The number of the last collective."""
+        return self.collectives
+
+    @property
+    def message_number(self) -> int:
+        """The number of the last message of this rank."""
+        return self.messages
+
     def facts(self) -> dict[str, Any]:
         """Return what a report says of it."""
         names = list(self.names)
@@ -70,6 +80,8 @@ def _passed(number: int, called: str | tuple[str, Any]) -> list[Any]:
 
 # A request, and the call that it stands for: its name, number, arguments without the buffer, and the caller's line.
 Started: TypeAlias = tuple[MPI.Request, str, int, tuple[Any, ...], Mapping[str, Any], CodeType, int]
+
+Wrapping: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]  # of a method and its name
 
 SEEN: weakref.WeakSet[Seen] = weakref.WeakSet()
 _made: Counter[tuple[int, ...]] = Counter()
@@ -200,6 +212,12 @@ def _watching(base: type[MPI.Comm]) -> Any:
         "__getattr__": _known,
         "free": _freeing(base.free),
     }
+    return _Watching(base.__name__, (base,), methods | _counting(base, lambda _, call: call))
+
+
+def _counting(base: type[MPI.Comm], wrapped: Wrapping) -> dict[str, Callable[..., Any]]:
+    """Return the methods that count the calls of a class of communicators, and do what `wrapped` makes of its own."""
+    methods = {}
     for name in dir(base):
         spec = CALLS.get(name)
         make: Callable[[str, Callable[..., Any]], Callable[..., Any]]
@@ -218,11 +236,11 @@ def _watching(base: type[MPI.Comm]) -> Any:
         else:
             make = _message if spec.is_a_message else _collective
         call = getattr(base, name)
-        method = make(name, call)
+        method = make(name, call if make is _makes_of_some else wrapped(name, call))  # these are not numbered
         method.__name__, method.__qualname__, method.__doc__ = name, f"{base.__name__}.{name}", call.__doc__
         method.__dict__["__wrapped__"] = call
         methods[name] = method
-    return _Watching(base.__name__, (base,), methods)
+    return methods
 
 
 class _Watching(type):
@@ -271,7 +289,22 @@ def install(group: ProcessGroup) -> None:
     for name in PREDEFINED:
         setattr(MPI, name, watched(getattr(MPI, name), name))
     copyreg.pickle(MPI.Intracomm, _reduce)  # its own method would name an object that MPI has no more
+    if group.settings.trace != "0":
+        _record_calls()
     SOURCES.append(Source(group, CODES, record_of, requests_in_flight, _facts))
+
+
+def _record_calls() -> None:
+    """Let the methods record each call, for the flight recorder, which has begun."""
+    from ..debug.trace.recorder import recorder
+    from .recorded import RecordedCalls
+
+    recording = recorder()
+    assert recording is not None
+    calls = RecordedCalls(recording)
+    for base, own in WATCHING.items():
+        for name, method in _counting(base, calls.recording).items():
+            setattr(own, name, method)
 
 
 # -- what a call on the stack, or a request, is ----------------------------------------------------------------
@@ -283,10 +316,16 @@ def record_of(frame: FrameType, where: str) -> Record | None:
     seen = getattr(inside["self"], "_seen", None)
     if seen is None:
         return None
-    name = inside["call"].__name__
+    return describe(seen, inside["call"].__name__, inside["arguments"], inside["named"], where)[0]
+
+
+def describe(
+    seen: Seen, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any], where: str
+) -> tuple[Record, Mapping[str, Any]]:
+    """Return the record of the call that has been counted last, and its arguments by name."""
     is_a_message = CALLS[name].is_a_message if name in CALLS else False
-    number = seen.messages if is_a_message else seen.collectives
-    return _record(seen, name, number, _bound(name, inside["arguments"], inside["named"]), where)
+    bound = _bound(name, arguments, named)
+    return _record(seen, name, seen.messages if is_a_message else seen.collectives, bound, where), bound
 
 
 def requests_in_flight() -> list[Record]:

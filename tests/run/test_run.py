@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from hpccomm.debug.trace.files import read as read_traces
 
 from ..launch import launch
 
@@ -106,3 +109,66 @@ def test_without_a_watchdog_nothing_is_replaced() -> None:
     code = "from mpi4py import MPI; print(type(MPI.COMM_WORLD) is MPI.Intracomm)"
     assert launch(2, *command, code, env={"HPCCOMM_WATCHDOG": "0"}).stdout == 2 * "True\n"
     assert launch(2, *command, code).stdout == 2 * "False\n"
+
+
+def test_a_recording_of_its_calls(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+            import numpy as np
+            from mpi4py import MPI
+            comm = MPI.COMM_WORLD
+            rank, size = comm.Get_rank(), comm.Get_size()
+            x, y = np.ones(4), np.empty(4)
+            row = comm.Split(0)
+            row.Allreduce([x, MPI.DOUBLE] if rank else x, y, op=MPI.MAX)
+            requests = [comm.Irecv(y, (rank - 1) % size), comm.Isend(x, (rank + 1) % size)]
+            MPI.Request.Waitall(requests)
+            comm.send(1, rank)  # taken by a message, which nobody sees
+            while not (message := comm.improbe(rank)):
+                pass
+            message.recv()
+            row.Free()
+            comm.Bcast(x, root=0)
+            """),
+        encoding="utf-8",
+    )
+    folder = tmp_path / "recordings"
+    command = (sys.executable, "-m", "hpccomm", "run", "--trace", "--debug-dir", str(folder), program)
+    assert launch(2, *command).returncode == 0
+    traces = read_traces(next(folder.iterdir()))
+    assert len(traces) == 2
+    for trace in traces:
+        calls = [(each.name, each.number, each.group_name) for each in trace.records]
+        row = "Split #1 of COMM_WORLD"
+        assert calls == [
+            ("Split", 1, "COMM_WORLD"),
+            ("Allreduce", 1, row),
+            ("Irecv", 1, "COMM_WORLD"),
+            ("Isend", 2, "COMM_WORLD"),
+            ("send", 3, "COMM_WORLD"),
+            ("Free", 2, row),
+            ("Bcast", 2, "COMM_WORLD"),
+        ]
+        assert all(each.state == "completed" and each.begin <= each.end for each in trace.records)
+        assert [each.where.rpartition("/")[2] for each in trace.records[:3]] == [f"program.py:{n}" for n in (7, 8, 9)]
+        assert trace.clock_error is not None
+    finished = launch(1, sys.executable, "-m", "hpccomm", "trace", folder, "--summary")
+    assert finished.returncode == 0, finished.stdout
+    assert "14 operations of 2 of 2 ranks\nall ranks have made the same calls" in finished.stdout
+
+
+def test_a_recording_names_the_call_that_differs(tmp_path: Path) -> None:
+    code = """
+import numpy as np
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.Get_rank()
+MPI.COMM_WORLD.Barrier()
+MPI.COMM_WORLD.Allreduce(np.ones(4), np.empty(4), MPI.MAX if rank else MPI.SUM)
+raise KeyError("the end")
+"""
+    command = (sys.executable, "-m", "hpccomm", "run", "--debug-dir", tmp_path / "recordings", "-c", code)
+    assert launch(2, *command, env={"HPCCOMM_TRACE": "1"}).returncode != 0
+    finished = launch(1, sys.executable, "-m", "hpccomm", "trace", tmp_path / "recordings")
+    assert finished.returncode == 1
+    assert re.search(r"collective #2 of group 'COMM_WORLD' differs: .*Allreduce \(4 float64, MAX\)", finished.stdout)

@@ -38,6 +38,7 @@ class GroupInfo:
     ranks: tuple[int, ...]
     collectives: int = 0
     messages: int = 0
+    has_all_messages: bool = True  # of a communicator persistent messages are not recorded, nor what C sends
 
 
 @dataclass
@@ -118,7 +119,11 @@ def write_trace(folder: str | Path, is_final: bool = True) -> Path:
     rank, size = _process()
     clocks = Clocks() if _tracing is None else _tracing.clocks
     records = [] if recorder is None else recorder.records()
-    groups = {} if recorder is None else dict(recorder.groups)
+    traced = {} if recorder is None else dict(recorder.groups)
+    groups = {
+        key: asdict(GroupInfo(each.name, each.ranks, *each.numbers(), each.has_all_messages))
+        for key, each in traced.items()
+    }
     document = {
         "version": VERSION,
         "rank": rank,
@@ -128,7 +133,7 @@ def write_trace(folder: str | Path, is_final: bool = True) -> Path:
         "time": time.time(),
         "is_final": is_final,
         "clock": {"ahead": clocks.points[0][1] if clocks.points else None, "error": clocks.error},
-        "groups": {key: asdict(GroupInfo(each.name, each.ranks, *each.numbers())) for key, each in groups.items()},
+        "groups": groups,
         "columns": COLUMNS,
         "records": [[getattr(record, name) for name in COLUMNS] for record in map(clocks.corrected, records)],
     }

@@ -250,6 +250,8 @@ class _Search:
         trace = self._traces.get(rank)
         if trace is None or not trace.is_final or group not in trace.groups:
             return False
+        if not trace.groups[group].has_all_messages:
+            return False
         numbers = {each.number for each in self._messages(rank, group)}
         return len(numbers) >= trace.groups[group].messages
 

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections import deque
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.backend import FastPath
 from ...core.hooks import Operation, RemovableHandle
@@ -29,15 +29,54 @@ SIZE = 2000  # operations
 now = time.perf_counter  # with EPOCH it is the time since the epoch
 
 
+class Numbered(Protocol):
+    """What counts its operations on this rank: a process group, or a communicator under ``hpccomm run``."""
+
+    @property
+    def name(self) -> str:
+        """The name in records."""
+
+    @property
+    def sequence_number(self) -> int:
+        """The number of the last collective."""
+
+    @property
+    def message_number(self) -> int:
+        """The number of the last message."""
+
+
+class NumberedSet(Numbered, Protocol):
+    """The same, of something that knows its key and its ranks."""
+
+    @property
+    def key(self) -> str:
+        """The key in records, which is the same on every rank."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The members' ranks in MPI.COMM_WORLD."""
+
+
+class OtherRecords(Protocol):
+    """Records of what are no operations of hpccomm's groups."""
+
+    def records(self) -> list[Record]:
+        """Return the last ones, those in flight among them."""
+
+    def mark(self) -> Any:
+        """Return what changes with every one that begins."""
+
+
 class TracedGroup:
     """A group that is recorded."""
 
-    __slots__ = ("__weakref__", "_group", "_numbers", "key", "name", "ranks")
+    __slots__ = ("__weakref__", "_group", "_numbers", "has_all_messages", "key", "name", "ranks")
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self.key = key_of(group)
+    def __init__(self, group: Numbered, key: str, ranks: tuple[int, ...], has_all_messages: bool = True) -> None:
+        self.key = key
+        self.has_all_messages = has_all_messages
         self.name = group.name
-        self.ranks: tuple[int, ...] = ranks_of(group)
+        self.ranks = ranks
         self._numbers = (group.sequence_number, group.message_number)
         self._group = weakref.ref(group)
 
@@ -97,12 +136,17 @@ class Recorder:
     ----------
     groups : dict
         The traced groups, by key.
+    others : list
+        Where other records come from.
+    size : int
+        How many of the last operations are kept.
     """
 
     def __init__(self, size: int = SIZE, stack: bool = False) -> None:
         self.stack = stack
         self.groups: dict[str, TracedGroup] = {}
-        self._size = size
+        self.others: list[OtherRecords] = []
+        self.size = size
         self._entries: deque[Entry] = deque(maxlen=size)  # those that have passed the door
         self._places: dict[int, TracedGroup] = {}  # of those that have not
         self._since = last()
@@ -112,8 +156,13 @@ class Recorder:
 
     def hook_of(self, group: ProcessGroup) -> _GroupHook:
         """Return the hook of one group."""
-        traced = self.groups[key_of(group)] = TracedGroup(group)
+        traced = self.groups[key_of(group)] = TracedGroup(group, key_of(group), ranks_of(group))
         return _GroupHook(self._entries, self._places, traced, self.stack)
+
+    def trace(self, group: NumberedSet) -> None:
+        """Let a recording know of a group whose operations no hook sees."""
+        if group.key not in self.groups:
+            self.groups[group.key] = TracedGroup(group, group.key, group.ranks, has_all_messages=False)
 
     def stop(self) -> None:
         """Keep what has been recorded; the room remembers further operations, and in less detail."""
@@ -131,12 +180,14 @@ class Recorder:
             fast = list(self._kept.values())
         found = [each.record() for each in list(self._entries)]
         found += [_record(each, self._places[each.place]) for each in fast if each.place in self._places]
-        return sorted(found, key=lambda record: record.begin)[-self._size :]
+        found += [record for each in self.others for record in each.records()]
+        return sorted(found, key=lambda record: record.begin)[-self.size :]
 
-    def mark(self) -> tuple[Any, int]:
+    def mark(self) -> tuple[Any, ...]:
         """Return what changes with every operation that begins."""
         entries = self._entries
-        return entries[-1] if entries else None, last() if self._kept is None else max(self._kept, default=0)
+        fast = last() if self._kept is None else max(self._kept, default=0)
+        return entries[-1] if entries else None, fast, *(each.mark() for each in self.others)
 
 
 def _record(each: Past, traced: TracedGroup) -> Record:

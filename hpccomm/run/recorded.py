@@ -1,0 +1,92 @@
+"""The recording of the calls of watched communicators: a record of each call, for the flight recorder."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache, update_wrapper
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from ..debug.mpi_calls import STARTS
+from ..debug.records import Record
+from ..debug.trace import recorder as recorders
+from ..debug.trace.clock import now
+
+if TYPE_CHECKING:
+    from ..debug.trace.recorder import Recorder
+
+IN_FLIGHT = 1000  # requests whose end is awaited
+BUFFERS = ("sendbuf", "buf", "recvbuf")
+
+_line = lru_cache(maxsize=4096)(recorders.line)
+
+
+class RecordedCalls:
+    """The last calls of the watched communicators of this process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._records: deque[Record] = deque(maxlen=recorder.size)
+        self._started: deque[tuple[MPI.Request, Record]] = deque(maxlen=IN_FLIGHT)
+        recorder.others.append(self)
+
+    def recording(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the method of mpi4py, and record its calls; those who count them have done so before."""
+
+        def recorded(comm: Any, *arguments: Any, **named: Any) -> Any:
+            record = self._begin(comm, name, arguments, named)
+            try:
+                outcome = call(comm, *arguments, **named)
+            except BaseException:
+                record.end, record.state = now(), "failed"
+                raise
+            if name in STARTS:
+                self._started.append((outcome, record))
+            else:
+                record.end, record.state = now(), "completed"
+            return outcome
+
+        return update_wrapper(recorded, call)
+
+    def _begin(self, comm: Any, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Record:
+        from .communicators import describe
+
+        self._see_what_has_ended()
+        seen = comm._seen
+        self._recorder.trace(seen)
+        place = recorders.caller() if self._recorder.stack else None
+        record, bound = describe(seen, name, arguments, named, "" if place is None else _line(*place))
+        record.async_op = name in STARTS
+        is_inter = comm.Is_inter()
+        if is_inter:
+            record.peer = None  # a rank of the other side
+        if is_inter or record.dtype == "bytes" or any(_has_a_datatype(bound.get(each)) for each in BUFFERS):
+            record.dtype, record.count = "", -1  # which may differ in a right program
+        self._records.append(record)
+        record.begin = now()
+        return record
+
+    def _see_what_has_ended(self) -> None:
+        """Note that requests have ended; MPI is not asked."""
+        for _ in range(len(self._started)):
+            request, record = started = self._started.popleft()
+            if request != MPI.REQUEST_NULL:
+                self._started.append(started)
+            else:
+                record.end, record.state = now(), "completed"
+
+    def records(self) -> list[Record]:
+        """Return the last calls, those in flight among them."""
+        self._see_what_has_ended()
+        return [replace(record) for record in list(self._records)]
+
+    def mark(self) -> Any:
+        """Return what changes with every call."""
+        return self._records[-1].begin if self._records else None
+
+
+def _has_a_datatype(buffer: Any) -> bool:
+    return isinstance(buffer, list | tuple) and any(isinstance(each, MPI.Datatype | str) for each in buffer)
