@@ -127,6 +127,8 @@ class Server:
 
     def is_full(self) -> bool:
         """Return True if there is no room for another client."""
+        if self._free < -AT_ONCE:  # when they were counted: it may have been so for a moment
+            self._count_files()
         return len(self.clients) - len(self.strangers) >= self.room or self._free < -AT_ONCE
 
     def _complain(self, problem: object) -> None:

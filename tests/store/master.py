@@ -1,7 +1,8 @@
 """A master in a process of its own, as tests start it: it prints its port, and ends with its input.
 
 A number on its input lets it open so many files at once, and print how many; a negative one
-lets it keep them, and 0 give back what it has kept.
+lets it keep them. 0 leaves it no file to open, and the next 0 as many as before: at one moment,
+not one after the other.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ def main(files: int | None = None, **limits: float) -> None:
     master = Master(listen("127.0.0.1", 0), KEY, Limits(**limits))  # type: ignore[arg-type]
     print(master.port, flush=True)
     kept = contextlib.ExitStack()
-    for line in sys.stdin:
+    for number in map(int, sys.stdin):
+        opened = 0
+        if number == 0:
+            limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0 if limit else most, most))
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            opened = 0
-            for _ in range(abs(int(line))):
+            for _ in range(abs(number)):
                 stack.enter_context(open(os.devnull, "rb"))
                 opened += 1
-            if int(line) < 0:
+            if number < 0:
                 kept.enter_context(stack.pop_all())
-            elif opened == 0:
-                kept.close()
         print(opened, flush=True)
     kept.close()
     master.close()
