@@ -282,7 +282,10 @@ def _overhead(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict
         return gpu_overhead.table(added, world.size), [vars(each) | {"added_ns": each.added_ns} for each in added]
     from .studies import overhead
 
-    found = overhead.overheads(world)
+    usual = overhead.PLANS[world.size]
+    found = overhead.overheads(
+        world, replace(usual, iterations=arguments.iterations or usual.iterations, batch=arguments.batch)
+    )
     look = overhead.watchdog_look()
     documents = [vars(each) | {name: getattr(each, name) for name in overhead.DERIVED} for each in found]
     documents.append({"operation": "a look of the watchdog", "seconds": look})

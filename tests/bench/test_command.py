@@ -163,7 +163,7 @@ def test_without_mpi_it_says_what_to_install() -> None:
 
 def test_overhead_without_a_launcher(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "hpccomm", "bench", "--overhead", "--json", tmp_path / "overhead.json"],
+        [sys.executable, "-m", "hpccomm", "bench", "--overhead", "-n", "5", "--json", tmp_path / "overhead.json"],
         env=clean_environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
@@ -174,7 +174,7 @@ def test_overhead_without_a_launcher(tmp_path: Path) -> None:
 
 
 def test_overhead_of_messages_on_two_ranks() -> None:
-    ended = bench(2, "--overhead")
+    ended = bench(2, "--overhead", "-n", "20", "--batch", "10")
     assert ended.returncode == 0, ended.stderr
     title, columns, _, *rows, watchdog = ended.stdout.splitlines()[2:]
     assert watchdog.startswith("the watchdog looks once in 1 s, for ")
