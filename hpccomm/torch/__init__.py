@@ -3,6 +3,7 @@
 backend     the adapter: c10d's calls are those of a ProcessGroup on the same ranks
 arrays      tensors as NumPy's arrays on the same memory
 work        c10d's Work and Future around hpccomm's
+dynamo      torch.compile leaves all this alone
 streams     torch's current CUDA stream, as CuPy's
 start       rank, size and store from MPI, without MASTER_ADDR
 

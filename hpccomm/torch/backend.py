@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from torch._C import _distributed_c10d
+from torch._C._autograd import _profiler_enabled as profiler_enabled
 
 from ..core.group import ProcessGroup
 from ..core.reduce_op import ReduceOp
 from ..core.work import CompletedWork, Work
 from ..errors import DistTimeoutError
 from .arrays import as_array, as_arrays, as_flat_array, as_scipy, as_torch
+from .dynamo import not_compiled
 from .start import DEVICES, NAME, subgroup
 from .streams import THERE_ARE_GPUS, is_on_gpu, on_torchs_stream
 from .work import PendingGPUWork, PendingWork
@@ -26,19 +28,19 @@ OPS = {op.value: getattr(ReduceOp, name, name) for name, op in c10d.ReduceOp.Red
 ALIVE: dict[ProcessGroup, list[Calls]] = {}  # torch keeps only the C++ object, which does nothing without this one
 
 
+@not_compiled
 class Calls:
     """The methods that torch calls of a Backend and of a ProcessGroup alike; `group` is hpccomm's.
 
-    Every rule, of dtypes, layouts and reductions, is hpccomm's. Where the group's time-outs raise, each operation is
-    asynchronous, also those that torch waits for: a blocking call of MPI can't be interrupted.
+    Every rule, of dtypes, layouts and reductions, is hpccomm's. Each operation is asynchronous, also those that torch
+    waits for: torch's own code (`Join`) asks for one and the same on one rank in this way, on another in that way, and
+    MPI does not match a blocking call with a non-blocking one.
     """
 
     group: ProcessGroup
-    _always_async: bool
 
     def _adapt(self, group: ProcessGroup) -> None:
         self.group = group
-        self._always_async = group.on_timeout == "raise"
         ALIVE.setdefault(group, []).append(self)
 
     # -- one tensor ------------------------------------------------------------------------------
@@ -46,8 +48,13 @@ class Calls:
     def _call(
         self, opts: Any, result: Any, operation: Callable[..., Work | None], *arguments: Any
     ) -> PendingWork | None:
-        work = operation(*arguments, opts.asyncOp or self._always_async)
-        return None if work is None else pending(work, result)
+        if opts.asyncOp:
+            return started(result, operation, *arguments)
+        if profiler_enabled():
+            started(result, operation, *arguments).wait()
+        else:
+            operation(*arguments, True).wait()  # type: ignore[union-attr]  # it is asynchronous
+        return None
 
     @on_torchs_stream
     def allreduce(self, tensors: list[Any], opts: Any) -> PendingWork | None:
@@ -62,7 +69,7 @@ class Calls:
         matrix = as_scipy(tensor)
         self.group.all_reduce(matrix, op_of(opts))
         tensor.copy_(as_torch(matrix, tensor))
-        return pending(CompletedWork() if opts.asyncOp else None, tensors)
+        return pending(CompletedWork(), tensors) if opts.asyncOp else None
 
     @on_torchs_stream
     def broadcast(self, tensors: list[Any], opts: Any) -> PendingWork | None:
@@ -144,11 +151,11 @@ class Calls:
 
     @on_torchs_stream
     def send(self, tensors: list[Any], dst: int, tag: int) -> PendingWork | None:
-        return pending(self.group.send(as_array(tensors[0]), dst, tag, async_op=True), tensors)
+        return started(tensors, self.group.send, as_array(tensors[0]), dst, tag)
 
     @on_torchs_stream
     def recv(self, tensors: list[Any], src: int | None, tag: int) -> PendingWork | None:
-        return pending(self.group.recv(as_array(tensors[0]), src, tag, async_op=True), tensors)
+        return started(tensors, self.group.recv, as_array(tensors[0]), src, tag)
 
     @on_torchs_stream
     def recv_anysource(self, tensors: list[Any], tag: int) -> PendingWork | None:
@@ -187,6 +194,7 @@ class Calls:
         ALIVE.pop(self.group, None)
 
 
+@not_compiled
 class HPCCommBackend(Calls, c10d.Backend):
     """The backend of some devices of one of torch's groups, "cpu:hpccomm,cuda:nccl".
 
@@ -242,12 +250,21 @@ def _overloaded(name: str) -> Callable[..., Any]:
 
 for each in ("allreduce", "broadcast", "reduce", "allgather", "gather", "scatter", "reduce_scatter", "barrier"):
     setattr(HPCCommProcessGroup, each, _overloaded(each))
+not_compiled(HPCCommProcessGroup)
 
 
-def pending(work: Work | None, result: Any) -> PendingWork | None:
-    """Return c10d's Work for an operation in flight; None for a blocking one."""
-    if work is None:
-        return None
+def started(result: Any, operation: Callable[..., Any], *arguments: Any) -> PendingWork:
+    """Start an operation; for torch.profiler it is an event of its name, "hpccomm:all_reduce", until it is done."""
+    if not profiler_enabled():
+        return pending(operation(*arguments, True), result)
+    with torch.profiler.record_function(f"{NAME}:{operation.__name__}") as event:
+        work = pending(operation(*arguments, True), result)
+        event._call_end_callbacks_on_future(work.get_future())  # instead of the end of `with`
+    return work
+
+
+def pending(work: Work, result: Any) -> PendingWork:
+    """Return c10d's Work for an operation in flight."""
     return PendingGPUWork(work, result) if THERE_ARE_GPUS and is_on_gpu(result) else PendingWork(work, result)
 
 

@@ -10,9 +10,11 @@ from torch._C._distributed_c10d import Work as C10DWork
 
 from ..core import progress
 from ..core.work import Work
+from .dynamo import not_compiled
 from .streams import current_stream
 
 
+@not_compiled
 class PendingWork(C10DWork):
     """An operation in flight; `work` is hpccomm's."""
 
@@ -81,6 +83,7 @@ class PendingWork(C10DWork):
         return []
 
 
+@not_compiled
 class PendingGPUWork(PendingWork):
     """An operation on GPU tensors: `wait` makes torch's current stream wait, as in torch's own NCCL."""
 
