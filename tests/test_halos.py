@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+
+from .launch import launch
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 several = pytest.mark.mpi(min_size=2)
@@ -282,6 +285,7 @@ def test_exchanges_come_and_go() -> None:
         assert blocks[1].tolist() == [before + 10, RANK + 10, RANK + 10, after + 10]
         with pytest.raises(hc.DistError, match="freed"):
             halos[1].start()
+        again.free()  # and halos[0] goes with the group
     with pytest.raises(hc.DistError, match=r"freed|destroyed"):
         again.start()
 
@@ -327,3 +331,12 @@ class Messages(hc.BackendOverMPI):
 
 
 hc.register_backend("messages", Messages, devices="cpu", extended_api=True)
+
+
+@pytest.mark.once
+@pytest.mark.skipif("MPICH" not in MPI.Get_library_version(), reason="only MPICH can pretend")
+def test_on_two_pretended_nodes() -> None:
+    suite = ["tests/test_halos.py", "tests/test_layouts.py", "-k", "random or come_and_go or late or transpose"]
+    command = [sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", "-q", "-p", "no:cacheprovider", *suite]
+    ended = launch(4, *command, env={"MPIR_CVAR_NUM_CLIQUES": "2"}, timeout=170)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"

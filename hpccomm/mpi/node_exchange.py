@@ -129,6 +129,7 @@ class NodeExchange(PersistentWork):
         self._pieces = self._adds = self._alive = None
         if self._rest is not None:
             self._rest.release()
+            self._rest = None  # this is called again when the group is destroyed
 
 
 class NodeExchanges:

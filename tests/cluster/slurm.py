@@ -59,11 +59,11 @@ def run(
 
 
 def srun(
-    *command: str | Path, nodes: int = 2, on_each: int = 2, mpi: str = MPI_TYPE, timeout: float = 90
+    *command: str | Path, nodes: int = 2, on_each: int = 2, mpi: str = MPI_TYPE, timeout: float = 90, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     """Run a program on `on_each` ranks of each node."""
     shape = [f"--nodes={nodes}", f"--ntasks-per-node={on_each}", f"--mpi={mpi}"]
-    return run("srun", *shape, "--kill-on-bad-exit=1", *command, timeout=timeout)
+    return run("srun", *shape, "--kill-on-bad-exit=1", *command, timeout=timeout, cwd=cwd)
 
 
 def succeeded(ended: subprocess.CompletedProcess[str]) -> str:

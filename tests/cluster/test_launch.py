@@ -130,3 +130,22 @@ with hc.init_process_group() as world:
 
 def test_a_store_is_reached_from_the_other_host() -> None:
     succeeded(srun(sys.executable, "-c", STORE))
+
+
+OF_MPI4PY = """
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+assert comm.allreduce(1) == 4
+if comm.rank != 3:
+    comm.Barrier()
+else:
+    import time
+    time.sleep(100)
+"""
+
+
+def test_a_hang_of_a_program_for_mpi4py_has_a_verdict_across_two_hosts(folder: Path) -> None:
+    ended = srun(BIN / "hpccomm", "run", "--timeout", "5", "-c", OF_MPI4PY, cwd=folder)
+    assert ended.returncode != 0
+    assert "rank 3 never reached Barrier #2 of 'COMM_WORLD'" in ended.stderr
+    assert "time.sleep(100)" in ended.stderr
