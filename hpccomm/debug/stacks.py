@@ -271,7 +271,9 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_of_the_program(frame: FrameType) -> bool:
-    return not frame.f_code.co_filename.startswith((PACKAGE, "<", *LIBRARIES))
+    file = frame.f_code.co_filename
+    is_code = file == "<string>" and frame.f_globals.get("__name__") == "__main__"  # of python -c
+    return is_code or not file.startswith((PACKAGE, "<", *LIBRARIES))
 
 
 def program_line(frame: FrameType) -> str:

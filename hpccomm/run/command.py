@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import linecache
 import os
 import runpy
 import sys
@@ -56,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         elif arguments.code:
             sys.path[0] = ""
             sys.argv[0] = "-c"
+            linecache.cache["<string>"] = len(words[0]), None, words[0].splitlines(keepends=True), "<string>"
             exec(compile(words[0], "<string>", "exec"), vars(sys.modules["__main__"]))
         else:
             sys.path[0] = os.path.dirname(os.path.realpath(words[0]))

@@ -133,6 +133,15 @@ def hang(
     return launch(ranks, *command, timeout=60, env=environment)
 
 
+def test_the_place_in_code_of_the_command_line(tmp_path: Path) -> None:
+    code = "import time; from mpi4py import MPI\nMPI.COMM_WORLD.rank or time.sleep(1000)\nMPI.COMM_WORLD.Barrier()"
+    options = ("--timeout", "3", "--debug-dir", tmp_path)
+    finished = launch(2, sys.executable, "-m", "hpccomm", "run", *options, "-c", code)
+    never = "rank 0 never reached Barrier #1 of 'COMM_WORLD': it is in the program at <string>:2 in <module>, "
+    assert f"{never}in time.sleep(1000)" in finished.stderr, finished.stderr
+    assert "rank 1 waits at <string>:3" in finished.stderr, finished.stderr
+
+
 def test_a_dead_rank_ends_the_job(tmp_path: Path) -> None:
     finished = hang(tmp_path, 3, "os.kill(os.getpid(), signal.SIGKILL)", "pass")
     assert finished.returncode not in (0, 124), finished.stderr  # the launcher has seen it
