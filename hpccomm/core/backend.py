@@ -31,7 +31,7 @@ class FastPath:
     """
 
     is_open = False  # not in this class
-    has_node = False  # whether it works in memory of the node by now
+    node_part = 0  # bytes that a rank may put into memory of the node at once; 0 while it has none with others
     door: Door
     count = 0  # collectives done; they are numbered with all others
     messages = 0  # messages done, likewise
@@ -63,7 +63,7 @@ class FastPath:
     # each takes the arguments of Backend's method, without `async_op`
     broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = all_to_all_single = _not_done
     barrier = send = scan = exscan = all_gather = gather = scatter = reduce_scatter = all_to_all = _not_done
-    all_reduce_coalesced = broadcast_coalesced = _not_done
+    all_reduce_coalesced = broadcast_coalesced = all_gather_coalesced = _not_done
     all_gather_single_coalesced = reduce_scatter_single_coalesced = _not_done
     recv = sendrecv = _no_sender
     ibroadcast = iall_reduce = ibarrier = isend = irecv = _no_work

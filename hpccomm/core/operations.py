@@ -210,6 +210,8 @@ class Operations(Members):
         self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.all_gather_coalesced`."""
+        if not async_op and self.door.fast.all_gather_coalesced(output_lists, arrays):
+            return None
         return self.door.run(calls.all_gather_coalesced(self, output_lists, arrays), async_op)
 
     @asynchronous_method

@@ -23,7 +23,7 @@ from ..job import tags
 from ..process.tuning import NEVER
 from . import reductions
 from .datatypes import LARGEST_COUNT, as_bytes, message, parts
-from .fast_path import RUN_BYTES, MPIFastPath, make_fast_path
+from .fast_path import KEPT_BYTES, RUN_BYTES, MPIFastPath, make_fast_path
 from .layout import (
     APART_BYTES,
     Finish,
@@ -234,7 +234,7 @@ class MPIBackend(Backend):
             return None
         call = self._comm.Iallgatherv if async_op else self._comm.Allgatherv
         sent = send_buffer(array)
-        if self.fast_path.has_node and outputs[0].nbytes >= APART_BYTES:
+        if self.fast_path.node_part and outputs[0].nbytes >= APART_BYTES:
             return self._pairwise(all_unaliased([sent], outputs) * self.size, outputs, None, async_op)
         if (where := apart(outputs)) is not None:
             (sent,) = all_unaliased([sent], outputs)
@@ -381,9 +381,27 @@ class MPIBackend(Backend):
         return joined([self.broadcast(flat, root, async_op)], finish)
 
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
-        flat, finish = unpacked_any([output for outputs in output_lists for output in outputs])
-        ends = np.cumsum([sum(output.nbytes for output in outputs) // flat.itemsize for outputs in output_lists])
-        return joined([self.all_gather(np.split(flat, ends[:-1]), packed_any(arrays), async_op)], finish)
+        outputs = [output for of_rank in output_lists for output in of_rank]
+        if async_op:
+            flat, finish = unpacked_any(outputs)
+            return joined([self.all_gather(_cut(flat, output_lists), packed_any(arrays), True)], finish)
+        from .segments import runs_of_lists
+
+        runs = list(runs_of_lists(output_lists, self.fast_path.node_part or KEPT_BYTES // self.size))
+        if len(runs) > 1:
+            arrays = all_unaliased(arrays, outputs)
+        for run in runs:
+            targets = [of_rank[run] for of_rank in output_lists]
+            if len(targets[0]) == 1:
+                self.all_gather([target for (target,) in targets], arrays[run][0], False)
+                continue
+            received, sent = [each for of_rank in targets for each in of_rank], arrays[run]
+            nbytes = sum(map(nbytes_of, received))
+            memory = self._coalesced.memory(nbytes + sum(map(nbytes_of, sent)))
+            flat, finish = unpacked_any(received, memory[:nbytes])
+            self.all_gather(_cut(flat, targets), packed_any(sent, memory[nbytes:]), False)
+            finish()
+        return None
 
     def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:
         if async_op and self._is_large(outputs):
@@ -507,3 +525,9 @@ def of_the_thread(options: BackendOptions, comm: MPI.Intracomm) -> BackendOption
     # no single copies, which would wait at every chunk until the program lets go of the GIL
     tuning = options.tuning._replace(single_copy_bytes=NEVER, node_bytes=0)
     return options._replace(comm=comm, settings=options.settings._replace(tuning=tuning))
+
+
+def _cut(flat: Any, lists: list[list[Any]]) -> list[Any]:
+    """Return the parts of a flat array that have the values of each list of arrays."""
+    ends = np.cumsum([sum(map(nbytes_of, each)) // flat.itemsize for each in lists])
+    return np.split(flat, ends[:-1])

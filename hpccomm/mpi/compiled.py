@@ -98,13 +98,13 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
         node.Barrier()
         looks = LOOKS if self._size <= cores_of(node) else LOOKS_OF_MANY
         self.map_node(address_of(self._window.parts[0]), slot, ONE_PHASE, looks)
-        self.has_node = True
+        self.node_part = slot - ALIGNMENT
 
     def close_node(self) -> None:
         """Give the memory back; called once, by every rank, when the group is destroyed."""
         if self._window is not None:
             self.map_node(0, 0, 0, 0)
-            self.has_node = False
+            self.node_part = 0
             self._window.free()
             release(self._node)
             self._window = None

@@ -30,6 +30,7 @@ from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 IN_PLACE = MPI.IN_PLACE
 # Of coalesced arrays: a run of this size stays in the cache while it is packed, reduced and unpacked.
 RUN_BYTES = 1 << 20
+KEPT_BYTES = 16 * RUN_BYTES  # of memory for them, at most; in the compiled room likewise
 Status = MPI.Status
 
 

@@ -99,19 +99,22 @@ def unpack_into(flat: Any, arrays: list[Any]) -> None:
         start = end
 
 
-def packed_any(arrays: list[Any]) -> Any:
-    """Return one flat array with the values of `arrays`; with their bytes, if their dtypes differ."""
+def packed_any(arrays: list[Any], memory: Any = None) -> Any:
+    """Return one flat array with the values of `arrays`; with their bytes, if their dtypes differ.
+
+    It lies in `memory`, bytes of that size, or in new memory.
+    """
     if len(set(map(dtype_of, arrays))) == 1:
-        return np.concatenate(arrays, axis=None)
-    return np.concatenate([as_bytes(np.ascontiguousarray(array)) for array in arrays])
+        return np.concatenate(arrays, axis=None, out=None if memory is None else memory.view(arrays[0].dtype))
+    return np.concatenate([as_bytes(np.ascontiguousarray(array)) for array in arrays], out=memory)
 
 
-def unpacked_any(arrays: list[Any]) -> tuple[Any, Callable[[], None]]:
+def unpacked_any(arrays: list[Any], memory: Any = None) -> tuple[Any, Callable[[], None]]:
     """Return a flat array for the result of `packed_any` on such arrays, and the function that unpacks it."""
+    flat = np.empty(sum(map(nbytes_of, arrays)), np.uint8) if memory is None else memory
     if len(set(map(dtype_of, arrays))) == 1:
-        flat, _, unpack = unpacked(arrays)
-        return flat, unpack
-    flat = np.empty(sum(array.nbytes for array in arrays), np.uint8)
+        flat = flat.view(arrays[0].dtype)
+        return flat, partial(unpack_into, flat, arrays)
     return flat, partial(unpack_columns, flat.reshape(1, -1), arrays)
 
 

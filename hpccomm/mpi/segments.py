@@ -57,3 +57,17 @@ def runs(arrays: list[Any], most: int, measure: Callable[[Any], int] = size_of) 
         cut.append((arrays[start:stop], ends[stop - 1] - before))
         start, before = stop, ends[stop - 1]
     return cut
+
+
+def runs_of_lists(lists: Sequence[Sequence[Any]], most: int) -> Iterator[slice]:
+    """Yield the runs of neighbours in lists of arrays: of each list at most `most` bytes, or one array.
+
+    The compiled room cuts them likewise: other ranks may be there.
+    """
+    start, sums = 0, [0] * len(lists)
+    for i, arrays in enumerate(zip(*lists, strict=True)):
+        sums = [each + array.nbytes for each, array in zip(sums, arrays)]
+        if i > start and max(sums) > most:
+            yield slice(start, i)
+            start, sums = i, [array.nbytes for array in arrays]
+    yield slice(start, None)

@@ -86,7 +86,7 @@ cdef extern from "node.h" nogil:
         int rank, ranks, looks, differing
         int (*progress)(void*) noexcept nogil
         void* context
-    const int NODE_DIFFERS, NODE_LEAVES
+    const int NODE_DIFFERS, NODE_LEAVES, LINE
     size_t node_bytes(int ranks, size_t slot)
     int node_all_reduce(Node* n, uint64_t call, Fold* fold, size_t itemsize, char* x, size_t count)
     int node_reduce_scatter(
@@ -95,6 +95,7 @@ cdef extern from "node.h" nogil:
     int node_broadcast(Node* n, uint64_t call, int root, char* x, size_t nbytes)
     int node_post(Node* n, uint64_t call, size_t parts, char** data, const size_t* nbytes)
     int node_take(Node* n, int rank, size_t part, char* out, size_t nbytes)
+    const char* node_part(Node* n, int rank, size_t part, size_t nbytes)
     int node_take_reduced(Node* n, Fold* fold, int ranks, size_t part, char* out, size_t nbytes)
     int node_barrier(Node* n, uint64_t call)
     Fold* fold_of(char op, char kind, int itemsize)
@@ -107,7 +108,7 @@ cdef enum:
     PARTS = 64  # of a list
     KEPT = 8  # messages sent, for reports
     SMALL = 2048  # elements that are prepared here: of more, NumPy prepares as fast
-    MOST_RUNS = 16  # of coalesced arrays that are packed here
+    MOST_RUNS = 16  # of coalesced arrays: memory for more is not kept
     STATUS_BYTES = 64  # an MPI_Status has at most so many
     LARGEST_COUNT = 0x7FFFFFFF
     RING = 2048  # operations that are remembered at least: a power of two
@@ -308,6 +309,7 @@ cdef enum:
     BROADCAST_COALESCED
     ALL_GATHER_COALESCED
     REDUCE_SCATTER_COALESCED
+    ALL_GATHER_LISTS
     SEND  # from here on messages
     RECV
     SENDRECV
@@ -317,7 +319,7 @@ cdef enum:
 NAMES = ("", "broadcast", "all_reduce", "all_gather_single", "reduce_scatter_single", "barrier", "all_gather", "gather",
          "scatter", "all_to_all", "reduce_scatter", "reduce", "scan", "exscan", "all_to_all_single",
          "all_reduce_coalesced", "broadcast_coalesced", "all_gather_single_coalesced",
-         "reduce_scatter_single_coalesced", "send", "recv", "sendrecv")
+         "reduce_scatter_single_coalesced", "all_gather_coalesced", "send", "recv", "sendrecv")
 
 MOVES = {"all_gather": ALL_GATHER_LIST, "gather": GATHER, "scatter": SCATTER, "all_to_all": ALL_TO_ALL}
 
@@ -435,6 +437,20 @@ def last_serial():
 
 cdef inline Py_ssize_t nbytes_at(list arrays, Py_ssize_t i) noexcept:
     return PyArray_NBYTES(<Array*>PyList_GET_ITEM(arrays, i))
+
+
+cdef bint may_overlap(list xs, list ys) noexcept:
+    """Whether memory of ordinary arrays of one list can be that of the other's: whether all of one lie behind the other."""
+    cdef uintptr_t[2] starts = [~<uintptr_t>0, ~<uintptr_t>0]
+    cdef uintptr_t[2] ends = [0, 0]
+    cdef uintptr_t start
+    cdef int which
+    for which in range(2):
+        for each in ys if which else xs:
+            start = <uintptr_t>PyArray_DATA(<Array*><PyObject*>each)
+            starts[which] = min(starts[which], start)
+            ends[which] = max(ends[which], start + <uintptr_t>PyArray_NBYTES(<Array*><PyObject*>each))
+    return starts[0] < ends[1] and starts[1] < ends[0]
 
 
 cdef void pack(list arrays, Py_ssize_t first, Py_ssize_t last, char* flat, Py_ssize_t rows, Py_ssize_t width,
@@ -693,23 +709,14 @@ cdef class FastPath:
         """Do an all_reduce of many arrays of a dtype, packed into one; or return False."""
         cdef bint averages = op is self.average or (type(op) is str and op == "avg")
         cdef int code, number, place = self.usual_place if averages else self.place_of(op)
-        cdef Py_ssize_t i, total = 0, n
-        cdef Array* x
-        if not PyList_CheckExact(arrays) or not arrays:
-            return False
-        n = PyList_GET_SIZE(arrays)
         number = self.type_of_first(arrays)
-        if not 0 <= number < TYPES or place < 0 or mpi.reduced[place][number] == 0 or PyDict_Size(self.windows):
+        if number < 0 or place < 0 or mpi.reduced[place][number] == 0 or PyDict_Size(self.windows):
             return False
         if averages and number != NPY_FLOAT and number != NPY_DOUBLE:
             return False
-        for i in range(n):
-            x = plain(<object>PyList_GET_ITEM(arrays, i), self.largest_run)
-            if x == NULL or PyArray_TYPE(x) != number:
-                return False
-            total += PyArray_NBYTES(x)
+        cdef Py_ssize_t n = PyList_GET_SIZE(arrays), total = self.bytes_of(arrays, 0, n, number)
         cdef int itemsize = mpi.kinds[number] & 255
-        if total > self.largest_run // itemsize * itemsize:
+        if total < 0 or total > self.largest_run // itemsize * itemsize:
             return False
         self.make_scratch(total)
         pack(arrays, 0, n, self.scratch, 1, total, True)
@@ -732,6 +739,13 @@ cdef class FastPath:
             self.scratch_bytes = nbytes + 1
         return 0
 
+    cdef int keep_scratch(self, int code) noexcept:
+        """Let the memory go where it is large; return `code`."""
+        if self.scratch_bytes > MOST_RUNS * self.largest_run:
+            free(self.scratch)
+            self.scratch, self.scratch_bytes = NULL, 0
+        return code
+
     def broadcast_coalesced(self, arrays, root):
         """Do a broadcast of many arrays of a dtype, packed into few; or return False."""
         return is_rank(root, self.size) and self.in_runs(BROADCAST_COALESCED, arrays, arrays, 1, PyLong_AsLong(root), 0)
@@ -743,41 +757,38 @@ cdef class FastPath:
     def reduce_scatter_single_coalesced(self, outputs, inputs, op):
         """As broadcast_coalesced, for reduce_scatter_single."""
         cdef int place = self.place_of(op), number = self.type_of_first(inputs)
-        if place < 0 or not 0 <= number < TYPES or mpi.reduced[place][number] == 0 or PyDict_Size(self.windows):
+        if place < 0 or number < 0 or mpi.reduced[place][number] == 0 or PyDict_Size(self.windows):
             return False
         return self.in_runs(REDUCE_SCATTER_COALESCED, inputs, outputs, self.size, NOBODY, place)
 
     cdef bint in_runs(self, int what, larger, smaller, int rows, int root, int place) except -1:
         """Do a coalesced operation in runs of neighbours, as mpi/coalesced.py; `larger` arrays have `rows` parts."""
         cdef int code = 0, number = self.type_of_first(larger), itemsize
-        if not 0 <= number < TYPES or mpi.datatypes[number] == 0 or not PyList_CheckExact(smaller):
+        if number < 0 or not PyList_CheckExact(smaller):
             return False
         cdef list ys = list(larger), xs = list(smaller)  # whatever other threads do with the program's lists
-        cdef Py_ssize_t i, first = 0, n = len(ys), total = 0, part
-        cdef Array* y
-        cdef Array* x
-        if len(xs) != n:
+        cdef Py_ssize_t i, first = 0, n = len(ys), total = self.bytes_of(ys, 0, n, number)
+        if len(xs) != n or total < 0 or self.bytes_of(xs, 0, n, number) < 0:
             return False
         for i in range(n):
-            y, x = plain(ys[i], self.largest_run), plain(xs[i], self.largest_run)
-            if y == NULL or x == NULL or PyArray_TYPE(y) != number or PyArray_TYPE(x) != number:
+            if nbytes_at(ys, i) != nbytes_at(xs, i) * rows:
                 return False
-            if PyArray_NBYTES(y) != PyArray_NBYTES(x) * rows:
-                return False
-            total += PyArray_NBYTES(y) + (PyArray_NBYTES(x) if what != BROADCAST_COALESCED else 0)
-        if total > MOST_RUNS * self.largest_run:  # this memory is kept
-            return False
-        itemsize = PyArray_ITEMSIZE(y)
-        self.make_scratch(total + self.largest_run)
-        self.notes(what, number, total, place, root)
+        cdef Py_ssize_t part, packed = self.largest_run
+        cdef bint broadcasts = what == BROADCAST_COALESCED, has_root = self.rank == root
+        # Inputs and outputs may share memory: then all inputs are packed before an output is written.
+        cdef bint packs_first = not broadcasts and may_overlap(xs, ys), communicates
+        if packs_first:
+            packed = total if what == REDUCE_SCATTER_COALESCED else total // rows
+        itemsize = PyArray_ITEMSIZE(<Array*>PyList_GET_ITEM(ys, 0))
+        self.make_scratch(packed + self.largest_run)
+        self.notes(what, number, total if broadcasts else total + total // rows, place, root)
         cdef char* data
-        cdef char* out = self.scratch + total
-        cdef bint sends, receives = self.rank != root
+        cdef char* out = self.scratch + (0 if broadcasts else packed)
         cdef list inputs = xs if what == ALL_GATHER_COALESCED else ys
         cdef list outputs = xs if what == REDUCE_SCATTER_COALESCED else ys
         cdef int rows_in = rows if what == REDUCE_SCATTER_COALESCED else 1
         cdef int rows_out = rows if what == ALL_GATHER_COALESCED else 1
-        for sends in (True, False):  # all inputs are packed before an output is written: they may share memory
+        for communicates in (False, True) if packs_first else (True,):
             first, data = 0, self.scratch
             while first < n and code == 0:
                 i, total = first, 0
@@ -785,21 +796,21 @@ cdef class FastPath:
                     total += nbytes_at(ys, i)
                     i += 1
                 part = total // rows
-                if sends:
-                    if what != BROADCAST_COALESCED or not receives:
-                        pack(inputs, first, i, data, rows_in, part, True)
-                elif what == BROADCAST_COALESCED:
-                    out = data
-                    code = self.broadcast_memory(data, total // itemsize, total, mpi.datatypes[number], root)
-                elif what == ALL_GATHER_COALESCED:
-                    code = self.all_gather_memory(out, data, part // itemsize, part, mpi.datatypes[number])
-                else:
-                    code = self.reduce_scatter_memory(out, data, part // itemsize, number, itemsize, place)
-                if not sends and code == 0 and receives:
-                    pack(outputs, first, i, out, rows_out, part, False)
-                data += part * rows_in
+                if communicates != packs_first and (has_root or not broadcasts):
+                    pack(inputs, first, i, data, rows_in, part, True)
+                if communicates:
+                    if broadcasts:
+                        code = self.broadcast_memory(data, total // itemsize, total, mpi.datatypes[number], root)
+                    elif what == ALL_GATHER_COALESCED:
+                        code = self.all_gather_memory(out, data, part // itemsize, part, mpi.datatypes[number])
+                    else:
+                        code = self.reduce_scatter_memory(out, data, part // itemsize, number, itemsize, place)
+                    if code == 0 and not has_root:
+                        pack(outputs, first, i, out, rows_out, part, False)
+                if packs_first:
+                    data += part * rows_in
                 first = i
-        if code:
+        if self.keep_scratch(code):
             raise self.failed(NAMES[what], code)
         return self.has_done()
 
@@ -898,66 +909,111 @@ cdef class FastPath:
 
     def scan(self, array, op):
         """Do a scan, or return False."""
-        cdef Array* x = plain(array, self.largest)
-        cdef int place = self.place_of(op)
-        if self.node.flags == NULL or x == NULL or not self.is_foldable(x, place):
-            return False
-        self.notes(SCAN, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY)
-        return self.ends(self.reduce_array(SCAN, x, place, 0, self.rank + 1), "scan")
+        return self.scans(SCAN, array, op, self.rank + 1)
 
     def exscan(self, array, op):
         """Do an exscan, or return False."""
+        return self.scans(EXSCAN, array, op, self.rank)
+
+    cdef bint scans(self, int what, object array, object op, int ranks) except -1:
+        """Reduce the arrays of the first ranks, or return False."""
         cdef Array* x = plain(array, self.largest)
         cdef int place = self.place_of(op)
         if self.node.flags == NULL or x == NULL or not self.is_foldable(x, place):
             return False
-        self.notes(EXSCAN, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY)
-        return self.ends(self.reduce_array(EXSCAN, x, place, 0, self.rank), "exscan")
+        self.notes(what, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY)
+        return self.ends(self.reduce_array(what, x, place, 0, ranks), NAMES[what])
 
     def all_gather(self, outputs, array):
         """Do an all_gather, or return False."""
         cdef Array* x = plain(array, self.largest)
-        if x == NULL or not self.takes_list(outputs, PyArray_TYPE(x), self.received, self.received_bytes):
-            return False
-        if self.received_bytes[self.rank] != <size_t>PyArray_NBYTES(x):
+        if not self.takes_list(outputs, x, self.received, self.received_bytes):
             return False
         self.sent[0], self.sent_bytes[0] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
         self.notes_lists(ALL_GATHER_LIST, PyArray_TYPE(x), 1, self.size, NOBODY, NOBODY)
         return self.ends(self.move(ALL_GATHER_LIST, 1, self.size, 0), "all_gather")
 
+    def all_gather_coalesced(self, output_lists, arrays):
+        """Do an all_gather of the arrays of each rank in runs of neighbours, as mpi/backend.py; or return False."""
+        cdef int rank, code = 0, number = self.type_of_first(arrays)
+        if self.node.flags == NULL or number < 0 or not PyList_CheckExact(output_lists):
+            return False
+        if PyList_GET_SIZE(output_lists) != self.size:
+            return False
+        cdef list xs = list(arrays), ys = []
+        cdef Py_ssize_t i, first, n = len(xs), total = self.bytes_of(xs, 0, n, number)
+        for outputs in output_lists:
+            if not PyList_CheckExact(outputs) or PyList_GET_SIZE(outputs) != n:
+                return False
+            ys += outputs
+        cdef Py_ssize_t received = self.bytes_of(ys, 0, n * self.size, number)
+        if received < 0 or total < 0:
+            return False
+        for i in range(n):
+            if nbytes_at(ys, self.rank * n + i) != nbytes_at(xs, i):
+                return False
+        cdef bint packs_first = may_overlap(xs, ys), communicates
+        cdef char* found
+        self.make_scratch(total if packs_first else self.node.slot)
+        for communicates in (False, True):
+            first, self.sent[0] = 0, self.scratch
+            if communicates:
+                self.notes(ALL_GATHER_LISTS, number, total + received, NOBODY, NOBODY)
+            while first < n and code == 0:
+                i = self.end_of_run(ys, n, first)
+                if i == first:
+                    return False
+                if communicates != packs_first:
+                    pack(xs, first, i, self.sent[0], 1, 0, True)
+                if communicates:
+                    self.sent_bytes[0] = self.received_bytes[self.rank]
+                    code = self.move(ALL_GATHER_LIST, 1, 0, 0)
+                    for rank in range(self.size if code == 0 else 0):
+                        found = <char*>node_part(&self.node, rank, 0, self.received_bytes[rank])
+                        if found == NULL:
+                            code = NODE_DIFFERS
+                            break
+                        pack(ys, rank * n + first, rank * n + i, found, 1, 0, False)
+                if packs_first:
+                    self.sent[0] += self.received_bytes[self.rank]
+                first = i
+        return self.ends(self.keep_scratch(code), "all_gather_coalesced")
+
+    cdef Py_ssize_t end_of_run(self, list arrays, Py_ssize_t n, Py_ssize_t first) noexcept:
+        """Return the end of a run of neighbours of which each rank's have room in its slot, and note their bytes."""
+        cdef Py_ssize_t i
+        cdef int rank
+        for rank in range(self.size):
+            self.received_bytes[rank] = 0
+        for i in range(first, n):
+            for rank in range(self.size):
+                if self.received_bytes[rank] + nbytes_at(arrays, rank * n + i) > self.node.slot - LINE:
+                    return i
+            for rank in range(self.size):
+                self.received_bytes[rank] += nbytes_at(arrays, rank * n + i)
+        return n
+
     def gather(self, array, outputs, root):
         """Do a gather, or return False."""
-        cdef Array* x = plain(array, self.largest)
-        if x == NULL or not is_rank(root, self.size) or self.node.flags == NULL or type_of(x) == 0:
-            return False
-        cdef int destination = PyLong_AsLong(root)
-        if self.rank != destination:
-            if outputs is not None:
-                return False
-        elif (not self.takes_list(outputs, PyArray_TYPE(x), self.received, self.received_bytes)
-                or self.received_bytes[self.rank] != <size_t>PyArray_NBYTES(x)):
-            return False
-        self.sent[0], self.sent_bytes[0] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
-        cdef int n_received = self.size if self.rank == destination else 0
-        self.notes_lists(GATHER, PyArray_TYPE(x), 1, n_received, NOBODY, destination)
-        return self.ends(self.move(GATHER, 1, n_received, destination), "gather")
+        return self.moves_rooted(GATHER, array, outputs, root, self.sent, self.sent_bytes, self.received, self.received_bytes)
 
     def scatter(self, output, inputs, root):
         """Do a scatter, or return False."""
-        cdef Array* y = plain(output, self.largest)
-        if y == NULL or not is_rank(root, self.size) or self.node.flags == NULL or type_of(y) == 0:
+        return self.moves_rooted(SCATTER, output, inputs, root, self.received, self.received_bytes, self.sent, self.sent_bytes)
+
+    cdef bint moves_rooted(self, int what, object array, object items, object root, char** one, size_t* one_bytes,
+                           char** each, size_t* each_bytes) except -1:
+        """Move `array` to the root's list, or from there, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        if x == NULL or not is_rank(root, self.size) or self.node.flags == NULL or type_of(x) == 0:
             return False
-        cdef int source = PyLong_AsLong(root)
-        if self.rank != source:
-            if inputs is not None:
-                return False
-        elif (not self.takes_list(inputs, PyArray_TYPE(y), self.sent, self.sent_bytes)
-                or self.sent_bytes[self.rank] != <size_t>PyArray_NBYTES(y)):
+        cdef int of = PyLong_AsLong(root), n = self.size if self.rank == of else 0
+        if not (self.takes_list(items, x, each, each_bytes) if n else items is None):
             return False
-        self.received[0], self.received_bytes[0] = <char*>PyArray_DATA(y), PyArray_NBYTES(y)
-        cdef int n_sent = self.size if self.rank == source else 0
-        self.notes_lists(SCATTER, PyArray_TYPE(y), n_sent, 1, NOBODY, source)
-        return self.ends(self.move(SCATTER, n_sent, 1, source), "scatter")
+        one[0], one_bytes[0] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
+        cdef int n_sent = 1 if what == GATHER else n, n_received = n if what == GATHER else 1
+        self.notes_lists(what, PyArray_TYPE(x), n_sent, n_received, NOBODY, of)
+        return self.ends(self.move(what, n_sent, n_received, of), NAMES[what])
 
     def reduce_scatter(self, output, inputs, op):
         """Do a reduce_scatter, or return False."""
@@ -965,9 +1021,7 @@ cdef class FastPath:
         cdef int place = self.place_of(op)
         if y == NULL or not self.is_foldable(y, place):
             return False
-        if not self.takes_list(inputs, PyArray_TYPE(y), self.sent, self.sent_bytes):
-            return False
-        if self.sent_bytes[self.rank] != <size_t>PyArray_NBYTES(y):
+        if not self.takes_list(inputs, y, self.sent, self.sent_bytes):
             return False
         self.received[0], self.received_bytes[0] = <char*>PyArray_DATA(y), PyArray_NBYTES(y)
         self.notes_lists(REDUCE_SCATTER_LIST, PyArray_TYPE(y), self.size, 1, place, NOBODY)
@@ -975,14 +1029,14 @@ cdef class FastPath:
 
     def all_to_all(self, outputs, inputs):
         """Do an all_to_all, or return False."""
-        cdef int number = self.type_of_first(inputs)
-        if not self.takes_list(inputs, number, self.sent, self.sent_bytes):
+        if not PyList_CheckExact(inputs) or PyList_GET_SIZE(inputs) != self.size:
             return False
-        if not self.takes_list(outputs, number, self.received, self.received_bytes):
+        cdef Array* x = plain(inputs[self.rank], self.largest)
+        if not self.takes_list(inputs, x, self.sent, self.sent_bytes):
             return False
-        if self.sent_bytes[self.rank] != self.received_bytes[self.rank]:
+        if not self.takes_list(outputs, x, self.received, self.received_bytes):
             return False
-        self.notes_lists(ALL_TO_ALL, number, self.size, self.size, NOBODY, NOBODY)
+        self.notes_lists(ALL_TO_ALL, PyArray_TYPE(x), self.size, self.size, NOBODY, NOBODY)
         return self.ends(self.move(ALL_TO_ALL, self.size, self.size, 0), "all_to_all")
 
     def barrier(self):
@@ -1034,21 +1088,32 @@ cdef class FastPath:
     cdef int type_of_first(self, object items) except -2:
         if not PyList_CheckExact(items) or not items or Py_TYPE(items[0]) is not &PyArray_Type:
             return -1
-        return PyArray_TYPE(<Array*><PyObject*>items[0])
+        return PyArray_TYPE(<Array*><PyObject*>items[0]) if type_of(<Array*><PyObject*>items[0]) else -1
 
-    cdef bint takes_list(self, object items, int number, char** data, size_t* nbytes) except -1:
-        """Note where the arrays of a list are, one for each rank, and how large, if all are ordinary and of a dtype."""
+    cdef Py_ssize_t bytes_of(self, list arrays, Py_ssize_t first, Py_ssize_t last, int number) except -2:
+        """Return how large arrays of a dtype are together, if all are ordinary; otherwise -1."""
         cdef Array* x
-        if self.node.flags == NULL or not 0 <= number < TYPES or mpi.datatypes[number] == 0:
+        cdef Py_ssize_t i, total = 0
+        for i in range(first, last):
+            x = plain(<object>PyList_GET_ITEM(arrays, i), self.largest_run)
+            if x == NULL or PyArray_TYPE(x) != number:
+                return -1
+            total += PyArray_NBYTES(x)
+        return total
+
+    cdef bint takes_list(self, object items, Array* own, char** data, size_t* nbytes) except -1:
+        """Note where the arrays of a list are, one for each rank, and how large, if all are ordinary; this rank's as `own`."""
+        cdef Array* x
+        if own == NULL or self.node.flags == NULL or type_of(own) == 0:
             return False
         if not PyList_CheckExact(items) or PyList_GET_SIZE(items) != self.size:
             return False
         for i in range(self.size):
             x = plain(items[i], self.largest)
-            if x == NULL or PyArray_TYPE(x) != number:
+            if x == NULL or PyArray_TYPE(x) != PyArray_TYPE(own):
                 return False
             data[i], nbytes[i] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
-        return True
+        return nbytes[self.rank] == <size_t>PyArray_NBYTES(own)
 
     cdef bint ends(self, int code, str name) except -1:
         """Count an operation of the fast path, or leave it to the checks and MPI."""

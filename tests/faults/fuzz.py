@@ -245,6 +245,14 @@ class Program:
         mine = [self.laid_out(each[group.rank]) for each in given]
         return Call("all_gather_single_coalesced", [outs, mine], {}, list(zip(outs, expected)))
 
+    def all_gather_coalesced(self, group: hc.ProcessGroup) -> Call:
+        """The operation of that name."""
+        given = [self.contributions(group, *each) for each in self._several()]
+        lists = [[self.laid_out(np.zeros_like(each[rank])) for each in given] for rank in range(group.size)]
+        mine = [self.laid_out(each[group.rank]) for each in given]
+        outcomes = [(out, each[rank]) for rank, outs in enumerate(lists) for out, each in zip(outs, given)]
+        return Call("all_gather_coalesced", [lists, mine], {}, outcomes)
+
     def reduce_scatter_single_coalesced(self, group: hc.ProcessGroup) -> Call:
         """The operation of that name."""
         given = [self._matrix(group, *each) for each in self._several()]

@@ -235,6 +235,12 @@ def test_coalesced_forms_in_one_run_and_in_several(group: Any, dtype: str, large
         hc.all_gather_single_coalesced(outputs, [laid_out(each[0], gaps) for each in rows[me]], group)
         for i, output in enumerate(outputs):
             np.testing.assert_array_equal(output, [row[i][0] for row in rows])
+        parts = [[each[0][: len(each[0]) // (rank + 1)] for each in rows[rank]] for rank in range(n)]  # fewer and fewer
+        lists = [[laid_out(np.zeros_like(part), gaps) for part in of_rank] for of_rank in parts]
+        hc.all_gather_coalesced(lists, [laid_out(part, gaps) for part in parts[me]], group)
+        for of_rank, expected_of_rank in zip(lists, parts):
+            for output, expected in zip(of_rank, expected_of_rank):
+                np.testing.assert_array_equal(output, expected)
         for op in ("sum", "max") if dtype != "S3" else ():
             reduced = [laid_out(np.zeros_like(each[0]), gaps) for each in rows[me]]
             hc.reduce_scatter_single_coalesced(reduced, [laid_out(each, gaps) for each in rows[me]], op, group)  # type: ignore[arg-type]
@@ -245,6 +251,13 @@ def test_coalesced_forms_in_one_run_and_in_several(group: Any, dtype: str, large
 @pytest.mark.parametrize("size", [4, 60_000])
 def test_an_output_of_a_coalesced_form_may_be_where_a_later_input_is(group: Any, size: int) -> None:
     n, me = group.size, group.rank
+    memory = np.zeros(8 * n * size)
+    mine = [memory[(7 - i) * n * size :][:size] for i in range(8)]
+    lists = [[memory[(i * n + rank) * size :][:size] for i in range(8)] for rank in range(n)]
+    for i, array in enumerate(mine):
+        array[...] = me + 10 * i
+    hc.all_gather_coalesced(lists, mine, group)
+    np.testing.assert_array_equal(memory, np.repeat([rank + 10 * i for i in range(8) for rank in range(n)], size))
     for larger in (False, True):
         memory = np.zeros(8 * n * size)
         inputs = [memory[(7 - i) * n * size :][: size * (n if larger else 1)] for i in range(8)]
@@ -260,6 +273,25 @@ def test_an_output_of_a_coalesced_form_may_be_where_a_later_input_is(group: Any,
             np.testing.assert_array_equal(array, expected)
 
 
+@needs_room
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("size", [3, 60_000])  # of which four have no room in a slot together
+def test_coalesced_forms_take_the_fast_path(group: Any, size: int) -> None:
+    n, fast = group.size, group.door.fast_path
+    small, large = [[np.zeros(each, "f4") for _ in range(4)] for each in (size, n * size)]
+    calls: list[Any] = [
+        lambda: hc.broadcast_coalesced(small, 0, group),
+        lambda: hc.all_gather_single_coalesced(large, small, group),
+        lambda: hc.reduce_scatter_single_coalesced(small, large, group=group),
+        lambda: hc.all_gather_coalesced([[each.copy() for each in small] for _ in range(n)], small, group),
+    ]
+    for call in calls:
+        before = fast.count
+        call()
+        assert fast.count == before + 1
+    hc.barrier(group)
+
+
 def test_coalesced_arrays_that_do_not_fit_are_refused_and_stay(group: Any) -> None:
     n = group.size
     small, large, frozen = np.zeros(3), np.zeros(3 * n + 1), np.zeros(3 * n)
@@ -270,6 +302,10 @@ def test_coalesced_arrays_that_do_not_fit_are_refused_and_stay(group: Any) -> No
         lambda: hc.all_gather_single_coalesced([large], [small], group),
         lambda: hc.all_gather_single_coalesced([frozen], [small], group),
         lambda: hc.all_gather_single_coalesced([large, large], [small], group),
+        lambda: hc.all_gather_coalesced([[small]] * n, [large], group),
+        lambda: hc.all_gather_coalesced([[small]] * (n + 1), [small], group),
+        lambda: hc.all_gather_coalesced([[small, large]] * n, [small], group),
+        lambda: hc.all_gather_coalesced([[frozen]] * n, [frozen], group),
         lambda: hc.reduce_scatter_single_coalesced([small], [large], group=group),
         lambda: hc.reduce_scatter_single_coalesced([small], [small.astype("i4")], group=group),
         lambda: hc.reduce_scatter_single_coalesced([small], [np.zeros(3 * n)], "xor", group),  # type: ignore[arg-type]
