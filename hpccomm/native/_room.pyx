@@ -108,6 +108,7 @@ cdef enum:
     PARTS = 64  # of a list
     KEPT = 8  # messages sent, for reports
     SMALL = 2048  # elements that are prepared here: of more, NumPy prepares as fast
+    REAP_EVERY = 16  # Works that begin: the door is in Python
     MOST_RUNS = 16  # of coalesced arrays: memory for more is not kept
     STATUS_BYTES = 64  # an MPI_Status has at most so many
     LARGEST_COUNT = 0x7FFFFFFF
@@ -491,6 +492,7 @@ cdef class FastPath:
     cdef Py_ssize_t scratch_bytes, largest_run
     cdef int usual_place
     cdef dict in_flight
+    cdef int unasked  # Works begun since those in flight have been asked
     cdef Node node  # its flags are NULL until it is open
     cdef Py_ssize_t node_largest  # bytes
     cdef char *sent[PARTS]  # of the operation that goes on: where the parts are
@@ -788,7 +790,7 @@ cdef class FastPath:
         cdef list outputs = xs if what == REDUCE_SCATTER_COALESCED else ys
         cdef int rows_in = rows if what == REDUCE_SCATTER_COALESCED else 1
         cdef int rows_out = rows if what == ALL_GATHER_COALESCED else 1
-        for communicates in (False, True) if packs_first else (True,):
+        for communicates in (False, True):
             first, data = 0, self.scratch
             while first < n and code == 0:
                 i, total = first, 0
@@ -1482,7 +1484,10 @@ cdef class FastPath:
     cdef int follow(self, Pending work) except -1:
         """Keep a Work, and through it its array, while it is in flight."""
         if PyDict_Size(self.in_flight) >= REAP_ABOVE:
-            self.door.reap()
+            self.unasked += 1
+            if self.unasked >= REAP_EVERY:
+                self.unasked = 0
+                self.door.reap(REAP_EVERY)
         self.in_flight[work] = None
         return 0
 
