@@ -77,6 +77,9 @@ def send(
         ...
     ValueError: send: dst is this rank itself, ...
     """
+    is_plain = group is None and group_dst is None and tensor is None  # in the world, its ranks are global ranks
+    if is_plain and member(None).door.fast.send(array, dst, tag):
+        return
     if tensor is not None:
         array = either("send", array=array, tensor=tensor)
     group = member(group)
@@ -125,6 +128,10 @@ def recv(
     >>> x
     array([0., 1.])
     """
+    if group is None and group_src is None and tensor is None:
+        sender = member(None).door.fast.recv(array, src, tag)
+        if sender is not None:
+            return sender
     if tensor is not None:
         array = either("recv", array=array, tensor=tensor)
     group = member(group)

@@ -108,7 +108,7 @@ cdef enum:
     PARTS = 64  # of a list
     KEPT = 8  # messages sent, for reports
     SMALL = 2048  # elements that are prepared here: of more, NumPy prepares as fast
-    REAP_EVERY = 16  # Works that begin: the door is in Python
+    REAP_EVERY = 64  # Works that begin: the door is in Python
     MOST_RUNS = 16  # of coalesced arrays: memory for more is not kept
     STATUS_BYTES = 64  # an MPI_Status has at most so many
     LARGEST_COUNT = 0x7FFFFFFF
