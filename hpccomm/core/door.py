@@ -230,14 +230,14 @@ class Door:
         if status is WorkStatus.FAILED:
             self.failed.append(work)
 
-    def reap(self, begun: int = 1) -> None:
+    def reap(self) -> None:
         """Forget completed Works, from the oldest on, to the first that is in flight or has a Future.
 
         Asking is all the progress that some transports make, where the program's other operations are none of theirs;
         so the more there are, the more often it asks. But a Work that the program holds will be waited for: it is asked
-        once. `begun`: so many Works have begun since the last time.
+        once.
         """
-        for _ in range(max(1, len(self.in_flight) // REAP_ABOVE * REAP_ASKS) * begun):
+        for _ in range(max(1, len(self.in_flight) // REAP_ABOVE * REAP_ASKS)):
             while True:
                 try:
                     oldest = next(iter(self.in_flight))

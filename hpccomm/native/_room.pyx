@@ -9,7 +9,7 @@ at the lower half of the register, where it is a pointer (Open MPI) at all of it
 No signal handler of Python's runs in here: what is begun is ended and noted.
 """
 
-from cpython.dict cimport PyDict_Size
+from cpython.dict cimport PyDict_Next, PyDict_Size
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLong, PyLong_CheckExact
 from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
@@ -106,9 +106,10 @@ cdef enum:
     TYPES = 32  # numbers of NumPy's own dtypes are below
     OPS = 16
     PARTS = 64  # of a list
+    WAITED = 512  # Works that are waited for at once
     KEPT = 8  # messages sent, for reports
     SMALL = 2048  # elements that are prepared here: of more, NumPy prepares as fast
-    REAP_EVERY = 64  # Works that begin: the door is in Python
+    REAP_EVERY = 32  # Works that begin, where the program holds the oldest and will wait for it
     MOST_RUNS = 16  # of coalesced arrays: memory for more is not kept
     STATUS_BYTES = 64  # an MPI_Status has at most so many
     LARGEST_COUNT = 0x7FFFFFFF
@@ -1485,11 +1486,27 @@ cdef class FastPath:
         """Keep a Work, and through it its array, while it is in flight."""
         if PyDict_Size(self.in_flight) >= REAP_ABOVE:
             self.unasked += 1
-            if self.unasked >= REAP_EVERY:
+            if self.unasked >= REAP_EVERY or self.oldest().ob_refcnt == 1:  # nobody but the door has it
                 self.unasked = 0
-                self.door.reap(REAP_EVERY)
+                while self.forgets_oldest():
+                    pass
+                self.door.reap()
         self.in_flight[work] = None
         return 0
+
+    cdef PyObject* oldest(self) noexcept:
+        """Return the oldest Work in flight, of which there is one."""
+        cdef PyObject* found
+        cdef Py_ssize_t place = 0
+        PyDict_Next(self.in_flight, &place, &found, NULL)
+        return found
+
+    cdef bint forgets_oldest(self) except -1:
+        """Forget the oldest Work in flight if it has ended well; the door looks at the others."""
+        if not self.in_flight or not isinstance(<object>self.oldest(), Pending):
+            return False
+        cdef Pending work = <Pending><object>self.oldest()
+        return work.is_ordinary() and work.has_come() and work.ends()
 
 
 def compiled_member(dict names, type kind, otherwise):
@@ -1592,18 +1609,20 @@ cdef class Pending:
 
     def has_ended(self):
         """See Work.has_ended."""
-        cdef bint is_done
         if self._told:
             return True
         if self.is_ordinary():
-            self._busy = True
-            is_done = self.test_request()
-            self._busy = False
-            if not is_done:
+            if not self.has_come():
                 return False
             if self.ends():
                 return True
         return work_has_ended(self)
+
+    cdef bint has_come(self) noexcept:
+        self._busy = True
+        cdef bint is_done = self.test_request()
+        self._busy = False
+        return is_done
 
     cdef void finish_request(self) noexcept:
         cdef int code
@@ -1677,10 +1696,10 @@ cdef struct Waited:
 
 def wait_all(given):
     """Wait for Works of the fast path, and for None; return False if Work.wait has to be called for each of them."""
-    cdef Waited[PARTS] waited
+    cdef Waited[WAITED] waited
     cdef list works = list(given)  # it keeps them, whatever other threads do with the program's list
     cdef Py_ssize_t i, n = 0
-    cdef bint is_ordinary = PyList_GET_SIZE(works) <= PARTS
+    cdef bint is_ordinary = PyList_GET_SIZE(works) <= WAITED
     cdef unsigned long thread = PyThread_get_thread_ident()
     cdef Pending work
     for each in works:
