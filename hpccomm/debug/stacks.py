@@ -155,7 +155,7 @@ def _call_of_method(frame: FrameType, name: str) -> CallInFlight:
 
 
 def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
-    """Return the call of a function that is no operation; its group is among its arguments, or is the world."""
+    """Return the call of a function that passed no method of a group; its group is among its arguments, or the world."""
     arguments = _arguments(frame)
     group = next((each for each in arguments.values() if isinstance(each, ProcessGroup)), None)
     if group is None and name in WITHOUT_A_GROUP:
@@ -165,7 +165,7 @@ def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
         group = sys.modules["hpccomm"].GroupMember.WORLD
     if not isinstance(group, ProcessGroup):
         return None
-    call = _call(frame, group, name, group.sequence_number + 1, arguments)
+    call = _call(frame, group, name, _last_number(group, name) + 1, arguments)
     return call._replace(can_raise=name == "destroy" or is_in_mismatch_check(group))
 
 

@@ -375,7 +375,7 @@ def test_an_operation_that_is_no_small_one() -> None:
     assert found.culprits == [1]
     assert "rank 1 has called monitored_barrier" in text(found)
     assert (
-        "ranks 0, 2 have called one of all_gather, all_gather_single, all_gather_single_coalesced, all_reduce"
+        "ranks 0, 2 have called one of all_gather, all_gather_coalesced, all_gather_single, all_gather_single_coalesced"
         in text(found)
     )
 
