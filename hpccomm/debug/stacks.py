@@ -155,7 +155,7 @@ def _call_of_method(frame: FrameType, name: str) -> CallInFlight:
 
 
 def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
-    """Return the call of a function that passed no method of a group; its group is among its arguments, or the world."""
+    """Return the call of a function that passed no method of a group; its group is an argument, or the world."""
     arguments = _arguments(frame)
     group = next((each for each in arguments.values() if isinstance(each, ProcessGroup)), None)
     if group is None and name in WITHOUT_A_GROUP:
