@@ -13,11 +13,13 @@ import pytest
 
 import hpccomm as hc
 import hpccomm.debug
+import hpccomm.mpi4py
 
 pytestmark = pytest.mark.serial
 
 PUBLIC = [(name, getattr(hc, name)) for name in hc.__all__]
 PUBLIC += [(f"checkpoint.{name}", getattr(hc.checkpoint, name)) for name in hc.checkpoint.__all__]
+PUBLIC += [(f"mpi4py.{name}", getattr(hpccomm.mpi4py, name)) for name in hpccomm.mpi4py.__all__]
 PUBLIC += [(f"debug.{name}", getattr(hpccomm.debug, name)) for name in hpccomm.debug.__all__]
 FUNCTIONS = [(name, thing) for name, thing in PUBLIC if inspect.isfunction(thing)]
 CLASSES = [

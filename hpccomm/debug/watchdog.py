@@ -306,9 +306,14 @@ def _end_at(when: float) -> NoReturn:
     """End this process at that time (seconds since the epoch, within the next one), to the millisecond.
 
     It is waited for with the GIL held: a program that computes would let this thread go on only some milliseconds
-    later. A rank that is late is killed by the launcher, and MPICH's (hydra's pmip.c) may then return 9 for the job.
+    later; and the other threads, which may wait in MPI without a pause, give way to this one. A rank that is late is
+    killed by the launcher, and MPICH's (hydra's pmip.c) may then return 9 for the job.
     """
     take_names_away(MAPPED_LATER)
+    for thread in map(int, os.listdir("/proc/self/task")):
+        if thread != threading.get_native_id():
+            with contextlib.suppress(OSError):  # it has ended
+                os.setpriority(os.PRIO_PROCESS, thread, 19)
     ctypes.PyDLL(None).usleep(int(1e6 * max(0.0, min(when - time.time(), 0.999))))
     os._exit(STATUS)
 

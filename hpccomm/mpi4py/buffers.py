@@ -1,0 +1,155 @@
+"""What a buffer of mpi4py's names, ``[array, (counts, displs), MPI.DOUBLE]``, as arrays of any device.
+
+The rules are those of mpi4py (``msgbuffer.pxi``): a count or displacement is in elements of the datatype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+from mpi4py.util.dtlib import to_numpy_dtype
+
+from ..core.arrays import device_of, locate
+from ..errors import here
+
+_NO_ARRAYS = frozenset({type(None), int, bool, str, float, np.int64, np.int32})
+
+
+def device_of_buffers(arguments: Iterable[Any]) -> str:
+    """Return the device of the arrays among the arguments of a call; "cpu" if there are none, or only the host's."""
+    for each in arguments:
+        if type(each) is np.ndarray:
+            continue
+        if type(each) in (list, tuple) and each:
+            each = each[0]
+        if type(each) is np.ndarray or type(each) in _NO_ARRAYS or type(each).__module__ == "mpi4py.MPI":
+            continue
+        try:
+            device = device_of(each)
+        except TypeError:  # mpi4py knows what it is, or says that it does not
+            continue
+        if device != "cpu":
+            return device
+    return "cpu"
+
+
+class Buffer(NamedTuple):
+    """A buffer: its array, and the counts and displacements as they were given, None without any."""
+
+    device: str
+    array: Any
+    counts: Any
+    displs: Any
+
+
+def buffer(where: str, message: Any, takes_lists: bool = False) -> Buffer:
+    """Return the parts of a buffer; `where` is the call and the argument, and `takes_lists` that of ``Allgatherv``."""
+    counts = displs = datatype = None
+    array = message
+    if isinstance(message, list | tuple):
+        if not 2 <= len(message) <= 4:
+            raise ValueError(f"{where} has {len(message)} items; expected [array, counts, displs, datatype]{here()}")
+        array, *rest = message
+        if len(rest) > 1 or isinstance(rest[0], MPI.Datatype | str):
+            datatype = rest.pop()
+        if len(rest) == 1 and isinstance(rest[0], tuple if takes_lists else list | tuple):
+            rest = list(rest[0])
+        counts, displs = (*rest, None, None)[:2]
+    call, argument = where.split(": ")
+    device, view = locate(call, argument, array)
+    return Buffer(device, view if datatype is None else _typed(where, view, datatype), counts, displs)
+
+
+def whole(where: str, message: Any) -> tuple[str, Any]:
+    """Return the device and the array of a message to or from one rank, or of a reduction."""
+    device, array, count, displ = buffer(where, message)
+    if count is None and displ is None:
+        return device, array if array.flags.c_contiguous or not array.flags.f_contiguous else array.T
+    start, size = displ or 0, array.size
+    end = size if count is None else start + count
+    return device, _part(where, flat(where, array), start, end - start)
+
+
+def parts(where: str, message: Any, ranks: int, takes_lists: bool) -> list[Any]:
+    """Return the part of a buffer for each rank; `takes_lists` for the calls whose counts differ, as ``Allgatherv``."""
+    _, array, counts, displs = buffer(where, message, takes_lists)
+    array = flat(where, array)
+    if not takes_lists:
+        start = displs or 0
+        count = (array.size - start) // ranks if counts is None else counts
+        if counts is None and (array.size - start) % ranks:
+            raise ValueError(f"{where} has {array.size - start} elements, which {ranks} ranks can't share{here()}")
+        return [_part(where, array, start + rank * count, count) for rank in range(ranks)]
+    if counts is None:
+        counts = [array.size // ranks + (array.size % ranks > rank) for rank in range(ranks)]
+    counts = _of_each_rank(where, "counts", counts, ranks)
+    if displs is None:
+        displs = [0, *accumulate(counts[:-1])]
+    elif isinstance(displs, int | np.integer):
+        displs = [rank * int(displs) for rank in range(ranks)]
+    displs = _of_each_rank(where, "displacements", displs, ranks)
+    return [_part(where, array, displ, count) for displ, count in zip(displs, counts)]
+
+
+def together(where: str, message: Any, ranks: int) -> Any:
+    """Return the equal parts of a buffer for all ranks, one behind the other."""
+    pieces = parts(where, message, ranks, takes_lists=False)
+    array, count = buffer(where, message), pieces[0].size
+    if array.counts is None and array.displs is None:
+        return flat(where, array.array)
+    start = array.displs or 0
+    return flat(where, array.array)[start : start + ranks * count]
+
+
+def flat(where: str, array: Any) -> Any:
+    """Return a contiguous array with one dimension, in the order of its memory."""
+    if array.flags.c_contiguous:
+        return array.reshape(-1)
+    if array.flags.f_contiguous:
+        return array.T.reshape(-1)
+    raise ValueError(f"{where} is not contiguous: make a copy of it, whose parts have places in memory{here()}")
+
+
+@cache
+def dtype_of(datatype: int) -> np.dtype[Any] | None:
+    """Return NumPy's dtype of the MPI datatype with a handle; None if it is none of MPI's own, or has no dtype."""
+    given = MPI.Datatype.fromhandle(datatype)
+    if not given.is_predefined:
+        return None
+    try:
+        dtype = np.dtype(to_numpy_dtype(given))
+    except (ValueError, TypeError):
+        return None
+    return np.dtype(np.uint8) if dtype.kind in "VS" and dtype.itemsize == 1 else dtype  # MPI.BYTE, MPI.CHAR
+
+
+def _typed(where: str, array: Any, datatype: Any) -> Any:
+    """Return an array seen as elements of an MPI datatype."""
+    if isinstance(datatype, str):
+        dtype = np.dtype(datatype)
+    else:
+        found = dtype_of(datatype.handle)
+        if found is None:
+            name = datatype.Get_name() or "of the program's own"
+            raise TypeError(f"{where} has the datatype {name}, and only MPI's own have a dtype: give a slice{here()}")
+        dtype = found
+    return array if array.dtype == dtype else flat(where, array).view(dtype)
+
+
+def _part(where: str, array: Any, start: int, count: int) -> Any:
+    start, count = int(start), int(count)
+    if start < 0 or count < 0 or start + count > array.size:
+        raise ValueError(f"{where} has {array.size} elements, and not {count} from {start} on{here()}")
+    return array[start : start + count]
+
+
+def _of_each_rank(where: str, what: str, given: Any, ranks: int) -> Sequence[int]:
+    numbers = [int(given)] * ranks if isinstance(given, int | np.integer) else [int(each) for each in given]
+    if len(numbers) != ranks:
+        raise ValueError(f"{where} has {len(numbers)} {what} for {ranks} ranks{here()}")
+    return numbers

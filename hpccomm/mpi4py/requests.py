@@ -1,0 +1,227 @@
+"""Requests of what hpccomm does: real requests of MPI, which a thread ends when their Works have ended.
+
+A message between GPUs over NCCL begins in the same call as those that it crosses (ncclGroupStart): one that began alone
+would keep the stream, and the others with it. So non-blocking messages are collected, until the program waits for one
+of them or calls anything else. That has to be seen: ``MPI.Request`` becomes a class whose static methods look first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from mpi4py import MPI
+
+from ..core.calls import Call
+from ..core.door import batch
+from ..core.group import ProcessGroup
+from ..core.work import JoinedWork, Work
+from ..errors import DistError, here
+from .calls import Step
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Request as _Base
+else:
+    _Base = object  # the classes below have it as their other base
+
+
+class Messages:
+    """The messages of a group that have been called for and have not begun."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self.waiting: list[tuple[list[Call], OfAWork]] = []
+
+    def add(self, calls: list[Call], request: OfAWork) -> None:
+        """Let messages begin with the others."""
+        self.waiting.append((calls, request))
+
+    def begin(self, calls: list[Call] | None = None) -> list[Work]:
+        """Begin all messages together, and those of `calls`, whose Works are returned."""
+        waiting, self.waiting = self.waiting, []
+        together = [call for each, _ in waiting for call in each] + (calls or [])
+        works = batch([(self.group.door, call) for call in together])
+        for each, request in waiting:
+            own, works = works[: len(each)], works[len(each) :]
+            request.follow(own[0] if len(own) == 1 else _Sendrecv(own))
+        return works
+
+
+class _Sendrecv(JoinedWork):
+    @property
+    def source(self) -> int | None:  # type: ignore[override]
+        """The sender of the message that has come."""
+        return self._works[-1].source
+
+
+class OfAWork(_Base):
+    """What the requests have in common: a Work, and a generalized request of MPI (MPI-4.1 §13.2) with its handle."""
+
+    _work: Work | None = None
+    _messages: Messages | None = None  # among which it waits for its begin
+
+    def open(self, step: Step, messages: Messages | None = None) -> None:
+        """Take a handle: the operation begins now, or with other messages."""
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise DistError(
+                f"requests of GPU arrays need MPI_THREAD_MULTIPLE, which MPI was not initialised with; leave "
+                f"mpi4py.rc.thread_level as it is{here()}"
+            )
+        works: list[Work] = []
+
+        def fill(status: MPI.Status) -> None:
+            (work,) = works
+            if work.exception() is not None:
+                raise MPI.Exception(MPI.ERR_OTHER)
+            fill_status(status, step, work.source)
+
+        general = MPI.Grequest.Start(fill)
+        is_ended = threading.Lock()
+
+        def end(_: object = None) -> None:
+            if is_ended.acquire(blocking=False):
+                general.Complete()
+
+        self._works, self._end, self._messages = works, end, messages
+        # A request of Python's has one place for its handle.
+        ctypes.memmove(MPI._addressof(self), MPI._addressof(general), MPI._sizeof(MPI.Request))
+
+    def follow(self, work: Work) -> None:
+        """Stand for a Work that has begun."""
+        self._messages, self._work = None, work
+        self._works.append(work)
+        work.get_future().add_done_callback(self._end)
+
+    def begin(self) -> None:
+        """Begin the operation, if it has not begun."""
+        if self._messages is not None:
+            self._messages.begin()
+
+    def finish(self) -> None:
+        """Wait for the Work, in the thread that calls, which is sooner than another one's look."""
+        self.begin()
+        if self._work is not None:
+            self._work.wait()
+            self._end()
+            self._work = None
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """Wait for the operation: on GPU arrays, the current stream waits, and not the host."""
+        self.finish()
+        return super().Wait(status)
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Return True if the operation has ended."""
+        self.begin()
+        if self._work is not None:
+            if not self._work.is_completed():
+                return False
+            self.finish()
+        return super().Test(status)
+
+    def wait(self, status: MPI.Status | None = None) -> None:
+        """Wait for the operation."""
+        self.Wait(status)
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
+        """Return True if the operation has ended, and nothing else."""
+        return self.Test(status), None
+
+
+class Request(OfAWork, MPI.Request):
+    """The request of a non-blocking call on GPU arrays; ``MPI.Request.Waitall`` takes it, in a list with others."""
+
+
+class Prequest(OfAWork, MPI.Prequest):
+    """The request of a persistent call on GPU arrays: each start begins the operation anew."""
+
+    operation: Callable[[Prequest], object]
+
+    def Start(self) -> None:
+        """Begin the operation."""
+        if self._messages is not None or (self._work is not None and not self._work.has_ended()):
+            raise DistError(f"Start: this request has begun before, and has not ended: Wait() first{here()}")
+        self.operation(self)
+
+    def Free(self) -> None:
+        """Forget the operation, which is not in flight."""
+        self.operation = _freed
+
+
+def _freed(_: Prequest) -> None:
+    raise DistError(f"Start: this request has been freed{here()}")
+
+
+def fill_status(status: MPI.Status | None, step: Step, source: int | None) -> None:
+    """Tell a Status what has been received."""
+    if status is None:
+        return
+    array = step.received
+    status.Set_source(MPI.PROC_NULL if array is None or source is None else source)
+    status.Set_tag(MPI.ANY_TAG if array is None else step.tag)
+    status.Set_elements(MPI.BYTE, 0 if array is None else array.nbytes)
+    status.Set_cancelled(False)
+
+
+# -- MPI.Request and MPI.Prequest ---------------------------------------------------------------------
+
+_WAITS_FOR_ALL = ("Waitall", "waitall")
+_STATIC = [
+    f"{first}{rest}"
+    for what, of in (("ait", "W"), ("est", "T"))
+    for first in (of + what, of.lower() + what)
+    for rest in ("all", "any", "some")
+]
+
+
+class _LikeItsBase(type):
+    """The type of the classes that stand in for mpi4py's: equal to them, and of the same instances."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.__base__)  # type: ignore[arg-type]
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, cls.__base__)  # type: ignore[arg-type]
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or cls.__base__ is other
+
+    def __hash__(cls) -> int:
+        return hash(cls.__base__)
+
+
+def _looking(name: str, own: Callable[..., Any]) -> Any:
+    """Return a static method that begins, and for all waits for, those of hpccomm among the requests."""
+
+    def look(requests: Any, *arguments: Any, **named: Any) -> Any:
+        ours = [each for each in requests if isinstance(each, OfAWork)]
+        for each in ours:
+            each.begin()
+        if name in _WAITS_FOR_ALL:
+            for each in ours:
+                each.finish()
+        return own(requests, *arguments, **named)
+
+    return staticmethod(update_wrapper(look, own))
+
+
+def _startall(requests: list[MPI.Prequest]) -> None:
+    """Start all requests."""
+    for each in requests:
+        each.Start()
+
+
+def _stand_in(base: type, methods: dict[str, Any]) -> Any:
+    named = {"__slots__": (), "__module__": base.__module__, "__doc__": base.__doc__, "__qualname__": base.__qualname__}
+    return _LikeItsBase(base.__name__, (base,), named | methods)
+
+
+def install() -> None:
+    """Put the classes in mpi4py's place."""
+    if not isinstance(cast(Any, MPI.Request), _LikeItsBase):
+        statics = {name: _looking(name, getattr(MPI.Request, name)) for name in _STATIC if hasattr(MPI.Request, name)}
+        MPI.Prequest = _stand_in(MPI.Prequest, statics | {"Startall": staticmethod(_startall)})  # type: ignore[misc]
+        MPI.Request = _stand_in(MPI.Request, statics)  # type: ignore[misc]

@@ -1,0 +1,343 @@
+"""hpccomm.mpi4py: mpi4py's calls on GPU arrays do what mpi4py's own do on the same arrays of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccomm as hc
+from hpccomm import mpi4py as hm
+from hpccomm.errors import UnsupportedOperationError
+
+from ..arrays import assert_same, fortran, strided
+from . import gpus
+
+RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+NEXT, BEFORE = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+HERE, EVERYBODY = np.arange(1.0, 5.0) * (RANK + 1), np.arange(4.0 * SIZE) + 100 * RANK
+
+
+@pytest.fixture(scope="module", params=["nccl", "mpi"])
+def comm(request: pytest.FixtureRequest) -> Iterator[Any]:
+    comm = hm.Comm(MPI.COMM_WORLD.Dup(), config=f"cpu:mpi,cuda:{request.param}")
+    yield comm
+    comm.Free()
+
+
+Make = Callable[..., Any]
+Arguments = tuple[list[Any], list[Any]]  # of the call, and the arrays to look at afterwards
+
+
+def reduction(make: Make) -> Arguments:
+    output = make(np.zeros(4))
+    return [make(HERE), output], [output]
+
+
+def reduction_in_place(make: Make) -> Arguments:
+    output = make(HERE)
+    return [MPI.IN_PLACE, output, MPI.MAX], [output]
+
+
+def reduction_of_a_part(make: Make) -> Arguments:
+    output = make(np.zeros(9))
+    return [[make(HERE), 2], [output, (2, 3), MPI.DOUBLE], MPI.PROD], [output]
+
+
+def to_one(make: Make) -> Arguments:
+    output = make(np.zeros(4))
+    return [make(HERE), output if RANK == SIZE - 1 else None, MPI.SUM, SIZE - 1], [output]
+
+
+def to_one_in_place(make: Make) -> Arguments:
+    output = make(HERE)
+    return ([MPI.IN_PLACE, output] if RANK == 0 else [output, None]), [output]
+
+
+def copied(make: Make) -> Arguments:
+    array = make(HERE)
+    return [array, SIZE - 1], [array]
+
+
+def copied_as_bytes(make: Make) -> Arguments:
+    array = make(HERE)
+    return [[array, 16, MPI.BYTE], 0], [array]
+
+
+def copied_in_memorys_order(make: Make) -> Arguments:
+    array = make(HERE.reshape(2, 2), fortran)
+    return [array], [array]
+
+
+def gathered(make: Make) -> Arguments:
+    output = make(np.zeros((SIZE, 4)))
+    return [make(HERE), output], [output]
+
+
+def gathered_in_place(make: Make) -> Arguments:
+    output = make(EVERYBODY)
+    return [MPI.IN_PLACE, output], [output]
+
+
+def gathered_counts(make: Make) -> Arguments:
+    output = make(np.zeros(3 * SIZE))
+    return [[make(HERE), 2], [output, 2, MPI.DOUBLE]], [output]
+
+
+COUNTS = [rank + 1 for rank in range(SIZE)]
+PLACES = [sum(COUNTS[:rank]) + rank for rank in range(SIZE)]  # with a gap behind each
+
+
+def gathered_unequally(make: Make) -> Arguments:
+    output = make(np.zeros(sum(COUNTS) + SIZE))
+    return [make(EVERYBODY[: RANK + 1]), [output, (COUNTS, PLACES), MPI.DOUBLE]], [output]
+
+
+def gathered_unequally_without_gaps(make: Make) -> Arguments:
+    output = make(np.zeros(sum(COUNTS)))
+    return [make(EVERYBODY[: RANK + 1]), [output, COUNTS]], [output]
+
+
+def gathered_on_one(make: Make) -> Arguments:
+    output = make(np.zeros(4 * SIZE))
+    return [make(HERE), output if RANK == 0 else None], [output]
+
+
+def gathered_on_one_in_place(make: Make) -> Arguments:
+    output = make(EVERYBODY)
+    is_root = RANK == SIZE - 1
+    return [MPI.IN_PLACE if is_root else make(HERE), output if is_root else None, SIZE - 1], [output]
+
+
+def gathered_on_one_unequally(make: Make) -> Arguments:
+    output = make(np.zeros(sum(COUNTS)))
+    return [make(EVERYBODY[: RANK + 1]), [output, COUNTS] if RANK == 0 else None], [output]
+
+
+def scattered(make: Make) -> Arguments:
+    output = make(np.zeros(4))
+    return [make(EVERYBODY) if RANK == 0 else None, output], [output]
+
+
+def scattered_in_place(make: Make) -> Arguments:
+    array, output = make(EVERYBODY), make(np.zeros(4))
+    return ([array, MPI.IN_PLACE] if RANK == 0 else [None, output]), [array, output]
+
+
+def scattered_unequally(make: Make) -> Arguments:
+    output = make(np.zeros(RANK + 1))
+    return [[make(np.arange(20.0)), COUNTS, PLACES, MPI.DOUBLE] if RANK == 0 else None, output], [output]
+
+
+def exchanged(make: Make) -> Arguments:
+    output = make(np.zeros(4 * SIZE))
+    return [make(EVERYBODY), output], [output]
+
+
+def exchanged_in_place(make: Make) -> Arguments:
+    output = make(EVERYBODY)
+    return [MPI.IN_PLACE, output], [output]
+
+
+def exchanged_unequally(make: Make) -> Arguments:
+    output, ones = make(np.zeros(SIZE * (RANK + 1))), [RANK + 1] * SIZE
+    return [[make(EVERYBODY), COUNTS, [2 * rank for rank in range(SIZE)], MPI.DOUBLE], [output, ones]], [output]
+
+
+def scattered_sums(make: Make) -> Arguments:
+    output = make(np.zeros(4))
+    return [make(EVERYBODY), output], [output]
+
+
+def scattered_sums_in_place(make: Make) -> Arguments:
+    output = make(EVERYBODY)
+    return [MPI.IN_PLACE, output], [output[:4]]
+
+
+def scattered_sums_unequally(make: Make) -> Arguments:
+    output = make(np.zeros(RANK + 1))
+    return [make(np.arange(1.0 * sum(COUNTS)) * (RANK + 1)), output, COUNTS], [output]
+
+
+def scattered_sums_of_unknown_counts(make: Make) -> Arguments:
+    output = make(np.zeros(RANK + 1))
+    return [make(np.arange(1.0 * sum(COUNTS)) * (RANK + 1)), output], [output]
+
+
+CASES: dict[str, list[Callable[[Make], Arguments]]] = {
+    "Bcast": [copied, copied_as_bytes, copied_in_memorys_order],
+    "Allreduce": [reduction, reduction_in_place, reduction_of_a_part],
+    "Reduce": [to_one, to_one_in_place],
+    "Scan": [reduction, reduction_in_place, reduction_of_a_part],
+    "Exscan": [reduction, reduction_of_a_part],
+    "Allgather": [gathered, gathered_in_place, gathered_counts],
+    "Allgatherv": [gathered_unequally, gathered_unequally_without_gaps, gathered],
+    "Gather": [gathered_on_one, gathered_on_one_in_place],
+    "Gatherv": [gathered_on_one_unequally],
+    "Scatter": [scattered, scattered_in_place],
+    "Scatterv": [scattered_unequally],
+    "Alltoall": [exchanged, exchanged_in_place],
+    "Alltoallv": [exchanged_unequally, exchanged_in_place],
+    "Reduce_scatter_block": [scattered_sums, scattered_sums_in_place],
+    "Reduce_scatter": [scattered_sums_unequally, scattered_sums_of_unknown_counts],
+}
+FORMS = [(name, case) for name, cases in CASES.items() for case in cases]
+
+
+def on_the_host(values: Any, layout: Any = np.array) -> Any:
+    return layout(values)
+
+
+def expected(name: str, case: Callable[[Make], Arguments]) -> list[Any]:
+    """What mpi4py's own call leaves in the host's arrays."""
+    arguments, outputs = case(on_the_host)
+    getattr(MPI.COMM_WORLD, name)(*arguments)
+    return outputs
+
+
+@pytest.mark.parametrize(("name", "case"), FORMS, ids=[f"{name}-{case.__name__}" for name, case in FORMS])
+def test_collectives(comm: Any, name: str, case: Callable[[Make], Arguments]) -> None:
+    right = expected(name, case)
+    arguments, outputs = case(gpus.array)
+    if name in ("Scan", "Exscan") and comm.process_group.config.device_map["cuda"] == "nccl":
+        with pytest.raises(UnsupportedOperationError, match="scan: NCCL does not have it; MPI has"):
+            getattr(comm, name)(*arguments)
+        return
+    getattr(comm, name)(*arguments)
+    for output, values in zip(outputs, right, strict=True):
+        assert_same(gpus.values(output), values)
+    # not blocking
+    arguments, outputs = case(gpus.array)
+    request = getattr(comm, f"I{name.lower()}")(*arguments)
+    assert isinstance(request, MPI.Request)
+    request.Wait()
+    assert request == MPI.REQUEST_NULL
+    for output, values in zip(outputs, right, strict=True):
+        assert_same(gpus.values(output), values)
+    # what waits in C
+    arguments, outputs = case(gpus.array)
+    other = comm.Ibarrier()
+    MPI.Request.Waitall([getattr(comm, f"I{name.lower()}")(*arguments), other])
+    for output, values in zip(outputs, right, strict=True):
+        assert_same(gpus.values(output), values)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if hasattr(MPI.Comm, f"{name}_init")])
+def test_persistent_collectives(comm: Any, name: str) -> None:
+    if name in ("Scan", "Exscan") and comm.process_group.config.device_map["cuda"] == "nccl":
+        pytest.skip("NCCL has none")
+    case = CASES[name][0]
+    right = expected(name, case)
+    arguments, outputs = case(gpus.array)
+    request = getattr(comm, f"{name}_init")(*arguments)
+    assert isinstance(request, MPI.Prequest)
+    for _ in range(3):
+        request.Start()
+        request.Wait()
+    MPI.Prequest.Startall([request])
+    MPI.Request.Waitall([request])
+    for output, values in zip(outputs, right, strict=True):
+        assert_same(gpus.values(output), values)
+    request.Free()
+
+
+@pytest.mark.skipif(SIZE == 1, reason="one rank has nobody to send to")
+def test_messages(comm: Any) -> None:
+    status, output = MPI.Status(), gpus.array(np.zeros(4))
+    if RANK == 0:
+        comm.Send(gpus.array(HERE), 1)
+        comm.Send([gpus.array(EVERYBODY), (2, 1), MPI.DOUBLE], dest=1)
+    elif RANK == 1:
+        comm.Recv(output, 0, status=status)
+        assert (status.source, status.tag, status.Get_count(MPI.DOUBLE)) == (0, 0, 4)
+        assert_same(gpus.values(output), np.arange(1.0, 5.0))
+        comm.Recv([output, 2], source=0)
+        assert_same(gpus.values(output), np.array([1.0, 2.0, 3.0, 4.0]))
+    comm.Sendrecv(gpus.array(HERE), NEXT, 0, output, BEFORE, status=status)
+    assert status.source == BEFORE
+    assert_same(gpus.values(output), np.arange(1.0, 5.0) * (BEFORE + 1))
+    array = gpus.array(HERE, strided)
+    comm.Sendrecv_replace(array, NEXT, source=BEFORE)
+    assert_same(gpus.values(array), np.arange(1.0, 5.0) * (BEFORE + 1))
+
+
+@pytest.mark.skipif(SIZE == 1, reason="one rank has nobody to send to")
+@pytest.mark.parametrize("waits", ["Wait", "waitall", "MPI.Waitall", "Test", "persistent"])
+def test_messages_in_flight(comm: Any, waits: str) -> None:
+    output, host = gpus.array(np.zeros(4)), np.zeros(1)
+    if waits == "persistent":
+        requests = [comm.Recv_init(output, BEFORE), comm.Send_init(gpus.array(HERE), NEXT)]
+        MPI.Prequest.Startall(requests)
+    else:
+        requests = [comm.Irecv(output, BEFORE), comm.Isend(gpus.array(HERE), NEXT)]
+    requests += [comm.Irecv(host, BEFORE), comm.Isend(np.array([RANK + 1.0]), NEXT)]
+    if waits == "MPI.Waitall":
+        statuses = [MPI.Status() for _ in requests]
+        MPI.Request.Waitall(requests, statuses)
+        assert [each.source for each in statuses[::2]] == [BEFORE, BEFORE]
+        assert statuses[0].Get_count(MPI.DOUBLE) == 4
+    elif waits == "waitall":
+        MPI.Request.waitall(requests)
+    elif waits == "Test":
+        while not all(each.Test() for each in requests):
+            pass
+    else:
+        for each in requests:
+            each.Wait()
+    assert_same(gpus.values(output), np.arange(1.0, 5.0) * (BEFORE + 1))
+    assert host.tolist() == [BEFORE + 1.0]
+
+
+def test_nobody(comm: Any) -> None:
+    array, status = gpus.array(HERE), MPI.Status()
+    comm.Send(array, MPI.PROC_NULL)
+    comm.Recv(array, MPI.PROC_NULL, status=status)
+    assert (status.source, status.Get_count(MPI.BYTE)) == (MPI.PROC_NULL, 0)
+    comm.Isend(array, MPI.PROC_NULL).Wait()
+    comm.Sendrecv(array, MPI.PROC_NULL, 0, array, MPI.PROC_NULL)
+    assert_same(gpus.values(array), HERE)
+
+
+def test_what_is_not_done_is_said(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCCOMM_CUDA_AWARE", "0")
+    array = gpus.array(HERE)
+    with pytest.raises(UnsupportedOperationError, match=r"Ssend: this call goes to MPI, .* use Send, or Isend"):
+        comm.Ssend(array, NEXT)
+    with pytest.raises(TypeError, match=r"Bcast: buf has the datatype .*, and only MPI's own have a dtype"):
+        comm.Bcast([array, 1, MPI.DOUBLE.Create_contiguous(2)])
+    with pytest.raises(ValueError, match=r"Allreduce: sendbuf has 4 float64 on \w+, and recvbuf 3 float64"):
+        comm.Allreduce(array, gpus.array(np.zeros(3)))
+    with pytest.raises(ValueError, match=r"Allgatherv: recvbuf has 4 elements, and not 5 from 0 on"):
+        comm.Allgatherv(array, [array, [5] * SIZE])
+    with pytest.raises(ValueError, match=r"Send: buf is not contiguous"):
+        comm.Send([gpus.array(HERE, strided), 2], NEXT)
+    request = comm.Allreduce_init(MPI.IN_PLACE, array) if hasattr(MPI.Comm, "Allreduce_init") else None
+    if request is not None:
+        request.Start()
+        request.Wait()
+
+
+def test_what_is_made_of_it_takes_gpu_arrays_too(comm: Any) -> None:
+    for made in (comm.Dup(), comm.Split(0, -RANK), comm.Create_cart([SIZE], [True])):
+        assert isinstance(made, hm.Comm)
+        output = gpus.array(np.zeros(4))
+        made.Allreduce(gpus.array(HERE), output)
+        assert_same(gpus.values(output), np.arange(1.0, 5.0) * (SIZE * (SIZE + 1) // 2))
+        if isinstance(made, MPI.Cartcomm):
+            source, to = made.Shift(0, 1)
+            made.Sendrecv(gpus.array(HERE), to, 0, output, source)
+            assert_same(gpus.values(output), np.arange(1.0, 5.0) * (BEFORE + 1))
+        made.Free()
+
+
+def test_a_group_has_a_communicator(process_group: hc.ProcessGroup) -> None:
+    comm = hm.Comm(process_group)
+    assert comm.process_group is process_group
+    output = gpus.array(np.zeros(4))
+    comm.Allreduce(gpus.array(HERE), output)
+    assert_same(gpus.values(output), np.arange(1.0, 5.0) * (SIZE * (SIZE + 1) // 2))
+    comm.Free()
+    assert not process_group.is_destroyed
