@@ -82,7 +82,7 @@ class Comm(_Base):
     >>> comm.Free()
     """
 
-    process_group: ProcessGroup
+    _group: ProcessGroup | None = None
     messages: Messages  # that have not begun
     collects: bool  # them: over MPI they begin at once
     accelerates = False
@@ -112,18 +112,23 @@ class Comm(_Base):
         self._options = config, timeout, name
         self._is_ours = not isinstance(comm, ProcessGroup)
         install()
-        self.process_group = (
-            comm if isinstance(comm, ProcessGroup) else ProcessGroup.on(own, config=config, timeout=timeout, name=name)
-        )
-        self.messages = Messages(self.process_group)
-        self.collects = any(transport == "nccl" for transport in self.process_group.config.device_map.values())
+        if isinstance(comm, ProcessGroup):
+            group = comm
+        else:
+            group = ProcessGroup.on(own, config=config, timeout=timeout, name=name or own.Get_name())
+        self._group = group
+        self.messages = Messages(group)
+        self.collects = any(transport == "nccl" for transport in group.config.device_map.values())
         return self
 
-    def __getattr__(self, name: str) -> Any:
-        """Say what to do where there is no group."""
-        if name == "process_group":
-            raise DistError(f"{name}: mpi4py made this communicator (Idup): hm.Comm(comm) makes one of it{here()}")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+    @property
+    def process_group(self) -> ProcessGroup:
+        """The group whose operations the calls are."""
+        if self._group is None:
+            raise DistError(
+                f"process_group: mpi4py made this communicator (Idup): hm.Comm(comm) makes one of it{here()}"
+            )
+        return self._group
 
     def Free(self) -> None:
         """Free the communicator, and destroy its group; every rank calls this."""

@@ -12,6 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from hpccomm.debug.mpi_calls import CALLS
+from hpccomm.mpi4py.calls import SMALLEST
 from hpccomm.run import communicators
 from hpccomm.run.communicators import CODES, record_of, requests_in_flight, watched
 
@@ -206,3 +207,22 @@ def test_a_copy_can_be_pickled_where_mpi4pys_own_can() -> None:
     with pytest.raises(ValueError, match="cannot serialize"):
         pickle.dumps(duplicate)
     duplicate.Free()
+
+
+def test_one_over_hpccomms_transports_is_counted_too(comm: Any) -> None:
+    from hpccomm import mpi4py as hm
+
+    mine, output = hm.Comm(comm, accelerate=True), np.empty(SMALLEST // 8)
+    assert isinstance(mine, type(comm))
+    mine.Allreduce(np.ones(output.size), output)
+    assert output.tolist() == [float(SIZE)] * output.size
+    mine.Barrier()
+    mine.Allreduce(np.ones(2), output[:2])
+    assert list(mine._seen.names)[-2:] == ["Barrier", "Allreduce"]
+    assert mine.process_group.sequence_number == 1
+    made = mine.Split(0)
+    assert isinstance(made, hm.Comm)
+    made.Barrier()
+    assert made._seen.collectives == 1
+    made.Free()
+    mine.process_group.destroy()
