@@ -14,6 +14,7 @@ from ..core.flight import flight_of
 from ..core.reduce_op import ReduceOp
 from ..core.work import COMPLETED, IN_FLIGHT, Work
 from ..errors import DistBackendError, here
+from ..job import failures
 from ..job.mpi_library import private, release
 from ..job.tags import LARGEST
 from ..native import _room as room
@@ -72,6 +73,10 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
 
     def open_node(self) -> None:
         """Make the memory that the ranks share, if they are on one node, and there is room; every rank calls it."""
+        with failures.translating("making the memory of the node", self._comm):
+            self._open_node()
+
+    def _open_node(self) -> None:
         from ..core.overlap import address_of
 
         if self._size == 1:

@@ -259,7 +259,7 @@ def started(result: Any, operation: Callable[..., Any], *arguments: Any) -> Pend
         return pending(operation(*arguments, True), result)
     with torch.profiler.record_function(f"{NAME}:{operation.__name__}") as event:
         work = pending(operation(*arguments, True), result)
-        event._call_end_callbacks_on_future(work.get_future())  # instead of the end of `with`
+        work.profiled = event._call_end_callbacks_on_future(work.get_future())  # instead of the end of `with`
     return work
 
 

@@ -19,6 +19,7 @@ class PendingWork(C10DWork):
     """An operation in flight; `work` is hpccomm's."""
 
     _future: torch.futures.Future[Any] | None = None
+    profiled: torch.futures.Future[Any] | None = None  # after the end of its event in torch.profiler
 
     def __init__(self, work: Work, result: Any) -> None:
         super().__init__()
@@ -27,7 +28,10 @@ class PendingWork(C10DWork):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation is done; without a time-out, or with zero, for the group's time at most."""
-        return self._work.wait(timeout or None)
+        is_done = self._work.wait(timeout or None)
+        if self.profiled is not None:  # another thread may be ending the event, and the profiler may be gone next
+            self.profiled.wait()
+        return is_done
 
     def synchronize(self) -> None:
         """Block until the operation is done."""
