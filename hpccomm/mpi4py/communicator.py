@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache, update_wrapper
+from functools import update_wrapper
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -106,8 +106,7 @@ class Comm(_Base):
         own: Any = comm.comm.Dup() if isinstance(comm, ProcessGroup) else comm
         base: Any = type(own).__bases__[1] if isinstance(own, Comm) else type(own)
         make: Any = base.__new__
-        of_comm: Any = cls
-        self: Comm = make(_class_on(of_comm, base), own)
+        self: Comm = make(_class_on(cls, base), own)
         self.accelerates = accelerate
         self._options = config, timeout, name
         self._is_ours = not isinstance(comm, ProcessGroup)
@@ -137,10 +136,18 @@ class Comm(_Base):
         super().Free()
 
 
-@cache
+_classes: dict[tuple[int, int], Any] = {}
+
+
 def _class_on(cls: Any, base: Any) -> Any:
-    """Return the class of a communicator that has been of class `base`: Cartesian, or watched by hpccomm run."""
-    return type(cls.__name__, (cls, base), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    """Return the class of a communicator that has been of class `base`: Cartesian, or watched by hpccomm run.
+
+    A watched class is equal to the one that it watches, so classes are told apart by identity.
+    """
+    key = id(cls), id(base)
+    if key not in _classes:
+        _classes[key] = type(cls.__name__, (cls, base), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    return _classes[key]
 
 
 def perform(comm: Comm, step: Step) -> None:
