@@ -81,9 +81,7 @@ def parts(where: str, message: Any, ranks: int, takes_lists: bool) -> list[Any]:
     array = flat(where, array)
     if not takes_lists:
         start = displs or 0
-        count = (array.size - start) // ranks if counts is None else counts
-        if counts is None and (array.size - start) % ranks:
-            raise ValueError(f"{where} has {array.size - start} elements, which {ranks} ranks can't share{here()}")
+        count = _equal(where, array.size - start, counts, ranks)
         return [_part(where, array, start + rank * count, count) for rank in range(ranks)]
     if counts is None:
         counts = [array.size // ranks + (array.size % ranks > rank) for rank in range(ranks)]
@@ -98,12 +96,9 @@ def parts(where: str, message: Any, ranks: int, takes_lists: bool) -> list[Any]:
 
 def together(where: str, message: Any, ranks: int) -> Any:
     """Return the equal parts of a buffer for all ranks, one behind the other."""
-    pieces = parts(where, message, ranks, takes_lists=False)
-    array, count = buffer(where, message), pieces[0].size
-    if array.counts is None and array.displs is None:
-        return flat(where, array.array)
-    start = array.displs or 0
-    return flat(where, array.array)[start : start + ranks * count]
+    _, array, count, displ = buffer(where, message)
+    array, start = flat(where, array), displ or 0
+    return _part(where, array, start, ranks * _equal(where, array.size - start, count, ranks))
 
 
 def flat(where: str, array: Any) -> Any:
@@ -146,6 +141,15 @@ def _part(where: str, array: Any, start: int, count: int) -> Any:
     if start < 0 or count < 0 or start + count > array.size:
         raise ValueError(f"{where} has {array.size} elements, and not {count} from {start} on{here()}")
     return array[start : start + count]
+
+
+def _equal(where: str, size: int, count: Any, ranks: int) -> int:
+    """Return the count of each rank, as it was given, or an equal part of all elements."""
+    if count is not None:
+        return int(count)
+    if size % ranks:
+        raise ValueError(f"{where} has {size} elements, which {ranks} ranks can't share{here()}")
+    return size // ranks
 
 
 def _of_each_rank(where: str, what: str, given: Any, ranks: int) -> Sequence[int]:

@@ -169,12 +169,8 @@ def fill_status(status: MPI.Status | None, step: Step, source: int | None) -> No
 # -- MPI.Request and MPI.Prequest ---------------------------------------------------------------------
 
 _WAITS_FOR_ALL = ("Waitall", "waitall")
-_STATIC = [
-    f"{first}{rest}"
-    for what, of in (("ait", "W"), ("est", "T"))
-    for first in (of + what, of.lower() + what)
-    for rest in ("all", "any", "some")
-]
+_OTHER_WAITS = ("Waitany", "Waitsome", "Testall", "Testany", "Testsome")
+_STATIC = (*_WAITS_FOR_ALL, *_OTHER_WAITS, *map(str.lower, _OTHER_WAITS))
 
 
 class _LikeItsBase(type):
