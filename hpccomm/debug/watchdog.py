@@ -30,7 +30,7 @@ from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import tell
 from . import stacks
 from .culprits import Verdict, verdict
-from .groups_seen import groups, works_in_flight
+from .groups_seen import groups, key_of, works_in_flight
 from .report import Reporter
 from .stacks import CallInFlight
 from .start import LONGEST_PERIOD, Signals, current, period
@@ -53,7 +53,7 @@ class _Observed:
     call: CallInFlight
     first: float
     last: float
-    begun: int  # operations that the process had begun at the first
+    begun: dict[str, int]  # operations that the process had begun at the first, by the key of their group
     has_warned: bool = False
     has_timed_out: bool = False
 
@@ -140,10 +140,11 @@ class Watchdog:
 
     def look(self, now: float) -> None:
         """Look at the calls in flight, and warn of those that take too long, or end the job."""
-        begun = sum(group.sequence_number + group.message_number for group in groups())
+        begun = {key_of(group): group.sequence_number + group.message_number for group in groups()}
         for call in self._in_flight():
             observed = self._seen.get(call.key)
-            goes_on = observed is not None and call.is_polled and begun != observed.begun  # the program does not wait
+            # A program that asks, and begins operations, does not wait. (A group that is collected begins none.)
+            goes_on = observed is not None and call.is_polled and not begun.items() <= observed.begun.items()
             if observed is None or goes_on:
                 self._seen[call.key] = observed = _Observed(call, now, now, begun)
             observed.call, observed.last = call, now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import sys
@@ -168,20 +169,26 @@ def test_a_look_keeps_no_array_alive(process_group: hc.ProcessGroup, monkeypatch
     assert gone() is None
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize(("between", "first"), [("nothing", 1.0), ("an operation", 2.0), ("a group is collected", 1.0)])
 def test_asking_is_waiting_unless_the_program_goes_on(
-    goes_on: bool, process_group: hc.ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    between: str, first: float, process_group: hc.ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The process has a watchdog of its own, which may look in between, and would set the note of the asking back.
     monkeypatch.setattr("hpccomm.debug.watchdog._was_asked", lambda each: each is work and each.was_asked)
     watchdog = Watchdog(Reporter(0, 1, tmp_path))
+    gone = hc.new_group()
+    gone.barrier()
+    gone.destroy()
     work = hc.irecv(np.empty(1), src=hc.get_rank(), tag=5)
     for second in (1.0, 2.0):
         assert not work.is_completed()
         watchdog.look(second)
-        if goes_on:
+        if between == "an operation":
             hc.barrier()
-    (seen,) = watchdog._seen.values()
-    assert seen.first == (2.0 if goes_on else 1.0)
+        elif between == "a group is collected":
+            gone = None
+            gc.collect()
     hc.isend(np.ones(1), dst=hc.get_rank(), tag=5).wait()
     work.wait()
+    (seen,) = watchdog._seen.values()
+    assert seen.first == first
