@@ -25,7 +25,7 @@ from ..core.options import DEFAULT_TIMEOUT
 from ..core.timeouts import as_seconds, keeps_time
 from ..errors import DistError
 from ..process import settings, stderr
-from ..process.printed import let_launcher_read
+from ..process.printed import let_go_of_output, let_launcher_read
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import tell
 from . import stacks
@@ -310,6 +310,7 @@ def _end_at(when: float) -> NoReturn:
     later; and the other threads, which may wait in MPI without a pause, give way to this one. A rank that is late is
     killed by the launcher, and MPICH's (hydra's pmip.c) may then return 9 for the job.
     """
+    let_go_of_output()
     take_names_away(MAPPED_LATER)
     for thread in map(int, os.listdir("/proc/self/task")):
         if thread != threading.get_native_id():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
+import stat
 import struct
 import sys
 import termios
@@ -21,6 +23,22 @@ def let_launcher_read() -> None:
             while _unread(stream.fileno()) and time.monotonic() < give_up:
                 time.sleep(0.01)
     time.sleep(0.1)  # from mpiexec's agent on this node to mpiexec itself
+
+
+def let_go_of_output() -> None:
+    """Print nowhere from now on, a moment before this process ends at the same time as the others.
+
+    MPICH's mpiexec (hydra's pmip.c) kills the others as soon as one process has ended without finalizing, and then
+    returns 9 for those whose end it sees while it reads what processes print. When all have let go of its pipes it no
+    longer reads, and takes the statuses as they are.
+    """
+    with contextlib.suppress(OSError):
+        pipes = [found for file in (1, 2) if stat.S_ISFIFO((found := os.fstat(file)).st_mode)]
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for file in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # the listing's own
+                if any(os.path.samestat(os.fstat(file), pipe) for pipe in pipes):
+                    os.dup2(nowhere, file)
 
 
 def _unread(pipe: int) -> int:

@@ -51,3 +51,23 @@ def test_on_a_stream_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
     tell("aside", stream)
     assert (stream.getvalue(), capsys.readouterr().err) == ("aside\n", "")
+
+
+def test_who_has_let_go_of_its_output_prints_nowhere_and_its_reader_sees_the_end() -> None:
+    program = (
+        "import os, sys\n"
+        "from hpccomm.process.printed import let_go_of_output\n"
+        "copy = os.dup(2)\n"
+        "print('before', flush=True)\n"
+        "let_go_of_output()\n"
+        "print('after', flush=True)\n"
+        "os.write(copy, b'after')\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=clean_environment(), **pipes) as process:  # type: ignore[call-overload]
+        assert (process.stdout.read(), process.stderr.read()) == (b"before\n", b"")
+        assert process.poll() is None  # it goes on until its stdin ends
+        process.stdin.close()
+        assert process.wait(60) == 0
