@@ -73,9 +73,7 @@ class MPIBackend(Backend):
         self._run_bytes = min(RUN_BYTES, self._segment_bytes)
         self._windows: dict[int, Window] = {}  # of the node-shared arrays
         self._thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
-        self.fast_path: MPIFastPath = make_fast_path(
-            options.comm, self._windows, self._segment_bytes, self._thread_bytes, options.tuning.node_bytes
-        )
+        self.fast_path: MPIFastPath = make_fast_path(options.comm, self._windows, self._tuning, self._thread_bytes)
         self._has_node = type(self.fast_path) is not MPIFastPath  # only the compiled one does anything within a node
 
     # -- what not every program uses, made with the first operation that does --------------------
@@ -144,12 +142,13 @@ class MPIBackend(Backend):
             return None
         buffer, how, finish = reductions.in_place(array, op, self.size)
         call = self._comm.Iallreduce if async_op else self._comm.Allreduce
+        is_large = buffer.nbytes >= self._tuning.single_copy_bytes
+        if is_large and not async_op and self._single_copy.all_reduce(buffer, op):
+            return done(None, finish)
         if self._has_node and not async_op and self.fast_path.node_all_reduce(buffer, how.reduces):
             return done(None, finish)
         if buffer.nbytes <= self._segment_bytes:
             return done(call(IN_PLACE, (buffer, how.datatype), how.op), finish, buffer)
-        if not async_op and self._single_copy.all_reduce(buffer, op):
-            return done(None, finish)
         pieces = self._segments(buffer)
         return all_done([call(IN_PLACE, (piece, how.datatype), how.op) for piece in pieces], finish, buffer)
 
@@ -308,10 +307,7 @@ class MPIBackend(Backend):
         sent = unaliased(array, output)
         # None is a form of the call. Counts that happen to be equal are not: ranks could disagree on them.
         if output_counts is None or input_counts is None:
-            parts_of = partial(np.array_split, indices_or_sections=self.size)
-            if not async_op and self._moved_in_node(
-                "all_to_all", parts_of(sent.reshape(-1)), parts_of(buffer.reshape(-1))
-            ):
+            if self._has_node and not async_op and self.fast_path.node_all_to_all(buffer, sent):
                 return done(None, finish)
             call = self._comm.Ialltoall if async_op else self._comm.Alltoall  # MPICH's Alltoallv is slower
             return done(call(message(sent), message(buffer)), finish, sent, buffer)

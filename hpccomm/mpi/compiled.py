@@ -18,6 +18,7 @@ from ..job import failures
 from ..job.mpi_library import private, release
 from ..job.tags import LARGEST
 from ..native import _room as room
+from ..process.tuning import Tuning
 from .datatypes import DIRECT, TYPED
 from .fast_path import RUN_BYTES, MPIFastPath
 from .works import MPIWork, wrong_length
@@ -60,16 +61,15 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
 
     _window: Window | None = None
 
-    def __init__(
-        self, comm: MPI.Intracomm, windows: dict[int, Any], largest: int, thread_bytes: int, node_bytes: int
-    ) -> None:
-        MPIFastPath.__init__(self, comm, windows, largest, thread_bytes)
+    def __init__(self, comm: MPI.Intracomm, windows: dict[int, Any], tuning: Tuning, thread_bytes: int) -> None:
+        MPIFastPath.__init__(self, comm, windows, tuning.segment_bytes, thread_bytes)
         room.FastPath.__init__(
-            self, MPI._handleof(comm), self._rank, self._size, windows, largest, self._largest_async - 1, LARGEST,
+            self, MPI._handleof(comm), self._rank, self._size, windows, self._largest, self._largest_async - 1, LARGEST,
             ReduceOp.SUM, ReduceOp.AVG, RUN_BYTES, CompiledWork,
         )  # fmt: skip
-        if node_bytes:
-            self.use_node(node_bytes, BEFORE)
+        if tuning.node_bytes:
+            largest = min(tuning.node_bytes, OWN_SLOT) if self._size == 1 else tuning.node_bytes
+            self.use_node(largest, max(largest, tuning.node_reduction_bytes), BEFORE)
 
     def open_node(self) -> None:
         """Make the memory that the ranks share, if they are on one node, and there is room; every rank calls it."""

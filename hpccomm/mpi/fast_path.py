@@ -24,6 +24,7 @@ from ..core.work import Work
 from ..errors import DistBackendError
 from ..job.tags import LARGEST
 from ..native import room
+from ..process.tuning import Tuning
 from .datatypes import DIRECT, TYPED
 from .works import MPIWork, ReceiveWork, as_backend_error, check_length
 
@@ -47,7 +48,7 @@ class MPIFastPath(FastPath):
 
     # In memory of the node (`native/_room.pyx`), which only the compiled path has; each returns True if it has done it
     node_broadcast = node_all_reduce = node_all_gather = node_reduce_scatter = node_barrier = _not_in_node
-    is_node_open = node_move = node_reduce = node_reduce_scatter_list = _not_in_node
+    is_node_open = node_all_to_all = node_move = node_reduce = node_reduce_scatter_list = _not_in_node
 
     def close_node(self) -> None:
         """Give its memory back; called once, by every rank, when the group is destroyed."""
@@ -285,15 +286,13 @@ class MPIFastPath(FastPath):
         return self.door.identify_fast(as_backend_error(name, error, self._comm), name)
 
 
-def make_fast_path(
-    comm: MPI.Intracomm, windows: dict[int, Any], largest: int, thread_bytes: int, node_bytes: int
-) -> MPIFastPath:
+def make_fast_path(comm: MPI.Intracomm, windows: dict[int, Any], tuning: Tuning, thread_bytes: int) -> MPIFastPath:
     """Return the fast path of a group: the compiled one where there is one."""
     if room is None:
-        return MPIFastPath(comm, windows, largest, thread_bytes)
+        return MPIFastPath(comm, windows, tuning.segment_bytes, thread_bytes)
     from .compiled import CompiledFastPath
 
-    return CompiledFastPath(comm, windows, largest, thread_bytes, node_bytes)
+    return CompiledFastPath(comm, windows, tuning, thread_bytes)
 
 
 def _ordinary(output: Any, array: Any) -> bool:

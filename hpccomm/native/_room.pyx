@@ -93,6 +93,8 @@ cdef extern from "node.h" nogil:
         Node* n, uint64_t call, Fold* fold, size_t itemsize, char* out, const char* x, size_t count)
     int node_all_gather(Node* n, uint64_t call, char* out, const char* x, size_t nbytes)
     int node_broadcast(Node* n, uint64_t call, int root, char* x, size_t nbytes)
+    void node_begin(Node* n, size_t parts, size_t largest)
+    bint node_goes_on(Node* n)
     int node_post(Node* n, uint64_t call, size_t parts, char** data, const size_t* nbytes)
     int node_take(Node* n, int rank, size_t part, char* out, size_t nbytes)
     const char* node_part(Node* n, int rank, size_t part, size_t nbytes)
@@ -495,7 +497,7 @@ cdef class FastPath:
     cdef dict in_flight
     cdef int unasked  # Works begun since those in flight have been asked
     cdef Node node  # its flags are NULL until it is open
-    cdef Py_ssize_t node_largest  # bytes
+    cdef Py_ssize_t node_largest, node_reduced  # bytes; the second: of reductions
     cdef char *sent[PARTS]  # of the operation that goes on: where the parts are
     cdef char *received[PARTS]
     cdef size_t sent_bytes[PARTS]
@@ -517,7 +519,7 @@ cdef class FastPath:
         self.windows = windows
         self.largest = min(largest, LARGEST_COUNT)
         self.largest_async = min(largest_async, LARGEST_COUNT)
-        self.node_largest = -1
+        self.node_largest = self.node_reduced = -1
         self.average, self.largest_run = average, min(largest_run, self.largest)
         self.usual_op, self.usual_place = usual_op, op_numbers[usual_op]
         self.work_class = work_class
@@ -606,7 +608,7 @@ cdef class FastPath:
             return 0
         cdef bint in_node = self.is_in_node(nbytes)
         with nogil:
-            if in_node and nbytes <= <Py_ssize_t>self.node.slot:
+            if in_node:
                 code = node_broadcast(&self.node, call_of(BROADCAST, root, 0), root, data, nbytes)
             else:
                 code = mpi.bcast(data, count, datatype, root, self.comm)
@@ -630,7 +632,7 @@ cdef class FastPath:
         cdef int code = 0
         cdef size_t nbytes = <size_t>count * itemsize
         cdef bint in_node = (
-            not self.is_alone and mpi.folds[place][number] != NULL and self.is_in_node(nbytes * self.size)
+            not self.is_alone and mpi.folds[place][number] != NULL and self.reduces_in_node(nbytes * self.size)
         )
         with nogil:
             if self.is_alone:
@@ -660,7 +662,7 @@ cdef class FastPath:
         if self.is_alone:
             return 0
         cdef int code, itemsize = mpi.kinds[number] & 255
-        cdef bint in_node = mpi.folds[place][number] != NULL and self.is_in_node(count * itemsize)
+        cdef bint in_node = mpi.folds[place][number] != NULL and self.reduces_in_node(count * itemsize)
         with nogil:
             if in_node:
                 code = node_all_reduce(&self.node, call_of(ALL_REDUCE, place, mpi.kinds[number]),
@@ -830,7 +832,7 @@ cdef class FastPath:
         self.notes(REDUCE, number, PyArray_NBYTES(x), place, destination)
         if self.is_alone:
             return self.has_done()
-        if mpi.folds[place][number] != NULL and self.is_in_node(0):
+        if mpi.folds[place][number] != NULL and self.reduces_in_node(PyArray_NBYTES(x)):
             return self.ends(self.reduce_array(REDUCE, x, place, destination, self.size if self.rank == destination else 0), "reduce")
         cdef void* sent = mpi.in_place if self.rank == destination else PyArray_DATA(x)
         cdef void* received = PyArray_DATA(x) if self.rank == destination else NULL
@@ -886,17 +888,9 @@ cdef class FastPath:
         self.notes(ALL_TO_ALL_SINGLE, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), NOBODY, NOBODY)
         if self.is_alone:
             return self.copies(y, x)
-        cdef int i, code, part = count_of(x) // self.size
-        cdef char* sent = <char*>PyArray_DATA(x)
-        cdef char* received = <char*>PyArray_DATA(y)
-        cdef size_t nbytes
-        if self.is_in_node(0):
-            nbytes = PyArray_NBYTES(x) // self.size
-            for i in range(self.size):
-                self.sent[i] = sent + i * nbytes
-                self.received[i] = received + i * nbytes
-                self.sent_bytes[i] = self.received_bytes[i] = nbytes
-            return self.ends(self.move(ALL_TO_ALL, self.size, self.size, 0), "all_to_all_single")
+        cdef int code, part = count_of(x) // self.size
+        if self.is_in_node(PyArray_NBYTES(x)):
+            return self.ends(self.move_equal_parts(y, x), "all_to_all_single")
         with nogil:
             code = mpi.alltoall(PyArray_DATA(x), part, type_of(x), PyArray_DATA(y), part, type_of(x), self.comm)
         if code:
@@ -924,6 +918,8 @@ cdef class FastPath:
         cdef int place = self.place_of(op)
         if self.node.flags == NULL or x == NULL or not self.is_foldable(x, place):
             return False
+        if not self.reduces_in_node(PyArray_NBYTES(x)):
+            return False
         self.notes(what, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY)
         return self.ends(self.reduce_array(what, x, place, 0, ranks), NAMES[what])
 
@@ -932,9 +928,12 @@ cdef class FastPath:
         cdef Array* x = plain(array, self.largest)
         if not self.takes_list(outputs, x, self.received, self.received_bytes):
             return False
+        cdef size_t largest = self.largest_in_node(self.received_bytes, self.node_largest)
+        if largest == 0:
+            return False
         self.sent[0], self.sent_bytes[0] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
         self.notes_lists(ALL_GATHER_LIST, PyArray_TYPE(x), 1, self.size, NOBODY, NOBODY)
-        return self.ends(self.move(ALL_GATHER_LIST, 1, self.size, 0), "all_gather")
+        return self.ends(self.move(ALL_GATHER_LIST, 1, self.size, 0, largest), "all_gather")
 
     def all_gather_coalesced(self, output_lists, arrays):
         """Do an all_gather of the arrays of each rank in runs of neighbours, as mpi/backend.py; or return False."""
@@ -957,6 +956,7 @@ cdef class FastPath:
                 return False
         cdef bint packs_first = may_overlap(xs, ys), communicates
         cdef char* found
+        cdef size_t largest
         self.make_scratch(total if packs_first else self.node.slot)
         for communicates in (False, True):
             first, self.sent[0] = 0, self.scratch
@@ -964,13 +964,14 @@ cdef class FastPath:
                 self.notes(ALL_GATHER_LISTS, number, total + received, NOBODY, NOBODY)
             while first < n and code == 0:
                 i = self.end_of_run(ys, n, first)
-                if i == first:
+                largest = self.largest_in_node(self.received_bytes, self.node_largest)
+                if i == first or largest == 0:
                     return False
                 if communicates != packs_first:
                     pack(xs, first, i, self.sent[0], 1, 0, True)
                 if communicates:
                     self.sent_bytes[0] = self.received_bytes[self.rank]
-                    code = self.move(ALL_GATHER_LIST, 1, 0, 0)
+                    code = self.move(ALL_GATHER_LIST, 1, 0, 0, largest)
                     for rank in range(self.size if code == 0 else 0):
                         found = <char*>node_part(&self.node, rank, 0, self.received_bytes[rank])
                         if found == NULL:
@@ -1016,7 +1017,7 @@ cdef class FastPath:
         one[0], one_bytes[0] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
         cdef int n_sent = 1 if what == GATHER else n, n_received = n if what == GATHER else 1
         self.notes_lists(what, PyArray_TYPE(x), n_sent, n_received, NOBODY, of)
-        return self.ends(self.move(what, n_sent, n_received, of), NAMES[what])
+        return self.ends(self.move(what, n_sent, n_received, of, 0), NAMES[what])
 
     def reduce_scatter(self, output, inputs, op):
         """Do a reduce_scatter, or return False."""
@@ -1026,9 +1027,12 @@ cdef class FastPath:
             return False
         if not self.takes_list(inputs, y, self.sent, self.sent_bytes):
             return False
+        cdef size_t largest = self.largest_in_node(self.sent_bytes, self.node_reduced)
+        if largest == 0:
+            return False
         self.received[0], self.received_bytes[0] = <char*>PyArray_DATA(y), PyArray_NBYTES(y)
         self.notes_lists(REDUCE_SCATTER_LIST, PyArray_TYPE(y), self.size, 1, place, NOBODY)
-        return self.ends(self.reduce_scatter_parts(PyArray_TYPE(y), place), "reduce_scatter")
+        return self.ends(self.reduce_scatter_parts(PyArray_TYPE(y), place, largest), "reduce_scatter")
 
     def all_to_all(self, outputs, inputs):
         """Do an all_to_all, or return False."""
@@ -1040,7 +1044,7 @@ cdef class FastPath:
         if not self.takes_list(outputs, x, self.received, self.received_bytes):
             return False
         self.notes_lists(ALL_TO_ALL, PyArray_TYPE(x), self.size, self.size, NOBODY, NOBODY)
-        return self.ends(self.move(ALL_TO_ALL, self.size, self.size, 0), "all_to_all")
+        return self.ends(self.move(ALL_TO_ALL, self.size, self.size, 0, 0), "all_to_all")
 
     def barrier(self):
         """Wait until all ranks have come."""
@@ -1057,16 +1061,16 @@ cdef class FastPath:
 
     # -- in memory of the node: also for operations that have gone through the checks, on arrays made for MPI
 
-    def use_node(self, Py_ssize_t largest, int before):
-        """Do operations of at most `largest` bytes in memory of the node, after the first `before`."""
+    def use_node(self, Py_ssize_t largest, Py_ssize_t reduced, int before):
+        """Do operations of at most `largest` bytes (reductions: `reduced`) in memory of the node, after the first `before`."""
         if self.size <= PARTS:
-            self.node_largest, self.before_node = largest, before
+            self.node_largest, self.node_reduced, self.before_node = largest, reduced, before
         self.is_alone = self.size == 1
 
     def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks):
         """Take over the memory at `address`, of zeros, that all ranks of the group see; address 0: there is none."""
         if address == 0:
-            self.node_largest, self.node.flags = -1, NULL
+            self.node_largest, self.node_reduced, self.node.flags = -1, -1, NULL
             return
         self.node.sets = <char*>address + self.size * sizeof(Flags)
         self.node.slot, self.node.one_phase, self.node.looks = slot, one_phase, looks
@@ -1084,6 +1088,19 @@ cdef class FastPath:
                 return False
             self.open_node()
         return self.node.flags != NULL
+
+    cdef bint reduces_in_node(self, Py_ssize_t nbytes) except -1:
+        """As is_in_node, for a reduction."""
+        return nbytes <= self.node_reduced and self.is_in_node(0)
+
+    cdef size_t largest_in_node(self, const size_t* nbytes, Py_ssize_t limit) noexcept:
+        """Return the largest of the parts, one of each rank, which all ranks know, 1 at least; 0: they are too large."""
+        cdef int i
+        cdef size_t total = 0, largest = 1
+        for i in range(self.size):
+            total += nbytes[i]
+            largest = max(largest, nbytes[i])
+        return largest if <Py_ssize_t>total <= limit else 0
 
     cdef inline bint is_foldable(self, Array* array, int place) noexcept:
         return self.is_reducible(array, place) and mpi.folds[place][PyArray_TYPE(array)] != NULL
@@ -1138,17 +1155,30 @@ cdef class FastPath:
             nbytes += self.received_bytes[i]
         return self.notes(what, dtype, nbytes, op, root)
 
-    cdef int move(self, int what, int n_sent, int n_received, int root):
-        """Move the parts in `sent` to where `received` tells."""
+    cdef int move(self, int what, int n_sent, int n_received, int root, size_t largest):
+        """Move the parts in `sent` to where `received` tells; `largest`: see node_begin."""
         cdef int code, i
         with nogil:
-            code = node_post(&self.node, call_of(what, root, 0), n_sent, self.sent, self.sent_bytes)
-            for i in range(n_received):
-                if code == 0:
-                    code = node_take(&self.node, root if what == SCATTER else i,
-                                     self.rank if what == SCATTER or what == ALL_TO_ALL else 0,
-                                     self.received[i], self.received_bytes[i])
-        return code
+            node_begin(&self.node, n_sent, largest)
+            while True:
+                code = node_post(&self.node, call_of(what, root, 0), n_sent, self.sent, self.sent_bytes)
+                for i in range(n_received):
+                    if code == 0:
+                        code = node_take(&self.node, root if what == SCATTER else i,
+                                         self.rank if what != ALL_GATHER_LIST and what != GATHER else 0,
+                                         self.received[i], self.received_bytes[i])
+                if code or not node_goes_on(&self.node):
+                    return code
+
+    cdef int move_equal_parts(self, Array* y, Array* x):
+        """Do an all_to_all_single of equal parts."""
+        cdef int i
+        cdef size_t nbytes = PyArray_NBYTES(x) // self.size
+        for i in range(self.size):
+            self.sent[i] = <char*>PyArray_DATA(x) + i * nbytes
+            self.received[i] = <char*>PyArray_DATA(y) + i * nbytes
+            self.sent_bytes[i] = self.received_bytes[i] = nbytes
+        return self.move(ALL_TO_ALL_SINGLE, self.size, self.size, 0, max(nbytes, 1))
 
     cdef int reduce_array(self, int what, Array* x, int place, int root, int ranks):
         """Reduce the arrays of ranks 0 to `ranks` - 1 into `x`, if there are any."""
@@ -1156,20 +1186,26 @@ cdef class FastPath:
         cdef char* data = <char*>PyArray_DATA(x)
         cdef size_t nbytes = PyArray_NBYTES(x)
         with nogil:
-            code = node_post(&self.node, call_of(what, root << 4 | place, mpi.kinds[number]), 1, &data, &nbytes)
-            if code == 0 and ranks > 0:
-                code = node_take_reduced(&self.node, mpi.folds[place][number], ranks, 0, data, nbytes)
-        return code
+            node_begin(&self.node, 1, max(nbytes, 1))
+            while True:
+                code = node_post(&self.node, call_of(what, root << 4 | place, mpi.kinds[number]), 1, &data, &nbytes)
+                if code == 0 and ranks > 0:
+                    code = node_take_reduced(&self.node, mpi.folds[place][number], ranks, 0, data, nbytes)
+                if code or not node_goes_on(&self.node):
+                    return code
 
-    cdef int reduce_scatter_parts(self, int number, int place):
+    cdef int reduce_scatter_parts(self, int number, int place, size_t largest):
         cdef int code
         with nogil:
-            code = node_post(&self.node, call_of(REDUCE_SCATTER_LIST, place, mpi.kinds[number]), self.size,
-                             self.sent, self.sent_bytes)
-            if code == 0:
-                code = node_take_reduced(&self.node, mpi.folds[place][number], self.size, self.rank, self.received[0],
-                                         self.received_bytes[0])
-        return code
+            node_begin(&self.node, self.size, largest)
+            while True:
+                code = node_post(&self.node, call_of(REDUCE_SCATTER_LIST, place, mpi.kinds[number]), self.size,
+                                 self.sent, self.sent_bytes)
+                if code == 0:
+                    code = node_take_reduced(&self.node, mpi.folds[place][number], self.size, self.rank,
+                                             self.received[0], self.received_bytes[0])
+                if code or not node_goes_on(&self.node):
+                    return code
 
     def is_node_open(self):
         """Whether the next operation may be done in memory of the node: the answer is the same on all ranks."""
@@ -1182,20 +1218,35 @@ cdef class FastPath:
         """Do a gather, scatter, all_gather or all_to_all of arrays without gaps; return whether it has."""
         cdef Array* x
         cdef int what = MOVES[name]
+        cdef size_t largest = 0
         for i, array in enumerate(sent):
             x = without_gaps(array)
             self.sent[i], self.sent_bytes[i] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
         for i, array in enumerate(received):
             x = without_gaps(array)
             self.received[i], self.received_bytes[i] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
-        return self.has_ended(self.move(what, len(sent), len(received), root), name)
+        if what == ALL_GATHER_LIST:
+            largest = self.largest_in_node(self.received_bytes, self.node_largest)
+            if largest == 0:
+                return False
+        return self.has_ended(self.move(what, len(sent), len(received), root, largest), name)
+
+    def node_all_to_all(self, output, array):
+        """Do an all_to_all_single of equal parts, of arrays without gaps that share no memory; return whether it has."""
+        cdef Array* y = without_gaps(output)
+        cdef Array* x = without_gaps(array)
+        if not self.is_in_node(PyArray_NBYTES(x)):
+            return False
+        return self.has_ended(self.move_equal_parts(y, x), "all_to_all_single")
 
     def node_reduce(self, str name, array, op, int root):
         """Do a reduce, scan or exscan of an array without gaps, in place; return whether it has."""
         cdef Array* x = without_gaps(array)
         cdef int place = self.place_of(op), ranks = self.rank + (name == "scan")
         cdef int what = SCAN if name == "scan" else EXSCAN if name == "exscan" else REDUCE
-        if place < 0 or PyArray_TYPE(x) >= TYPES or mpi.folds[place][PyArray_TYPE(x)] == NULL or not self.is_node_open():
+        if place < 0 or PyArray_TYPE(x) >= TYPES or mpi.folds[place][PyArray_TYPE(x)] == NULL:
+            return False
+        if not self.reduces_in_node(PyArray_NBYTES(x)):
             return False
         if what == REDUCE:
             ranks = self.size if self.rank == root else 0
@@ -1211,13 +1262,16 @@ cdef class FastPath:
         for i, array in enumerate(sent):
             x = without_gaps(array)
             self.sent[i], self.sent_bytes[i] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
+        cdef size_t largest = self.largest_in_node(self.sent_bytes, self.node_reduced)
+        if largest == 0:
+            return False
         self.received[0], self.received_bytes[0] = <char*>PyArray_DATA(y), PyArray_NBYTES(y)
-        return self.has_ended(self.reduce_scatter_parts(PyArray_TYPE(y), place), "reduce_scatter")
+        return self.has_ended(self.reduce_scatter_parts(PyArray_TYPE(y), place, largest), "reduce_scatter")
 
     def node_broadcast(self, array, int root):
         """Do a broadcast of an array without gaps in memory of the node; return whether it has."""
         cdef Array* x = without_gaps(array)
-        if not self.is_in_node(PyArray_NBYTES(x)) or PyArray_NBYTES(x) > <Py_ssize_t>self.node.slot:
+        if not self.is_in_node(PyArray_NBYTES(x)):
             return False
         cdef int code
         with nogil:
@@ -1231,7 +1285,7 @@ cdef class FastPath:
         cdef int code, place = self.place_of(op)
         if place < 0 or PyArray_TYPE(x) >= TYPES or mpi.folds[place][PyArray_TYPE(x)] == NULL:
             return False
-        if not self.is_in_node(PyArray_NBYTES(x)):
+        if not self.reduces_in_node(PyArray_NBYTES(x)):
             return False
         with nogil:
             code = node_all_reduce(&self.node, call_of(ALL_REDUCE, place, mpi.kinds[PyArray_TYPE(x)]),
@@ -1258,7 +1312,7 @@ cdef class FastPath:
         cdef int code, place = self.place_of(op)
         if place < 0 or PyArray_TYPE(x) >= TYPES or mpi.folds[place][PyArray_TYPE(x)] == NULL:
             return False
-        if not self.is_in_node(PyArray_NBYTES(x)):
+        if not self.reduces_in_node(PyArray_NBYTES(x)):
             return False
         with nogil:
             code = node_reduce_scatter(&self.node, call_of(REDUCE_SCATTER, place, mpi.kinds[PyArray_TYPE(x)]),

@@ -8,6 +8,8 @@
  *     small     copy in | meet | each rank reduces all slots into its array
  *     larger    copy in, but for the own share | meet | reduce the own share into the result | meet | copy out
  *
+ * What has no room in a slot goes in rounds, each an operation with a number, if all ranks know how large it is.
+ *
  * Reductions are in rank order, and every element is reduced once or by all ranks alike: all have the same bits.
  * Beside its flag a rank writes which call it makes: ranks that differ all hear of it, and nobody waits for ever.
  */
@@ -49,6 +51,7 @@ typedef struct {
     int (*progress)(void *);   /* what MPI does meanwhile; other than 0: it tells of an error */
     void *context;
     int differing; /* the rank that makes another call */
+    size_t at, room, largest; /* of parts: where this round begins, what it moves, and the largest; see node_begin */
 } Node;
 
 typedef void Fold(void *out, const void *a, const void *b, size_t bytes);
@@ -229,23 +232,28 @@ static inline int node_all_gather(Node *n, uint64_t call, char *out, const char 
     return 0;
 }
 
-/* What fits into a slot. The root goes on at once: it is at most one operation ahead, and does not hear of ranks that
- * differ. Each of them has taken one number, as in every other operation up to its first meeting. */
+/* The root goes on at once: it is at most one operation ahead, and does not hear of ranks that differ. Each of them has
+ * taken one number, as in every other operation up to its first meeting. */
 static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size_t bytes)
 {
+    size_t at = 0;
     int code;
-    if ((code = node_next(n)))
-        return code;
-    if (n->rank == root)
-        memcpy(node_slot(n, n->number, root), x, bytes);
-    node_show(n, call, bytes);
-    if (n->rank == root)
-        return 0;
-    if ((code = node_wait(n, &n->flags[root].begun, n->number)))
-        return code;
-    if ((code = node_differs(n, root)))
-        return code;
-    memcpy(x, node_slot(n, n->number, root), bytes);
+    do {
+        size_t part = bytes - at < n->slot ? bytes - at : n->slot;
+        if ((code = node_next(n)))
+            return code;
+        if (n->rank == root)
+            memcpy(node_slot(n, n->number, root), x + at, part);
+        node_show(n, call, bytes);
+        if (n->rank != root) {
+            if ((code = node_wait(n, &n->flags[root].begun, n->number)))
+                return code;
+            if ((code = node_differs(n, root)))
+                return code;
+            memcpy(x + at, node_slot(n, n->number, root), part);
+        }
+        at += part;
+    } while (at < bytes);
     return 0;
 }
 
@@ -257,28 +265,54 @@ typedef struct {
 
 #define NODE_TOO_LARGE UINT64_MAX
 
+/* Begin to move parts. If all ranks know how large the largest is, it goes in rounds of what has room; otherwise
+ * (`largest` is 0) in one, or not at all. */
+static inline void node_begin(Node *n, size_t parts, size_t largest)
+{
+    n->at = 0;
+    n->room = largest ? (n->slot - (parts * sizeof(Part) + LINE)) / parts / LINE * LINE : SIZE_MAX;
+    n->largest = largest;
+}
+
+/* Whether there is another round. */
+static inline int node_goes_on(Node *n)
+{
+    if (n->room >= n->largest - n->at || !n->largest)
+        return 0;
+    n->at += n->room;
+    return 1;
+}
+
+/* What this round moves of a part. */
+static inline size_t node_slice(Node *n, size_t bytes)
+{
+    size_t left = bytes > n->at ? bytes - n->at : 0;
+    return left < n->room ? left : n->room;
+}
+
 /* Put the parts into this rank's slot and meet. NODE_LEAVES, on all ranks: some rank's parts have no room. */
 static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *data, const size_t *bytes)
 {
     size_t at = (parts * sizeof(Part) + LINE - 1) / LINE * LINE, end = at;
     int code, differs = 0, leaves = 0, set;
     for (size_t i = 0; i < parts; i++)
-        end += (bytes[i] + LINE - 1) / LINE * LINE;
+        end += (node_slice(n, bytes[i]) + LINE - 1) / LINE * LINE;
     if ((code = node_next(n)))
         return code;
     char *slot = node_slot(n, n->number, n->rank);
     for (size_t i = 0; end <= n->slot && i < parts; i++) {
-        ((Part *)slot)[i] = (Part){at, bytes[i]};
-        memcpy(slot + at, data[i], bytes[i]);
-        at += (bytes[i] + LINE - 1) / LINE * LINE;
+        size_t slice = node_slice(n, bytes[i]);
+        ((Part *)slot)[i] = (Part){at, slice};
+        memcpy(slot + at, data[i] + (slice ? n->at : 0), slice);
+        at += (slice + LINE - 1) / LINE * LINE;
     }
-    node_show(n, call, end <= n->slot ? 0 : NODE_TOO_LARGE);
+    node_show(n, call, end <= n->slot ? n->largest : NODE_TOO_LARGE);
     set = n->number & 1;
     for (int rank = 0; rank < n->ranks; rank++) {
         Flags *other = &n->flags[rank];
         if ((code = node_wait(n, &other->begun, n->number)))
             return code;
-        if (other->call[set] != call) {
+        if (other->call[set] != call || (other->count[set] != n->largest && other->count[set] != NODE_TOO_LARGE)) {
             differs = NODE_DIFFERS;
             n->differing = rank;
         } else if (other->count[set] == NODE_TOO_LARGE) {
@@ -289,11 +323,11 @@ static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *d
     return differs ? differs : leaves;
 }
 
-/* Return a part of a rank's slot; NULL where it has another size. */
+/* Return this round's slice of a part of a rank's slot; NULL where it has another size. */
 static inline const char *node_part(Node *n, int rank, size_t part, size_t bytes)
 {
     const char *slot = node_slot(n, n->number, rank);
-    if (((const Part *)slot)[part].bytes == bytes)
+    if (((const Part *)slot)[part].bytes == node_slice(n, bytes))
         return slot + ((const Part *)slot)[part].at;
     n->differing = rank;
     return NULL;
@@ -304,23 +338,26 @@ static inline int node_take(Node *n, int rank, size_t part, char *out, size_t by
     const char *found = node_part(n, rank, part, bytes);
     if (found == NULL)
         return NODE_DIFFERS;
-    memcpy(out, found, bytes);
+    size_t slice = node_slice(n, bytes);
+    memcpy(out + (slice ? n->at : 0), found, slice);
     return 0;
 }
 
 /* Reduce that part of ranks 0 to ranks - 1, in rank order. */
 static inline int node_take_reduced(Node *n, Fold *fold, int ranks, size_t part, char *out, size_t bytes)
 {
+    size_t slice = node_slice(n, bytes);
     for (int rank = 0; rank < ranks; rank++)
         if (node_part(n, rank, part, bytes) == NULL)
             return NODE_DIFFERS;
-    for (size_t done = 0; done < bytes; done += NODE_BLOCK) {
-        size_t block = bytes - done < NODE_BLOCK ? bytes - done : NODE_BLOCK;
+    for (size_t done = 0; done < slice; done += NODE_BLOCK) {
+        size_t block = slice - done < NODE_BLOCK ? slice - done : NODE_BLOCK;
+        char *into = out + n->at + done;
         const char *first = node_part(n, 0, part, bytes) + done;
         if (ranks == 1)
-            memcpy(out + done, first, block);
+            memcpy(into, first, block);
         for (int rank = 1; rank < ranks; rank++)
-            fold(out + done, rank == 1 ? first : out + done, node_part(n, rank, part, bytes) + done, block);
+            fold(into, rank == 1 ? first : into, node_part(n, rank, part, bytes) + done, block);
     }
     return 0;
 }

@@ -19,13 +19,14 @@ class Tuning(NamedTuple):
     """The table of docs/guide/benchmarking.md, in bytes. The defaults were measured on 2 ranks of one node."""
 
     segment_bytes: int = 2 << 20  # mpi/segments.py
-    single_copy_bytes: int = 8 << 20  # mpi/single_copy.py
+    single_copy_bytes: int = 32 << 20  # mpi/single_copy.py
     reduce_scatter_bytes: int = 32 << 20  # a larger input of a blocking reduce_scatter_single goes in pieces
     thread_bytes: int = 1 << 20  # mpi/communication_thread.py
     shared_bytes: int = 32 << 10  # mpi/shared_memory.py
     shared_chunk_bytes: int = 512 << 10  # there: should stay in the cache of a core
     persistent_bytes: int = 64 << 10  # of all ranks together: mpi/small_all_reduce.py
-    node_bytes: int = 1 << 20  # native/node.h
+    node_bytes: int = 4 << 20  # of all parts together: native/node.h
+    node_reduction_bytes: int = 1 << 30  # there: of reductions
 
 
 def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:

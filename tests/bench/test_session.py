@@ -176,7 +176,8 @@ def test_tune_gives_every_rank_one_table_of_what_was_tried(process_group: hc.Pro
     else:
         assert "node-shared arrays: not measured" in text
     if process_group.size > 1 and native.room is not None:
-        assert table.node_bytes in (0, *tried.nodes)
+        assert table.node_bytes in (0, 1, *tried.nodes)
+        assert table.node_reduction_bytes in (1, *tried.nodes, *tried.reduce_scatters)
         assert "all_gather_single by (128 B):  memory of the node: " in text
     else:
         assert table.node_bytes == Tuning().node_bytes

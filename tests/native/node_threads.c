@@ -34,15 +34,13 @@ static void *run(void *number)
     double *x = malloc(sizeof(double) * LARGEST * (size_t)ranks), *y = malloc(sizeof(double) * LARGEST * (size_t)ranks);
     unsigned seed = 1;
     for (int round = 0; round < rounds; round++) {
-        int operation = rand_r(&seed) % 7, root = rand_r(&seed) % ranks;
+        int operation = rand_r(&seed) % 8, root = rand_r(&seed) % ranks;
         size_t count = (size_t)(rand_r(&seed) % 3 ? rand_r(&seed) % 40 : rand_r(&seed) % LARGEST);
-        if (operation == 1)
-            count %= SLOT / sizeof(double);
-        if (operation >= 5 && count > 40) /* no room: all leave it to MPI */
+        if (operation == 5 && count > 40) /* no room: all leave it to MPI */
             count = LARGEST;
         int code = 0;
         size_t all = count * (size_t)ranks;
-        for (size_t i = 0; i < (operation == 3 || operation == 5 ? all : count); i++)
+        for (size_t i = 0; i < (operation == 3 || operation == 5 || operation == 7 ? all : count); i++)
             x[i] = value(rank, round, i);
         switch (operation) {
         case 0:
@@ -80,6 +78,7 @@ static void *run(void *number)
                 parts[r] = (char *)(x + (size_t)r * count);
                 sizes[r] = sizeof(double) * (count > 40 ? count : (count + (size_t)r) % (count + 1));
             }
+            node_begin(&node, (size_t)ranks, 0);
             code = node_post(&node, 8, (size_t)ranks, parts, sizes);
             if (count > 40) {
                 check(code == NODE_LEAVES, "all_to_all without room", round);
@@ -97,18 +96,38 @@ static void *run(void *number)
         case 6: { /* scan */
             char *own = (char *)x;
             size_t size = sizeof(double) * count;
-            code = node_post(&node, 9, 1, &own, &size);
-            if (count > 40) {
-                check(code == NODE_LEAVES, "scan without room", round);
-                code = 0;
-                break;
-            }
-            code = code || node_take_reduced(&node, sum_f8, rank + 1, 0, (char *)y, size);
+            node_begin(&node, 1, size ? size : 1);
+            do {
+                code = node_post(&node, 9, 1, &own, &size);
+                code = code || node_take_reduced(&node, sum_f8, rank + 1, 0, (char *)y, size);
+            } while (code == 0 && node_goes_on(&node));
             for (size_t i = 0; i < count; i++) {
                 double sum = 0;
                 for (int r = 0; r <= rank; r++)
                     sum += value(r, round, i);
                 check(y[i] == sum, "scan", round);
+            }
+            break;
+        }
+        case 7: { /* reduce_scatter of a list, in as many rounds as it takes: the first rank's part is half as large */
+            char *parts[16];
+            size_t sizes[16], largest = 1, size;
+            for (int r = 0; r < ranks; r++) {
+                parts[r] = (char *)(x + (size_t)r * count);
+                sizes[r] = sizeof(double) * (r ? count : count / 2);
+                largest = sizes[r] > largest ? sizes[r] : largest;
+            }
+            size = sizes[rank];
+            node_begin(&node, (size_t)ranks, largest);
+            do {
+                code = node_post(&node, 10, (size_t)ranks, parts, sizes);
+                code = code || node_take_reduced(&node, sum_f8, ranks, (size_t)rank, (char *)y, size);
+            } while (code == 0 && node_goes_on(&node));
+            for (size_t i = 0; i < size / sizeof(double); i++) {
+                double sum = 0;
+                for (int r = 0; r < ranks; r++)
+                    sum += value(r, round, (size_t)rank * count + i);
+                check(y[i] == sum, "reduce_scatter of a list", round);
             }
             break;
         }

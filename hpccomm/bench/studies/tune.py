@@ -2,9 +2,9 @@
 
 Each algorithm has a group with a tuning of its own; the groups take turns (`measure`). Of several sizes of pieces, the
 one with the smallest geometric mean of its medians is chosen; a threshold is where the second algorithm begins to win
-at every size. Nothing goes through memory of the node before that itself is measured. `thread_bytes` and
-`persistent_bytes` are not measured: see ``hpccomm bench overlap`` and ``hpccomm bench all_reduce --against
-persistent``.
+at every size. Nothing goes through memory of the node before that itself is measured, and single copies come last.
+`thread_bytes` and `persistent_bytes` are not measured: see ``hpccomm bench overlap`` and ``hpccomm bench all_reduce
+--against persistent``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Sizes:
     reductions: Sequence[int] = (16 * MIB, 64 * MIB)
     single_copies: Sequence[int] = (4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB)
     reduce_scatters: Sequence[int] = (4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB, 128 * MIB)
-    nodes: Sequence[int] = (1 * KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB)
+    nodes: Sequence[int] = (1 * KIB, 8 * KIB, 64 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
     chunks: Sequence[int] = (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)
     shared: Sequence[int] = (8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB)
     shared_reduction: int = 8 * MIB
@@ -61,17 +61,23 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
     table = table._replace(reduce_scatter_bytes=max(1, _second_wins_from(medians) - 1))  # what one call still takes
 
     if world.size > 1 and hc.get_node_count(world) == 1:
-        at = {"segments": NEVER, "single copies": 1}
+        if has_node:
+            at = {"memory of the node": NEVER, "MPI": 0}
+            ways = {
+                name: table._replace(node_bytes=nbytes, node_reduction_bytes=NEVER, single_copy_bytes=NEVER)
+                for name, nbytes in at.items()
+            }
+            moved = _first_wins_up_to(trial.medians("all_gather_single by", ways, sizes.nodes, _all_gather))
+            made = {"all_reduce": _all_reduce, "reduce_scatter_single": _reduce_scatter}
+            both = sorted({*sizes.nodes, *sizes.reduce_scatters})
+            tried = [trial.medians(f"{name} by", ways, both, make) for name, make in made.items()]
+            reduced = min(map(_first_wins_up_to, tried))
+            table = table._replace(node_bytes=max(moved, min(reduced, 1)), node_reduction_bytes=max(reduced, 1))
+
+        at = {"other ways": NEVER, "single copies": 1}
         ways = {name: table._replace(single_copy_bytes=nbytes) for name, nbytes in at.items()}
         medians = trial.medians("all_reduce in", ways, sizes.single_copies, _all_reduce)
         table = table._replace(single_copy_bytes=_second_wins_from(medians))
-
-        if has_node:
-            at = {"memory of the node": NEVER, "MPI": 0}
-            ways = {name: table._replace(node_bytes=nbytes) for name, nbytes in at.items()}
-            made = {"all_reduce": _all_reduce, "all_gather_single": _all_gather}
-            tried = [trial.medians(f"{name} by", ways, sizes.nodes, make) for name, make in made.items()]
-            table = table._replace(node_bytes=min(map(_first_wins_up_to, tried)))
 
         ways = {size_in_words(each): table._replace(shared_bytes=1, shared_chunk_bytes=each) for each in sizes.chunks}
         medians = trial.medians("shared all_reduce in chunks of", ways, [sizes.shared_reduction], _shared_all_reduce)
@@ -174,12 +180,12 @@ def _all_reduce(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
 
 def _all_gather(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
     part = nbytes // 4 // group.size
-    return partial(group.all_gather_single, np.zeros(part * group.size, np.float32), np.zeros(part, np.float32))
+    return partial(group.all_gather_single, np.empty(part * group.size, np.float32), np.ones(part, np.float32))
 
 
 def _reduce_scatter(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
     part = nbytes // 4 // group.size
-    return partial(group.reduce_scatter_single, np.zeros(part, np.float32), np.zeros(part * group.size, np.float32))
+    return partial(group.reduce_scatter_single, np.empty(part, np.float32), np.ones(part * group.size, np.float32))
 
 
 def _shared_all_reduce(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
