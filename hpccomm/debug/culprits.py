@@ -81,7 +81,7 @@ class _Rank:
     def completed(self, record: Record, number: int) -> Record | None:
         """Return the completed collective with a number in the group of `record`, if it is known."""
         group = self.group(record)
-        if "recent" not in group or number > group["collectives"]:
+        if "recent" not in group or not group.get("since", 0) <= number <= group["collectives"]:
             return None
         if record.group not in self._past:
             self._past[record.group] = {each[0]: each for each in group["recent"] if _is_operation(each[1])}

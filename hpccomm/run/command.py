@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", action="store_const", const="stack", help="record each call, and its line, for hpccomm trace"
     )
+    parser.add_argument(
+        "--detail", action="store_const", const="DETAIL", dest="debug", help="compare collectives before they begin"
+    )
+    parser.add_argument(
+        "--accelerate", action="store_true", help="let hpccomm do large Allreduce, Reduce, Scan ... of NumPy's arrays"
+    )
     parser.add_argument("-m", nargs=argparse.REMAINDER, metavar="", dest="module", help="run a module")
     parser.add_argument("-c", nargs=argparse.REMAINDER, metavar="", dest="code", help="run code")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="the program, and its arguments")
@@ -42,11 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     words = arguments.module or arguments.code or arguments.program
     if not words:
         arguments.parser.error("there is no program")
-    for name in ("timeout", "on_timeout", "debug_dir", "trace"):
+    for name in ("timeout", "on_timeout", "debug_dir", "trace", "debug"):
         value = getattr(arguments, name)
         if value is not None:
             os.environ[f"HPCCOMM_{name.upper()}"] = value
-    _watch()
+    _watch(arguments.accelerate)
     sys.argv[:] = words
     try:
         if arguments.module:
@@ -82,7 +88,7 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
     return None
 
 
-def _watch() -> None:
+def _watch(accelerates: bool) -> None:
     """Let an error of one rank end all, and watch the calls of communicators; every rank calls this."""
     from ..job import mpi_library
 
@@ -110,7 +116,7 @@ def _watch() -> None:
     from ..debug import attach
     from . import communicators
 
-    communicators.install(group)
+    communicators.install(group, accelerates)
     if group.settings.keeps_reports or group.settings.trace != "0":
         hook.at_the_end = attach.last_words()
     atexit.register(_leave, group, os.getpid())

@@ -12,12 +12,13 @@ import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpi4py import MPI
 
+from ..core.timeouts import as_seconds
 from ..debug.groups_seen import key_from
 from ..debug.mpi_calls import CALLS, DUPLICATING, MAKING, STARTS
 from ..debug.records import Record
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 REMEMBERED = 8  # names of collectives, for reports
 IN_FLIGHT = 64  # requests of a communicator
 PREDEFINED = ("COMM_WORLD", "COMM_SELF")
+BUFFERS = ("sendbuf", "buf", "recvbuf")
 CLASSES = (MPI.Intracomm, MPI.Cartcomm, MPI.Graphcomm, MPI.Distgraphcomm, MPI.Intercomm)
 
 
@@ -66,7 +68,7 @@ class Seen:
         names = list(self.names)
         first = self.collectives - len(names) + 1
         recent = [_passed(number, name) for number, name in enumerate(names, first)]
-        counts = {"collectives": self.collectives, "messages": self.messages}
+        counts = {"collectives": self.collectives, "messages": self.messages, "since": first}
         return {"name": self.name, "ranks": list(self.ranks), **counts, "recent": recent}
 
 
@@ -84,6 +86,7 @@ Started: TypeAlias = tuple[MPI.Request, str, int, tuple[Any, ...], Mapping[str, 
 Wrapping: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]  # of a method and its name
 
 SEEN: weakref.WeakSet[Seen] = weakref.WeakSet()
+MADE: list[Callable[[Any, Seen], None]] = []  # who wants to know of each new communicator, on every rank of it
 _made: Counter[tuple[int, ...]] = Counter()
 
 
@@ -267,6 +270,8 @@ def watched(comm: Any, name: str) -> Any:
         return comm
     watching: Any = comm if type(comm) is own else own(comm)
     watching._seen = Seen(comm, name, _members(comm))
+    for each in MADE:
+        each(watching, watching._seen)
     return watching
 
 
@@ -284,27 +289,44 @@ def plain(comm: Any) -> Any:
     return comm if base is None else base(comm)
 
 
-def install(group: ProcessGroup) -> None:
-    """Watch the calls on MPI.COMM_WORLD, MPI.COMM_SELF and what is made of them; the time limit is that of `group`."""
+def install(group: ProcessGroup, accelerates: bool = False) -> None:
+    """Watch the calls on MPI.COMM_WORLD, MPI.COMM_SELF and what is made of them; the time limit is that of `group`.
+
+    `accelerates`: large reductions of host arrays are hpccomm's.
+    """
+    layers = _layers(group, accelerates)
+    if layers:
+        for base, own in WATCHING.items():
+            methods = _counting(base, lambda name, call: reduce(lambda inner, layer: layer(name, inner), layers, call))
+            for name, method in methods.items():
+                setattr(own, name, method)
     for name in PREDEFINED:
         setattr(MPI, name, watched(getattr(MPI, name), name))
     copyreg.pickle(MPI.Intracomm, _reduce)  # its own method would name an object that MPI has no more
-    if group.settings.trace != "0":
-        _record_calls()
     SOURCES.append(Source(group, CODES, record_of, requests_in_flight, _facts))
 
 
-def _record_calls() -> None:
-    """Let the methods record each call, for the flight recorder, which has begun."""
-    from ..debug.trace.recorder import recorder
-    from .recorded import RecordedCalls
+def _layers(group: ProcessGroup, accelerates: bool) -> list[Wrapping]:
+    """Return what is done around each call of mpi4py's, the innermost first."""
+    layers: list[Wrapping] = []
+    if accelerates:
+        from .accelerated import AcceleratedCalls
 
-    recording = recorder()
-    assert recording is not None
-    calls = RecordedCalls(recording)
-    for base, own in WATCHING.items():
-        for name, method in _counting(base, calls.recording).items():
-            setattr(own, name, method)
+        layers.append(AcceleratedCalls(as_seconds(group.timeout)).accelerating)
+    if group.settings.debug == "DETAIL":
+        from .compared import ComparedCalls
+
+        compared = ComparedCalls()
+        MADE.append(compared.begin)
+        layers.append(compared.comparing)
+    if group.settings.trace != "0":
+        from ..debug.trace.recorder import recorder
+        from .recorded import RecordedCalls
+
+        recording = recorder()
+        assert recording is not None  # it has begun with the group
+        layers.append(RecordedCalls(recording).recording)
+    return layers
 
 
 # -- what a call on the stack, or a request, is ----------------------------------------------------------------
@@ -326,6 +348,22 @@ def describe(
     is_a_message = CALLS[name].is_a_message if name in CALLS else False
     bound = _bound(name, arguments, named)
     return _record(seen, name, seen.messages if is_a_message else seen.collectives, bound, where), bound
+
+
+def comparable(comm: Any, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any], where: str) -> Record:
+    """Return the record of the call that has been counted last, without what may differ in a right program."""
+    record, bound = describe(comm._seen, name, arguments, named, where)
+    record.async_op = name in STARTS
+    is_inter = comm.Is_inter()
+    if is_inter:
+        record.peer = None  # a rank of the other side
+    if is_inter or record.dtype == "bytes" or any(_has_a_datatype(bound.get(each)) for each in BUFFERS):
+        record.dtype, record.count = "", -1
+    return record
+
+
+def _has_a_datatype(buffer: Any) -> bool:
+    return isinstance(buffer, list | tuple) and any(isinstance(each, MPI.Datatype | str) for each in buffer)
 
 
 def requests_in_flight() -> list[Record]:
@@ -389,7 +427,7 @@ def _ops() -> dict[int, str]:
 
 def _size(arguments: Mapping[str, Any]) -> tuple[str, int, int]:
     """Return the dtype, the number of elements and the bytes of the first buffer among the arguments."""
-    for name in ("sendbuf", "buf", "recvbuf"):
+    for name in BUFFERS:
         array = count = arguments.get(name)
         if isinstance(array, list | tuple) and array:
             count = next((each for each in array[1:] if isinstance(each, int)), None)

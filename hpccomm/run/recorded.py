@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..debug.trace.recorder import Recorder
 
 IN_FLIGHT = 1000  # requests whose end is awaited
-BUFFERS = ("sendbuf", "buf", "recvbuf")
 
 _line = lru_cache(maxsize=4096)(recorders.line)
 
@@ -52,19 +51,12 @@ class RecordedCalls:
         return update_wrapper(recorded, call)
 
     def _begin(self, comm: Any, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Record:
-        from .communicators import describe
+        from .communicators import comparable
 
         self._see_what_has_ended()
-        seen = comm._seen
-        self._recorder.trace(seen)
+        self._recorder.trace(comm._seen)
         place = recorders.caller() if self._recorder.stack else None
-        record, bound = describe(seen, name, arguments, named, "" if place is None else _line(*place))
-        record.async_op = name in STARTS
-        is_inter = comm.Is_inter()
-        if is_inter:
-            record.peer = None  # a rank of the other side
-        if is_inter or record.dtype == "bytes" or any(_has_a_datatype(bound.get(each)) for each in BUFFERS):
-            record.dtype, record.count = "", -1  # which may differ in a right program
+        record = comparable(comm, name, arguments, named, "" if place is None else _line(*place))
         self._records.append(record)
         record.begin = now()
         return record
@@ -86,7 +78,3 @@ class RecordedCalls:
     def mark(self) -> Any:
         """Return what changes with every call."""
         return self._records[-1].begin if self._records else None
-
-
-def _has_a_datatype(buffer: Any) -> bool:
-    return isinstance(buffer, list | tuple) and any(isinstance(each, MPI.Datatype | str) for each in buffer)

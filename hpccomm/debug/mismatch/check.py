@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...core.ending import SHORTEST_MEETING
-from ...core.exchange import DIFFERS, TIMED_OUT, Exchange, Statement
+from ...core.exchange import DIFFERS, TIMED_OUT
 from ...core.hooks import Operation
 from ...core.observers import who_is_late
 from ...core.operation_list import MESSAGES
 from ...core.timeouts import as_seconds
 from ...errors import DistError, DistTimeoutError
 from ...job import failures, mpi_library
-from ..records import sizes_by_rank, unequal_in_words, unequal_sizes
-from ..words import ranks_by_value, ranks_in_words
+from ..records import sizes_by_rank
+from .comparison import Comparison
 from .messages import MessageCheck
 from .wording import call_in_words, caller, with_details
 
@@ -47,7 +45,7 @@ class MismatchCheck:
         self._group = group
         with failures.translating("making", group.comm):
             self._comm = mpi_library.private(group.comm.Dup(), group.comm)
-        self._exchange = Exchange(self._comm)
+        self._comparison = Comparison(self._comm, group)
         self._messages = MessageCheck(group, self._comm)
         self._set_up = 0  # persistent operations
         self._leaves = False
@@ -55,7 +53,7 @@ class MismatchCheck:
     @property
     def is_waiting(self) -> bool:
         """Whether this rank waits here, for others or for a message; such a wait ends by itself when the time is up."""
-        return self._exchange.is_waiting or self._messages.is_waiting
+        return self._comparison.is_waiting or self._messages.is_waiting
 
     # -- what the group calls --------------------------------------------------------------------
 
@@ -107,7 +105,7 @@ class MismatchCheck:
         if timeout is None:
             timeout = as_seconds(group.timeout)
         with failures.translating(name, group.comm):
-            outcome, text = self._exchange(statement, timeout, self._judge, partial(self._late, timeout))
+            outcome, text = self._comparison(statement, timeout)
         if outcome == TIMED_OUT:
             raise DistTimeoutError(f"{text}{who_is_late()}")
         if outcome == DIFFERS:
@@ -117,51 +115,3 @@ class MismatchCheck:
             door.fast_path.passed_collectives = door.collectives
             group.door.recent.clear()  # the program may go on
             raise DistError(difference)
-
-    def _judge(self, statements: list[Statement]) -> str:
-        """Return the difference between the statements of all ranks, "" if there is none.
-
-        It begins with the number to count on from: one rank may have begun an operation, another have made a group.
-        """
-        difference = self._difference(statements)
-        return difference and f"{max(each['count'] for each in statements)} {difference}"
-
-    def _difference(self, statements: list[Statement]) -> str:
-        first = statements[0]
-        if any((each["number"], each["words"]) != (first["number"], first["words"]) for each in statements):
-            return f"{self._head(statements)}: {self._who_calls_what(dict(enumerate(statements)))}"
-        sizes = [each["sizes"] for each in statements]
-        wrong = [] if first["sizes"] is None else unequal_sizes(sizes)
-        if not wrong:
-            return ""
-        more = f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
-        places = [each["where"] for each in statements]
-        return f"{self._head(statements)}: {unequal_in_words(wrong[0], sizes, self._group.ranks, places)}{more}"
-
-    def _head(self, statements: Sequence[Statement]) -> str:
-        names, numbers = ({each[key] for each in statements} for key in ("name", "number"))
-        name = names.pop() if len(names) == 1 else "collective"
-        number = numbers.pop() if len(numbers) == 1 else None
-        return f"{name}{'' if number is None else f' #{number}'} of {self._group.name!r}"
-
-    def _who_calls_what(self, came: dict[int, Statement]) -> str:
-        same_number = len({each["number"] for each in came.values()}) == 1
-
-        def call(each: Statement) -> str:
-            return str(each["words"]) + ("" if same_number or each["number"] is None else f", #{each['number']}")
-
-        sides = []
-        for words, ranks in ranks_by_value((rank, call(each)) for rank, each in came.items()).items():
-            lines = list(dict.fromkeys(came[rank]["where"] for rank in ranks))
-            at = ", ".join(lines[:3]) + (" ..." if len(lines) > 3 else "")
-            verb = "call" if len(ranks) > 1 else "calls"
-            sides.append(f"{ranks_in_words(self._group.ranks[rank] for rank in ranks)} {verb} {words} at {at}")
-        return ", ".join(sides)
-
-    def _late(self, timeout: float, came: dict[int, Statement], missing: list[int]) -> str:
-        head, calls = self._head(list(came.values())), self._who_calls_what(came)
-        if not missing:
-            return f"{head}: rank {self._group.ranks[0]} came when others had waited for {timeout:g} s: {calls}"
-        ranks = [self._group.ranks[rank] for rank in missing]
-        have = "have" if len(ranks) > 1 else "has"
-        return f"{head}: {ranks_in_words(ranks)} {have} not come within {timeout:g} s; {calls}"

@@ -1,0 +1,64 @@
+"""``hpccomm run --accelerate``: large reductions of host arrays on watched communicators are hpccomm's operations."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any
+
+import numpy as np
+
+from ..core.group import ProcessGroup
+from ..mpi4py.calls import REDUCTIONS, ROUTES, SMALLEST, is_accelerated
+from .communicators import Seen, plain
+
+FREEING = ("Free", "Disconnect")
+
+
+class AcceleratedCalls:
+    """The groups of the watched communicators: each is made by the first large reduction, which all ranks call."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._of: weakref.WeakKeyDictionary[Seen, ProcessGroup] = weakref.WeakKeyDictionary()
+
+    def accelerating(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the method of mpi4py, or what does large reductions before it."""
+        if name in FREEING:
+            return self._freeing(call)
+        if name not in REDUCTIONS:
+            return call
+        route = ROUTES[name]
+
+        def accelerated(comm: Any, *arguments: Any, **named: Any) -> Any:
+            if (
+                (arguments and _is_small(arguments[0]))
+                or not is_accelerated(name, *arguments, **named)
+                or comm.Is_inter()
+                or comm.Get_size() == 1
+            ):
+                return call(comm, *arguments, **named)
+            group = self._of.get(comm._seen)
+            if group is None:
+                seen = comm._seen
+                self._of[seen] = group = ProcessGroup.on(plain(comm), name=seen.name, timeout=self._timeout)
+            step = route(group, *arguments, **named)
+            getattr(group, step.operation)(*step.arguments)
+            return None
+
+        return update_wrapper(accelerated, call)
+
+    def _freeing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def freeing(comm: Any) -> Any:
+            group = self._of.pop(comm._seen, None)
+            if group is not None:
+                group.destroy()
+            return call(comm)
+
+        return update_wrapper(freeing, call)
+
+
+def _is_small(buffer: Any) -> bool:
+    """Whether a buffer is an array that MPI reduces as fast; float16 it does not take."""
+    return type(buffer) is np.ndarray and buffer.nbytes < SMALLEST and buffer.dtype.char != "e"
