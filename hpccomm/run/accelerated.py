@@ -31,19 +31,19 @@ class AcceleratedCalls:
             return call
         route = ROUTES[name]
 
-        def accelerated(comm: Any, *arguments: Any, **named: Any) -> Any:
+        def accelerated(comm: Any, *arguments: Any) -> Any:
             if (
                 (arguments and _is_small(arguments[0]))
-                or not is_accelerated(name, *arguments, **named)
+                or not is_accelerated(name, *arguments)
                 or comm.Is_inter()
                 or comm.Get_size() == 1
             ):
-                return call(comm, *arguments, **named)
+                return call(comm, *arguments)
             group = self._of.get(comm._seen)
             if group is None:
                 seen = comm._seen
                 self._of[seen] = group = ProcessGroup.on(plain(comm), name=seen.name, timeout=self._timeout)
-            step = route(group, *arguments, **named)
+            step = route(group, *arguments)
             getattr(group, step.operation)(*step.arguments)
             return None
 

@@ -11,9 +11,9 @@ import inspect
 import sys
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, reduce
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpi4py import MPI
@@ -80,8 +80,8 @@ def _passed(number: int, called: str | tuple[str, Any]) -> list[Any]:
     return [number, name, "", 0, -1, "", root if isinstance(root, int) else None, False]
 
 
-# A request, and the call that it stands for: its name, number, arguments without the buffer, and the caller's line.
-Started: TypeAlias = tuple[MPI.Request, str, int, tuple[Any, ...], Mapping[str, Any], CodeType, int]
+# A request, and the call that it stands for: its name, number, arguments but the first, and the place of the caller.
+Started: TypeAlias = tuple[MPI.Request, str, int, tuple[Any, ...], CodeType, int]
 
 Wrapping: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]  # of a method and its name
 
@@ -89,100 +89,110 @@ SEEN: weakref.WeakSet[Seen] = weakref.WeakSet()
 MADE: list[Callable[[Any, Seen], None]] = []  # who wants to know of each new communicator, on every rank of it
 _made: Counter[tuple[int, ...]] = Counter()
 
+# The methods, each compiled with the parameters of mpi4py's: taking any arguments would cost three times as much.
+BODIES = {
+    "collective": """
+    _seen = self._seen
+    _seen.collectives += 1
+    _seen.names.append(_name)
+    return _call(self, {arguments})
+""",
+    "rooted": """
+    _seen = self._seen
+    _seen.collectives += 1
+    _seen.names.append((_name, root))  # a root that differs may let other ranks pass
+    return _call(self, {arguments})
+""",
+    "message": """
+    self._seen.messages += 1
+    return _call(self, {arguments})
+""",
+    "started collective": """
+    _seen = self._seen
+    _seen.collectives = _number = _seen.collectives + 1
+    _seen.names.append(_name)
+    _request = _call(self, {arguments})
+    _caller = _getframe(1)
+    _seen.requests.append((_request, _name, _number, ({all_but_the_first}), _caller.f_code, _caller.f_lasti))
+    return _request
+""",
+    "started message": """
+    _seen = self._seen
+    _seen.messages = _number = _seen.messages + 1
+    _request = _call(self, {arguments})
+    _caller = _getframe(1)
+    _seen.requests.append((_request, _name, _number, ({all_but_the_first}), _caller.f_code, _caller.f_lasti))
+    return _request
+""",
+    "making": """
+    _seen = self._seen
+    _seen.collectives += 1
+    _seen.names.append(_name)
+    return _watched(_call(self, {arguments}), f"{{_name}} #{{_seen.collectives}} of {{_seen.name}}")
+""",
+    "duplicating": """
+    _seen = self._seen
+    _seen.collectives += 1
+    _seen.names.append(_name)
+    _made, _request = _call(self, {arguments})
+    _name_of_made = f"{{_name}} #{{_seen.collectives}} of {{_seen.name}}"
+    _made._seen = _Seen(_made, _name_of_made, _seen.ranks)  # MPI can't be asked yet
+    return _made, _request
+""",
+    "making of some": """
+    return _watched(_call(self, {arguments}), f"{{_name}} of {{self._seen.name}}")
+""",
+}
+CODES: set[CodeType] = set()  # of these methods
+
 
 @cache
-def _signature(name: str) -> inspect.Signature:
+def _parameters(name: str) -> tuple[inspect.Parameter, ...]:
+    """Return the parameters of a call, without the communicator."""
     method = next(getattr(base, name) for base in CLASSES if hasattr(base, name))
-    return inspect.signature(method)
+    return tuple(inspect.signature(method).parameters.values())[1:]
 
 
-def _collective(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    def collective(self: Any, *arguments: Any, **named: Any) -> Any:
-        seen = self._seen
-        seen.collectives += 1
-        seen.names.append(name)
-        return call(self, *arguments, **named)
-
-    return collective
-
-
-def _rooted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    place = list(_signature(name).parameters).index("root") - 1
-
-    def rooted(self: Any, *arguments: Any, **named: Any) -> Any:
-        seen = self._seen
-        seen.collectives += 1
-        root = arguments[place] if len(arguments) > place else named.get("root", 0)
-        seen.names.append((name, root))  # a root that differs may let other ranks pass
-        return call(self, *arguments, **named)
-
-    return rooted
+def _compiled(kind: str, name: str, call: Callable[..., Any]) -> FunctionType:
+    """Return the method of a kind that counts its call, and does `call`."""
+    arguments = [each.name for each in _parameters(name)]
+    defaults = {f"_{each.name}": each.default for each in _parameters(name) if each.default is not each.empty}
+    head = "".join(f", {each}=_{each}" if f"_{each}" in defaults else f", {each}" for each in arguments)
+    all_but_the_first = "".join(f"{each}, " for each in arguments[1:])
+    body = BODIES[kind].format(arguments=", ".join(arguments), all_but_the_first=all_but_the_first)
+    names: dict[str, Any] = {
+        "_call": call,
+        "_name": name,
+        "_getframe": sys._getframe,
+        "_watched": watched,
+        "_Seen": Seen,
+    }
+    names |= defaults | {"__name__": __name__}
+    exec(compile(f"def {name}(self{head}):{body}", __file__, "exec"), names)
+    method: FunctionType = names[name]
+    CODES.add(method.__code__)
+    return method
 
 
-def _message(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    def message(self: Any, *arguments: Any, **named: Any) -> Any:
-        self._seen.messages += 1
-        return call(self, *arguments, **named)
+def _copying(base: type[MPI.Comm]) -> Callable[..., Any]:
+    def new(cls: type[Any], comm: Any = None) -> Any:
+        """Return another object for a communicator, ``type(comm)(comm)``: each call would pay for a __getattr__."""
+        if comm is None:  # of Dup and the like, or nothing
+            return base.__new__(cls)
+        self: Any = base.__new__(cls, comm)
+        self._seen = _known(comm)
+        return self
 
-    return message
-
-
-def _starts(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    is_a_message = CALLS[name].is_a_message
-
-    def starts(self: Any, *arguments: Any, **named: Any) -> Any:
-        seen = self._seen
-        if is_a_message:
-            seen.messages += 1
-            number = seen.messages
-        else:
-            seen.collectives += 1
-            seen.names.append(name)
-            number = seen.collectives
-        request = call(self, *arguments, **named)
-        caller = sys._getframe(1)
-        seen.requests.append((request, name, number, arguments[1:], named, caller.f_code, caller.f_lineno))
-        return request
-
-    return starts
+    return new
 
 
-def _makes(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    def makes(self: Any, *arguments: Any, **named: Any) -> Any:
-        seen = self._seen
-        seen.collectives += 1
-        seen.names.append(name)
-        return watched(call(self, *arguments, **named), f"{name} #{seen.collectives} of {seen.name}")
-
-    return makes
-
-
-def _duplicates(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    def duplicates(self: Any, *arguments: Any, **named: Any) -> Any:
-        seen = self._seen
-        seen.collectives += 1
-        seen.names.append(name)
-        made, request = call(self, *arguments, **named)
-        made._seen = Seen(made, f"{name} #{seen.collectives} of {seen.name}", seen.ranks)  # MPI can't be asked yet
-        return made, request
-
-    return duplicates
-
-
-def _makes_of_some(_: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    def makes_of_some(self: Any, *arguments: Any, **named: Any) -> Any:
-        return watched(call(self, *arguments, **named), f"Create_group of {self._seen.name}")
-
-    return makes_of_some
-
-
-def _known(comm: Any, name: str) -> Any:
-    """Return the facts of a copy, ``type(comm)(comm)``, which nothing has wrapped."""
-    if name != "_seen":
-        raise AttributeError(f"{type(comm).__name__!r} object has no attribute {name!r}", name=name, obj=comm)
-    like = next((each for each in (getattr(MPI, name) for name in PREDEFINED) if each == comm), None)
-    comm._seen = Seen(comm, comm.Get_name(), _members(comm)) if like is None else like._seen
-    return comm._seen
+def _known(comm: Any) -> Seen:
+    """Return the facts of a communicator, whichever object names it."""
+    predefined = [getattr(MPI, name) for name in PREDEFINED]
+    like = next((each for each in (comm, *predefined) if each == comm and hasattr(each, "_seen")), None)
+    if like is not None:
+        return like._seen  # type: ignore[no-any-return]
+    return Seen(comm, comm.Get_name(), _members(comm)) if comm != MPI.COMM_NULL else Seen(comm, "COMM_NULL", ())
 
 
 def _freeing(call: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -212,38 +222,39 @@ def _watching(base: type[MPI.Comm]) -> Any:
         "__module__": base.__module__,  # where pickle finds COMM_WORLD
         "__doc__": base.__doc__,
         "__reduce__": _reduce,
-        "__getattr__": _known,
+        "__new__": _copying(base),
         "free": _freeing(base.free),
     }
     return _Watching(base.__name__, (base,), methods | _counting(base, lambda _, call: call))
 
 
-def _counting(base: type[MPI.Comm], wrapped: Wrapping) -> dict[str, Callable[..., Any]]:
+def _counting(base: type[MPI.Comm], wrapped: Wrapping) -> dict[str, FunctionType]:
     """Return the methods that count the calls of a class of communicators, and do what `wrapped` makes of its own."""
     methods = {}
     for name in dir(base):
-        spec = CALLS.get(name)
-        make: Callable[[str, Callable[..., Any]], Callable[..., Any]]
-        if name == "Create_group":
-            make = _makes_of_some
-        elif spec is None:
+        if name != "Create_group" and name not in CALLS:
             continue
-        elif name in DUPLICATING:
-            make = _duplicates
-        elif name in MAKING:
-            make = _makes
-        elif name in STARTS:
-            make = _starts
-        elif "root" in spec.arguments:
-            make = _rooted
-        else:
-            make = _message if spec.is_a_message else _collective
         call = getattr(base, name)
-        method = make(name, call if make is _makes_of_some else wrapped(name, call))  # these are not numbered
-        method.__name__, method.__qualname__, method.__doc__ = name, f"{base.__name__}.{name}", call.__doc__
+        is_numbered = name != "Create_group"  # of which the other ranks hear nothing
+        method = _compiled(_kind(name), name, wrapped(name, call) if is_numbered else call)
+        method.__qualname__, method.__doc__ = f"{base.__name__}.{name}", call.__doc__
         method.__dict__["__wrapped__"] = call
         methods[name] = method
     return methods
+
+
+def _kind(name: str) -> str:
+    """Return which of the bodies a call has."""
+    if name == "Create_group":
+        return "making of some"
+    if name in DUPLICATING:
+        return "duplicating"
+    if name in MAKING:
+        return "making"
+    what = "message" if CALLS[name].is_a_message else "collective"
+    if name in STARTS:
+        return f"started {what}"
+    return "rooted" if "root" in CALLS[name].arguments else what
 
 
 class _Watching(type):
@@ -256,11 +267,6 @@ class _Watching(type):
         return hash(cls.__base__)
 
 
-WATCHING: dict[type[MPI.Comm], Any] = {base: _watching(base) for base in CLASSES}
-MAKERS = (_collective, _rooted, _message, _starts, _makes, _duplicates, _makes_of_some)
-CODES = {make("Bcast", print).__code__ for make in MAKERS}
-
-
 def watched(comm: Any, name: str) -> Any:
     """Return the communicator as one whose calls are counted; what is none stays as it is."""
     if isinstance(comm, tuple):  # of Create_dist_graph with weights, and the like
@@ -268,7 +274,7 @@ def watched(comm: Any, name: str) -> Any:
     own = WATCHING.get(type(comm))
     if own is None or comm == MPI.COMM_NULL:
         return comm
-    watching: Any = comm if type(comm) is own else own(comm)
+    watching: Any = comm if type(comm) is own else own.__base__.__new__(own, comm)
     watching._seen = Seen(comm, name, _members(comm))
     for each in MADE:
         each(watching, watching._seen)
@@ -287,6 +293,9 @@ def plain(comm: Any) -> Any:
     """Return the communicator as mpi4py's own class of it."""
     base = next((base for base, own in WATCHING.items() if type(comm) is own), None)
     return comm if base is None else base(comm)
+
+
+WATCHING: dict[type[MPI.Comm], Any] = {base: _watching(base) for base in CLASSES}
 
 
 def install(group: ProcessGroup, accelerates: bool = False) -> None:
@@ -334,25 +343,23 @@ def _layers(group: ProcessGroup, accelerates: bool) -> list[Wrapping]:
 
 def record_of(frame: FrameType, where: str) -> Record | None:
     """Return the record of the call that a frame of this module is in; None if its communicator is not known."""
-    inside = frame.f_locals
+    inside, name = frame.f_locals, frame.f_globals["_name"]
     seen = getattr(inside["self"], "_seen", None)
     if seen is None:
         return None
-    return describe(seen, inside["call"].__name__, inside["arguments"], inside["named"], where)[0]
+    return describe(seen, name, [inside[each.name] for each in _parameters(name)], where)[0]
 
 
-def describe(
-    seen: Seen, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any], where: str
-) -> tuple[Record, Mapping[str, Any]]:
+def describe(seen: Seen, name: str, arguments: Sequence[Any], where: str) -> tuple[Record, Mapping[str, Any]]:
     """Return the record of the call that has been counted last, and its arguments by name."""
     is_a_message = CALLS[name].is_a_message if name in CALLS else False
-    bound = _bound(name, arguments, named)
+    bound = {each.name: argument for each, argument in zip(_parameters(name), arguments, strict=True)}
     return _record(seen, name, seen.messages if is_a_message else seen.collectives, bound, where), bound
 
 
-def comparable(comm: Any, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any], where: str) -> Record:
+def comparable(comm: Any, name: str, arguments: Sequence[Any], where: str) -> Record:
     """Return the record of the call that has been counted last, without what may differ in a right program."""
-    record, bound = describe(comm._seen, name, arguments, named, where)
+    record, bound = describe(comm._seen, name, arguments, where)
     record.async_op = name in STARTS
     is_inter = comm.Is_inter()
     if is_inter:
@@ -368,28 +375,20 @@ def _has_a_datatype(buffer: Any) -> bool:
 
 def requests_in_flight() -> list[Record]:
     """Return the records of the requests that have not ended; MPI is not asked."""
+    from ..debug.trace.recorder import line  # when there is a verdict to give
+
     records = []
     for seen in list(SEEN):
-        for request, name, number, arguments, named, code, line in list(seen.requests):
+        for request, name, number, arguments, code, instruction in list(seen.requests):
             if request != MPI.REQUEST_NULL:
-                bound = _bound(name, (None, *arguments), named)
-                where = f"{code.co_filename}:{line}"
+                bound = {each.name: argument for each, argument in zip(_parameters(name)[1:], arguments, strict=True)}
+                where = line(code, instruction)
                 records.append(_record(seen, name, number, bound, where, async_op=True))
     return records
 
 
 def _facts() -> dict[str, dict[str, Any]]:
     return {seen.key: seen.facts() for seen in list(SEEN)}
-
-
-def _bound(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by their names, with the defaults of the others."""
-    try:
-        bound = _signature(name).bind(None, *arguments, **named)
-    except TypeError:  # the call is about to raise
-        return {}
-    bound.apply_defaults()
-    return bound.arguments
 
 
 def _record(

@@ -45,14 +45,14 @@ class ComparedCalls:
         if name in STARTS or name in DUPLICATING or name.endswith("_init") or CALLS[name].is_a_message:
             return call
 
-        def compared(comm: Any, *arguments: Any, **named: Any) -> Any:
+        def compared(comm: Any, *arguments: Any) -> Any:
             seen = comm._seen
             comparison = self._of.pop(seen, None) if name in FREEING else self._of.get(seen)
             if comparison is not None:
-                self._compare(comparison, comparable(comm, name, arguments, named, caller()))
+                self._compare(comparison, comparable(comm, name, arguments, caller()))
                 if name in FREEING:
                     free(comparison.comm, "", largest_tag=-1)
-            return call(comm, *arguments, **named)
+            return call(comm, *arguments)
 
         return update_wrapper(compared, call)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, update_wrapper
 from typing import TYPE_CHECKING, Any
@@ -35,10 +35,10 @@ class RecordedCalls:
     def recording(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return the method of mpi4py, and record its calls; those who count them have done so before."""
 
-        def recorded(comm: Any, *arguments: Any, **named: Any) -> Any:
-            record = self._begin(comm, name, arguments, named)
+        def recorded(comm: Any, *arguments: Any) -> Any:
+            record = self._begin(comm, name, arguments)
             try:
-                outcome = call(comm, *arguments, **named)
+                outcome = call(comm, *arguments)
             except BaseException:
                 record.end, record.state = now(), "failed"
                 raise
@@ -50,13 +50,13 @@ class RecordedCalls:
 
         return update_wrapper(recorded, call)
 
-    def _begin(self, comm: Any, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Record:
+    def _begin(self, comm: Any, name: str, arguments: tuple[Any, ...]) -> Record:
         from .communicators import comparable
 
         self._see_what_has_ended()
         self._recorder.trace(comm._seen)
         place = recorders.caller() if self._recorder.stack else None
-        record = comparable(comm, name, arguments, named, "" if place is None else _line(*place))
+        record = comparable(comm, name, arguments, "" if place is None else _line(*place))
         self._records.append(record)
         record.begin = now()
         return record

@@ -76,10 +76,17 @@ class Job:
         return self._python(f"import importlib.metadata as m; print(m.version({package!r}))")[0]
 
     def run(
-        self, ranks: int, *command: object, watched: bool, seconds: float = 600, folder: str = ".", outcomes: str = ""
+        self,
+        ranks: int,
+        *command: object,
+        watched: bool,
+        seconds: float = 600,
+        folder: str = ".",
+        outcomes: str = "",
+        options: tuple[str, ...] = (),
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program on so many ranks, under `hpccomm run` or as it is."""
-        how = ("-m", "hpccomm", "run", "--timeout", "300" if outcomes else "5") if watched else ()
+        """Run a program on so many ranks, under `hpccomm run` with these options, or as it is."""
+        how = ("-m", "hpccomm", "run", "--timeout", "300" if outcomes else "5", *options) if watched else ()
         own = {"TIME_LIMIT": str(seconds), "OUTCOMES": outcomes, "PYTHONPATH": str(ROOT), "HPCCOMM_DEBUG_DIR": folder}
         words = [
             str(each) for each in (ROOT / "tools" / "run-mpi", self.bin, ranks, self.bin / "python", *how, *command)
@@ -161,12 +168,17 @@ class Job:
         for ranks in counts:
             with tempfile.TemporaryDirectory() as folder:
                 seen = []
-                for how in (False, True):
-                    outcomes = f"{folder}/{'with' if how else 'without'}"
+                for how in (None, (), ("--accelerate",), ("--detail",)):
+                    outcomes = f"{folder}/{len(seen)}"
                     script = ROOT / "tests" / "foreign" / "mpi4py_suite.py"
-                    self.run(ranks, script, place, outcomes, watched=how, seconds=900, folder=folder, outcomes=outcomes)
+                    self.run(
+                        ranks, script, place, outcomes, watched=how is not None, options=how or (),
+                        seconds=900, folder=folder, outcomes=outcomes,
+                    )  # fmt: skip
                     seen.append(read(outcomes, ranks))
-                wrong += compared(*seen, ranks, row)
+                without, *others = seen
+                for options, with_it in reversed(list(zip(("", " --accelerate", " --detail"), others, strict=True))):
+                    wrong += [f"{each}{options}" for each in compared(without, with_it, ranks, row)]
         return self._told(row, wrong)
 
     def _told(self, row: Row, wrong: list[str]) -> Row:

@@ -3,7 +3,8 @@
 One rank communicates with nobody, so the time is that of the layers. The smallest of many repetitions counts, as timeit
 advises: every disturbance makes a repetition longer. Two ranks exchange messages, whose time depends on the other
 rank's arrival, so there the median counts, of the slower rank's times. hpccomm is measured on both of its paths, the
-compiled one and the one in Python, where this process has both; and again with its recorder.
+compiled one and the one in Python, where this process has both; and again with its recorder. The last rows are mpi4py's
+own calls under ``hpccomm run``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ...debug.report import Reporter
 from ...debug.start import LONGEST_PERIOD
 from ...debug.trace.recorder import record
 from ...debug.watchdog import Watchdog
+from ...run.communicators import watched
 from ..contenders import Call
 from ..contenders.hpccomm_calls import HPCComm
 from ..contenders.hpccomm_calls import batch as batched
@@ -131,6 +133,7 @@ def on_one_rank(session: Session) -> Iterator[Comparison]:
     # A blocking send to oneself waits for ever, so the pair of messages is the asynchronous one.
     yield _exchange(session, "isend + irecv + wait_all", [1])
     yield _exchange(session, "batch of isend + irecv + wait_all", [1], batch=True)
+    yield from _watched(session)
 
 
 def on_two_ranks(session: Session) -> Iterator[Comparison]:
@@ -269,6 +272,25 @@ def _without_arrays(session: Session) -> Iterator[Comparison]:
     yield _benchmark(session, "barrier")
     for operation, (by_hand, ours) in calls.items():
         yield Comparison(operation, Arrays(receive=None), by_hand, ours)
+
+
+def _watched(session: Session) -> Iterator[Comparison]:
+    """Yield the comparisons of mpi4py's own calls with the same ones under ``hpccomm run``."""
+    own, other = session.comm, watched(session.comm, "watched")
+    arrays = Arrays(send=np.ones(1), receive=np.empty(1))
+    send, receive = arrays.send, arrays.receive
+
+    def exchange(comm: MPI.Intracomm) -> None:
+        requests = [comm.Irecv(receive, 0), comm.Isend(send, 0)]
+        for request in requests:
+            request.Wait()
+
+    calls: dict[str, Callable[[MPI.Intracomm], Any]] = {
+        "hpccomm run: Allreduce": lambda comm: comm.Allreduce(send, receive),
+        "hpccomm run: Irecv + Isend + 2 Wait": exchange,
+    }
+    for title, call in calls.items():
+        yield Comparison(title, arrays, partial(call, own), partial(call, other))
 
 
 def _exchange(session: Session, title: str, directions: Sequence[int], batch: bool = False) -> Comparison:
