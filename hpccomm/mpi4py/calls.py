@@ -11,7 +11,7 @@ from mpi4py import MPI
 from ..core.group import ProcessGroup
 from ..core.late import GPU_RUNTIME, late
 from ..errors import UnsupportedOperationError, here
-from .buffers import flat, parts, together, whole
+from .buffers import device_of_buffers, flat, parts, together, whole
 
 
 class Step(NamedTuple):
@@ -266,11 +266,13 @@ def is_accelerated(name: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, 
     if not any(op is each or op == each for each in OPS):
         return False
     message = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
+    if device_of_buffers([message]) != "cpu":
+        return False
     try:
-        device, array = whole(f"{name}: sendbuf", message)
+        array = whole(f"{name}: sendbuf", message)[1]
     except (TypeError, ValueError):  # mpi4py takes it, or says why not
         return False
-    if device != "cpu" or array.dtype.kind not in "iufc" or not array.dtype.isnative:
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iufc" or not array.dtype.isnative:
         return False
     return bool(array.nbytes >= SMALLEST) or bool(array.dtype == np.float16)  # which MPI has not
 

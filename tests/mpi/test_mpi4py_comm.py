@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from hpccomm import mpi4py as hm
-from hpccomm.mpi4py.calls import SMALLEST
+from hpccomm.mpi4py.calls import SMALLEST, is_accelerated
 
 from ..arrays import assert_same
 
@@ -47,6 +47,21 @@ def test_it_is_a_communicator(comm: Any) -> None:
     assert comm.bcast({"a": RANK}, root=SIZE - 1) == {"a": SIZE - 1}
     with pytest.raises(AttributeError, match="object has no attribute 'nothing'"):
         _ = comm.nothing
+
+
+class OnADevice:
+    """A message that CUDA knows, as far as mpi4py is told; its memory may be anywhere."""
+
+    def __init__(self, array: Any) -> None:
+        self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3}
+
+
+def test_what_numpy_can_see_is_accelerated() -> None:
+    array = np.ones(LARGE)
+    for message in (array, memoryview(array), [array, MPI.DOUBLE], [array, LARGE]):
+        assert is_accelerated("Allreduce", message, message)
+    for message in (OnADevice(array), [array, LARGE - 1], [array, "d", "too", "many", "items"], object()):
+        assert not is_accelerated("Allreduce", message, message)
 
 
 @pytest.mark.parametrize("count", [3, LARGE])
