@@ -711,7 +711,7 @@ cdef class FastPath:
         return self.has_done()
 
     def all_reduce_coalesced(self, arrays, op):
-        """Do an all_reduce of many arrays of a dtype, packed into one; or return False."""
+        """Do an all_reduce of many arrays of a dtype, packed into few, as mpi/coalesced.py; or return False."""
         cdef bint averages = op is self.average or (type(op) is str and op == "avg")
         cdef int code, number, place = self.usual_place if averages else self.place_of(op)
         number = self.type_of_first(arrays)
@@ -719,19 +719,27 @@ cdef class FastPath:
             return False
         if averages and number != NPY_FLOAT and number != NPY_DOUBLE:
             return False
-        cdef Py_ssize_t n = PyList_GET_SIZE(arrays), total = self.bytes_of(arrays, 0, n, number)
+        cdef list xs = list(arrays)  # whatever other threads do with the program's list
         cdef int itemsize = mpi.kinds[number] & 255
-        if total < 0 or total > self.largest_run // itemsize * itemsize:
+        cdef Py_ssize_t i, run, first = 0, n = len(xs), total = self.bytes_of(xs, 0, n, number)
+        cdef Py_ssize_t largest = self.largest_run // itemsize * itemsize
+        if total < 0:
             return False
-        self.make_scratch(total)
-        pack(arrays, 0, n, self.scratch, 1, total, True)
+        self.make_scratch(min(total, largest))
         self.notes(COALESCED, number, total, AVERAGE if averages else place, NOBODY)
-        code = self.all_reduce_memory(self.scratch, total // itemsize, number, place)
-        if code:
-            raise self.failed("all_reduce_coalesced", code)
-        if averages:
-            average(self.scratch, total // itemsize, number, self.size)
-        pack(arrays, 0, n, self.scratch, 1, total, False)
+        while first < n:
+            i, run = first, 0
+            while i < n and (i == first or run + nbytes_at(xs, i) <= largest):
+                run += nbytes_at(xs, i)
+                i += 1
+            pack(xs, first, i, self.scratch, 1, run, True)
+            code = self.all_reduce_memory(self.scratch, run // itemsize, number, place)
+            if code:
+                raise self.failed("all_reduce_coalesced", code)
+            if averages:
+                average(self.scratch, run // itemsize, number, self.size)
+            pack(xs, first, i, self.scratch, 1, run, False)
+            first = i
         return self.has_done()
 
     cdef int make_scratch(self, Py_ssize_t nbytes) except -1:
