@@ -22,7 +22,7 @@ class Tuning(NamedTuple):
     single_copy_bytes: int = 32 << 20  # mpi/single_copy.py
     reduce_scatter_bytes: int = 32 << 20  # a larger input of a blocking reduce_scatter_single goes in pieces
     thread_bytes: int = 1 << 20  # mpi/communication_thread.py
-    shared_bytes: int = 32 << 10  # mpi/shared_memory.py
+    shared_bytes: int = 256 << 10  # mpi/shared_memory.py
     shared_chunk_bytes: int = 512 << 10  # there: should stay in the cache of a core
     persistent_bytes: int = 64 << 10  # of all ranks together: mpi/small_all_reduce.py
     node_bytes: int = 4 << 20  # of all parts together: native/node.h
