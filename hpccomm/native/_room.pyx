@@ -719,19 +719,22 @@ cdef class FastPath:
             return False
         if averages and number != NPY_FLOAT and number != NPY_DOUBLE:
             return False
-        cdef list xs = list(arrays)  # whatever other threads do with the program's list
+        cdef list xs = arrays
         cdef int itemsize = mpi.kinds[number] & 255
-        cdef Py_ssize_t i, run, first = 0, n = len(xs), total = self.bytes_of(xs, 0, n, number)
+        cdef Py_ssize_t first = 0, n = PyList_GET_SIZE(xs), total = self.bytes_of(xs, 0, n, number), i = n, run = total
         cdef Py_ssize_t largest = self.largest_run // itemsize * itemsize
         if total < 0:
             return False
+        if total > largest:
+            xs = list(xs)  # between the runs other threads may change the program's list
         self.make_scratch(min(total, largest))
         self.notes(COALESCED, number, total, AVERAGE if averages else place, NOBODY)
         while first < n:
-            i, run = first, 0
-            while i < n and (i == first or run + nbytes_at(xs, i) <= largest):
-                run += nbytes_at(xs, i)
-                i += 1
+            if total > largest:
+                i, run = first, 0
+                while i < n and (i == first or run + nbytes_at(xs, i) <= largest):
+                    run += nbytes_at(xs, i)
+                    i += 1
             pack(xs, first, i, self.scratch, 1, run, True)
             code = self.all_reduce_memory(self.scratch, run // itemsize, number, place)
             if code:

@@ -29,7 +29,7 @@ from ...debug.start import LONGEST_PERIOD
 from ...debug.trace.recorder import record
 from ...debug.watchdog import Watchdog
 from ...run.communicators import watched
-from ..contenders import Call
+from ..contenders import Call, Contender
 from ..contenders.hpccomm_calls import HPCComm
 from ..contenders.hpccomm_calls import batch as batched
 from ..measure import Plan, measure
@@ -169,12 +169,20 @@ def _by_hpccomm(session: Session, benchmark: Benchmark, case: Case, arrays: Arra
     return {each.name: each.call(benchmark, case, arrays, False) for each in both}
 
 
-def _benchmark(session: Session, name: str, title: str = "", op: str = "sum", async_op: bool = False) -> Comparison:
-    """Return the comparison of an operation, as ``hpccomm bench`` makes it."""
+def _benchmark(
+    session: Session,
+    name: str,
+    title: str = "",
+    op: str = "sum",
+    async_op: bool = False,
+    contenders: Mapping[str, Contender] | None = None,
+) -> Comparison:
+    """Return the comparison of an operation, as ``hpccomm bench`` makes it; default: of the session's contenders."""
     benchmark, case = _case(session, name, op=op)
     arrays = benchmark.arrays(case)
     both: dict[str, Any] = {
-        each.name: each.call(benchmark, case, arrays, async_op) for each in session.contenders.values()
+        contender: each.call(benchmark, case, arrays, async_op)
+        for contender, each in (contenders or session.contenders).items()
     }
     return Comparison(title or name, arrays, **both)
 
@@ -276,24 +284,19 @@ def _without_arrays(session: Session) -> Iterator[Comparison]:
 
 def _watched(session: Session) -> Iterator[Comparison]:
     """Yield the comparisons of mpi4py's own calls with the same ones under ``hpccomm run``."""
-    own, other = session.comm, watched(session.comm, "watched")
-    arrays = Arrays(send=np.ones(1), receive=np.empty(1))
-    send, receive = arrays.send, arrays.receive
-
-    def exchange(comm: MPI.Intracomm) -> None:
-        requests = [comm.Irecv(receive, 0), comm.Isend(send, 0)]
-        for request in requests:
-            request.Wait()
-
-    calls: dict[str, Callable[[MPI.Intracomm], Any]] = {
-        "hpccomm run: Allreduce": lambda comm: comm.Allreduce(send, receive),
-        "hpccomm run: Irecv + Isend + 2 Wait": exchange,
-    }
-    for title, call in calls.items():
-        yield Comparison(title, arrays, partial(call, own), partial(call, other))
+    own = session.contenders["mpi4py"]
+    both = {"mpi4py": own, "hpccomm": type(own)(session.group, watched(session.comm, "watched"))}
+    yield _benchmark(session, "all_reduce", "hpccomm run: Allreduce", contenders=both)
+    yield _exchange(session, "hpccomm run: Isend + Irecv + Waitall", [1], contenders=both)
 
 
-def _exchange(session: Session, title: str, directions: Sequence[int], batch: bool = False) -> Comparison:
+def _exchange(
+    session: Session,
+    title: str,
+    directions: Sequence[int],
+    batch: bool = False,
+    contenders: Mapping[str, Contender] | None = None,
+) -> Comparison:
     """Return the comparison of messages of one element, one in each direction (1: to the right)."""
     rank, ranks, count = session.group.rank, session.group.size, len(directions)
     arrays = Arrays(
@@ -303,10 +306,10 @@ def _exchange(session: Session, title: str, directions: Sequence[int], batch: bo
         expected=lambda: [_numbers((rank - step) % ranks, count)[i] for i, step in enumerate(directions)],
     )
     both: dict[str, Any] = {}
-    for each in session.contenders.values():
+    for contender, each in (contenders or session.contenders).items():
         starts = [each.receiver(arrays.receive[i], (rank - to) % ranks, True) for i, to in enumerate(directions)]
         starts += [each.sender(arrays.send[i], (rank + to) % ranks, True) for i, to in enumerate(directions)]
-        both[each.name] = batched(starts) if batch and isinstance(each, HPCComm) else each.together(starts)
+        both[contender] = batched(starts) if batch and isinstance(each, HPCComm) else each.together(starts)
     return Comparison(title, arrays, **both)
 
 
