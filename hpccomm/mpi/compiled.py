@@ -68,8 +68,9 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
             ReduceOp.SUM, ReduceOp.AVG, RUN_BYTES, CompiledWork,
         )  # fmt: skip
         if tuning.node_bytes:
-            largest = min(tuning.node_bytes, OWN_SLOT) if self._size == 1 else tuning.node_bytes
-            self.use_node(largest, max(largest, tuning.node_reduction_bytes), BEFORE)
+            limits = tuning.node_bytes, max(tuning.node_bytes, tuning.node_reduction_bytes)
+            moved, reduced = limits if self._size > 1 else (OWN_SLOT, OWN_SLOT)  # alone: what the fast path has left
+            self.use_node(moved, reduced, BEFORE)
 
     def open_node(self) -> None:
         """Make the memory that the ranks share, if they are on one node, and there is room; every rank calls it."""
