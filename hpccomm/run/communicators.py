@@ -168,7 +168,8 @@ def _compiled(kind: str, name: str, call: Callable[..., Any]) -> FunctionType:
         "_Seen": Seen,
     }
     names |= defaults | {"__name__": __name__}
-    exec(compile(f"def {name}(self{head}):{body}", __file__, "exec"), names)
+    file = f"{__file__} <{name}>"  # which has no lines that a traceback could show
+    exec(compile(f"def {name}(self{head}):{body}", file, "exec"), names)
     method: FunctionType = names[name]
     CODES.add(method.__code__)
     return method
