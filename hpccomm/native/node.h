@@ -270,7 +270,7 @@ typedef struct {
 static inline void node_begin(Node *n, size_t parts, size_t largest)
 {
     n->at = 0;
-    n->room = largest ? (n->slot - (parts * sizeof(Part) + LINE)) / parts / LINE * LINE : SIZE_MAX;
+    n->room = largest ? (n->slot - (parts * sizeof(Part) + LINE - 1) / LINE * LINE) / parts / LINE * LINE : SIZE_MAX;
     n->largest = largest;
 }
 

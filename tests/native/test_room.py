@@ -249,6 +249,18 @@ def test_coalesced_forms_in_one_run_and_in_several(group: Any, dtype: str, large
                 np.testing.assert_array_equal(output, folded(np.stack([row[i][me] for row in rows]), op))
 
 
+@pytest.mark.parametrize("left", [0, 1, 15, 16, 17, 32, 48])
+def test_a_run_of_coalesced_arrays_may_fill_the_slot(group: Any, left: int) -> None:
+    n, me = group.size, group.rank
+    sizes = [131_000, (512 << 10) // 4 - 131_000 - left, 7]  # a slot has 16 elements less than 512 KiB, up to 31 ranks
+    arrays = [np.arange(size, dtype=np.float32) + me for size in sizes]
+    lists = [[np.zeros(size, np.float32) for size in sizes] for _ in range(n)]
+    hc.all_gather_coalesced(lists, arrays, group)
+    for rank, of_rank in enumerate(lists):
+        for size, output in zip(sizes, of_rank):
+            np.testing.assert_array_equal(output, np.arange(size, dtype=np.float32) + rank)
+
+
 @pytest.mark.parametrize("size", [4, 60_000])
 def test_an_output_of_a_coalesced_form_may_be_where_a_later_input_is(group: Any, size: int) -> None:
     n, me = group.size, group.rank
