@@ -52,7 +52,8 @@ MAKING = {  # what comes back is a communicator
     *("Spawn_multiple", "Accept", "Connect", "Shrink"),
 }
 DUPLICATING = {"Idup", "Idup_with_info"}  # what comes back is a communicator, and a request
-OTHERS = ["Free", "Disconnect", "Agree"]
+FREEING = {"Free", "Disconnect"}
+OTHERS = {*FREEING, "Agree"}
 
 _NONE_OF_OURS = OperationSpec("", (), "", False, False, False, ())
 

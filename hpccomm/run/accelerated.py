@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..core.group import ProcessGroup
+from ..debug.mpi_calls import FREEING
 from ..mpi4py.calls import REDUCTIONS, ROUTES, SMALLEST, is_accelerated
 from .communicators import Seen, plain
-
-FREEING = ("Free", "Disconnect")
 
 
 class AcceleratedCalls:

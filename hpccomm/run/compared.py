@@ -10,14 +10,13 @@ from typing import Any
 from ..core.exchange import DIFFERS, Statement
 from ..debug.mismatch.comparison import Comparison
 from ..debug.mismatch.wording import caller
-from ..debug.mpi_calls import CALLS, DUPLICATING, STARTS
+from ..debug.mpi_calls import CALLS, DUPLICATING, FREEING, STARTS
 from ..debug.records import Record, sides
 from ..errors import DistError
 from ..job.mpi_library import free, private
 from .communicators import Seen, comparable, plain
 
 FOR_EVER = 1e9  # seconds: who does not come is the watchdog's business
-FREEING = ("Free", "Disconnect")
 
 
 class _Calls(Comparison):
