@@ -46,6 +46,10 @@ STARTED_MESSAGES = {
     "recv": "Irecv irecv",
     "sendrecv": "Isendrecv Isendrecv_replace",
 }
+PERSISTENT_MESSAGES = {
+    "send": "Send_init Ssend_init Bsend_init Rsend_init Psend_init",
+    "recv": "Recv_init Precv_init",
+}
 MAKING = {  # what comes back is a communicator
     *("Dup", "Dup_with_info", "Clone", "Split", "Split_type", "Create", "Create_cart", "Create_graph"),
     *("Create_dist_graph", "Create_dist_graph_adjacent", "Create_intercomm", "Merge", "Sub", "Spawn"),
@@ -67,7 +71,7 @@ def _calls() -> Iterator[tuple[str, OperationSpec]]:
         for name in names.split():
             for form in (name, _started(name), f"{name}_init"):
                 yield form, OPERATIONS.get(operation, _NONE_OF_OURS)
-    for table in (LIKE_OF_OBJECTS, MESSAGES, STARTED_MESSAGES):
+    for table in (LIKE_OF_OBJECTS, MESSAGES, STARTED_MESSAGES, PERSISTENT_MESSAGES):
         for operation, names in table.items():
             for name in names.split():
                 yield name, OPERATIONS.get(operation, _NONE_OF_OURS)

@@ -84,7 +84,7 @@ class Reporter:
         def add(record: Record, seconds: float, waits: bool) -> None:
             operations.append({**record.as_dict(), "seconds": seconds, "waits": waits})
 
-        for call in stacks.calls_in_flight():
+        for call in stacks.calls_in_flight(exactly=True):
             if call.record.name == "leave":
                 left = True
             else:

@@ -21,11 +21,33 @@ class Source(NamedTuple):
     group: ProcessGroup  # whose time limit holds for them
     codes: Collection[CodeType]  # the functions
     record_of: Callable[[FrameType, str], Record | None]  # of a frame's call, given its line; None if it is not known
-    in_flight: Callable[[], Iterable[Record]]  # what has begun, and has not ended
+    in_flight: Callable[..., Iterable[Record]]  # what has begun, and has not ended; of these requests, if any is known
     groups: Callable[[], Mapping[str, dict[str, Any]]]  # what reports say of sets of ranks, by the key in records
 
 
 SOURCES: list[Source] = []
+
+
+def named_in(text: str, frame: FrameType) -> list[Any]:
+    """Return the objects that the source text of a call names, those in lists one by one; no code of them runs.
+
+    What a frame has once been asked for its variables keeps their values for a while: this is for a verdict.
+    """
+    found = []
+    for words in re.findall(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", text):
+        first, *others = words.split(".")
+        value = frame.f_locals.get(first, frame.f_globals.get(first))
+        for each in others:
+            value = _attributes(value).get(each)
+        found += list(value) if isinstance(value, list | tuple) else [value]
+    return [each for each in found if each is not None]
+
+
+def _attributes(value: object) -> Mapping[str, Any]:
+    try:
+        return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:
+        return {}
 
 
 def text_of_call(frame: FrameType) -> str:

@@ -30,7 +30,7 @@ from ..core.timeouts import KEEP_TIME, as_seconds
 from ..core.work import Work
 from .mpi_calls import spec_of
 from .records import Record, describe, key_of_operation
-from .sources import SOURCES, Source, text_of_call
+from .sources import SOURCES, Source, named_in, text_of_call
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -85,8 +85,11 @@ class CallInFlight(NamedTuple):
     is_polled: bool = False  # no thread waits: only the program's polling shows that it needs the Work
 
 
-def calls_in_flight(without: int = 0) -> Iterator[CallInFlight]:
-    """Yield the call that each thread is in, if ranks may wait for each other there; skip the thread `without`."""
+def calls_in_flight(without: int = 0, exactly: bool = False) -> Iterator[CallInFlight]:
+    """Yield the call that each thread is in, if ranks may wait for each other there; skip the thread `without`.
+
+    `exactly`, for a verdict: of a wait for requests only those that its source text names, where that is known.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     waits = _waits_in_c()
     for thread, frame in sys._current_frames().items():
@@ -95,7 +98,7 @@ def calls_in_flight(without: int = 0) -> Iterator[CallInFlight]:
         if call is not None and (not is_own or any(map(_is_of_the_program, _outward(frame)))):
             yield call
         elif call is None and not is_own and thread != without:
-            yield from _waits_for_requests(frame)
+            yield from _waits_for_requests(frame, exactly)
 
 
 def call_of_thread(thread: int) -> CallInFlight | None:
@@ -176,17 +179,17 @@ def _call_of_another(frame: FrameType, source: Source) -> CallInFlight | None:
     return CallInFlight((_mark(frame), *key_of_operation(record)), record, source.group, None, None, False)
 
 
-def _waits_for_requests(innermost: FrameType) -> Iterator[CallInFlight]:
+def _waits_for_requests(innermost: FrameType, exactly: bool) -> Iterator[CallInFlight]:
     """Yield the calls that a thread waits for where it is in a call of C by which one waits for requests, MPI's Wait.
 
     These are the receives, where there are any: sends may have ended without a wait for them.
     """
     for source in SOURCES:
-        records = list(source.in_flight())
-        if records and WAITS.search(text_of_call(innermost)):
+        text = text_of_call(innermost)
+        if WAITS.search(text) and (records := list(source.in_flight(named_in(text, innermost) if exactly else ()))):
             spec = OPERATIONS["recv"]
             for record in [each for each in records if spec_of(each.name) is spec] or records:
-                record.where = line_of(innermost)
+                record.where = program_line(innermost)
                 key = _mark(innermost), innermost.f_lasti, *key_of_operation(record)
                 yield CallInFlight(key, record, source.group, None, None, False)
 

@@ -193,7 +193,9 @@ class Watchdog:
     # -- the end -----------------------------------------------------------------------------------------
 
     def _time_out(self, observed: _Observed, elapsed: float) -> None:
-        call, reporter = observed.call, self.reporter
+        reporter = self.reporter
+        same = (each for each in stacks.calls_in_flight(exactly=True) if each.key[0] == observed.call.key[0])
+        call = next(same, observed.call)
         action = "abort" if call.group is None else call.group.on_timeout
         ends = action == "abort" or (action == "raise" and call.work is None and not call.can_raise)
         what = f"{call.record} at {call.record.where} has not ended within {duration(elapsed)} (rank {reporter.rank})"

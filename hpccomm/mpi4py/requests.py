@@ -21,6 +21,7 @@ from ..core.group import ProcessGroup
 from ..core.work import JoinedWork, Work
 from ..errors import DistError, here
 from .calls import Step
+from .stand_ins import LikeItsBase
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Request as _Base
@@ -173,22 +174,6 @@ _OTHER_WAITS = ("Waitany", "Waitsome", "Testall", "Testany", "Testsome")
 _STATIC = (*_WAITS_FOR_ALL, *_OTHER_WAITS, *map(str.lower, _OTHER_WAITS))
 
 
-class _LikeItsBase(type):
-    """The type of the classes that stand in for mpi4py's: equal to them, and of the same instances."""
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, cls.__base__)  # type: ignore[arg-type]
-
-    def __subclasscheck__(cls, other: type) -> bool:
-        return issubclass(other, cls.__base__)  # type: ignore[arg-type]
-
-    def __eq__(cls, other: object) -> bool:
-        return cls is other or cls.__base__ is other
-
-    def __hash__(cls) -> int:
-        return hash(cls.__base__)
-
-
 def _looking(name: str, own: Callable[..., Any]) -> Any:
     """Return a static method that begins, and for all waits for, those of hpccomm among the requests."""
 
@@ -212,12 +197,12 @@ def _startall(requests: list[MPI.Prequest]) -> None:
 
 def _stand_in(base: type, methods: dict[str, Any]) -> Any:
     named = {"__slots__": (), "__module__": base.__module__, "__doc__": base.__doc__, "__qualname__": base.__qualname__}
-    return _LikeItsBase(base.__name__, (base,), named | methods)
+    return LikeItsBase(base.__name__, (base,), named | methods)
 
 
 def install() -> None:
     """Put the classes in mpi4py's place."""
-    if not isinstance(cast(Any, MPI.Request), _LikeItsBase):
+    if not isinstance(cast(Any, MPI.Request), LikeItsBase):
         statics = {name: _looking(name, getattr(MPI.Request, name)) for name in _STATIC if hasattr(MPI.Request, name)}
         MPI.Prequest = _stand_in(MPI.Prequest, statics | {"Startall": staticmethod(_startall)})  # type: ignore[misc]
         MPI.Request = _stand_in(MPI.Request, statics)  # type: ignore[misc]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copyreg
 import inspect
-import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,8 @@ from ..debug.mpi_calls import CALLS, DUPLICATING, MAKING, STARTS
 from ..debug.records import Record
 from ..debug.sources import SOURCES, Source
 from ..job.failures import ranks_in_the_job
+from ..mpi4py.stand_ins import LikeItsBase
+from .persistent import Prequest, persistent, started
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
@@ -80,8 +81,8 @@ def _passed(number: int, called: str | tuple[str, Any]) -> list[Any]:
     return [number, name, "", 0, -1, "", root if isinstance(root, int) else None, False]
 
 
-# A request, and the call that it stands for: its name, number, arguments but the first, and the place of the caller.
-Started: TypeAlias = tuple[MPI.Request, str, int, tuple[Any, ...], CodeType, int]
+# A request, and the call that it stands for: its name, number, and arguments but the first (an array of any size).
+Started: TypeAlias = tuple[MPI.Request, str, int, tuple[Any, ...]]
 
 Wrapping: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]  # of a method and its name
 
@@ -112,17 +113,24 @@ BODIES = {
     _seen.collectives = _number = _seen.collectives + 1
     _seen.names.append(_name)
     _request = _call(self, {arguments})
-    _caller = _getframe(1)
-    _seen.requests.append((_request, _name, _number, ({all_but_the_first}), _caller.f_code, _caller.f_lasti))
+    _seen.requests.append((_request, _name, _number, ({all_but_the_first})))
     return _request
 """,
     "started message": """
     _seen = self._seen
     _seen.messages = _number = _seen.messages + 1
     _request = _call(self, {arguments})
-    _caller = _getframe(1)
-    _seen.requests.append((_request, _name, _number, ({all_but_the_first}), _caller.f_code, _caller.f_lasti))
+    _seen.requests.append((_request, _name, _number, ({all_but_the_first})))
     return _request
+""",
+    "persistent collective": """
+    _seen = self._seen
+    _seen.collectives += 1
+    _seen.names.append(_name)
+    return _persistent(_call(self, {arguments}), _seen, _name, ({arguments}))
+""",
+    "persistent message": """
+    return _persistent(_call(self, {arguments}), self._seen, _name, ({arguments}))
 """,
     "making": """
     _seen = self._seen
@@ -163,7 +171,7 @@ def _compiled(kind: str, name: str, call: Callable[..., Any]) -> FunctionType:
     names: dict[str, Any] = {
         "_call": call,
         "_name": name,
-        "_getframe": sys._getframe,
+        "_persistent": _persistent,
         "_watched": watched,
         "_Seen": Seen,
     }
@@ -173,6 +181,11 @@ def _compiled(kind: str, name: str, call: Callable[..., Any]) -> FunctionType:
     method: FunctionType = names[name]
     CODES.add(method.__code__)
     return method
+
+
+def _persistent(request: MPI.Prequest, seen: Seen, name: str, arguments: tuple[Any, ...]) -> Any:
+    bound = {each.name: argument for each, argument in zip(_parameters(name), arguments, strict=True)}
+    return persistent(request, seen, name, arguments[1:], _size(bound))
 
 
 def _copying(base: type[MPI.Comm]) -> Callable[..., Any]:
@@ -226,7 +239,7 @@ def _watching(base: type[MPI.Comm]) -> Any:
         "__new__": _copying(base),
         "free": _freeing(base.free),
     }
-    return _Watching(base.__name__, (base,), methods | _counting(base, lambda _, call: call))
+    return LikeItsBase(base.__name__, (base,), methods | _counting(base, lambda _, call: call))
 
 
 def _counting(base: type[MPI.Comm], wrapped: Wrapping) -> dict[str, FunctionType]:
@@ -253,19 +266,11 @@ def _kind(name: str) -> str:
     if name in MAKING:
         return "making"
     what = "message" if CALLS[name].is_a_message else "collective"
+    if name.endswith("_init"):
+        return f"persistent {what}"
     if name in STARTS:
         return f"started {what}"
     return "rooted" if "root" in CALLS[name].arguments else what
-
-
-class _Watching(type):
-    """The type of the subclasses: each is equal to mpi4py's own class, as ``type(comm) == MPI.Intracomm`` asks."""
-
-    def __eq__(cls, other: object) -> bool:
-        return cls is other or cls.__base__ is other
-
-    def __hash__(cls) -> int:
-        return hash(cls.__base__)
 
 
 def watched(comm: Any, name: str) -> Any:
@@ -312,6 +317,7 @@ def install(group: ProcessGroup, accelerates: bool = False) -> None:
                 setattr(own, name, method)
     for name in PREDEFINED:
         setattr(MPI, name, watched(getattr(MPI, name), name))
+    MPI.Prequest = Prequest  # type: ignore[misc]
     copyreg.pickle(MPI.Intracomm, _reduce)  # its own method would name an object that MPI has no more
     SOURCES.append(Source(group, CODES, record_of, requests_in_flight, _facts))
 
@@ -374,18 +380,27 @@ def _has_a_datatype(buffer: Any) -> bool:
     return isinstance(buffer, list | tuple) and any(isinstance(each, MPI.Datatype | str) for each in buffer)
 
 
-def requests_in_flight() -> list[Record]:
-    """Return the records of the requests that have not ended; MPI is not asked."""
-    from ..debug.trace.recorder import line  # when there is a verdict to give
-
-    records = []
+def requests_in_flight(only: Sequence[object] = ()) -> list[Record]:
+    """Return the records of the requests that have not ended, or of those among `only`, if any is; MPI is not asked."""
+    records, named = [], []
     for seen in list(SEEN):
-        for request, name, number, arguments, code, instruction in list(seen.requests):
+        for each in [*list(seen.requests), *started(seen)]:
+            request = each[0]
             if request != MPI.REQUEST_NULL:
-                bound = {each.name: argument for each, argument in zip(_parameters(name)[1:], arguments, strict=True)}
-                where = line(code, instruction)
-                records.append(_record(seen, name, number, bound, where, async_op=True))
-    return records
+                records.append(record_of_request(each, seen))
+                if any(request is one for one in only):
+                    named.append(records[-1])
+    return named or records
+
+
+def record_of_request(started: Started, seen: Seen, where: str = "") -> Record:
+    """Return the record of a call that has begun."""
+    request, name, number, arguments = started
+    size = getattr(request, "size", ("", 0, 0))
+    bound = {each.name: argument for each, argument in zip(_parameters(name)[1:], arguments, strict=True)}
+    record = _record(seen, name, number, bound, where, async_op=True)
+    record.dtype, record.count, record.nbytes = size
+    return record
 
 
 def _facts() -> dict[str, dict[str, Any]]:

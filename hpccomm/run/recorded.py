@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from ..debug.mpi_calls import STARTS
+from ..debug.mpi_calls import CALLS, STARTS
 from ..debug.records import Record
 from ..debug.trace import recorder as recorders
 from ..debug.trace.clock import now
+from .persistent import STARTED
 
 if TYPE_CHECKING:
     from ..debug.trace.recorder import Recorder
+    from .communicators import Seen
 
 IN_FLIGHT = 1000  # requests whose end is awaited
 
@@ -31,9 +33,12 @@ class RecordedCalls:
         self._records: deque[Record] = deque(maxlen=recorder.size)
         self._started: deque[tuple[MPI.Request, Record]] = deque(maxlen=IN_FLIGHT)
         recorder.others.append(self)
+        STARTED.append(self._start)
 
     def recording(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return the method of mpi4py, and record its calls; those who count them have done so before."""
+        if name.endswith("_init") and CALLS[name].is_a_message:
+            return call
 
         def recorded(comm: Any, *arguments: Any) -> Any:
             record = self._begin(comm, name, arguments)
@@ -53,10 +58,22 @@ class RecordedCalls:
     def _begin(self, comm: Any, name: str, arguments: tuple[Any, ...]) -> Record:
         from .communicators import comparable
 
-        self._see_what_has_ended()
-        self._recorder.trace(comm._seen)
+        return self._keep(comm._seen, comparable(comm, name, arguments, self._where()))
+
+    def _start(self, request: Any) -> None:
+        """Record the start of a persistent request."""
+        from .communicators import record_of_request
+
+        record = record_of_request(request.as_started(), request.seen, self._where())
+        self._started.append((request, self._keep(request.seen, record)))
+
+    def _where(self) -> str:
         place = recorders.caller() if self._recorder.stack else None
-        record = comparable(comm, name, arguments, "" if place is None else _line(*place))
+        return "" if place is None else _line(*place)
+
+    def _keep(self, seen: Seen, record: Record) -> Record:
+        self._see_what_has_ended()
+        self._recorder.trace(seen)
         self._records.append(record)
         record.begin = now()
         return record
@@ -65,7 +82,7 @@ class RecordedCalls:
         """Note that requests have ended; MPI is not asked."""
         for _ in range(len(self._started)):
             request, record = started = self._started.popleft()
-            if request != MPI.REQUEST_NULL:
+            if request != MPI.REQUEST_NULL and getattr(request, "number", record.number) == record.number:
                 self._started.append(started)
             else:
                 record.end, record.state = now(), "completed"

@@ -12,9 +12,11 @@ import pytest
 from mpi4py import MPI
 
 from hpccomm.debug.mpi_calls import CALLS
+from hpccomm.debug.sources import named_in
 from hpccomm.mpi4py.calls import SMALLEST
 from hpccomm.run import communicators
 from hpccomm.run.communicators import CODES, record_of, requests_in_flight, watched
+from hpccomm.run.persistent import BASE
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 
@@ -192,11 +194,75 @@ def test_requests_are_known_until_they_have_ended(comm: Any) -> None:
     request = comm.Irecv(array, source=RANK, tag=6)
     (record,) = requests_in_flight()
     assert (record.name, record.peer, record.tag, record.async_op) == ("Irecv", RANK, 6, True)
-    assert "test_communicators.py:" in record.where
     comm.Send(np.ones(2), RANK, 6)
     request.Wait()
     assert requests_in_flight() == []
     assert array.tolist() == [1.0, 1.0]
+
+
+def test_only_the_requests_that_are_named_are_known(comm: Any) -> None:
+    arrays = np.zeros((3, 2))
+    requests = [comm.Irecv(array, source=RANK, tag=tag) for tag, array in enumerate(arrays)]
+    holder = type("Holder", (), {})()
+    holder.some = requests[1:]
+    frame: Any = sys._getframe()
+    for text, tags in (
+        ("requests[0].Wait()", [0, 1, 2]),
+        ("MPI.Request.Waitall(holder.some)", [1, 2]),
+        ("holder.others.Wait()", [0, 1, 2]),  # nothing is known of them
+    ):
+        assert [each.tag for each in requests_in_flight(named_in(text, frame))] == tags
+    for tag in range(3):
+        comm.Send(np.ones(2), RANK, tag)
+    MPI.Request.Waitall(requests)
+
+
+def test_each_start_of_a_persistent_request_is_a_call(comm: Any) -> None:
+    array, sent = np.zeros(2), np.ones(2)
+    receive, send = comm.Recv_init(array, source=RANK, tag=6), comm.Send_init(sent, RANK, 6)
+    assert isinstance(receive, MPI.Prequest)
+    assert isinstance(receive, BASE)
+    assert type(receive) == BASE  # noqa: E721
+    assert (requests_in_flight(), comm._seen.messages) == ([], 0)
+    for turn in range(1, 4):
+        sent[:] = turn
+        if turn == 2:
+            type(receive).Startall([receive, send])
+        else:
+            receive.Start()
+            send.Start()
+        records = [(each.name, each.number, each.peer, each.tag) for each in requests_in_flight()]
+        assert sorted(records) == [("Recv_init", 2 * turn - 1, RANK, 6), ("Send_init", 2 * turn, RANK, 6)]
+        assert receive.Wait() is True
+        while not send.Test():
+            pass
+        assert requests_in_flight() == []
+        assert array.tolist() == [turn, turn]
+    for request in (receive, send):
+        request.Free()
+        assert request == MPI.REQUEST_NULL
+
+
+@pytest.mark.skipif(MPI.VERSION < 4, reason="MPI 4")
+def test_persistent_collectives_and_partitioned_messages_are_numbered(comm: Any) -> None:
+    array, total = np.full(2, RANK + 1.0), np.empty(2)
+    reduction = comm.Allreduce_init(array, total)
+    for turn in range(1, 3):
+        reduction.Start()
+        assert [(each.name, each.number) for each in requests_in_flight()] == [("Allreduce_init", 1 + turn)]
+        reduction.Wait()
+        assert total.tolist() == [SIZE * (SIZE + 1) / 2] * 2
+    assert comm._seen.facts()["recent"] == [[number, "Allreduce_init", "", 0] for number in (1, 2, 3)]
+    reduction.Free()
+    parts, received = np.arange(4.0), np.zeros(4)
+    send, receive = comm.Psend_init(parts, 2, RANK, 3), comm.Precv_init(received, 2, RANK, 3)
+    type(send).Startall([send, receive])
+    assert sorted(each.name for each in requests_in_flight()) == ["Precv_init", "Psend_init"]
+    send.Pready_range(0, 1)
+    for request in (send, receive):
+        request.Wait()
+        request.Free()
+    assert received.tolist() == parts.tolist()
 
 
 def test_a_copy_can_be_pickled_where_mpi4pys_own_can() -> None:

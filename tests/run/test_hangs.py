@@ -87,6 +87,16 @@ CASES = {
         "time.sleep(1000)",
         r"rank 0 has not answered Irecv #1 of 'COMM_WORLD'.*: it is in the program at .*, in time.sleep",
     ),
+    "a wait for one of several requests": (
+        "a, b = comm.Irecv(y, source=0, tag=5), comm.Irecv(x, source=0, tag=6); b.Wait()",
+        "time.sleep(1000)",
+        r"rank 0 has not answered Irecv #2 of 'COMM_WORLD'.*: it is in the program at .*, in time.sleep",
+    ),
+    "a start of a persistent receive": (
+        "r = comm.Recv_init(y, 0, 5); r.Start(); r.Wait(); r.Start(); MPI.Prequest.Waitall([r])",
+        "comm.Send(x, 1, 5) if rank == 0 else 0; time.sleep(1000)",
+        r"rank 0 has not answered Recv_init #2 of 'COMM_WORLD' \(32 B float64\): it is in the program at .*time.sleep",
+    ),
     "an exception in a thread": (
         "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); time.sleep(1000)",
         "pass",
