@@ -58,6 +58,10 @@ test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch, of gloo,
 
 test-foreign: $(FOREIGN)/.foreign ## run tests and programs of others under hpccomm run, compare, and write the table of docs/guide/mpi4py-programs.md (1 GB is installed)
 	$(FOREIGN)/bin/python -m tests.foreign.suite $(FOREIGN)/bin $(ARGS)
+	$(FOREIGN)/bin/python -m tests.foreign.pylops_twin $(FOREIGN)/bin
+
+test-foreign-debian: .venv-foreign-debian/.foreign ## the same for h5py and petsc4py of Debian, with its Open MPI; without these packages it says which
+	! test -e $< || .venv-foreign-debian/bin/python -m tests.foreign.suite .venv-foreign-debian/bin $(ARGS)
 
 coverage: $(VENV)/.test ## run the tests and report line and branch coverage, all ranks together
 	COVERAGE="$(RANKS)" BINDINGS=2 tools/run-tests $(BIN) "$(RANKS)"
@@ -109,6 +113,18 @@ $(FOREIGN)/.foreign: setup.cfg pyproject.toml tests/foreign/requirements.txt
 	$(FOREIGN)/bin/python -m tests.foreign.suite unpack build/foreign
 	touch $@
 
+# hpccomm is that of this folder, compiled by another target for the same Python. tools/run-mpi knows Open MPI by its
+# name, which Debian's mpiexec does not say; petsc4py's own .pth needs Debian's package for compilers.
+DEBIANS := python3-venv python3-h5py-mpi python3-petsc4py openmpi-bin
+.venv-foreign-debian/.foreign: tests/foreign/requirements.txt
+	@dpkg-query -W $(DEBIANS) >/dev/null 2>&1 || { echo "skipped: apt-get install $(DEBIANS)"; exit 0; }; set -ex; \
+	/usr/bin/python3 -m venv --system-site-packages .venv-foreign-debian; \
+	.venv-foreign-debian/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $$(grep '^mpi4py==' $<); \
+	printf '#!/bin/sh\n[ "$$1" != --version ] || echo Open MPI\nexec /usr/bin/mpiexec "$$@"\n' > .venv-foreign-debian/bin/mpiexec; \
+	chmod +x .venv-foreign-debian/bin/mpiexec; \
+	ls -d /usr/lib/petscdir/*/*-real/lib/python3/dist-packages > $$(echo .venv-foreign-debian/lib/python3.*/site-packages)/petsc.pth; \
+	touch $@
+
 .venv-gpu/.cuda$(CUDA): setup.cfg pyproject.toml
 	test -x .venv-gpu/bin/python || $(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),test-common,cuda$(CUDA)]'
@@ -120,5 +136,5 @@ $(FOREIGN)/.foreign: setup.cfg pyproject.toml tests/foreign/requirements.txt
 	.venv-wheels/bin/python -m pip install --quiet --disable-pip-version-check build ziglang auditwheel twine
 	touch $@
 
-.PHONY: help demo test test-all test-slow test-sanitized test-faults test-cluster test-gpu test-torch test-foreign coverage lint bench docs wheels clean
+.PHONY: help demo test test-all test-slow test-sanitized test-faults test-cluster test-gpu test-torch test-foreign test-foreign-debian coverage lint bench docs wheels clean
 .DEFAULT_GOAL := help

@@ -22,7 +22,8 @@ class Program:
     """A package, its tests, and a program that uses it, which calls `fault` where one rank may fail or wait.
 
     `tests` are files in its folder, `ranks` the numbers of ranks for these; `verdict` is a pattern of what is said
-    where rank 1 never comes back from `fault`; "" where that is not timed, because the other ranks ask again and again.
+    where rank 1 never comes back from `fault`; "" where that is not timed: the other ranks ask again and again, or no
+    rank is in a call of mpi4py.
     """
 
     name: str
@@ -34,8 +35,34 @@ class Program:
     from_sources: bool = False  # the tests are in the sdist only
     excluded: str = ""  # of pytest's -k
     end: str = r"KeyError: 'on purpose'"  # what is said where rank 1 raises
+    is_debians: bool = False  # the package is Debian's, with its Open MPI
 
 
+H5PY = """
+        import h5py, numpy as np
+        comm = MPI.COMM_WORLD
+        f = h5py.File("x.h5", "w", driver="mpio", comm=comm)
+        x = f.create_dataset("x", (comm.size, 4), "f8")
+        with x.collective:
+            x[comm.rank] = np.full(4, -1.0)
+        with x.collective:
+            print(x[:].sum())
+"""
+PETSC = """
+        from petsc4py import PETSc
+        comm = MPI.COMM_WORLD
+        A = PETSc.Mat().createAIJ([30, 30], nnz=3, comm=comm)
+        for i in range(*A.getOwnershipRange()):
+            for j in range(max(i - 1, 0), min(i + 2, 30)):
+                A[i, j] = 2.0 if i == j else -1.0
+        A.assemble()
+        x, b = A.createVecs()
+        b.set(1.0)
+        ksp = PETSc.KSP().create(comm)
+        ksp.setOperators(A)
+        ksp.setType("cg")
+        ksp.getPC().setType("jacobi")
+"""
 PROGRAMS = [
     Program(
         "schwimmbad",
@@ -138,6 +165,80 @@ PROGRAMS = [
         print(end)
         """,
         verdict=r"rank 1 (never reached|has not answered) .*: " + SLEEPS,
+    ),
+    Program(  # rank 1 is in a call of mpi4py, the others are inside HDF5
+        "h5py",
+        (),
+        (3,),
+        H5PY
+        + """
+        if sys.argv[1:] == ["waits"] and comm.rank == 1:
+            comm.Barrier()
+        fault()
+        with x.collective:
+            x[comm.rank] = np.full(4, comm.rank + 1.0)
+        f.close()
+        """,
+        verdict=r"ranks 0, 2 never reached Barrier .*: each is in the program at \S*:\d+ in __setitem__",
+        is_debians=True,
+    ),
+    Program(  # rank 1 sleeps, the others are inside HDF5
+        "h5py.write",
+        (),
+        (3,),
+        H5PY
+        + """
+        with x.collective:
+            fault()
+            x[comm.rank] = np.full(4, comm.rank + 1.0)
+        f.close()
+        """,
+        verdict="",
+        is_debians=True,
+    ),
+    Program(  # all are inside HDF5, rank 1 in f.close(): so it is after an exception in `with h5py.File`
+        "h5py.close",
+        (),
+        (3,),
+        H5PY
+        + """
+        if sys.argv[1:] == ["waits"] and comm.rank == 1:
+            f.close()
+        fault()
+        with x.collective:
+            x[comm.rank] = np.full(4, comm.rank + 1.0)
+        f.close()
+        """,
+        verdict="",
+        is_debians=True,
+    ),
+    Program(  # rank 1 is in a call of mpi4py, the others are inside PETSc, which keeps Python's other threads out
+        "petsc4py",
+        (),
+        (3,),
+        PETSC
+        + """
+        if sys.argv[1:] == ["waits"] and comm.rank == 1:
+            comm.Barrier()
+        fault()
+        ksp.solve(b, x)
+        print(round(x.norm(), 6))
+        """,
+        verdict=r"ranks 0, 2 never reached Barrier",
+        is_debians=True,
+    ),
+    Program(  # rank 1 sleeps, the others are inside PETSc
+        "petsc4py.solve",
+        (),
+        (3,),
+        PETSC
+        + """
+        fault()
+        ksp.solve(b, x)
+        print(round(x.norm(), 6))
+        """,
+        verdict="",
+        is_debians=True,
     ),
 ]
 

@@ -42,7 +42,8 @@ def main() -> None:
     differs = False
     for each in arguments.bin:
         job = Job(each.absolute(), arguments.sources.absolute())
-        names = arguments.only or [*(program.name for program in PROGRAMS), OWN_SUITE]
+        here = [program.name for program in PROGRAMS if program.is_debians == job.is_debians]
+        names = arguments.only or [*here, *([] if job.is_debians else [OWN_SUITE])]
         for name in names:
             before = rows.get((name, job.mpi))
             program = next((program for program in PROGRAMS if program.name == name), None)
@@ -65,14 +66,20 @@ class Job:
     def __init__(self, folder: Path, sources: Path) -> None:
         self.bin, self.sources = folder, sources
         facts = "import mpi4py.MPI as M, sysconfig; print(sysconfig.get_path('purelib')); print(M.get_vendor()[0])"
-        self.installed, self.mpi = self._python(facts)
+        facts += "; print('.'.join(map(str, M.get_vendor()[1][:2]))); print('Debian' in M.Get_library_version())"
+        self.installed, self.mpi, version, is_debians = self._python(facts)
+        self.is_debians = is_debians == "True"
+        if self.is_debians:
+            self.mpi = f"{self.mpi} {version} of Debian"
 
     def _python(self, code: str) -> list[str]:
         said = subprocess.run([self.bin / "python", "-c", code], capture_output=True, text=True, check=True)
-        return said.stdout.split("\n")[:2]
+        return said.stdout.splitlines()
 
     def version(self, package: str) -> str:
         """Return the version of an installed package."""
+        if self.is_debians:  # whose h5py is there twice, and has another name
+            return self._python(f"import {package}; print({package}.__version__)")[0]
         return self._python(f"import importlib.metadata as m; print(m.version({package!r}))")[0]
 
     def run(
