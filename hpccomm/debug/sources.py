@@ -33,13 +33,13 @@ def named_in(text: str, frame: FrameType) -> list[Any]:
 
     What a frame has once been asked for its variables keeps their values for a while: this is for a verdict.
     """
-    found = []
+    found: list[Any] = []
     for words in re.findall(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", text):
         first, *others = words.split(".")
-        value = frame.f_locals.get(first, frame.f_globals.get(first))
+        value: Any = frame.f_locals.get(first, frame.f_globals.get(first))
         for each in others:
             value = _attributes(value).get(each)
-        found += list(value) if isinstance(value, list | tuple) else [value]
+        found.extend(value if type(value) in (list, tuple) else [value])
     return [each for each in found if each is not None]
 
 

@@ -193,13 +193,15 @@ class Watchdog:
     # -- the end -----------------------------------------------------------------------------------------
 
     def _time_out(self, observed: _Observed, elapsed: float) -> None:
-        reporter = self.reporter
-        same = (each for each in stacks.calls_in_flight(exactly=True) if each.key[0] == observed.call.key[0])
-        call = next(same, observed.call)
+        call, reporter = observed.call, self.reporter
         action = "abort" if call.group is None else call.group.on_timeout
         ends = action == "abort" or (action == "raise" and call.work is None and not call.can_raise)
-        what = f"{call.record} at {call.record.where} has not ended within {duration(elapsed)} (rank {reporter.rank})"
+        after = f"has not ended within {duration(elapsed)} (rank {reporter.rank})"
+        what = f"{call.record} at {call.record.where} {after}"
         try:
+            same = (each for each in stacks.calls_in_flight(exactly=True) if each.key[:2] == call.key[:2])
+            exact = next(same, call)
+            what = f"{exact.record} at {exact.record.where} {after}"
             if reporter.claim(elapsed):
                 lines = self.inquire().lines
                 folder = reporter.folder.places[0]

@@ -21,7 +21,7 @@ from ..core.group import ProcessGroup
 from ..core.work import JoinedWork, Work
 from ..errors import DistError, here
 from .calls import Step
-from .stand_ins import LikeItsBase
+from .stand_ins import LikeItsBase, stand_in
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Request as _Base
@@ -195,14 +195,12 @@ def _startall(requests: list[MPI.Prequest]) -> None:
         each.Start()
 
 
-def _stand_in(base: type, methods: dict[str, Any]) -> Any:
-    named = {"__slots__": (), "__module__": base.__module__, "__doc__": base.__doc__, "__qualname__": base.__qualname__}
-    return LikeItsBase(base.__name__, (base,), named | methods)
-
-
 def install() -> None:
     """Put the classes in mpi4py's place."""
     if not isinstance(cast(Any, MPI.Request), LikeItsBase):
-        statics = {name: _looking(name, getattr(MPI.Request, name)) for name in _STATIC if hasattr(MPI.Request, name)}
-        MPI.Prequest = _stand_in(MPI.Prequest, statics | {"Startall": staticmethod(_startall)})  # type: ignore[misc]
-        MPI.Request = _stand_in(MPI.Request, statics)  # type: ignore[misc]
+        statics: dict[str, Any] = {
+            name: _looking(name, getattr(MPI.Request, name)) for name in _STATIC if hasattr(MPI.Request, name)
+        }
+        statics["__slots__"] = ()
+        MPI.Prequest = stand_in(MPI.Prequest, statics | {"Startall": staticmethod(_startall)})  # type: ignore[misc]
+        MPI.Request = stand_in(MPI.Request, statics)  # type: ignore[misc]

@@ -23,7 +23,7 @@ from ..debug.mpi_calls import CALLS, DUPLICATING, MAKING, STARTS
 from ..debug.records import Record
 from ..debug.sources import SOURCES, Source
 from ..job.failures import ranks_in_the_job
-from ..mpi4py.stand_ins import LikeItsBase
+from ..mpi4py.stand_ins import stand_in
 from .persistent import Prequest, persistent, started
 
 if TYPE_CHECKING:
@@ -233,13 +233,11 @@ def _watching(base: type[MPI.Comm]) -> Any:
     """Return the subclass of a class of communicators whose calls are counted."""
     methods: dict[str, Any] = {
         "__slots__": ("_seen",),
-        "__module__": base.__module__,  # where pickle finds COMM_WORLD
-        "__doc__": base.__doc__,
         "__reduce__": _reduce,
         "__new__": _copying(base),
         "free": _freeing(base.free),
     }
-    return LikeItsBase(base.__name__, (base,), methods | _counting(base, lambda _, call: call))
+    return stand_in(base, methods | _counting(base, lambda _, call: call))
 
 
 def _counting(base: type[MPI.Comm], wrapped: Wrapping) -> dict[str, FunctionType]:
@@ -396,10 +394,10 @@ def requests_in_flight(only: Sequence[object] = ()) -> list[Record]:
 def record_of_request(started: Started, seen: Seen, where: str = "") -> Record:
     """Return the record of a call that has begun."""
     request, name, number, arguments = started
-    size = getattr(request, "size", ("", 0, 0))
     bound = {each.name: argument for each, argument in zip(_parameters(name)[1:], arguments, strict=True)}
     record = _record(seen, name, number, bound, where, async_op=True)
-    record.dtype, record.count, record.nbytes = size
+    if isinstance(request, Prequest) and hasattr(request, "size"):
+        record.dtype, record.count, record.nbytes = request.size
     return record
 
 

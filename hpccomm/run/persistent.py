@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from ..debug.mpi_calls import CALLS
-from ..mpi4py.stand_ins import LikeItsBase
+from ..mpi4py.stand_ins import stand_in
 
 if TYPE_CHECKING:
     from .communicators import Seen, Started
@@ -68,10 +68,10 @@ def _methods() -> dict[str, Any]:
     methods = {name: update_wrapper(method, getattr(BASE, name)) for name, method in own.items()}
     methods["Startall"] = staticmethod(methods["Startall"])  # type: ignore[assignment]
     methods["as_started"] = _as_started  # type: ignore[assignment]
-    return {"__module__": BASE.__module__, "__doc__": BASE.__doc__, "__qualname__": BASE.__qualname__} | methods
+    return methods
 
 
-Prequest: Any = LikeItsBase(BASE.__name__, (BASE,), _methods())
+Prequest: Any = stand_in(BASE, _methods())
 
 
 def persistent(request: Any, seen: Seen, name: str, arguments: tuple[Any, ...], size: tuple[str, int, int]) -> Any:

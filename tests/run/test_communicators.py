@@ -197,6 +197,10 @@ def test_requests_are_known_until_they_have_ended(comm: Any) -> None:
     comm.Send(np.ones(2), RANK, 6)
     request.Wait()
     assert requests_in_flight() == []
+    reduction = comm.Iallreduce(np.ones(2), np.empty(2), MPI.MAX)
+    (record,) = requests_in_flight()
+    assert (record.name, record.dtype, record.count, record.op) == ("Iallreduce", "float64", 2, "MAX")
+    reduction.Wait()
     assert array.tolist() == [1.0, 1.0]
 
 

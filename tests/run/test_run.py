@@ -129,6 +129,10 @@ def test_a_recording_of_its_calls(tmp_path: Path) -> None:
                 pass
             message.recv()
             row.Free()
+            receive = comm.Recv_init(y, rank, 5)
+            receive.Start()
+            comm.Send(x, rank, 5)
+            receive.Wait()
             comm.Bcast(x, root=0)
             """),
         encoding="utf-8",
@@ -148,14 +152,18 @@ def test_a_recording_of_its_calls(tmp_path: Path) -> None:
             ("Isend", 2, "COMM_WORLD"),
             ("send", 3, "COMM_WORLD"),
             ("Free", 2, row),
+            ("Recv_init", 4, "COMM_WORLD"),
+            ("Send", 5, "COMM_WORLD"),
             ("Bcast", 2, "COMM_WORLD"),
         ]
         assert all(each.state == "completed" and each.begin <= each.end for each in trace.records)
         assert [each.where.rpartition("/")[2] for each in trace.records[:3]] == [f"program.py:{n}" for n in (7, 8, 9)]
+        start = next(each for each in trace.records if each.name == "Recv_init")
+        assert (start.dtype, start.count, start.where.rpartition("/")[2]) == ("float64", 4, "program.py:17")
         assert trace.clock_error is not None
     finished = launch(1, sys.executable, "-m", "hpccomm", "trace", folder, "--summary")
     assert finished.returncode == 0, finished.stdout
-    assert "14 operations of 2 of 2 ranks\nall ranks have made the same calls" in finished.stdout
+    assert "18 operations of 2 of 2 ranks\nall ranks have made the same calls" in finished.stdout
 
 
 def test_a_recording_names_the_call_that_differs(tmp_path: Path) -> None:
