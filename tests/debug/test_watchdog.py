@@ -641,7 +641,7 @@ def test_a_warning_after_a_tenth_of_the_time_and_once(
 ) -> None:
     record = stacks.describe(process_group, "all_reduce", 7, {"array": np.ones(4)}, where="train.py:91")
     call = stacks.CallInFlight(("all_reduce", 7), record, process_group, None, None, False)
-    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [call])
+    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0, exactly=False: [call])
     watchdog = Watchdog(Reporter(3, 4, tmp_path))
     for second in (0, 100, 179, 181, 182):  # of 30 minutes
         watchdog.look(1000.0 + second)
@@ -652,9 +652,9 @@ def test_a_warning_after_a_tenth_of_the_time_and_once(
                 "hpccomm: rank 3: all_reduce #7 of 'world' (32 B float64) at train.py:91 has been in flight for "
                 "3 min (timeout 30 min); `hpccomm debug --pid "
             )
-    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [])
+    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0, exactly=False: [])
     watchdog.look(1183.0)
-    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [call])
+    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0, exactly=False: [call])
     watchdog.look(1300.0)  # the same again, after it had ended: from the beginning
     assert capsys.readouterr().err == ""
 
@@ -667,7 +667,7 @@ def test_the_job_ends_also_where_nothing_can_be_written(
 
     record = stacks.describe(process_group, "all_reduce", 7, {"array": np.ones(4)}, where="train.py:91")
     call = stacks.CallInFlight(("all_reduce", 7), record, process_group, None, None, False)
-    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0: [call])
+    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0, exactly=False: [call])
     watchdog = Watchdog(Reporter(3, 4, tmp_path))
     ended: list[bool] = []
     monkeypatch.setattr(watchdog, "_end", lambda: ended.append(True))
