@@ -57,6 +57,8 @@ class Reporter:
         self.size = size
         self.processes = dict(processes or {})  # of the ranks of this node
         self.mailbox = Mailbox()
+        self._one_at_a_time = threading.RLock()  # a report must not replace the answer to a later question
+        self._earlier: set[str] = set()  # questions from before this rank's last one
         self._claimed = 0
         self._since = time.time() if since is None else since - OTHER_CLOCK
         self.move_to(folder)
@@ -122,25 +124,37 @@ class Reporter:
         self, reason: str, elapsed: Mapping[Any, float] | None = None, answers: str = "", has_left: bool = False
     ) -> Path:
         """Write this rank's report and return its file."""
-        report = self.state(reason, elapsed)
-        report["answers"] = answers
-        report["left"] = report["left"] or has_left
-        return self.folder.put(f"rank{self.rank}.json", json.dumps(report, indent=1))
+        with self._one_at_a_time:
+            report = self.state(reason, elapsed)
+            report["answers"] = answers
+            report["left"] = report["left"] or has_left
+            return self.folder.put(f"rank{self.rank}.json", json.dumps(report, indent=1))
 
     def answer(self, elapsed: Mapping[Any, float]) -> None:
         """Write this rank's report, and wake the others of this node if the question came from elsewhere."""
-        token = self.question()
-        if token and not token.startswith(END):
+        with self._one_at_a_time:
+            token = self.question()
+            if not token or token.startswith(END):
+                return
             self._answered.add(token)
             self.write("asked", elapsed, token)
-            if token.split()[0] not in map(str, self.processes):
-                self._wake()
+        if token.split()[0] not in map(str, self.processes):
+            self._wake()
 
     # -- the others ------------------------------------------------------------------------------------------
 
     def ask(self) -> str:
         """Ask all ranks for their reports; return the token that the answers will carry."""
+        self._earlier = set(self._questions())
         return self._ask(f"{self.rank} {secrets.token_hex(8)}")
+
+    def reports(self, reason: str, elapsed: Mapping[Any, float], patience: float) -> list[dict[str, Any]]:
+        """Ask all ranks for their reports, write this one's, and return those that come in time."""
+        with self._one_at_a_time:
+            token = self.ask()
+            self._answered.add(token)
+            self.write(reason, elapsed, token)
+        return self.collect(token, patience)
 
     def end_in(self, seconds: float) -> float:
         """Order the other ranks of this run to end, and return the time at which all do (seconds since the epoch)."""
@@ -190,10 +204,14 @@ class Reporter:
         return self.question() != ""
 
     def collect(self, token: str, patience: float) -> list[dict[str, Any]]:
-        """Return the reports that answer a question, after all ranks have, or `patience` seconds."""
-        deadline = time.monotonic() + patience
+        """Return the reports that answer a question, after all ranks have, or `patience` seconds.
+
+        Another rank's question may take its place, in the one file for both: answers to that one are as new.
+        """
+        deadline, asked = time.monotonic() + patience, {token}
         while True:
-            reports = [each for each in map(_report, self.folder.files("rank*.json")) if _is_answer(each, token)]
+            asked.update(set(self._questions()) - self._earlier)
+            reports = [each for each in map(_report, self.folder.files("rank*.json")) if _is_answer(each, asked)]
             gone = sum(state != "running" for state in self._neighbours().values())
             if len(reports) + gone >= self.size or time.monotonic() > deadline:
                 return reports
@@ -220,7 +238,7 @@ class Reporter:
 
     def has_concluded(self) -> bool:
         """Whether the rank that has claimed the verdict has given it."""
-        return self.conclusion() != ""
+        return bool(self.folder.files(self._verdict))
 
     def conclude(self, text: str) -> None:
         """Write the verdict into the folder."""
@@ -258,9 +276,9 @@ def _time_of(file: Path) -> float:
         return 0.0
 
 
-def _is_answer(report: Mapping[str, Any], token: str) -> bool:
-    """Whether a report answers a question, or is the last one of a program that has ended."""
-    return report.get("answers") == token or (report.get("left", False) and not report["answers"])
+def _is_answer(report: Mapping[str, Any], asked: set[str]) -> bool:
+    """Whether a report answers one of the questions, or is the last one of a program that has ended."""
+    return report.get("answers") in asked or (report.get("left", False) and not report["answers"])
 
 
 def _number(file: Path) -> int:

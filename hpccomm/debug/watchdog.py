@@ -231,13 +231,12 @@ class Watchdog:
         return found
 
     def _reports(self, reason: str) -> list[dict[str, Any]]:
-        """Ask all ranks for their reports, write this one's, and return those that come in time."""
-        reporter = self.reporter
-        token = reporter.ask()
-        reporter._answered.add(token)
-        reporter.write(reason, self.elapsed(), token)
-        all_are_on_this_node = len(reporter.processes) >= reporter.size
-        return reporter.collect(token, PATIENCE if all_are_on_this_node else PATIENCE + FOLDER_PERIOD)
+        return self.reporter.reports(reason, self.elapsed(), self._patience())
+
+    def _patience(self) -> float:
+        """Return the seconds in which all ranks that can answer have answered."""
+        all_are_on_this_node = len(self.reporter.processes) >= self.reporter.size
+        return PATIENCE if all_are_on_this_node else PATIENCE + FOLDER_PERIOD
 
     def _wait_for_the_verdict(self, seconds: float, until_it_is_there: bool) -> None:
         give_up = time.monotonic() + seconds
@@ -258,7 +257,7 @@ class Watchdog:
         if self.reporter.claim(self.elapsed().get(None if call is None else call.key, LONGEST_PERIOD)):
             found = self.inquire()
             return "\n".join(found.lines) if found.culprits else ""
-        self._wait_for_the_verdict(PATIENCE + FOLDER_PERIOD + 2, until_it_is_there=True)
+        self._wait_for_the_verdict(self._patience() + 1, until_it_is_there=True)  # less than others wait in destroy
         return self.reporter.conclusion()
 
     def _end(self) -> None:

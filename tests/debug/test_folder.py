@@ -147,6 +147,30 @@ def test_one_verdict_for_each_hang(tmp_path: Path) -> None:
     assert (tmp_path / "run-1" / "verdict.txt").read_text() == "rank 1 is late\n"
 
 
+def test_ranks_that_ask_at_the_same_time_are_all_answered(tmp_path: Path) -> None:
+    first, second, third = (Reporter(rank, 3, tmp_path / "run-1") for rank in range(3))
+    earlier = first.ask()
+    third.answer({})
+    tokens = [first.ask(), second.ask()]  # in the one file: the second takes the place of the first
+    assert third.question() == tokens[1]
+    assert first.collect(tokens[0], 0) == []  # the answer to an earlier question is none
+    for each in (first, second, third):
+        each.answer({})
+    for asks, token in zip((first, second), tokens):
+        assert [(each["rank"], each["answers"]) for each in asks.collect(token, 0)] == [(r, tokens[1]) for r in range(3)]
+    assert earlier not in tokens
+
+
+def test_a_verdict_without_words_is_one(tmp_path: Path) -> None:
+    first, second = Reporter(0, 2, tmp_path / "run-1"), Reporter(1, 2, tmp_path / "run-1")
+    assert first.claim()
+    assert not second.claim(3.0)
+    assert not second.has_concluded()
+    first.conclude("")
+    assert second.has_concluded()  # nobody waits for more
+    assert second.conclusion() == ""
+
+
 def test_the_clock_of_the_server_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = Reporter(0, 2, tmp_path / "run-1")
     assert reporter.claim(3.0)
