@@ -111,6 +111,21 @@ def test_a_broken_excepthook_of_the_program_does_not_keep_the_job_alive(tmp_path
     assert "KeyError: 'lost'" in result.stderr
 
 
+def test_an_exception_that_c_code_prints_ends_nothing(tmp_path: Path) -> None:
+    program = """
+        import ctypes, hpccomm as hc
+        with hc.init_process_group() as world:
+            if world.rank == 1:
+                ctypes.pythonapi.PyRun_SimpleString(b"{}[2]")
+            hc.barrier()
+            print("the end")
+        """
+    result = run(program, tmp_path, 2)
+    assert (result.returncode, result.stdout.split("\n")) == (0, ["the end", "the end", ""])
+    assert "KeyError: 2" in result.stderr
+    assert "ends the job" not in result.stderr
+
+
 def test_the_hook_can_be_turned_off_and_is_taken_away_by_destroy(tmp_path: Path) -> None:
     program = """
         import sys, hpccomm as hc

@@ -292,6 +292,10 @@ class Backend:
         With ``device_id="auto"``, return the number of this rank's GPU.
         """
 
+    def connected_on(self) -> int | None:
+        """Return the number of the GPU with which this rank is connected to the others; None where it is not."""
+        return None
+
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
         """Return a context manager: the asynchronous sends and receives of these arrays inside it start together."""
         return nullcontext()

@@ -213,8 +213,8 @@ class _Search:
         found = Verdict(sorted(missed))
         what = ((rank, (tuple(missed[rank]), self._activity(rank))) for rank in found.culprits)
         for (keys, activity), ranks in ranks_by_value(what).items():
-            if len(ranks) > 1 and activity.startswith("it "):
-                activity = f"each {activity.removeprefix('it ')}"
+            if len(ranks) > 1 and activity.startswith(("it ", "its ")):
+                activity = f"each {activity.partition(' ')[2]}"
             for key in keys:
                 record = missed[ranks[0]][key]
                 others = [each for each in waiting if each.is_in(record) and each.rank not in ranks]

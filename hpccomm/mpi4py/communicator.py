@@ -15,6 +15,7 @@ from ..core.group import ProcessGroup
 from ..core.registry import BackendConfig
 from ..core.work import CompletedWork
 from ..errors import DistError, here
+from ..world import connect
 from .buffers import device_of_buffers
 from .calls import INSTEAD, REDUCTIONS, ROUTES, Route, Step, is_accelerated, refuse
 from .requests import Messages, Prequest, Request, fill_status, install
@@ -242,9 +243,18 @@ def _making(name: str) -> Callable[..., Any]:
         if made == MPI.COMM_NULL or not isinstance(made, MPI.Intracomm):
             return made
         config, timeout, _ = self._options
-        return Comm(made, accelerate=self.accelerates, config=config, timeout=timeout)
+        new = Comm(made, accelerate=self.accelerates, config=config, timeout=timeout)
+        _connect_like(self.process_group, new.process_group)
+        return new
 
     return call
+
+
+def _connect_like(parent: ProcessGroup, group: ProcessGroup) -> None:
+    """Connect the GPUs of a new group if those of its parent are: with a message alone it could not begin."""
+    if "cuda" in parent.door.backends:
+        group.device_id = parent.door.backends["cuda"].connected_on()
+        connect(group)
 
 
 def _add_methods() -> None:

@@ -60,6 +60,9 @@ class NCCLBackend(Backend):
     def connect(self) -> int:
         return self._connect().device
 
+    def connected_on(self) -> int | None:
+        return None if self._connection is None else self._connection.device
+
     def _connect(self, device: int | None = None) -> Connection:
         """Connect all ranks of the group on the GPU that the program named, else on `device`, else each in its turn."""
         if self._options.device_id is not None:

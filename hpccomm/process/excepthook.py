@@ -8,6 +8,7 @@ import io
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -21,7 +22,15 @@ PACKAGE = os.path.dirname(errors.__file__) + os.sep
 
 
 class AbortOnException:
-    """A sys.excepthook that ends the whole job, with the traceback visible."""
+    """A sys.excepthook that ends the whole job, with the traceback visible.
+
+    Attributes
+    ----------
+    program_has_ended : bool
+        Whether the program is over, whatever Python runs now: `hpccomm run` tells that.
+    """
+
+    program_has_ended = False
 
     def __init__(self) -> None:
         self._previous: Any = None
@@ -56,7 +65,7 @@ class AbortOnException:
         except Exception:  # a broken hook of the program's must not keep the job from ending
             with contextlib.suppress(Exception):  # nor must a closed stderr
                 traceback.print_exception(kind, error, trace)
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or (_goes_on() and not self.program_has_ended):
             return
         from mpi4py import MPI
 
@@ -74,6 +83,15 @@ class AbortOnException:
             time.sleep(PATIENCE)
         take_names_away(MAPPED_LATER)
         MPI.COMM_WORLD.Abort(1)
+
+
+def _goes_on() -> bool:
+    """Whether the program is still running: C code has printed an exception, and no more (Cython's ``__dealloc__``)."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    is_the_main_thread = threading.current_thread() is threading.main_thread()
+    return is_the_main_thread and frame.f_code.co_name in ("<module>", "_run_module_as_main")
 
 
 def _at_the_end_of_a_block(trace: TracebackType | None) -> str:

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         end_with(end, "")
         raise
     except BaseException as error:
-        trace = _of_the_program(error.__traceback__)
+        trace, AbortOnException.program_has_ended = _of_the_program(error.__traceback__), True
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0

@@ -18,7 +18,7 @@ from ..core.work import CompletedWork, Work
 from ..errors import DistTimeoutError
 from .arrays import as_array, as_arrays, as_flat_array, as_scipy, as_torch
 from .dynamo import not_compiled
-from .start import DEVICES, NAME, subgroup
+from .start import NAME, devices, subgroup
 from .streams import THERE_ARE_GPUS, is_on_gpu, on_torchs_stream
 from .work import PendingGPUWork, PendingWork
 
@@ -229,7 +229,7 @@ class HPCCommProcessGroup(Calls, c10d.ProcessGroup):
         super().__init__(store, group.rank, group.size)
         self._adapt(group)
         backend = HPCCommBackend(group)  # for programs that ask for a device's
-        for device in DEVICES:
+        for device in devices():
             self._register_backend(torch.device(device), c10d.ProcessGroup.BackendType.CUSTOM, backend)
         self._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)
 

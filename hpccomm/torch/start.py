@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .backend import HPCCommBackend, HPCCommProcessGroup
 
 NAME, METHOD = "hpccomm", "mpi"
-DEVICES = ["cpu", "cuda"]
 TAGS = 32768  # the number of tags in every MPI
 THREAD_BYTES = 1 << 10  # of asynchronous operations in the communication thread: DDP's wait in C++ does not drive MPI
 dist: Any = torch.distributed
@@ -96,6 +95,11 @@ def set_environment() -> None:
     environ |= {name: str(value) for name, value in found.items()}
 
 
+def devices() -> list[str]:
+    """Return the kinds of devices that groups have: without a GPU torch's libraries must not choose one."""
+    return ["cpu", "cuda"] if torch.cuda.device_count() else ["cpu"]
+
+
 def register() -> None:
     """Register the backend and the rendezvous with torch; also torch's entry point ``torch.distributed.backends``.
 
@@ -109,7 +113,7 @@ def register() -> None:
     >>> dist.init_process_group("hpccomm", init_method="mpi://")  # doctest: +SKIP
     """
     if not hasattr(dist.Backend, NAME.upper()):
-        dist.Backend.register_backend(NAME, create, extended_api=True, devices=DEVICES)
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=devices())
         dist.register_rendezvous_handler(METHOD, rendezvous)
 
 

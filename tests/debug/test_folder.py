@@ -157,7 +157,9 @@ def test_ranks_that_ask_at_the_same_time_are_all_answered(tmp_path: Path) -> Non
     for each in (first, second, third):
         each.answer({})
     for asks, token in zip((first, second), tokens):
-        assert [(each["rank"], each["answers"]) for each in asks.collect(token, 0)] == [(r, tokens[1]) for r in range(3)]
+        assert [(each["rank"], each["answers"]) for each in asks.collect(token, 0)] == [
+            (rank, tokens[1]) for rank in range(3)
+        ]
     assert earlier not in tokens
 
 

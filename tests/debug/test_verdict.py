@@ -158,6 +158,12 @@ def test_a_rank_that_is_stopped_or_dead(size: int, state: str, said: str) -> Non
     assert said in text(found)
 
 
+def test_several_ranks_that_are_gone() -> None:
+    gone = {"neighbours": {"0": "dead", "2": "dead"}}
+    found = verdict([report(1, 3, is_in("all_reduce", 41), **gone)], 3)
+    assert "ranks 0, 2 never reached all_reduce #41 of 'world' (4 MiB float32): each process is gone" in text(found)
+
+
 def test_a_rank_that_does_not_answer() -> None:
     found = verdict([report(0, 2, is_in("all_reduce", 41))], 2)
     assert found.culprits == [1]

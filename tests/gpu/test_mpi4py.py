@@ -333,6 +333,17 @@ def test_what_is_made_of_it_takes_gpu_arrays_too(comm: Any) -> None:
         made.Free()
 
 
+def test_what_is_made_of_it_may_begin_with_a_message(comm: Any) -> None:
+    comm.Barrier()
+    comm.Bcast(gpus.array(np.zeros(1)))  # which connects
+    for made in (comm.Create_cart([SIZE], [True]), comm.Split(RANK % 2), comm.Create_group(comm.Get_group())):
+        rank, size = made.Get_rank(), made.Get_size()
+        output = gpus.array(np.zeros(1))
+        made.Sendrecv(gpus.array(np.array([float(rank)])), (rank + 1) % size, 0, output, (rank - 1) % size)
+        assert gpus.values(output).tolist() == [(rank - 1) % size]
+        made.Free()
+
+
 def test_a_group_has_a_communicator(process_group: hc.ProcessGroup) -> None:
     comm = hm.Comm(process_group)
     assert comm.process_group is process_group

@@ -58,6 +58,14 @@ def test_an_exception_ends_the_job_with_one_traceback(tmp_path: Path) -> None:
     assert "hpccomm: KeyError on rank 1 ends the job" in errors
 
 
+def test_an_exception_that_c_code_prints_ends_nothing(tmp_path: Path) -> None:
+    printed = "import ctypes; ctypes.pythonapi.PyRun_SimpleString(b'{}[1]')"  # Cython's __dealloc__ does the same
+    status, output, errors = run(tmp_path, printed)
+    assert (status, output) == (0, 3 * "the end 1.0 ['--size', '3']\n")
+    assert "KeyError: 1" in errors
+    assert "ends the job" not in errors
+
+
 def test_a_status_of_one_rank_ends_the_job(tmp_path: Path) -> None:
     status, output, errors = run(tmp_path, "sys.exit(3)")
     assert (status, output) == (3, "")

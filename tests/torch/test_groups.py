@@ -125,3 +125,15 @@ def test_device_maps(config: str) -> None:
         "ProcessGroupGloo" if is_gloo else "HPCCommBackend"
     )
     dist.destroy_process_group(group)
+
+
+def test_sharded_tensors_stay_on_the_cpu() -> None:
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    spec = ChunkShardingSpec(dim=0, placements=[f"rank:{rank}/cpu" for rank in range(SIZE)])
+    sharded = sharded_tensor.full(spec, (SIZE, 2), float(RANK))
+    whole = torch.zeros(SIZE, 2) if RANK == 0 else None
+    sharded.gather(0, out=whole)
+    if whole is not None:
+        assert whole[:, 1].tolist() == list(range(SIZE))
