@@ -120,7 +120,7 @@ DEBIANS := python3-venv python3-h5py-mpi python3-petsc4py openmpi-bin
 	@dpkg-query -W $(DEBIANS) >/dev/null 2>&1 || { echo "skipped: apt-get install $(DEBIANS)"; exit 0; }; set -ex; \
 	/usr/bin/python3 -m venv --system-site-packages .venv-foreign-debian; \
 	.venv-foreign-debian/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $$(grep '^mpi4py==' $<); \
-	printf '#!/bin/sh\n[ "$$1" != --version ] || echo Open MPI\nexec /usr/bin/mpiexec "$$@"\n' > .venv-foreign-debian/bin/mpiexec; \
+	printf '#!/bin/sh\nexec /usr/bin/mpiexec "$$@"\n' > .venv-foreign-debian/bin/mpiexec; \
 	chmod +x .venv-foreign-debian/bin/mpiexec; \
 	ls -d /usr/lib/petscdir/*/*-real/lib/python3/dist-packages > $$(echo .venv-foreign-debian/lib/python3.*/site-packages)/petsc.pth; \
 	touch $@

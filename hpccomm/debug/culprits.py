@@ -35,6 +35,8 @@ class Verdict:
         The ranks (of MPI.COMM_WORLD) that are to blame; empty where nobody waits.
     lines : list of str
         The same in words, and who waits for them.
+    standstill : float
+        Where every rank is in a call of C, and in none that hpccomm knows: the seconds that all have been; otherwise 0.
 
     Examples
     --------
@@ -45,6 +47,7 @@ class Verdict:
 
     culprits: list[int] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    standstill: float = field(default=0.0, kw_only=True)
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -154,6 +157,8 @@ class _Search:
 
     def decide(self) -> Verdict:
         waiting = [each for each in self._ranks if each.waits]
+        if not waiting and (found := self._standing()).standstill:
+            return found
         if not waiting:
             return Verdict(lines=["no rank waits for another one"] if any(each.report for each in self._ranks) else [])
         longest = max(seconds for each in waiting for _, seconds in each.waits)
@@ -379,6 +384,25 @@ class _Search:
             record = edges[rank][following]
             seconds = next(seconds for own, seconds in self._ranks[rank].waits if own is record)
             found.lines.append(f"  rank {rank} {_is_in(record, seconds)}, and waits for rank {following}")
+        return found
+
+    def _standing(self) -> Verdict:
+        """Find out whether every rank is in a call of C that has not ended, as in a library that calls MPI itself."""
+        places = {
+            each.rank: each.report["program"] for each in self._ranks if each.report and each.report.get("stands")
+        }
+        others = [each for each in self._ranks if each.rank not in places]
+        if not places or any(each.report and not each.report.get("left") for each in others):
+            return Verdict()  # there is one that may move
+        seconds = min(each.report["stands"] for each in self._ranks if each.report and each.rank in places)
+        sides = sorted(ranks_by_value(places.items()).values(), key=len)
+        found = Verdict([each.rank for each in others] or (minority(sides) if len(sides) > 1 else []))
+        found.standstill = seconds
+        found.lines = [f"every rank has been in one call of C for {duration(seconds)}, none of them in one of MPI's:"]
+        for ranks in sides:
+            found.lines.append(f"{ranks_in_words(ranks)} {by_number(ranks, 'is', 'are')} at {places[ranks[0]]}")
+        for each in others:
+            found.lines.append(f"rank {each.rank}: {self._activity(each.rank).replace(' without that', '')}")
         return found
 
     # -- words -----------------------------------------------------------------------------------------------

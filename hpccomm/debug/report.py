@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ class Reporter:
         self.size = size
         self.processes = dict(processes or {})  # of the ranks of this node
         self.mailbox = Mailbox()
+        self.standstill: Callable[[], float] = float  # seconds that the main thread has been in one call of C
         self._one_at_a_time = threading.RLock()  # a report must not replace the answer to a later question
         self._earlier: set[str] = set()  # questions from before this rank's last one
         self._claimed = 0
@@ -111,6 +112,7 @@ class Reporter:
             "time": time.time(),
             "reason": reason,
             "program": f"{line} in {function}" if line else "",
+            "stands": self.standstill(),
             "left": left,
             "ended": ended,
             "operations": operations,

@@ -8,6 +8,7 @@ hpccomm asks `calls_in_flight` and `call_of_thread`, and knows nothing of frames
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 import os
@@ -30,10 +31,12 @@ from ..core.timeouts import KEEP_TIME, as_seconds
 from ..core.work import Work
 from .mpi_calls import spec_of
 from .records import Record, describe, key_of_operation
-from .sources import SOURCES, Source, named_in, text_of_call
+from .sources import LONGEST_TEXT, SOURCES, Source, named_in, text_of_call
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+DEBIANS = "/dist-packages/"  # libraries of Debian, which a virtual environment may use, too
+ASSIGNS = dis.opmap["STORE_SUBSCR"]
 OWN_THREADS = "hpccomm-"  # how their names begin
 
 # The frames that show an operation: the door, the method before it (the only one of a fast operation), waits.
@@ -276,7 +279,7 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 def _is_of_the_program(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     is_code = file == "<string>" and frame.f_globals.get("__name__") == "__main__"  # of python -c
-    return is_code or not file.startswith((PACKAGE, "<", *LIBRARIES))
+    return is_code or not (file.startswith((PACKAGE, "<", *LIBRARIES)) or DEBIANS in file)
 
 
 def program_line(frame: FrameType) -> str:
@@ -302,16 +305,38 @@ def line_of(frame: FrameType) -> str:
 
 
 def place_in_program() -> tuple[str, str]:
-    """Return the line of the program that the main thread is in, and the function, ``("train.py:88", "load")``.
+    """Return the line of the program that the main thread is in, and the function with what it is doing there.
 
-    Where the program's own frame is the innermost, the text of what it does is added: ``"load, in input()"``.
+    ``("train.py:88", "load, in input()")``; and the exception that it is handling.
     """
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     if innermost is None:
         return "", ""
     frame = next(filter(_is_of_the_program, _outward(innermost)), innermost)
-    text = text_of_call(frame) if frame is innermost else ""
-    return line_of(frame), f"{frame.f_code.co_name}, in {text}" if "(" in text or "[" in text else frame.f_code.co_name
+    text = text_of_call(frame)
+    if frame.f_code.co_code[frame.f_lasti] == ASSIGNS:  # its text is the place alone
+        text += " = ..."
+    function = f"{frame.f_code.co_name}, in {text}" if "(" in text or "[" in text else frame.f_code.co_name
+    return line_of(frame), f"{function}{_exception_of_the_main_thread()}"
+
+
+def threads_of_the_program() -> list[threading.Thread]:
+    """Return Python's threads in this process, without hpccomm's own."""
+    return [each for each in threading.enumerate() if not each.name.startswith(OWN_THREADS)]
+
+
+def _exception_of_the_main_thread() -> str:
+    """Return the exception that the main thread is handling, ``", on KeyError: 'a'"``: maybe why it is not elsewhere.
+
+    In the `with` block of a file that all ranks close together, say. No code of the exception runs.
+    """
+    exceptions = getattr(sys, "_current_exceptions", dict)()
+    error = exceptions.get(threading.main_thread().ident)
+    error = error[1] if isinstance(error, tuple) else error  # before Python 3.12
+    if not isinstance(error, BaseException):
+        return ""
+    texts = [repr(each) for each in error.args[:1] if type(each) in (str, int)]
+    return f", on {type(error).__name__}: {', '.join(texts)[:LONGEST_TEXT]}".removesuffix(": ")
 
 
 def all_stacks(without: int = 0) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import math
 import os
 import select
 import signal
@@ -32,7 +33,9 @@ from . import stacks
 from .culprits import Verdict, verdict
 from .groups_seen import groups, key_of, works_in_flight
 from .report import Reporter
+from .sources import SOURCES
 from .stacks import CallInFlight
+from .standing import Standing
 from .start import LONGEST_PERIOD, Signals, current, period
 from .trace.files import save
 from .words import duration
@@ -43,6 +46,7 @@ PATIENCE = 5.0  # seconds for the reports of the others
 FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node, or of `hpccomm debug --job`
 POLLED_WITHIN = 10.0  # seconds since a program has last been seen asking for a Work that has not ended
 PATIENCE_WITH_PYTHON = 1.0  # seconds that KeyboardInterrupt may take
+JUDGES = 3  # ranks that ask where the others are when they themselves are in a call of C for long, one after the other
 STATUS = 124  # of a job that is ended: as `timeout` does it
 
 
@@ -68,8 +72,13 @@ class Watchdog:
         self.has_stopped = False
         self._looked_for_questions = time.monotonic()
         self._timeout_of_init = DEFAULT_TIMEOUT.total_seconds()
+        self._has_limit = False  # that the user has set
         with contextlib.suppress(ValueError):  # raised on every rank by those who agree on the settings
-            self._timeout_of_init = settings.read().timeout or self._timeout_of_init
+            given = settings.read().timeout
+            self._timeout_of_init, self._has_limit = given or self._timeout_of_init, given is not None
+        self._standing = Standing()
+        self._asks_from = 0.0  # seconds of standing from which on this rank asks where the others are
+        reporter.standstill = self._standing.seconds
 
     def run(self, signals: Signals) -> None:
         """Look, and answer, until it is told to stop."""
@@ -153,6 +162,9 @@ class Watchdog:
                 del self._seen[key]
         for observed in list(self._seen.values()):
             self._judge(observed, now)
+        stands = self._standing.look(now)
+        if SOURCES and self.reporter.rank < JUDGES and all(_has_left(each.call) for each in self._seen.values()):
+            self._judge_standstill(stands)
 
     def _in_flight(self) -> list[CallInFlight]:
         found = {call.key: call for call in stacks.calls_in_flight(without=threading.get_ident())}
@@ -164,7 +176,7 @@ class Watchdog:
 
     def _judge(self, observed: _Observed, now: float) -> None:
         call, elapsed = observed.call, now - observed.first
-        if call.record.name == "leave":  # the others may compute for hours
+        if _has_left(call):
             return
         limit = self._limit(call)
         if call.can_raise or stacks.is_in_mismatch_check(call.group):  # it ends by itself, earlier
@@ -178,6 +190,31 @@ class Watchdog:
                 f"hpccomm: rank {self.reporter.rank}: {call.record} at {call.record.where} has been in flight for "
                 f"{duration(elapsed)} (timeout {duration(limit)}); `hpccomm debug --pid {os.getpid()}` says who is late"
             )
+
+    def _judge_standstill(self, stands: float) -> None:
+        """End the job, or tell, where every rank is in a call of C that hpccomm can't see into, for the time limit.
+
+        One may compute there for longer: without a limit that the user has set this is only told.
+        """
+        group, reporter = SOURCES[0].group, self.reporter
+        limit = as_seconds(group.timeout)
+        first = limit + 2 * PATIENCE * reporter.rank  # the next rank asks where this one can't
+        if stands < first:
+            self._asks_from = first
+        if stands < self._asks_from:
+            return
+        found = verdict(reporter.reports("standstill", self.elapsed(), self._patience()), reporter.size)
+        self._asks_from = stands + limit - found.standstill
+        if found.standstill < limit or not reporter.claim(stands):
+            return
+        self._asks_from = math.inf
+        reporter.conclude("\n".join(found.lines))
+        ends = self._has_limit and group.on_timeout != "warn"
+        try:
+            self._tell_end([*found.lines, self._where_reports_are()], group.on_timeout, ends)
+        finally:
+            if ends:
+                self._end()
 
     def _limit(self, call: CallInFlight) -> float:
         if call.group is None:
@@ -204,9 +241,7 @@ class Watchdog:
             what = f"{exact.record} at {exact.record.where} {after}"
             if reporter.claim(elapsed):
                 lines = self.inquire().lines
-                folder = reporter.folder.places[0]
-                where = f"the reports of the ranks are in {folder}; `hpccomm debug {folder}` shows this again"
-                self._tell_end([what, *lines, where], action, ends)
+                self._tell_end([what, *lines, self._where_reports_are()], action, ends)
             else:  # another rank gives the verdict, and ends the job
                 self._wait_for_the_verdict(2 * PATIENCE + FOLDER_PERIOD, until_it_is_there=not ends)
         except OSError as error:
@@ -216,6 +251,10 @@ class Watchdog:
         finally:
             if ends:
                 self._end()
+
+    def _where_reports_are(self) -> str:
+        folder = self.reporter.folder.places[0]
+        return f"the reports of the ranks are in {folder}; `hpccomm debug {folder}` shows this again"
 
     def _tell_end(self, lines: list[str], action: str, ends: bool) -> None:
         if ends:
@@ -321,6 +360,11 @@ def _end_at(when: float) -> NoReturn:
                 os.setpriority(os.PRIO_PROCESS, thread, 19)
     ctypes.PyDLL(None).usleep(int(1e6 * max(0.0, min(when - time.time(), 0.999))))
     os._exit(STATUS)
+
+
+def _has_left(call: CallInFlight) -> bool:
+    """Whether a rank only waits at the end of its program: the others may compute for hours."""
+    return call.record.name == "leave"
 
 
 def _is_polled(observed: _Observed, now: float) -> bool:

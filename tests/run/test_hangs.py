@@ -117,6 +117,12 @@ CASES = {
         "pass",
         NEVER + AT + r"<module>, in mpi.MPI_Barrier\(ctypes.c_void_p\(comm.handle\)\)",
     ),
+    "all ranks inside a library of C": (
+        "mpi = ctypes.CDLL(MPI.__file__); mpi.MPI_Barrier(ctypes.c_void_p(row.handle))",
+        "mpi = ctypes.CDLL(MPI.__file__); mpi.MPI_Barrier(ctypes.c_void_p(comm.handle))",
+        r"every rank has been in one call of C for [\d.]+ s, none of them in one of MPI's:(?s:.*)"
+        r"rank 1 is at \S+program.py:16 in <module>, in mpi.MPI_Barrier\(ctypes.c_void_p\(row.handle\)\)",
+    ),
     "input": ("os.dup2(os.pipe()[0], 0); input()", "pass", NEVER + AT + r"<module>, in input\(\)"),
     "its program has ended": ("sys.exit()", "pass", NEVER + "it has come to the end of its program without"),
 }  # fmt: skip
@@ -141,6 +147,47 @@ def hang(
     options = ("--timeout", "3", "--debug-dir", str(tmp_path / "reports"))
     command = (*shell, sys.executable, "-m", "hpccomm", "run", *options, program, tmp_path / "lock")
     return launch(ranks, *command, timeout=60, env=environment)
+
+
+@pytest.mark.parametrize("limits", [("--timeout", "1"), ()])
+def test_ranks_inside_a_library_of_c_while_another_moves(limits: tuple[str, ...], tmp_path: Path) -> None:
+    program = """
+        import ctypes, time
+        from mpi4py import MPI
+        comm, mpi = MPI.COMM_WORLD, ctypes.CDLL(MPI.__file__)
+        begun = time.monotonic()
+        while comm.Get_rank() == 0 and time.monotonic() < begun + 4:
+            time.sleep(0.01)
+        mpi.MPI_Barrier(ctypes.c_void_p(comm.handle))
+        print("the end")
+        """
+    (tmp_path / "program.py").write_text(textwrap.dedent(program), encoding="utf-8")
+    options = (*limits, "--debug-dir", tmp_path / "reports")
+    finished = launch(3, sys.executable, "-m", "hpccomm", "run", *options, tmp_path / "program.py")
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, 3 * "the end\n", "")
+
+
+def test_an_exception_inside_with_is_named(tmp_path: Path) -> None:
+    program = """
+        import ctypes
+        from mpi4py import MPI
+        comm, mpi = MPI.COMM_WORLD, ctypes.CDLL(MPI.__file__)
+        all_ranks = comm.Dup()
+        class File:
+            def __enter__(self): pass
+            def __exit__(self, *_): self.close()
+            def close(self): mpi.MPI_Barrier(ctypes.c_void_p(comm.handle))
+        with File():
+            if comm.Get_rank() == 1:
+                {}["density"]
+            mpi.MPI_Barrier(ctypes.c_void_p(all_ranks.handle))
+        """
+    (tmp_path / "program.py").write_text(textwrap.dedent(program), encoding="utf-8")
+    options = ("--timeout", "2", "--debug-dir", tmp_path / "reports")
+    finished = launch(3, sys.executable, "-m", "hpccomm", "run", *options, tmp_path / "program.py")
+    closes = r"rank 1 is at \S+program.py:9 in close, in mpi.MPI_Barrier\(ctypes.c_void_p\(comm.handle\)\)"
+    assert re.search(closes + ", on KeyError: 'density'", finished.stderr), finished.stderr
+    assert "ranks 0, 2 are at " in finished.stderr
 
 
 def test_the_place_in_code_of_the_command_line(tmp_path: Path) -> None:

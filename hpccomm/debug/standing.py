@@ -1,0 +1,44 @@
+"""How long the main thread has been in one call of C: there a library may wait for other ranks, as HDF5 does for MPI.
+
+Python's main thread runs what `Py_AddPendingCall` leaves for it as soon as it is back from a call of C, and a loop of
+Python does so at every turn. What is left for it here is ``sem_post``, no code of Python: nothing can go wrong in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from typing import Any
+
+from . import stacks
+
+SEMAPHORE_BYTES = 64  # sem_t has 32 with glibc
+
+
+class Standing:
+    """The looks at the main thread of this process."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None)
+        self._semaphore = ctypes.create_string_buffer(SEMAPHORE_BYTES)
+        self._try_wait = libc.sem_trywait
+        self._post = ctypes.cast(libc.sem_post, ctypes.c_void_p)
+        self._is_known = libc.sem_init(self._semaphore, 0, 0) == 0
+        self._is_left = False  # a call, which has not been run
+        self._moved = time.monotonic()
+
+    def look(self, now: float) -> float:
+        """Return the seconds that the main thread has been in one call of C for; it is looked at again and again."""
+        if self._is_left and self._try_wait(self._semaphore) == 0:
+            self._is_left = False
+            self._moved = now
+        if not self._is_left and self._is_known:
+            leave: Any = ctypes.pythonapi.Py_AddPendingCall
+            self._is_left = leave(self._post, ctypes.cast(self._semaphore, ctypes.c_void_p)) == 0
+        return now - self._moved if self._is_left else 0.0
+
+    def seconds(self) -> float:
+        """Return the same for a verdict: 0 where the program has other threads, which may move."""
+        alone = stacks.threads_of_the_program() == [threading.main_thread()]
+        return self.look(time.monotonic()) if alone else 0.0

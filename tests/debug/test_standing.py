@@ -1,0 +1,70 @@
+"""Ranks that are in one call of C, of which hpccomm knows nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from hpccomm.debug.culprits import verdict
+from hpccomm.debug.standing import Standing
+
+from .test_verdict import is_in, report
+
+pytestmark = pytest.mark.serial
+
+WRITES, CLOSES = 'out.py:12 in save, in f["x"] = ...', "out.py:14 in save, in f.close()"
+
+
+@pytest.mark.parametrize("name", ["hpccomm-test", "one of the program's"])
+def test_the_main_thread_in_a_call_of_c(name: str) -> None:
+    standing, seconds = Standing(), [0.0, 0.0]
+
+    def looks() -> None:
+        give_up = time.monotonic() + 30
+        while seconds[0] <= 0.3 and time.monotonic() < give_up:
+            seconds[:] = standing.look(time.monotonic()), standing.seconds()
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=looks, name=name)
+    thread.start()
+    thread.join()
+    assert seconds[0] > 0.3
+    assert (seconds[1] > 0.0) == name.startswith("hpccomm-")  # other threads of the program may move
+    give_up = time.monotonic() + 30
+    while standing.look(time.monotonic()) and time.monotonic() < give_up:
+        pass
+    assert standing.look(time.monotonic()) < 0.3
+
+
+def stands(rank: int, program: str, seconds: float = 30.0, **fields: Any) -> Any:
+    return report(rank, 3, program=program, stands=seconds, **fields)
+
+
+def test_the_places_are_named_and_the_few_are_the_culprits() -> None:
+    found = verdict([stands(0, WRITES), stands(1, CLOSES, 12.0), stands(2, WRITES)], 3)
+    assert (found.culprits, found.standstill) == ([1], 12.0)
+    assert found.lines == [
+        "every rank has been in one call of C for 12 s, none of them in one of MPI's:",
+        f"rank 1 is at {CLOSES}",
+        f"ranks 0, 2 are at {WRITES}",
+    ]
+
+
+def test_all_at_one_place() -> None:
+    found = verdict([stands(rank, WRITES) for rank in range(3)], 3)
+    assert (found.culprits, found.standstill, found.lines[1:]) == ([], 30.0, [f"ranks 0-2 are at {WRITES}"])
+
+
+def test_a_rank_that_does_not_answer_or_has_ended_is_named() -> None:
+    found = verdict([stands(0, WRITES), report(1, 3, left=True)], 3)
+    assert (found.culprits, found.standstill) == ([1, 2], 30.0)
+    assert found.lines[2] == "rank 1: it has come to the end of its program"
+    assert found.lines[3].startswith("rank 2: it does not answer")
+
+
+@pytest.mark.parametrize("other", [report(1, 3), report(1, 3, stands=0.0), report(1, 3, is_in("barrier", 4))])
+def test_a_rank_that_moves_or_waits_is_enough(other: Any) -> None:
+    assert verdict([stands(0, WRITES), other, stands(2, WRITES)], 3).standstill == 0.0
