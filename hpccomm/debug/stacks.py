@@ -330,7 +330,7 @@ def _exception_of_the_main_thread() -> str:
 
     In the `with` block of a file that all ranks close together, say. No code of the exception runs.
     """
-    exceptions = getattr(sys, "_current_exceptions", dict)()
+    exceptions: dict[int | None, Any] = getattr(sys, "_current_exceptions", dict)()
     error = exceptions.get(threading.main_thread().ident)
     error = error[1] if isinstance(error, tuple) else error  # before Python 3.12
     if not isinstance(error, BaseException):
