@@ -127,6 +127,11 @@ class Operation:
         return next((self.arguments[name] for name in ("root", "dst", "src") if name in self.arguments), None)
 
     @property
+    def described(self) -> str:
+        """The operation in words, where it is not one of a group; otherwise ""."""
+        return ""
+
+    @property
     def duration(self) -> float | None:
         """The seconds from its beginning to when its end was noticed; None before."""
         return self.ended - self.began if self.began and self.ended else None

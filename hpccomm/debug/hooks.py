@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import re
 import warnings
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..core.hooks import Hook, Operation, RemovableHandle
 from ..errors import DistError, here
 from .groups_seen import everywhere
 from .records import arrays_in, describe
+from .sources import SOURCES
 
 BLUE = 0xFF0072B2  # of ranges
 LOGGER = logging.getLogger("hpccomm.operations")
@@ -22,6 +24,9 @@ LOGGER = logging.getLogger("hpccomm.operations")
 
 def register_hook(hook: Hook) -> RemovableHandle:
     """Register a hook on every group of this rank, also on those that are made later.
+
+    Under ``hpccomm run`` it sees the calls of mpi4py's communicators, too: their `group` is the communicator, and the
+    end of a non-blocking one is that of the call that begins it.
 
     Parameters
     ----------
@@ -48,7 +53,13 @@ def register_hook(hook: Hook) -> RemovableHandle:
     world barrier
     mine barrier
     """
-    return everywhere(lambda group: hook)
+    handles = [everywhere(lambda group: hook), *(source.register_hook(hook) for source in SOURCES)]
+
+    def remove() -> None:
+        for each in handles:
+            each.remove()
+
+    return RemovableHandle(remove)
 
 
 # -- NaN and infinity ------------------------------------------------------------------------------------------
@@ -101,11 +112,13 @@ class _CheckNumerics:
 
     def begin(self, operation: Operation) -> None:
         is_root = operation.peer == operation.group.rank
-        if not operation.name.startswith("recv") and (is_root or not operation.name.startswith("broadcast")):
-            self._look(operation, "before", OUTPUTS)
+        name = operation.name.lower()
+        if not re.match("i?recv", name) and (is_root or not re.match("broadcast|i?bcast", name)):
+            is_in_place = type(operation.arguments.get("sendbuf")).__name__ == "InPlaceType"  # of mpi4py
+            self._look(operation, "before", OUTPUTS - {"recvbuf"} if is_in_place else OUTPUTS)
 
     def end(self, operation: Operation) -> None:
-        if operation.error is None:
+        if operation.error is None and not (operation.described and operation.async_op):  # then it is not there yet
             self._look(operation, "after", INPUTS)
 
     def _look(self, operation: Operation, when: str, not_at: set[str]) -> None:
@@ -120,8 +133,8 @@ class _CheckNumerics:
                     warnings.warn(message, RuntimeWarning, stacklevel=7)
 
 
-OUTPUTS = {"output", "outputs", "output_lists", "calls"}  # not checked before the operation
-INPUTS = {"inputs"}  # not checked after it: it does not change them
+OUTPUTS = {"output", "outputs", "output_lists", "calls", "recvbuf"}  # not checked before the operation
+INPUTS = {"inputs", "sendbuf"}  # not checked after it: it does not change them
 
 
 def first_bad(array: Any) -> str | None:
@@ -248,5 +261,7 @@ def _nvtx() -> tuple[Any, Any]:
 
 
 def _in_words(operation: Operation) -> str:
+    if operation.described:
+        return operation.described
     group: ProcessGroup = operation.group
     return str(describe(group, operation.name, operation.sequence_number, operation.arguments))

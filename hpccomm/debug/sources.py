@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
+    from ..core.hooks import Hook, RemovableHandle
     from .records import Record
 
 LONGEST_TEXT = 60  # characters of a call's source text
@@ -23,6 +24,7 @@ class Source(NamedTuple):
     record_of: Callable[[FrameType, str], Record | None]  # of a frame's call, given its line; None if it is not known
     in_flight: Callable[..., Iterable[Record]]  # what has begun, and has not ended; of these requests, if any is known
     groups: Callable[[], Mapping[str, dict[str, Any]]]  # what reports say of sets of ranks, by the key in records
+    register_hook: Callable[[Hook], RemovableHandle]  # which sees the calls from now on
 
 
 SOURCES: list[Source] = []

@@ -37,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accelerate", action="store_true", help="let hpccomm do large Allreduce, Reduce, Scan ... of NumPy's arrays"
     )
+    parser.add_argument("--log", metavar="FILE", help="write a line for each call; {rank} in its name is the rank's")
+    parser.add_argument(
+        "--hook", action="append", default=[], metavar="MODULE:FUNCTION",
+        help="call it before the program, to register hooks: hpccomm.debug:check_numerics, one of your own",
+    )  # fmt: skip
     parser.add_argument("-m", nargs=argparse.REMAINDER, metavar="", dest="module", help="run a module")
     parser.add_argument("-c", nargs=argparse.REMAINDER, metavar="", dest="code", help="run code")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="the program, and its arguments")
@@ -52,21 +57,23 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None:
             os.environ[f"HPCCOMM_{name.upper()}"] = value
-    _watch(arguments.accelerate)
+    _watch(arguments.accelerate, has_hooks=bool(arguments.log or arguments.hook))
     sys.argv[:] = words
+    if arguments.module:
+        sys.path[0] = os.getcwd()
+    else:
+        sys.path[0] = "" if arguments.code else os.path.dirname(os.path.realpath(words[0]))
     try:
+        _register_hooks(arguments)
         if arguments.module:
             # pytest warns of packages with plugins that it can't rewrite any more, unless they say this
             sys.modules["hpccomm"].__doc__ = f"{sys.modules['hpccomm'].__doc__}\nPYTEST_DONT_REWRITE\n"
-            sys.path[0] = os.getcwd()
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         elif arguments.code:
-            sys.path[0] = ""
             sys.argv[0] = "-c"
             linecache.cache["<string>"] = len(words[0]), None, words[0].splitlines(keepends=True), "<string>"
             exec(compile(words[0], "<string>", "exec"), vars(sys.modules["__main__"]))
         else:
-            sys.path[0] = os.path.dirname(os.path.realpath(words[0]))
             runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         end_with(end, "")
@@ -76,6 +83,16 @@ def run(arguments: argparse.Namespace) -> int:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _register_hooks(arguments: argparse.Namespace) -> None:
+    from ..core.late import late
+    from ..debug.hooks import log_operations
+
+    if arguments.log:
+        log_operations(arguments.log)
+    for name in arguments.hook:
+        late(name)()
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
@@ -88,7 +105,7 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
     return None
 
 
-def _watch(accelerates: bool) -> None:
+def _watch(accelerates: bool, has_hooks: bool) -> None:
     """Let an error of one rank end all, and watch the calls of communicators; every rank calls this."""
     from ..job import mpi_library
 
@@ -105,13 +122,15 @@ def _watch(accelerates: bool) -> None:
     errors.set_rank(mpi.COMM_WORLD.Get_rank())
     hook = AbortOnException()
     hook.install(size)
-    if size == 1:
+    if size == 1 and not has_hooks:
         return
     from ..core.group import ProcessGroup
 
     group = ProcessGroup.on(mpi.COMM_WORLD, name="hpccomm run")
     if not group.settings.watchdog:
         group.destroy()
+        if has_hooks:
+            raise SystemExit("hpccomm run: --log and --hook need what HPCCOMM_WATCHDOG=0 turns off")
         return
     from ..debug import attach
     from . import communicators

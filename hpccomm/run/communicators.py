@@ -28,6 +28,8 @@ from .persistent import Prequest, persistent, started
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
+    from ..core.hooks import Hook, RemovableHandle
+    from .hooked import HookedCalls
 
 REMEMBERED = 8  # names of collectives, for reports
 IN_FLIGHT = 64  # requests of a communicator
@@ -307,17 +309,38 @@ def install(group: ProcessGroup, accelerates: bool = False) -> None:
 
     `accelerates`: large reductions of host arrays are hpccomm's.
     """
-    layers = _layers(group, accelerates)
-    if layers:
-        for base, own in WATCHING.items():
-            methods = _counting(base, lambda name, call: reduce(lambda inner, layer: layer(name, inner), layers, call))
-            for name, method in methods.items():
-                setattr(own, name, method)
+    _put_around_calls(_layers(group, accelerates))
     for name in PREDEFINED:
         setattr(MPI, name, watched(getattr(MPI, name), name))
     MPI.Prequest = Prequest  # type: ignore[misc]
     copyreg.pickle(MPI.Intracomm, _reduce)  # its own method would name an object that MPI has no more
-    SOURCES.append(Source(group, CODES, record_of, requests_in_flight, _facts))
+    SOURCES.append(Source(group, CODES, record_of, requests_in_flight, _facts, _register_hook))
+
+
+LAYERS: list[Wrapping] = []  # what is done around each call of mpi4py's, the innermost first
+
+
+def _put_around_calls(layers: Sequence[Wrapping]) -> None:
+    LAYERS.extend(layers)
+    if layers:
+        for base, own in WATCHING.items():
+            methods = _counting(base, lambda name, call: reduce(lambda inner, layer: layer(name, inner), LAYERS, call))
+            for name, method in methods.items():
+                setattr(own, name, method)
+
+
+@cache
+def _hooked() -> HookedCalls:
+    """Return the hooks; calls pay for them from the first one on."""
+    from .hooked import HookedCalls
+
+    hooked = HookedCalls()
+    _put_around_calls([hooked.hooking])
+    return hooked
+
+
+def _register_hook(hook: Hook) -> RemovableHandle:
+    return _hooked().register(hook)
 
 
 def _layers(group: ProcessGroup, accelerates: bool) -> list[Wrapping]:

@@ -66,6 +66,63 @@ def test_an_exception_that_c_code_prints_ends_nothing(tmp_path: Path) -> None:
     assert "ends the job" not in errors
 
 
+HOOKED = """
+    import numpy as np
+    from mpi4py import MPI
+    comm = MPI.COMM_WORLD
+    rank, size = comm.Get_rank(), comm.Get_size()
+    x, y = np.ones(4), np.full(4, np.nan)
+    comm.Allreduce(x, y)
+    comm.Split(0).Bcast(y, root=size - 1)
+    request = comm.Irecv(y, (rank - 1) % size, tag=3)
+    comm.Send(x, (rank + 1) % size, tag=3)
+    request.Wait()
+    comm.bcast({"a": rank})
+    x[2] = np.inf if rank == 1 else 1
+    comm.Allreduce(MPI.IN_PLACE, x)
+    """
+
+
+def test_a_log_of_its_calls(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(HOOKED), encoding="utf-8")
+    for ranks in (1, 3):
+        log = tmp_path / f"{ranks}-{{rank}}.log"
+        finished = launch(ranks, sys.executable, "-m", "hpccomm", "run", "--log", log, tmp_path / "program.py")
+        assert (finished.returncode, finished.stderr) == (0, "")
+        for rank in range(ranks):
+            lines = (tmp_path / f"{ranks}-{rank}.log").read_text(encoding="utf-8").splitlines()
+            assert [re.sub(r"[\d.]+ us", "T", line) for line in lines] == [
+                f"rank {rank}: {line}, T, ok"
+                for line in (
+                    "Allreduce #1 of 'COMM_WORLD' (32 B float64), SUM",
+                    "Split #2 of 'COMM_WORLD'",
+                    f"Bcast #1 of 'Split #2 of COMM_WORLD' (32 B float64), peer {ranks - 1}",
+                    f"Irecv #1 of 'COMM_WORLD' (32 B float64), peer {(rank - 1) % ranks}, async",
+                    f"Send #2 of 'COMM_WORLD' (32 B float64), peer {(rank + 1) % ranks}",
+                    "bcast #3 of 'COMM_WORLD', peer 0",
+                    "Allreduce #4 of 'COMM_WORLD' (32 B float64), SUM",
+                )
+            ]
+
+
+def test_hooks_that_it_does_not_know_of(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(HOOKED), encoding="utf-8")
+    (tmp_path / "mine.py").write_text(
+        "import hpccomm.debug\n"
+        "class Names:\n"
+        "    def begin(self, call): print(call.name, call.group.size, call.op, call.nbytes, flush=True)\n"
+        "    def end(self, call): pass\n"
+        "def names(): hpccomm.debug.register_hook(Names())\n"
+    )
+    hooks = ("--hook", "mine:names", "--hook", "hpccomm.debug:check_numerics")
+    finished = launch(3, sys.executable, "-m", "hpccomm", "run", *hooks, tmp_path / "program.py")
+    assert finished.returncode != 0
+    found = "Allreduce #4 of 'COMM_WORLD' (32 B float64): recvbuf before it: inf at [2], 1 of 4 elements are not finite"
+    assert f"[rank 1] hpccomm.errors.DistError: {found}" in finished.stderr
+    said = finished.stdout.splitlines()
+    assert (said.count("Allreduce 3 SUM 64"), said.count("Bcast 3 None 32"), said.count("Irecv 3 None 32")) == (3, 3, 3)
+
+
 def test_a_status_of_one_rank_ends_the_job(tmp_path: Path) -> None:
     status, output, errors = run(tmp_path, "sys.exit(3)")
     assert (status, output) == (3, "")

@@ -1,0 +1,71 @@
+"""Hooks on the calls of watched communicators: `hpccomm.debug.register_hook` sees them as operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any
+
+from ..core.hooks import Hook, Operation, RemovableHandle
+from ..debug.mpi_calls import CALLS, STARTS
+from .communicators import describe
+
+if TYPE_CHECKING:
+    from ..debug.records import Record
+
+
+class MPICall(Operation):
+    """A call of mpi4py, as hooks see it: its group is the communicator, its arguments have mpi4py's names."""
+
+    record: Record
+
+    @property
+    def described(self) -> str:
+        """The call, its number, communicator, size and datatype."""
+        return str(self.record)
+
+    @property
+    def op(self) -> Any:
+        """The name of the reduction."""
+        return self.record.op or None
+
+    @property
+    def peer(self) -> int | None:
+        """The root, the destination or the source; None where there is none, and for MPI.ANY_SOURCE."""
+        return self.record.peer
+
+
+class HookedCalls:
+    """The hooks on this process's watched communicators."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[object, Hook] = {}
+
+    def register(self, hook: Hook) -> RemovableHandle:
+        """Call the hook at the beginning and at the end of each call from now on."""
+        key = object()
+        self._hooks[key] = hook
+        return RemovableHandle(lambda: self._hooks.__delitem__(key))
+
+    def hooking(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the method of mpi4py with the hooks around it; those who count its calls have done so before."""
+        if name.endswith("_init") and CALLS[name].is_a_message:  # which begins with Start
+            return call
+
+        def hooked(comm: Any, *arguments: Any) -> Any:
+            if not self._hooks:
+                return call(comm, *arguments)
+            record, bound = describe(comm._seen, name, arguments, "")
+            hooks = list(self._hooks.values())
+            operation = MPICall(comm, name, record.number, "cpu", name in STARTS, dict(bound), hooks)
+            operation.record = record
+            operation.begin()
+            try:
+                operation.outcome = call(comm, *arguments)
+            except BaseException as error:
+                operation.end(error)
+                raise
+            operation.end()
+            return operation.outcome
+
+        return update_wrapper(hooked, call)
