@@ -9,20 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..core.backend import FastPath
-from ..core.operation_list import OPERATIONS, START
-from .mpi_calls import spec_of
+from ..core.operation_list import START
 from .records import Record, key_of_operation, minority, sides, unequal_in_words, unequal_sizes
-from .words import by_number, duration, places_in_words, ranks_by_value, ranks_in_words, size_in_words
+from .reported import MAY_BE_SMALL, SMALL, Reported, last_collectives, record_from, wait_in_words, waits_in
+from .words import by_number, duration, places_in_words, ranks_by_value, ranks_in_words
 
-MANY = 7  # entries of a report's "recent" from which on older ones may have been dropped, those of the fast path apart
-RUNS = 3  # kinds of collectives that are named as a rank's last ones
 PASSED = 32  # collectives before the one that hangs, which are compared
-# what takes the fast path: only the number is known, but for the last ones of the compiled one
-MAY_BE_SMALL = OPERATIONS.keys() & vars(FastPath).keys()
-SMALL = f"one of {', '.join(sorted(name for name in MAY_BE_SMALL if not OPERATIONS[name].is_a_message))}"
 
 
 @dataclass
@@ -53,79 +47,6 @@ class Verdict:
         return "\n".join(self.lines)
 
 
-class _Wait(NamedTuple):
-    record: Record
-    seconds: float  # since it began
-
-
-@dataclass
-class _Rank:
-    """The report of one rank."""
-
-    rank: int
-    report: Mapping[str, Any] | None
-    waits: list[_Wait]
-    _past: dict[str, dict[int, list[Any]]] = field(default_factory=dict)
-
-    def is_in(self, record: Record) -> bool:
-        """Whether it waits in the same operation."""
-        return any(key_of_operation(own) == key_of_operation(record) for own, _ in self.waits)
-
-    def is_beyond(self, record: Record) -> bool:
-        """Whether it waits in a later collective of the same group."""
-        later = (own for own, _ in self.waits if not own.is_a_message and own.group == record.group)
-        return not record.is_a_message and any(own.number > record.number for own in later)
-
-    def own(self, record: Record) -> Record | None:
-        """Return the collective with the number and the group of `record` that this rank waits in, if any."""
-        same = (own for own, _ in self.waits if (own.group, own.number) == (record.group, record.number))
-        return next((own for own in same if not own.is_a_message), None)
-
-    def completed(self, record: Record, number: int) -> Record | None:
-        """Return the completed collective with a number in the group of `record`, if it is known."""
-        group = self.group(record)
-        if "recent" not in group or not group.get("since", 0) <= number <= group["collectives"]:
-            return None
-        if record.group not in self._past:
-            self._past[record.group] = {each[0]: each for each in group["recent"] if _is_operation(each[1])}
-        recent = self._past[record.group]
-        if number not in recent:
-            slow = [each[0] for each in group["recent"] if len(each) == len(_UNKNOWN)]
-            if len(slow) > MANY and number < min((each for each in slow if each in recent), default=number + 1):
-                return None
-        return _passed(record, number, recent.get(number, _UNKNOWN))
-
-    def calls_before(self, record: Record) -> str:
-        """Return in words the calls of this rank, operations apart, between the collective before and `record`."""
-        recent = self.group(record).get("recent", ())
-        names = [name for number, name, *_ in recent if number == record.number - 1 and not _is_operation(name)]
-        return " and ".join(names) or "nothing"
-
-    def tags_sent(self, record: Record, receiver: int) -> list[int]:
-        """Return the tags of the last messages of this rank to a rank of the group of `record`."""
-        return sorted({tag for peer, tag in self.group(record).get("sent", ()) if peer == receiver})
-
-    def group(self, record: Record) -> Mapping[str, Any]:
-        """Return what the report says of the group of `record`."""
-        return (self.report or {}).get("groups", {}).get(record.group, {})  # type: ignore[no-any-return]
-
-
-_UNKNOWN = [0, SMALL, "", 0]
-
-
-def _passed(record: Record, number: int, entry: Sequence[Any]) -> Record:
-    """Return the completed collective of the group of `record` that an entry of a report's "recent" describes."""
-    _, name, dtype, nbytes, *details = entry
-    count, op, peer, async_op = details or (-1, "", None, False)
-    passed = Record(name, number, record.group, record.group_name, dtype=dtype, count=count, nbytes=nbytes, op=op)
-    passed.peer, passed.async_op, passed.state = peer, async_op, "completed"
-    return passed
-
-
-def _is_operation(name: str) -> bool:
-    return spec_of(name) is not None
-
-
 def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
     """Return the ranks to blame, from the reports of the ranks (`report.state`) of a job of `size` ranks.
 
@@ -141,7 +62,7 @@ def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
     no rank waits for another one
     """
     by_rank = {report["rank"]: report for report in reports}
-    ranks = [_Rank(rank, by_rank.get(rank), _waits(by_rank.get(rank))) for rank in range(size)]
+    ranks = [Reported(rank, by_rank.get(rank), waits_in(by_rank.get(rank))) for rank in range(size)]
     groups: dict[str, Sequence[int]] = {"": range(size)}
     for report in by_rank.values():
         groups.update({key: each["ranks"] for key, each in report["groups"].items()})
@@ -151,7 +72,7 @@ def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
 class _Search:
     """The search for culprits: one kind after the other, from the surest to the least sure."""
 
-    def __init__(self, ranks: list[_Rank], groups: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, ranks: list[Reported], groups: Mapping[str, Sequence[int]]) -> None:
         self._ranks = ranks
         self._groups = groups
 
@@ -177,11 +98,11 @@ class _Search:
                 if search not in (self._differing, self._differing_earlier):  # what went before may be why
                     found.lines += self._differing_earlier(hanging).lines
                 return found
-        return Verdict(lines=[f"{ranks_in_words([each.rank])} {_is_in(*each.waits[0])}" for each in waiting])
+        return Verdict(lines=[f"{ranks_in_words([each.rank])} {wait_in_words(*each.waits[0])}" for each in waiting])
 
     # -- who waits for whom ------------------------------------------------------------------------------
 
-    def _waits_for(self, each: _Rank) -> dict[int, Record]:
+    def _waits_for(self, each: Reported) -> dict[int, Record]:
         """Return the ranks that a rank waits for, and the operation in which it does."""
         found: dict[int, Record] = {}
         for record, _ in each.waits:
@@ -193,7 +114,7 @@ class _Search:
             found.update({rank: record for rank in others if rank != each.rank})
         return found
 
-    def _is_in_or_beyond(self, each: _Rank, record: Record) -> bool:
+    def _is_in_or_beyond(self, each: Reported, record: Record) -> bool:
         """Whether a rank is in an operation, or has completed it, as a root may while others still wait."""
         if each.is_in(record):
             return True
@@ -204,7 +125,7 @@ class _Search:
 
     # -- kinds of culprits ---------------------------------------------------------------------------------
 
-    def _absent(self, waiting: list[_Rank]) -> Verdict:
+    def _absent(self, waiting: list[Reported]) -> Verdict:
         """Find ranks that wait for nobody."""
         missed: dict[int, dict[tuple[Any, ...], Record]] = {}
         pending, seen = list(waiting), {each.rank for each in waiting}
@@ -229,7 +150,7 @@ class _Search:
                 )
         return found
 
-    def _differing(self, waiting: list[_Rank]) -> Verdict:
+    def _differing(self, waiting: list[Reported]) -> Verdict:
         """Find ranks that call something else under one number, also those that have not waited for long.
 
         Ranks that are in a large operation come late to a small one.
@@ -263,7 +184,7 @@ class _Search:
         places = places_in_words(records[rank].where for rank in side)
         return f"{ranks_in_words(side)} {by_number(side, 'calls', 'call')} {record.in_detail()} at {places}"
 
-    def _differing_earlier(self, waiting: list[_Rank]) -> Verdict:
+    def _differing_earlier(self, waiting: list[Reported]) -> Verdict:
         """Find ranks whose collectives were others than those of the rest, although all ranks completed theirs."""
         last = {(record.group, record.number): record for record in _collectives(waiting)}
         for record in last.values():
@@ -292,7 +213,7 @@ class _Search:
         line = f"the ranks differ in {_title(record)}: {unequal_in_words(wrong[0], sizes, members, places)}"
         return Verdict(sorted(members[rank] for rank in set.intersection(*map(set, wrong)) or wrong[0]), [line])
 
-    def _waiting_for_each_other(self, waiting: list[_Rank]) -> Verdict:
+    def _waiting_for_each_other(self, waiting: list[Reported]) -> Verdict:
         edges = {each.rank: self._waits_for(each) for each in waiting}
         for start in sorted(edges):
             path = [start]
@@ -318,29 +239,29 @@ class _Search:
             return None
         ranks = [each.rank for each in few]
         own, seconds = next(each for each in few[0].waits if each.record.number == theirs.number)
-        activity = f"{by_number(few, 'it', 'they')} {_is_in(own, seconds, by_number(few, 'is', 'are'))}"
+        activity = f"{by_number(few, 'it', 'they')} {wait_in_words(own, seconds, by_number(few, 'is', 'are'))}"
         line = f"{ranks_in_words(ranks)} never reached {record}: {activity}; {self._who_waits(many, record)}"
         return Verdict(ranks, [line])
 
-    def _ahead(self, waiting: list[_Rank]) -> Verdict:
+    def _ahead(self, waiting: list[Reported]) -> Verdict:
         """Find ranks in a later operation than others of the group: they have caught an error, or hold a result."""
         for record in _collectives(waiting):
             ahead = [other for other in self._ranks if other.is_beyond(record)]
             if ahead:
                 own, seconds = next(own for own in ahead[0].waits if own.record.group == record.group)
                 ranks, still = [other.rank for other in ahead], [other for other in waiting if other.is_in(record)]
-                activity = _is_in(own, seconds, by_number(ahead, "is", "are"))
+                activity = wait_in_words(own, seconds, by_number(ahead, "is", "are"))
                 words = f"{ranks_in_words(ranks)} {by_number(ahead, 'has', 'have')} left {record}, and {activity}"
                 return Verdict(ranks, [f"{words}; {self._who_waits(still, record)} (was an error caught?)"])
         return Verdict()
 
-    def _making_no_progress(self, waiting: list[_Rank]) -> Verdict:
+    def _making_no_progress(self, waiting: list[Reported]) -> Verdict:
         """Find ranks that compute with an asynchronous operation in flight: MPI makes progress in its calls only."""
         found = Verdict()
         for each in waiting:
             for record, _ in each.waits:
                 for other in self._ranks:
-                    begun = () if other.report is None or other.waits else map(_record, other.report["operations"])
+                    begun = () if other.report is None or other.waits else map(record_from, other.report["operations"])
                     if any(key_of_operation(own) == key_of_operation(record) for own in begun):
                         found.culprits.append(other.rank)
                         what, why = "and does not wait for it", "but MPI makes progress only in its calls"
@@ -383,7 +304,7 @@ class _Search:
         for rank, following in zip(circle, [*circle[1:], circle[0]]):
             record = edges[rank][following]
             seconds = next(seconds for own, seconds in self._ranks[rank].waits if own is record)
-            found.lines.append(f"  rank {rank} {_is_in(record, seconds)}, and waits for rank {following}")
+            found.lines.append(f"  rank {rank} {wait_in_words(record, seconds)}, and waits for rank {following}")
         return found
 
     def _standing(self) -> Verdict:
@@ -424,12 +345,12 @@ class _Search:
             return "it does not answer (has it called init_process_group? is its node there?)"
         if report.get("left"):
             why = f" ({report['reason']})" if ": " in report["reason"] else ""
-            return f"it has come to the end of its program{why} without that{_last_collectives(report)}"
+            return f"it has come to the end of its program{why} without that{last_collectives(report)}"
         if report.get("ended"):
-            return f"it has ended {report['ended']}{_last_collectives(report)}"
-        return f"it is in the program at {report['program']}{_last_collectives(report)}"
+            return f"it has ended {report['ended']}{last_collectives(report)}"
+        return f"it is in the program at {report['program']}{last_collectives(report)}"
 
-    def _who_waits(self, others: list[_Rank], record: Record) -> str:
+    def _who_waits(self, others: list[Reported], record: Record) -> str:
         waits = [wait for each in others for wait in each.waits if wait.record.number == record.number]
         places = places_in_words(wait.record.where for wait in waits)
         seconds = max((wait.seconds for wait in waits), default=0.0)
@@ -437,62 +358,14 @@ class _Search:
         return f"{ranks_in_words(each.rank for each in others)} {verb} at {places}, for {duration(seconds)}"
 
 
-def _collectives(waiting: list[_Rank]) -> list[Record]:
+def _collectives(waiting: list[Reported]) -> list[Record]:
     """Return the collectives that ranks wait in."""
     return [record for each in waiting for record, _ in each.waits if not record.is_a_message]
-
-
-def _waits(report: Mapping[str, Any] | None) -> list[_Wait]:
-    if report is None or report.get("left"):
-        return []
-    return [_Wait(_record(each), each["seconds"]) for each in report["operations"] if each["waits"]]
-
-
-def _record(entry: Mapping[str, Any]) -> Record:
-    return Record(**{name: entry[name] for name in Record.__dataclass_fields__ if name in entry})
 
 
 def _title(record: Record) -> str:
     return f"operation #{record.number} of {record.group_name!r}"
 
 
-def _is_in(record: Record, seconds: float, verb: str = "is") -> str:
-    peer, tag = "", ""
-    if record.is_a_message:
-        peer = " from any rank" if record.peer is None else f" with rank {record.peer} of the group"
-        tag = f", tag {record.tag}" if record.tag is not None else ""
-    return f"{verb} in {record}{peer}{tag}, {record.where}, for {duration(seconds)}"
-
-
 def _tags(tags: Sequence[int]) -> str:
     return f"{by_number(tags, 'has tag', 'have tags')} {', '.join(map(str, tags))}"
-
-
-def _last_collectives(report: Mapping[str, Any]) -> str:
-    """Return the last collectives of a rank in its groups, in words."""
-    groups = [each for each in report["groups"].values() if each["collectives"]]
-    shown = [(_last_in_words(each) or f"#{each['collectives']}", each["name"]) for each in groups[:4]]
-    which = "collectives" if any(" " in words for words, _ in shown) else "collective"
-    return f" (its last {which}: {'; '.join(f'{words} of {name!r}' for words, name in shown)})" if shown else ""
-
-
-def _last_in_words(group: Mapping[str, Any]) -> str:
-    """Return the last three kinds of collectives in a row that a rank has called in a group; "" if they are not known.
-
-    ``#38 broadcast (8 B float64), #39-#41 all_reduce (4 MiB float32)``
-    """
-    runs: list[tuple[list[int], list[Any]]] = []  # numbers, and what they have in common; the last comes first
-    number = group["collectives"]
-    known = {each[0]: each for each in group.get("recent", ()) if _is_operation(each[1])}
-    while number in known and len(runs) <= RUNS:
-        what = known[number][1:4]
-        if runs and runs[-1][1] == what:
-            runs[-1][0].append(number)
-        else:
-            runs.append(([number], what))
-        number -= 1
-    shown = []
-    for numbers, (name, dtype, nbytes) in reversed(runs[:RUNS]):
-        first = f"#{numbers[-1]}-" if len(numbers) > 1 else ""
-        shown.append(f"{first}#{numbers[0]} {name}" + (f" ({size_in_words(nbytes)} {dtype})" if dtype else ""))
-    return ", ".join(shown)

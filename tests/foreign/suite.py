@@ -132,7 +132,7 @@ class Job:
     def _verdict(self, program: Program, ranks: int, file: Path, wrong: list[str]) -> str:
         """Return what is said where rank 1 never comes back."""
         waits = self.run(ranks, file, "waits", watched=True, seconds=120, folder=str(file.parent))
-        said = re.search(rf"hpccomm: (.*(?:{program.verdict})[^;]*)", waits.stderr)
+        said = re.search(rf"hpccomm: (.*(?:{program.verdict})[^;\n]*)", waits.stderr)
         if waits.returncode not in (124, 9) or said is None:
             wrong.append(f"one waits: {waits.returncode} {waits.stderr[-2000:]}")
         return re.sub(r"\S*/(?=[\w.]+:\d)", "", said[1]) if said else ""

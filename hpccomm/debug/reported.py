@@ -1,0 +1,145 @@
+"""What the report of each rank says: the operations that it waits in, and those that it has completed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..core.backend import FastPath
+from ..core.operation_list import OPERATIONS
+from .mpi_calls import spec_of
+from .records import Record, key_of_operation
+from .words import duration, size_in_words
+
+MANY = 7  # entries of a report's "recent" from which on older ones may have been dropped, those of the fast path apart
+RUNS = 3  # kinds of collectives that are named as a rank's last ones
+# what takes the fast path: only the number is known, but for the last ones of the compiled one
+MAY_BE_SMALL = OPERATIONS.keys() & vars(FastPath).keys()
+SMALL = f"one of {', '.join(sorted(name for name in MAY_BE_SMALL if not OPERATIONS[name].is_a_message))}"
+
+
+class Wait(NamedTuple):
+    """An operation that a rank waits in."""
+
+    record: Record
+    seconds: float  # since it began
+
+
+@dataclass
+class Reported:
+    """The report of one rank."""
+
+    rank: int
+    report: Mapping[str, Any] | None
+    waits: list[Wait]
+    _past: dict[str, dict[int, list[Any]]] = field(default_factory=dict)
+
+    def is_in(self, record: Record) -> bool:
+        """Whether it waits in the same operation."""
+        return any(key_of_operation(own) == key_of_operation(record) for own, _ in self.waits)
+
+    def is_beyond(self, record: Record) -> bool:
+        """Whether it waits in a later collective of the same group."""
+        later = (own for own, _ in self.waits if not own.is_a_message and own.group == record.group)
+        return not record.is_a_message and any(own.number > record.number for own in later)
+
+    def own(self, record: Record) -> Record | None:
+        """Return the collective with the number and the group of `record` that this rank waits in, if any."""
+        same = (own for own, _ in self.waits if (own.group, own.number) == (record.group, record.number))
+        return next((own for own in same if not own.is_a_message), None)
+
+    def completed(self, record: Record, number: int) -> Record | None:
+        """Return the completed collective with a number in the group of `record`, if it is known."""
+        group = self.group(record)
+        if "recent" not in group or not group.get("since", 0) <= number <= group["collectives"]:
+            return None
+        if record.group not in self._past:
+            self._past[record.group] = {each[0]: each for each in group["recent"] if _is_operation(each[1])}
+        recent = self._past[record.group]
+        if number not in recent:
+            slow = [each[0] for each in group["recent"] if len(each) == len(_UNKNOWN)]
+            if len(slow) > MANY and number < min((each for each in slow if each in recent), default=number + 1):
+                return None
+        return _passed(record, number, recent.get(number, _UNKNOWN))
+
+    def calls_before(self, record: Record) -> str:
+        """Return in words the calls of this rank, operations apart, between the collective before and `record`."""
+        recent = self.group(record).get("recent", ())
+        names = [name for number, name, *_ in recent if number == record.number - 1 and not _is_operation(name)]
+        return " and ".join(names) or "nothing"
+
+    def tags_sent(self, record: Record, receiver: int) -> list[int]:
+        """Return the tags of the last messages of this rank to a rank of the group of `record`."""
+        return sorted({tag for peer, tag in self.group(record).get("sent", ()) if peer == receiver})
+
+    def group(self, record: Record) -> Mapping[str, Any]:
+        """Return what the report says of the group of `record`."""
+        return (self.report or {}).get("groups", {}).get(record.group, {})  # type: ignore[no-any-return]
+
+
+_UNKNOWN = [0, SMALL, "", 0]
+
+
+def _passed(record: Record, number: int, entry: Sequence[Any]) -> Record:
+    """Return the completed collective of the group of `record` that an entry of a report's "recent" describes."""
+    _, name, dtype, nbytes, *details = entry
+    count, op, peer, async_op = details or (-1, "", None, False)
+    passed = Record(name, number, record.group, record.group_name, dtype=dtype, count=count, nbytes=nbytes, op=op)
+    passed.peer, passed.async_op, passed.state = peer, async_op, "completed"
+    return passed
+
+
+def _is_operation(name: str) -> bool:
+    return spec_of(name) is not None
+
+
+def waits_in(report: Mapping[str, Any] | None) -> list[Wait]:
+    """Return the operations that the rank of a report waits in."""
+    if report is None or report.get("left"):
+        return []
+    return [Wait(record_from(each), each["seconds"]) for each in report["operations"] if each["waits"]]
+
+
+def record_from(entry: Mapping[str, Any]) -> Record:
+    """Return the record of one of a report's operations."""
+    return Record(**{name: entry[name] for name in Record.__dataclass_fields__ if name in entry})
+
+
+def wait_in_words(record: Record, seconds: float, verb: str = "is") -> str:
+    """Return ``is in all_reduce #41 of 'world', train.py:91, for 12 s``."""
+    peer, tag = "", ""
+    if record.is_a_message:
+        peer = " from any rank" if record.peer is None else f" with rank {record.peer} of the group"
+        tag = f", tag {record.tag}" if record.tag is not None else ""
+    return f"{verb} in {record}{peer}{tag}, {record.where}, for {duration(seconds)}"
+
+
+def last_collectives(report: Mapping[str, Any]) -> str:
+    """Return the last collectives of a rank in its groups, in words."""
+    groups = [each for each in report["groups"].values() if each["collectives"]]
+    shown = [(_last_in_words(each) or f"#{each['collectives']}", each["name"]) for each in groups[:4]]
+    which = "collectives" if any(" " in words for words, _ in shown) else "collective"
+    return f" (its last {which}: {'; '.join(f'{words} of {name!r}' for words, name in shown)})" if shown else ""
+
+
+def _last_in_words(group: Mapping[str, Any]) -> str:
+    """Return the last three kinds of collectives in a row that a rank has called in a group; "" if they are not known.
+
+    ``#38 broadcast (8 B float64), #39-#41 all_reduce (4 MiB float32)``
+    """
+    runs: list[tuple[list[int], list[Any]]] = []  # numbers, and what they have in common; the last comes first
+    number = group["collectives"]
+    known = {each[0]: each for each in group.get("recent", ()) if _is_operation(each[1])}
+    while number in known and len(runs) <= RUNS:
+        what = known[number][1:4]
+        if runs and runs[-1][1] == what:
+            runs[-1][0].append(number)
+        else:
+            runs.append(([number], what))
+        number -= 1
+    shown = []
+    for numbers, (name, dtype, nbytes) in reversed(runs[:RUNS]):
+        first = f"#{numbers[-1]}-" if len(numbers) > 1 else ""
+        shown.append(f"{first}#{numbers[0]} {name}" + (f" ({size_in_words(nbytes)} {dtype})" if dtype else ""))
+    return ", ".join(shown)
