@@ -16,6 +16,7 @@ from .records import Record, key_of_operation, minority, sides, unequal_in_words
 from .reported import MAY_BE_SMALL, SMALL, Reported, last_collectives, record_from, wait_in_words, waits_in
 from .words import by_number, duration, places_in_words, ranks_by_value, ranks_in_words
 
+LEAST = 1.0  # seconds that a call of C takes which is worth a word
 PASSED = 32  # collectives before the one that hangs, which are compared
 
 
@@ -316,6 +317,8 @@ class _Search:
         if not places or any(each.report and not each.report.get("left") for each in others):
             return Verdict()  # there is one that may move
         seconds = min(each.report["stands"] for each in self._ranks if each.report and each.rank in places)
+        if seconds < LEAST:
+            return Verdict()
         sides = sorted(ranks_by_value(places.items()).values(), key=len)
         found = Verdict([each.rank for each in others] or (minority(sides) if len(sides) > 1 else []))
         found.standstill = seconds

@@ -14,6 +14,7 @@ from typing import Any
 from . import stacks
 
 SEMAPHORE_BYTES = 64  # sem_t has 32 with glibc
+_semaphores: list[Any] = []  # which a call that is left may still need
 
 
 class Standing:
@@ -22,6 +23,7 @@ class Standing:
     def __init__(self) -> None:
         libc = ctypes.CDLL(None)
         self._semaphore = ctypes.create_string_buffer(SEMAPHORE_BYTES)
+        _semaphores.append(self._semaphore)
         self._try_wait = libc.sem_trywait
         self._post = ctypes.cast(libc.sem_post, ctypes.c_void_p)
         self._is_known = libc.sem_init(self._semaphore, 0, 0) == 0

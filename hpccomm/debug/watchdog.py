@@ -163,7 +163,8 @@ class Watchdog:
         for observed in list(self._seen.values()):
             self._judge(observed, now)
         stands = self._standing.look(now)
-        if SOURCES and self.reporter.rank < JUDGES and all(_has_left(each.call) for each in self._seen.values()):
+        is_judge = SOURCES and self.reporter.size > 1 and self.reporter.rank < JUDGES
+        if is_judge and all(_has_left(each.call) for each in self._seen.values()):
             self._judge_standstill(stands)
 
     def _in_flight(self) -> list[CallInFlight]:

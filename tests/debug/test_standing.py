@@ -65,6 +65,8 @@ def test_a_rank_that_does_not_answer_or_has_ended_is_named() -> None:
     assert found.lines[3].startswith("rank 2: it does not answer")
 
 
-@pytest.mark.parametrize("other", [report(1, 3), report(1, 3, stands=0.0), report(1, 3, is_in("barrier", 4))])
+@pytest.mark.parametrize(
+    "other", [report(1, 3), report(1, 3, stands=0.0), stands(1, CLOSES, 0.5), report(1, 3, is_in("barrier", 4))]
+)
 def test_a_rank_that_moves_or_waits_is_enough(other: Any) -> None:
     assert verdict([stands(0, WRITES), other, stands(2, WRITES)], 3).standstill == 0.0
