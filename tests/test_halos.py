@@ -336,7 +336,40 @@ hc.register_backend("messages", Messages, devices="cpu", extended_api=True)
 @pytest.mark.once
 @pytest.mark.skipif("MPICH" not in MPI.Get_library_version(), reason="only MPICH can pretend")
 def test_on_two_pretended_nodes() -> None:
-    suite = ["tests/test_halos.py", "tests/test_layouts.py", "-k", "random or come_and_go or late or transpose"]
+    suite = [
+        "tests/test_halos.py",
+        "tests/test_layouts.py",
+        "-k",
+        "random or come_and_go or late or transpose or one_order",
+    ]
     command = [sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", "-q", "-p", "no:cacheprovider", *suite]
     ended = launch(4, *command, env={"MPIR_CVAR_NUM_CLIQUES": "2"}, timeout=170)
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+
+
+def test_sums_have_one_order_however_they_are_waited_for() -> None:
+    with hc.new_grid((0, 0), periodic=True) as grid:
+        field, seen = np.zeros((3, 3)), []
+        with hc.halo_accumulate_init(field, grid, corners=False) as again:
+            for turn in range(8):
+                field[...] = 0
+                field[1, 1], field[2, 1], field[1, 2] = -1e16, 1e16, 1  # 0 or 1, as they are added
+                again.start()
+                while turn % 2 and not again.is_completed():
+                    pass
+                again.wait()
+                seen.append(field[1, 1])
+    assert set(seen) == {seen[0]}
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.skipif(SIZE < 2, reason="two ranks")
+def test_a_message_that_is_too_short_is_noticed(async_op: bool) -> None:
+    before, after = (RANK - 1) % SIZE, (RANK + 1) % SIZE
+    with hc.new_group(on_timeout="raise") as group:
+        ghosts = np.full(3, -1.0)
+        exchange = group.door.backends["cpu"].exchange
+        parts = [(after, np.ones(2))], [(before, ghosts)]
+        with pytest.raises(hc.DistBackendError, match="the message has 16 bytes, but the array 24"):
+            exchange(*parts, False, True).wait() if async_op else exchange(*parts, False, False)
+        assert ghosts[2] == -1

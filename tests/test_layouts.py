@@ -87,6 +87,18 @@ def test_random_boxes(axes: int, seed: int, backend: str) -> None:
                 np.testing.assert_array_equal(output, expected if step % 2 else np.zeros_like(expected))
 
 
+def test_a_batch_of_none_leaves_memory_alone() -> None:
+    here, there = (slice(3 * rank, 3 * rank + 3) for rank in (RANK, (RANK + 1) % SIZE))
+    had, memory = np.full((2, 6), 5.0), np.full((2, 6), 7.0)
+    input, output = had[:0, ::2], memory[:0, ::2]
+    hc.redistribute(output, input, there, here)
+    with hc.redistribute_init(output, input, there, here) as again:
+        for _ in range(3):
+            again.start()
+            again.wait()
+    assert memory.tolist() == np.full((2, 6), 7.0).tolist()
+
+
 def test_a_cell_of_several_ranks_is_that_of_the_lowest() -> None:
     mine, all_of_it = np.full(5, RANK), np.full(5, -1)
     hc.redistribute(all_of_it, mine, slice(0, 5), slice(0, 5))

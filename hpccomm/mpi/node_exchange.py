@@ -100,13 +100,13 @@ class NodeExchange(PersistentWork):
         return True
 
     def block(self) -> None:
-        """Wait until all have begun; unpack."""
+        """Wait until all have begun, and for those of other nodes; unpack."""
         while not self._pieces.has_come(self._looks):
             self._comm.Iprobe()  # MPI makes progress, and tells of dead ranks
             sched_yield()
-        self._unpack()
-        if self._rest is not None:
+        if self._rest is not None:  # first, as in `poll`: sums have one order
             self._rest.block()
+        self._unpack()
 
     def poll(self) -> bool:
         """Unpack if all have begun; return whether they have."""

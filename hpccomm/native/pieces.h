@@ -65,6 +65,9 @@ static inline void piece_copy(const Piece *p, int set, int packs)
             memcpy(data, slot, p->run);
         return;
     }
+    for (int axis = 0; axis <= last; axis++)
+        if (p->count[axis] == 0)
+            return;
     ptrdiff_t at[MOST_AXES] = {0};
     size_t row = (size_t)p->count[last] * p->run;
     for (;;) {

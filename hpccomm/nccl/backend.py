@@ -270,12 +270,18 @@ class NCCLBackend(Backend):
 
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
         arrays = [piece for _, piece in (*sends, *receives)]
+        if len(arrays) > MOST_CALLS:  # in several groups, receives would wait for sends of a later one
+            raise ValueError(
+                f"exchange: {len(arrays)} parts of GPU arrays go to other ranks and come from them; NCCL takes "
+                f"{MOST_CALLS} at once, so exchange fewer arrays in one call{here()}"
+            )
         plan = self._plan(async_op, *arrays) if arrays else (self._connection or self._connect()).plan(async_op)
         for peer, piece in receives:
             plan.recv(plan.recv_buffer(piece), peer)
         sent = plan.unaliased([piece for _, piece in sends], [piece for _, piece in receives])
         for (peer, _), piece in zip(sends, sent):
             plan.send(piece, peer)
+        plan.end_step()
         return self._end(plan, async_op, arrays)
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:

@@ -14,7 +14,7 @@ from ..cuda.seam import Communicator, Runtime
 from ..errors import DistBackendError, here
 from .types import Reduction, moved
 
-CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls")
+CALLS_PER_GROUP = 1024  # NCCL takes 2048 (its user guide, "Group Calls"): as many where they are one step
 # NCCL allows no two threads at once to issue operations of communicators on one GPU (its user guide, "Thread Safety").
 ISSUING = threading.RLock()
 
@@ -109,7 +109,8 @@ class Plan(Packing):
         start = 0
         while start < len(self._calls):
             end = start + CALLS_PER_GROUP
-            end = max((step for step in self._step_ends if start < step <= end), default=end)
+            ends = [step for step in self._step_ends if start < step <= start + 2 * CALLS_PER_GROUP]
+            end = max((step for step in ends if step <= end), default=min(ends, default=end))
             self._comm.group_start()
             try:
                 for function, arguments in self._calls[start:end]:

@@ -129,10 +129,10 @@ BODIES = {
     _seen = self._seen
     _seen.collectives += 1
     _seen.names.append(_name)
-    return _persistent(_call(self, {arguments}), _seen, _name, ({arguments}))
+    return _persistent(_call(self, {arguments}), _seen, _name, ({each_of_them}))
 """,
     "persistent message": """
-    return _persistent(_call(self, {arguments}), self._seen, _name, ({arguments}))
+    return _persistent(_call(self, {arguments}), self._seen, _name, ({each_of_them}))
 """,
     "making": """
     _seen = self._seen
@@ -169,7 +169,10 @@ def _compiled(kind: str, name: str, call: Callable[..., Any]) -> FunctionType:
     defaults = {f"_{each.name}": each.default for each in _parameters(name) if each.default is not each.empty}
     head = "".join(f", {each}=_{each}" if f"_{each}" in defaults else f", {each}" for each in arguments)
     all_but_the_first = "".join(f"{each}, " for each in arguments[1:])
-    body = BODIES[kind].format(arguments=", ".join(arguments), all_but_the_first=all_but_the_first)
+    each_of_them = "".join(f"{each}, " for each in arguments)
+    body = BODIES[kind].format(
+        arguments=", ".join(arguments), each_of_them=each_of_them, all_but_the_first=all_but_the_first
+    )
     names: dict[str, Any] = {
         "_call": call,
         "_name": name,

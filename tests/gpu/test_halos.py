@@ -73,3 +73,17 @@ def test_again_and_again(grids: list[hc.Grid]) -> None:
                 halo.wait()
                 for one, other in zip(on_gpu, on_host):
                     np.testing.assert_array_equal(gpus.values(one), other)
+
+
+def test_more_parts_than_a_group_of_calls_takes(process_group: hc.ProcessGroup) -> None:
+    """All of them are in one group: in two, a receive would wait for a send of the second."""
+    me, size = process_group.rank, process_group.size
+    backend = process_group.door.backends["cuda"]
+    sent = [gpus.array(np.full(1, 1000.0 * me + i)) for i in range(700)]
+    received = [gpus.array(np.zeros(1)) for _ in sent]
+    sends, receives = [((me + 1) % size, each) for each in sent], [((me - 1) % size, each) for each in received]
+    backend.exchange(sends, receives, False, False)
+    assert [float(gpus.values(each)[0]) for each in received] == [1000.0 * ((me - 1) % size) + i for i in range(700)]
+    if process_group.config.device_map["cuda"] == "nccl":
+        with pytest.raises(ValueError, match=r"2100 parts of GPU arrays .* NCCL takes 2048 at once"):
+            backend.exchange(sends + sends[:350], receives + receives[:350], False, False)

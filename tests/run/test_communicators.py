@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -245,6 +245,38 @@ def test_each_start_of_a_persistent_request_is_a_call(comm: Any) -> None:
     for request in (receive, send):
         request.Free()
         assert request == MPI.REQUEST_NULL
+
+
+def test_a_persistent_request_of_a_handle_is_of_the_same_class(comm: Any) -> None:
+    request = comm.Send_init(np.ones(2), RANK, 6)
+    own = type(request)
+    made = [own(request), own.fromhandle(request.handle), own.f2py(request.py2f())]
+    assert [(type(each) is own, each == request) for each in made] == [(True, True)] * 3
+    request.Free()
+
+
+@pytest.mark.skipif(MPI.VERSION < 4, reason="MPI 4")
+@pytest.mark.parametrize(
+    "name", sorted(name for name in dir(MPI.Intracomm) if name in CALLS and name.endswith("_init"))
+)
+def test_a_persistent_request_has_all_arguments_of_its_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(communicators, "_persistent", lambda *arguments: made.append(arguments))
+    parameters = [each.name for each in communicators._parameters(name)]
+    call = communicators._compiled(communicators._kind(name), name, lambda self, *arguments: arguments)
+    call(SimpleNamespace(_seen=SimpleNamespace(collectives=0, names=[])), *parameters)
+    ((given, _, named, arguments),) = made
+    assert (list(given), named, list(arguments)) == (parameters, name, parameters)
+
+
+@pytest.mark.skipif(MPI.VERSION < 4, reason="MPI 4")
+def test_a_persistent_barrier(comm: Any) -> None:
+    request = comm.Barrier_init()
+    for turn in range(1, 3):
+        request.Start()
+        assert [(each.name, each.number) for each in requests_in_flight()] == [("Barrier_init", 1 + turn)]
+        request.Wait()
+    request.Free()
 
 
 @pytest.mark.skipif(MPI.VERSION < 4, reason="MPI 4")
