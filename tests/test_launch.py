@@ -126,6 +126,24 @@ def test_an_exception_that_c_code_prints_ends_nothing(tmp_path: Path) -> None:
     assert "ends the job" not in result.stderr
 
 
+def test_an_exception_that_a_runner_of_the_program_shows_ends_the_job(tmp_path: Path) -> None:
+    program = """
+        import sys, hpccomm as hc
+        world = hc.init_process_group()
+        def run():  # as `coverage run` does
+            try:
+                if world.rank == 1:
+                    raise KeyError("lost")
+            except KeyError:
+                sys.excepthook(*sys.exc_info())
+        run()
+        hc.barrier()
+        """
+    result = run(program, tmp_path, 2, timeout=60)
+    assert result.returncode not in (0, 124)
+    assert "hpccomm: KeyError on rank 1 ends the job" in result.stderr
+
+
 def test_the_hook_can_be_turned_off_and_is_taken_away_by_destroy(tmp_path: Path) -> None:
     program = """
         import sys, hpccomm as hc

@@ -22,15 +22,7 @@ PACKAGE = os.path.dirname(errors.__file__) + os.sep
 
 
 class AbortOnException:
-    """A sys.excepthook that ends the whole job, with the traceback visible.
-
-    Attributes
-    ----------
-    program_has_ended : bool
-        Whether the program is over, whatever Python runs now: `hpccomm run` tells that.
-    """
-
-    program_has_ended = False
+    """A sys.excepthook that ends the whole job, with the traceback visible."""
 
     def __init__(self) -> None:
         self._previous: Any = None
@@ -65,7 +57,7 @@ class AbortOnException:
         except Exception:  # a broken hook of the program's must not keep the job from ending
             with contextlib.suppress(Exception):  # nor must a closed stderr
                 traceback.print_exception(kind, error, trace)
-        if os.getpid() != self._pid or (_goes_on() and not self.program_has_ended):
+        if os.getpid() != self._pid or _goes_on():
             return
         from mpi4py import MPI
 
@@ -86,12 +78,16 @@ class AbortOnException:
 
 
 def _goes_on() -> bool:
-    """Whether the program is still running: C code has printed an exception, and no more (Cython's ``__dealloc__``)."""
-    frame = sys._getframe()
+    """Whether the program is still running: C code has printed an exception, and no more (Cython's ``__dealloc__``).
+
+    What calls the hook by its name is no such code: it runs the program, as ``coverage run`` does, which has ended.
+    """
+    frame, is_called = sys._getframe(1), False
     while frame.f_back is not None:
         frame = frame.f_back
-    is_the_main_thread = threading.current_thread() is threading.main_thread()
-    return is_the_main_thread and frame.f_code.co_name in ("<module>", "_run_module_as_main")
+        is_called = is_called or "excepthook" in frame.f_code.co_names
+    runs = frame.f_code.co_name in ("<module>", "_run_module_as_main")
+    return runs and not is_called and threading.current_thread() is threading.main_thread()
 
 
 def _at_the_end_of_a_block(trace: TracebackType | None) -> str:

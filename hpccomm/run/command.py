@@ -79,8 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         end_with(end, "")
         raise
     except BaseException as error:
-        trace, AbortOnException.program_has_ended = _of_the_program(error.__traceback__), True
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        _show(error)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -93,6 +92,12 @@ def _register_hooks(arguments: argparse.Namespace) -> None:
         log_operations(arguments.log)
     for name in arguments.hook:
         late(name)()
+
+
+def _show(error: BaseException) -> None:
+    """Call the hook, in a function of its own: while the program runs, no frame may name it."""
+    trace = _of_the_program(error.__traceback__)
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
