@@ -309,15 +309,25 @@ def place_in_program() -> tuple[str, str]:
 
     ``("train.py:88", "load, in input()")``; and the exception that it is handling.
     """
-    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
-    if innermost is None:
+    frame = _frame_of_the_program()
+    if frame is None:
         return "", ""
-    frame = next(filter(_is_of_the_program, _outward(innermost)), innermost)
     text = text_of_call(frame)
     if frame.f_code.co_code[frame.f_lasti] == ASSIGNS:  # its text is the place alone
         text += " = ..."
     function = f"{frame.f_code.co_name}, in {text}" if "(" in text or "[" in text else frame.f_code.co_name
     return line_of(frame), f"{function}{_exception_of_the_main_thread()}"
+
+
+def line_in_program() -> str:
+    """Return the first of these alone, which takes no time."""
+    frame = _frame_of_the_program()
+    return "" if frame is None else line_of(frame)
+
+
+def _frame_of_the_program() -> FrameType | None:
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    return next(filter(_is_of_the_program, _outward(innermost)), innermost)
 
 
 def threads_of_the_program() -> list[threading.Thread]:

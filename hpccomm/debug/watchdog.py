@@ -171,7 +171,7 @@ class Watchdog:
         found = {call.key: call for call in stacks.calls_in_flight(without=threading.get_ident())}
         for work in works_in_flight():
             if _was_asked(work) or getattr(work, "is_driven", False) or _gpu_is_busy(work):
-                call = stacks.polled_call(work, stacks.place_in_program()[0])
+                call = stacks.polled_call(work, stacks.line_in_program())
                 found.setdefault(call.key, call)
         return list(found.values())
 
