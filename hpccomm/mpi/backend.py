@@ -115,7 +115,7 @@ class MPIBackend(Backend):
         from .node_exchange import NodeExchanges, is_compiled
 
         has_all = self._comm.allreduce(is_compiled() and self._options.tuning.node_bytes > 0, MPI.LAND)
-        return NodeExchanges(self._comm) if has_all else None
+        return NodeExchanges(self._comm, self._options.tuning) if has_all else None
 
     @cached_property
     def _monitored_barrier(self) -> MonitoredBarrier:

@@ -1,17 +1,18 @@
-"""Persistent exchanges within a node: packed into memory that both ranks see, and unpacked from it, without messages.
+"""Persistent exchanges within a node, without messages: through memory that both ranks see, or straight from an array.
 
 The protocol is that of `native/pieces.h`; ranks of other nodes get messages, in the same operation. Each exchange has
-a window of its own, in which a rank's part holds what it sends: for each rank of the node a flag and two slots. Windows
-of exchanges that all ranks of the node have freed are given back when the next one is set up.
+a window of its own, in which a rank's part holds what it sends: for each rank of the node its flags and two slots.
+Windows of exchanges that all ranks of the node have freed are given back when the next one is set up. What is large is
+not packed: the rank that needs it copies it from the other one's array (`direct.py`).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,11 @@ from ..core.door import Door
 from ..core.overlap import address_of
 from ..core.persistent_work import PersistentWork
 from ..core.work import Once
+from ..errors import DistBackendError, here
 from ..job.mpi_library import private, release
 from ..native import room
+from ..process.tuning import Tuning
+from .direct import Copies, DirectCopies
 from .exchange import by_peer, places, set_up
 from .persistent import MPIPersistentWork
 from .shared_memory import Window, free_bytes, why_no_room
@@ -92,7 +96,7 @@ class NodeExchange(PersistentWork):
             return super().wait(timeout)
         try:
             self.block()
-        except MPI.Exception as error:
+        except (MPI.Exception, DistBackendError) as error:
             self.fail(error)
         self.is_active = False
         if self.operation is not None:
@@ -101,7 +105,7 @@ class NodeExchange(PersistentWork):
 
     def block(self) -> None:
         """Wait until all have begun, and for those of other nodes; unpack."""
-        while not self._pieces.has_come(self._looks):
+        while not self._pieces.go_on(self._looks):
             self._comm.Iprobe()  # MPI makes progress, and tells of dead ranks
             sched_yield()
         if self._rest is not None:  # first, as in `poll`: sums have one order
@@ -109,8 +113,8 @@ class NodeExchange(PersistentWork):
         self._unpack()
 
     def poll(self) -> bool:
-        """Unpack if all have begun; return whether they have."""
-        if not self._pieces.has_come(1):
+        """Go on as far as is possible now; unpack at the end; return whether that is reached."""
+        if not self._pieces.go_on(1):
             self._comm.Iprobe()
             return False
         if self._rest is not None and not self._rest.poll():  # which unpacks its own
@@ -119,10 +123,13 @@ class NodeExchange(PersistentWork):
         return True
 
     def _unpack(self) -> None:
-        if self._adds is None:
-            self._pieces.unpack()
-        else:
+        if self._adds is not None:
             self._adds[self._pieces.number & 1]()
+        elif code := self._pieces.unpack():
+            raise DistBackendError(
+                f"copying between the memories of two ranks failed ({os.strerror(code)}); "
+                f"HPCCOMM_TUNING with a large direct_bytes does without{here()}"
+            )
 
     def release(self) -> None:
         """Let the memory go."""
@@ -135,25 +142,32 @@ class NodeExchange(PersistentWork):
 class NodeExchanges:
     """The exchanges of one group, and their windows."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, tuning: Tuning) -> None:
         from .compiled import cores_of
 
         self._comm = comm
         self._node = private(comm.Split_type(MPI.COMM_TYPE_SHARED), comm)
         self._ranks = {rank: number for number, rank in enumerate(self._node.allgather(comm.Get_rank()))}
         self._looks = LOOKS if self._node.size <= cores_of(self._node) else LOOKS_OF_MANY
+        self._direct = DirectCopies(self._node, tuning)
         self._windows: dict[int, tuple[Window, NodeExchange]] = {}
         self._made = 0
 
     def set_up(self, sends: Pieces, receives: Pieces, adds: bool) -> PersistentWork:
         """Return an exchange; every rank of the group calls it."""
+        from ..native._pieces import Pieces as Compiled
+
         outgoing, incoming = (
-            by_peer(each for each in pieces if each[0] in self._ranks) for pieces in (sends, receives)
+            by_peer((self._ranks[peer], piece) for peer, piece in pieces if peer in self._ranks)
+            for pieces in (sends, receives)
         )
-        starts, end = {}, 0  # of the flag for each rank, in this rank's part
+        copies = ({}, {}) if adds else self._direct.agree(outgoing, incoming)
+        packed, gives = _parted(outgoing, copies[0])
+        _, takes = _parted(incoming, copies[1])
+        starts, end = {}, 0  # of the flags for each rank, in this rank's part
         for peer in sorted(outgoing.keys() | incoming.keys()):
             starts[peer] = end
-            end += LINE_BYTES + 2 * _slot_bytes(outgoing.get(peer, []))
+            end += LINE_BYTES + 2 * _slot_bytes(packed.get(peer, []))
         freed = {number for number, (_, work) in self._windows.items() if work._freed}
         told = self._node.allgather((starts, end, freed))
         for number in sorted(set.intersection(*(each for _, _, each in told))):
@@ -166,46 +180,19 @@ class NodeExchanges:
         self._node.Barrier()
         others = [[each for each in pieces if each[0] not in self._ranks] for pieces in (sends, receives)]
         rest = set_up(self._comm, others[0], others[1], adds) if others[0] or others[1] else None
-        work = self._made_in(window, outgoing, receives, [each for each, _, _ in told], adds, rest)
+        on_node = [(self._ranks[peer], piece) for peer, piece in receives if peer in self._ranks]
+        side = _Side(window, self._node.rank, [each for each, _, _ in told])
+        unpacked = side.unpacked(on_node, copies[1])
+        compiled = Compiled(
+            side.packed(packed),
+            [] if adds else [_described(piece, *slots) for piece, slots in unpacked],
+            [(*side.flags(peer), gives.get(peer, []), takes.get(peer, [])) for peer in starts],
+        )
+        sums = (_sum(unpacked, 0), _sum(unpacked, 1)) if adds else None
+        work = NodeExchange(self._comm, self._looks, compiled, sums, rest, (sends, receives))
         self._windows[self._made] = window, work
         self._made += 1
         return work
-
-    def _made_in(
-        self,
-        window: Window,
-        outgoing: dict[int, list[Any]],
-        receives: Pieces,
-        starts: list[dict[int, int]],
-        adds: bool,
-        rest: MPIPersistentWork | None,
-    ) -> NodeExchange:
-        """Return the exchange in a window, where each rank has the flags for others at its `starts`."""
-        from ..native._pieces import Pieces as Compiled
-
-        me, own = self._comm.Get_rank(), window.parts[self._node.rank]
-        sent = []
-        for peer, pieces in outgoing.items():
-            slots = _slots(own, starts[self._node.rank][peer], pieces)
-            sent += [_described(piece, *each) for piece, each in zip(pieces, slots)]
-        incoming = by_peer(each for each in receives if each[0] in self._ranks)
-        slots_of = {
-            peer: iter(_slots(window.parts[self._ranks[peer]], starts[self._ranks[peer]][me], pieces))
-            for peer, pieces in incoming.items()
-        }
-        pairs = [(piece, next(slots_of[peer])) for peer, piece in receives if peer in self._ranks]
-        sums = None
-        if adds:
-            steps: list[list[Callable[[], Any]]] = [
-                [partial(np.add, piece, each[number], piece) for piece, each in pairs] for number in (0, 1)
-            ]
-            sums = Once(*steps[0]), Once(*steps[1])
-        received = [] if adds else [_described(piece, *each) for piece, each in pairs]
-        partners = starts[self._node.rank]
-        mine = [address_of(own) + start for start in partners.values()]
-        theirs = [address_of(window.parts[self._ranks[peer]]) + starts[self._ranks[peer]][me] for peer in partners]
-        compiled = Compiled(sent, received, mine, theirs)
-        return NodeExchange(self._comm, self._looks, compiled, sums, rest, (outgoing, receives))
 
     def _has_room(self, nbytes: int) -> bool:
         """Return whether there is memory for another window; the answer is the same on all ranks of the node."""
@@ -221,26 +208,72 @@ class NodeExchanges:
         release(self._node)
 
 
+class _Side:
+    """One rank's side of an exchange in a window, where each rank has what is for others at its `starts`."""
+
+    def __init__(self, window: Window, rank: int, starts: list[dict[int, int]]) -> None:
+        self._parts, self._rank, self._starts = window.parts, rank, starts
+
+    def flags(self, peer: int) -> tuple[int, int]:
+        """Return the addresses of the flags for another rank, and of those that it has for this one."""
+        me = self._rank
+        mine, theirs = (
+            address_of(self._parts[owner]) + self._starts[owner][other] for owner, other in ((me, peer), (peer, me))
+        )
+        return mine, theirs
+
+    def packed(self, outgoing: dict[int, list[Any]]) -> list[Any]:
+        """Return the descriptions of what is packed for others."""
+        return [
+            _described(piece, *slots)
+            for peer, pieces in outgoing.items()
+            for piece, slots in zip(pieces, self._slots(self._rank, peer, pieces))
+        ]
+
+    def unpacked(self, receives: Pieces, copies: Copies) -> list[tuple[Any, tuple[Any, Any]]]:
+        """Return what comes in slots, in the order of `receives`, with these."""
+        packed, _ = _parted(by_peer(receives), copies)
+        slots = {peer: iter(self._slots(peer, self._rank, pieces)) for peer, pieces in packed.items()}
+        numbers = {peer: count() for peer in packed}
+        return [
+            (piece, next(slots[peer])) for peer, piece in receives if next(numbers[peer]) not in copies.get(peer, ())
+        ]
+
+    def _slots(self, owner: int, peer: int, pieces: list[Any]) -> list[tuple[Any, Any]]:
+        """Return for each of the pieces that a rank packs for another one where it is in the two sets, in its shape."""
+        found = []
+        offsets, _ = places(pieces)
+        for offset, piece in zip(offsets, pieces):
+            both = []
+            for number in (0, 1):
+                at = self._starts[owner][peer] + LINE_BYTES + number * _slot_bytes(pieces) + offset
+                part = self._parts[owner][at : at + piece.nbytes]
+                both.append(part.view(piece.dtype).reshape(piece.shape))
+            found.append((both[0], both[1]))
+        return found
+
+
+def _parted(parts: dict[int, list[Any]], copies: Copies) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
+    """Return, by rank, what is packed, and the descriptions of what is copied."""
+    packed, copied = {}, {}
+    for peer, pieces in parts.items():
+        of_peer = copies.get(peer, {})
+        packed[peer] = [piece for number, piece in enumerate(pieces) if number not in of_peer]
+        copied[peer] = [copy.of(pieces[number]) for number, copy in of_peer.items()]
+    return packed, copied
+
+
+def _sum(unpacked: list[tuple[Any, tuple[Any, Any]]], turn: int) -> Once:
+    return Once(*(partial(np.add, piece, slots[turn], piece) for piece, slots in unpacked))
+
+
 def _slot_bytes(pieces: list[Any]) -> int:
     return -(-places(pieces)[1] // LINE_BYTES) * LINE_BYTES
 
 
-def _slots(part: Any, start: int, pieces: list[Any]) -> list[tuple[Any, Any]]:
-    """Return for each of the pieces that a rank sends to another where it is in the two sets, in its shape."""
-    found = []
-    offsets, _ = places(pieces)
-    for offset, piece in zip(offsets, pieces):
-        both = []
-        for number in (0, 1):
-            at = start + LINE_BYTES + number * _slot_bytes(pieces) + offset
-            both.append(part[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape))
-        found.append((both[0], both[1]))
-    return found
-
-
 def _described(piece: Any, *slots: Any) -> Any:
     addresses = tuple(map(address_of, slots))
-    return address_of(piece), piece.shape, piece.strides, piece.itemsize, addresses
+    return address_of(piece), piece.shape, piece.itemsize, piece.strides, slots[0].strides, addresses
 
 
 def is_compiled() -> bool:

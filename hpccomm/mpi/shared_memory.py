@@ -25,7 +25,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core.arithmetic import UFUNCS, multiplied
-from ..core.overlap import address_of
+from ..core.overlap import address_of, extent
 from ..core.reduce_op import ReduceOp
 from ..errors import here
 from ..job.mpi_library import private, release
@@ -33,6 +33,7 @@ from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC, accumulation_dtype
 from .layout import is_plain
 
+NAME_BYTES = 16
 SHM_DIRECTORY = "/dev/shm"  # where MPICH and Open MPI keep the windows
 PAGE_BYTES = 4096
 
@@ -41,6 +42,11 @@ PAGE_BYTES = 4096
 NOTE = struct.Struct("7q")
 CALLS = ["all_reduce", "reduce", "reduce_scatter_single"]
 OPS = list(UFUNCS)
+
+Place = tuple[bytes, int, int]  # of a node-shared array: the name of its window, the rank of the node, the offset there
+
+# Windows with node-shared arrays, by a name that all ranks of the node know
+_named: weakref.WeakValueDictionary[bytes, Window] = weakref.WeakValueDictionary()
 
 # Windows that outlived their group, because the program still has arrays in them (Window.free).
 _outliving: list[MPI.Win] = []
@@ -66,7 +72,8 @@ class Window:
         self._win.Lock_all(MPI.MODE_NOCHECK)
         memories: Any = (self._win.Shared_query(rank)[0] for rank in range(node.size))
         self.parts = [np.frombuffer(memory, np.uint8) for memory in memories]
-        self.address = address_of(self.parts[node.rank])  # of this rank's part
+        self.rank = node.rank
+        self.address = address_of(self.parts[self.rank])  # of this rank's part
         self.parts[node.rank][::PAGE_BYTES] = 0  # touched first by the rank that it belongs to
         node.Barrier()  # before another rank writes there
 
@@ -95,6 +102,23 @@ class Window:
         else:
             self._win.Unlock_all()
             self._win.Free()
+
+
+def place_of(array: Any) -> Place | None:
+    """Return where a part of this rank's node-shared arrays lies, for other ranks; None for other memory."""
+    start, end = extent(array, address_of(array))
+    for name, window in _named.items():
+        rank = window.rank
+        if window.parts and window.address <= start and end <= window.address + window.parts[rank].nbytes:
+            return name, rank, address_of(array) - window.address
+    return None
+
+
+def mapped(place: Place) -> int | None:
+    """Return the address at which this process sees such a place; None if it has not that window."""
+    name, rank, offset = place
+    window = _named.get(name)
+    return address_of(window.parts[rank]) + offset if window is not None and window.parts else None
 
 
 class SharedArrays:
@@ -127,6 +151,7 @@ class SharedArrays:
         self._made.append(window)
         part = window.parts[self._node.rank]
         self.windows[id(part)] = window
+        _named[self._node.bcast(os.urandom(NAME_BYTES))] = window
         return np.ndarray(shape, dtype, part)
 
     def _open(self) -> None:

@@ -56,7 +56,7 @@ class SingleCopy:
                 self._reduce_share(array.reshape(-1).view(np.ndarray), addresses, UFUNCS[op.name])
         except OSError as error:
             refusal = error  # the others are waiting
-        if not self._on_all(refusal is None):  # this also waits for all ranks
+        if not _on_all(self._comm, refusal is None):  # this also waits for all ranks
             raise DistBackendError(
                 f"all_reduce: copying between the memories of the ranks failed ({refusal or 'on another rank'}), and "
                 f"the arrays are half reduced; HPCCOMM_TUNING with a large single_copy_bytes does without{here()}"
@@ -97,7 +97,7 @@ class SingleCopy:
         # Some memory is out of the kernel's reach for all processes, this one too: what a device's driver has made, for
         # example. So each rank tries its own array: it reads both ends, and writes them back.
         ends = address, address + array.nbytes - 1
-        if not all(self._can_read_and_write(os.getpid(), end, 1) for end in ends):
+        if not all(self._system_calls.reach(os.getpid(), end, 1) for end in ends):
             address = 0
         notes = np.empty((self._ranks, 4), np.int64)
         self._comm.Allgather(np.array([address, array.size, kind(array.dtype), OPS.index(op.name)], np.int64), notes)
@@ -108,37 +108,59 @@ class SingleCopy:
 
     def _open(self) -> None:
         """Find out whether every rank can read and write the memory of all others."""
-        self._read, self._write = Transfer("process_vm_readv"), Transfer("process_vm_writev")
-        # the pid of one container may be another process in the next: hence the token
-        token = np.frombuffer(bytearray(os.urandom(TOKEN_BYTES)), np.uint8)
-        mine = MPI.Get_processor_name(), os.getpid(), address_of(token), token.tobytes()
-        all_ranks = self._comm.allgather(mine)
-        self._is_allowed = self._on_all(
-            all(
-                node == mine[0] and self._can_read_and_write(pid, address, TOKEN_BYTES, expected)
-                for node, pid, address, expected in all_ranks
-            )
-        )
-        self._pids = [pid for _, pid, _, _ in all_ranks]
+        self._pids = processes_of(self._comm)
+        self._is_allowed = bool(self._pids)
+        self._system_calls = SystemCalls()
+        self._read, self._write = self._system_calls.read, self._system_calls.write
         self._scratch = np.empty((2, CHUNK_BYTES if self._is_allowed else 0), np.uint8)
 
-    def _can_read_and_write(self, pid: int, address: int, nbytes: int, expected: bytes | None = None) -> bool:
+
+class SystemCalls:
+    """Both system calls."""
+
+    def __init__(self) -> None:
+        self.read, self.write = Transfer("process_vm_readv"), Transfer("process_vm_writev")
+
+    def reach(self, pid: int, address: int, nbytes: int, expected: bytes | None = None) -> bool:
         """Read a process's memory and write it back; return whether that went well, and had the `expected` bytes."""
         found = np.empty(nbytes, np.uint8)
         try:
-            self._read(pid, address_of(found), address, nbytes)
+            self.read(pid, address_of(found), address, nbytes)
             if expected is not None and found.tobytes() != expected:
                 return False
-            self._write(pid, address_of(found), address, nbytes)
+            self.write(pid, address_of(found), address, nbytes)
         except OSError:
             return False
         return True
 
-    def _on_all(self, mine: bool) -> bool:
-        """Return whether `mine` is true on all ranks, when all have asked."""
-        answer = np.array(mine, np.intc)
-        self._comm.Allreduce(MPI.IN_PLACE, answer, MPI.MIN)
-        return bool(answer)
+    def can_read(self, pid: int, address: int, nbytes: int) -> bool:
+        """Return whether a process's memory can be read."""
+        try:
+            self.read(pid, address_of(np.empty(nbytes, np.uint8)), address, nbytes)
+        except OSError:
+            return False
+        return True
+
+
+def processes_of(comm: MPI.Intracomm) -> list[int]:
+    """Return the processes of the ranks, if each can read and write the memory of all others; otherwise []."""
+    calls = SystemCalls()
+    # the pid of one container may be another process in the next: hence the token
+    token = np.frombuffer(bytearray(os.urandom(TOKEN_BYTES)), np.uint8)
+    mine = MPI.Get_processor_name(), os.getpid(), address_of(token), token.tobytes()
+    all_ranks = comm.allgather(mine)
+    is_allowed = all(
+        node == mine[0] and calls.reach(pid, address, TOKEN_BYTES, expected)
+        for node, pid, address, expected in all_ranks
+    )
+    return [pid for _, pid, _, _ in all_ranks] if _on_all(comm, is_allowed) else []
+
+
+def _on_all(comm: MPI.Intracomm, mine: bool) -> bool:
+    """Return whether `mine` is true on all ranks, when all have asked."""
+    answer = np.array(mine, np.intc)
+    comm.Allreduce(MPI.IN_PLACE, answer, MPI.MIN)
+    return bool(answer)
 
 
 class Vector(ctypes.Structure):

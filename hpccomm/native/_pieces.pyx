@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What a rank exchanges with the others of its node: packs, shows, looks and unpacks, in C (see pieces.h)."""
+"""What a rank exchanges with the others of its node: packs, shows, looks, copies and unpacks, in C (see pieces.h)."""
 
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
@@ -7,22 +7,32 @@ from libc.stdlib cimport calloc, free
 
 cdef extern from "pieces.h" nogil:
     enum: MOST_AXES
-    ctypedef struct Piece:
-        char* data
-        char* slot[2]
+    ctypedef struct Cells:
         size_t run
         int axes
         ptrdiff_t count[MOST_AXES]
-        ptrdiff_t stride[MOST_AXES]
-    ctypedef struct Turn:
+        ptrdiff_t a[MOST_AXES]
+        ptrdiff_t b[MOST_AXES]
+    ctypedef struct Piece:
+        Cells cells
+        char* data
+        char* slot[2]
+    ctypedef struct Direct:
+        Cells cells
+        char* data
+        char* there
+        int pid
+    ctypedef struct Flags:
         pass
-    void piece_copy(const Piece* piece, int set, int packs)
+    void cells_copy(const Cells* cells, const char* a, const char* b, int into_b)
+    int flags_direct(Flags* flags, uint64_t turn, const Direct* parts, int count, int into_there)
 
 
 cdef extern from *:
     """
-    #define show(turn, number) atomic_store_explicit((turn), (number), memory_order_release)
-    #define look(turn) atomic_load_explicit((turn), memory_order_acquire)
+    #define begin(flags, turn) atomic_store_explicit(&(flags)->begun, (turn), memory_order_release)
+    #define has_begun(flags, turn) (atomic_load_explicit(&(flags)->begun, memory_order_acquire) >= (turn))
+    #define failure(flags) ((int)atomic_load(&(flags)->failed))
     #if defined(__x86_64__)
     #define pause_core() __builtin_ia32_pause()
     #elif defined(__aarch64__)
@@ -31,42 +41,60 @@ cdef extern from *:
     #define pause_core() ((void)0)
     #endif
     """
-    void show(Turn* turn, uint64_t number) nogil
-    uint64_t look(Turn* turn) nogil
+    void begin(Flags* flags, uint64_t turn) nogil
+    bint has_begun(Flags* flags, uint64_t turn) nogil
+    int failure(Flags* flags) nogil
     void pause_core() nogil
+
+
+cdef struct Partner:
+    Flags* mine  # what this rank tells it
+    Flags* theirs
+    Direct* gives  # this rank, from array to array
+    Direct* takes
+    int to_give
+    int to_take
 
 
 cdef class Pieces:
     """One rank's side of an exchange.
 
-    `sent` and `received` are descriptions of pieces: (address, shape, strides, itemsize, addresses of the two slots);
-    `mine` and `theirs` the addresses of the flags that this rank writes, and of those that it waits for.
+    `sent` and `received` are descriptions of what is packed: (address, shape, itemsize, strides, strides in the slot,
+    addresses of the two slots); `partners` those of the other ranks: (address of the flags for it, address of its flags,
+    what goes there from array to array, what comes so), each a list of (address, shape, itemsize, strides, strides
+    there, address there, pid or 0).
     """
 
     cdef Piece* sent
     cdef Piece* received
-    cdef Turn** mine
-    cdef Turn** theirs
-    cdef int to_send, to_receive, flags
+    cdef Partner* partners
+    cdef int to_send, to_receive, ranks
     cdef readonly uint64_t number  # of the turn
 
-    def __cinit__(self, sent, received, mine, theirs):
-        self.to_send, self.to_receive, self.flags = len(sent), len(received), len(mine)
-        self.sent = described(sent)
-        self.received = described(received)
-        self.mine = <Turn**>calloc(self.flags + 1, sizeof(Turn*))
-        self.theirs = <Turn**>calloc(self.flags + 1, sizeof(Turn*))
-        if not (self.sent and self.received and self.mine and self.theirs):
+    def __cinit__(self, sent, received, partners):
+        self.sent = pieces_of(sent)
+        self.to_send = len(sent)
+        self.received = pieces_of(received)
+        self.to_receive = len(received)
+        self.partners = <Partner*>calloc(len(partners) + 1, sizeof(Partner))
+        if not self.partners:
             raise MemoryError
-        for i in range(self.flags):
-            self.mine[i] = <Turn*><uintptr_t>mine[i]
-            self.theirs[i] = <Turn*><uintptr_t>theirs[i]
+        self.ranks = len(partners)
+        for i, (mine, theirs, gives, takes) in enumerate(partners):
+            self.partners[i].mine = <Flags*><uintptr_t>mine
+            self.partners[i].theirs = <Flags*><uintptr_t>theirs
+            self.partners[i].gives = directs_of(gives)
+            self.partners[i].to_give = len(gives)
+            self.partners[i].takes = directs_of(takes)
+            self.partners[i].to_take = len(takes)
 
     def __dealloc__(self):
+        for i in range(self.ranks):
+            free(self.partners[i].gives)
+            free(self.partners[i].takes)
+        free(self.partners)
         free(self.sent)
         free(self.received)
-        free(self.mine)
-        free(self.theirs)
 
     def start(self):
         """Begin a turn: pack, and show that to the other ranks."""
@@ -75,49 +103,98 @@ cdef class Pieces:
         set = self.number & 1
         with nogil:
             for i in range(self.to_send):
-                piece_copy(&self.sent[i], set, 1)
-            for i in range(self.flags):
-                show(self.mine[i], self.number)
+                cells_copy(&self.sent[i].cells, self.sent[i].data, self.sent[i].slot[set], 1)
+            for i in range(self.ranks):
+                begin(self.partners[i].mine, self.number)
 
-    def has_come(self, int looks):
-        """Return whether the turn of all other ranks has begun, after so many looks at most."""
-        cdef int i
+    def go_on(self, int looks):
+        """Return, after so many looks at most, whether all ranks have begun, and what goes directly has gone."""
+        cdef bint is_done = False
         with nogil:
-            for i in range(self.flags):
-                while look(self.theirs[i]) < self.number:
-                    looks -= 1
-                    if looks <= 0:
-                        break
+            while not is_done and looks > 0:
+                is_done = self.look()
+                looks -= 1
+                if not is_done:
                     pause_core()
-                if looks <= 0:
-                    break
-        return looks > 0
+        return is_done
+
+    cdef bint look(self) noexcept nogil:
+        cdef bint all_done = True, is_done
+        cdef Partner* other
+        cdef int i
+        for i in range(self.ranks):  # first what this rank needs
+            other = &self.partners[i]
+            is_done = has_begun(other.theirs, self.number)
+            if is_done and other.to_take:
+                is_done = flags_direct(other.theirs, self.number, other.takes, other.to_take, 0)
+            all_done = all_done and is_done
+        for i in range(self.ranks):
+            other = &self.partners[i]
+            if other.to_give:
+                is_done = has_begun(other.theirs, self.number)
+                is_done = is_done and flags_direct(other.mine, self.number, other.gives, other.to_give, 1)
+                all_done = all_done and is_done
+        return all_done
 
     def unpack(self):
-        """Copy what has come into the arrays."""
-        cdef int i, set = self.number & 1
+        """Copy what is in slots into the arrays; return 0, or the number of the error of a direct copy."""
+        cdef int i, set = self.number & 1, failed = 0
         with nogil:
             for i in range(self.to_receive):
-                piece_copy(&self.received[i], set, 0)
+                cells_copy(&self.received[i].cells, self.received[i].data, self.received[i].slot[set], 0)
+            for i in range(self.ranks):
+                failed = failed or failure(self.partners[i].mine) or failure(self.partners[i].theirs)
+        return failed
 
 
-cdef Piece* described(pieces) except NULL:
-    """Return the descriptions of pieces in C; axes without a gap between them become one."""
-    cdef Piece* found = <Piece*>calloc(len(pieces) + 1, sizeof(Piece))
-    cdef Piece* piece
+cdef Piece* pieces_of(descriptions) except NULL:
+    cdef Piece* found = <Piece*>calloc(len(descriptions) + 1, sizeof(Piece))
     if not found:
         raise MemoryError
-    for i, (address, shape, strides, itemsize, slots) in enumerate(pieces):
-        piece = &found[i]
-        piece.data = <char*><uintptr_t>address
-        piece.slot[0] = <char*><uintptr_t>slots[0]
-        piece.slot[1] = <char*><uintptr_t>slots[1]
-        piece.run = itemsize
-        axes = [(count, stride) for count, stride in zip(shape, strides) if count != 1]
-        while axes and axes[-1][1] == piece.run:
-            piece.run *= axes.pop()[0]
-        piece.axes = len(axes)
-        for number, (count, stride) in enumerate(axes):
-            piece.count[number] = count
-            piece.stride[number] = stride
+    for i, (address, shape, itemsize, strides, slot_strides, slots) in enumerate(descriptions):
+        found[i].data = <char*><uintptr_t>address
+        found[i].slot[0] = <char*><uintptr_t>slots[0]
+        found[i].slot[1] = <char*><uintptr_t>slots[1]
+        set_cells(&found[i].cells, shape, itemsize, strides, slot_strides)
     return found
+
+
+cdef Direct* directs_of(descriptions) except NULL:
+    cdef Direct* found = <Direct*>calloc(len(descriptions) + 1, sizeof(Direct))
+    if not found:
+        raise MemoryError
+    for i, (address, shape, itemsize, strides, strides_there, there, pid) in enumerate(descriptions):
+        found[i].data = <char*><uintptr_t>address
+        found[i].there = <char*><uintptr_t>there
+        found[i].pid = pid
+        set_cells(&found[i].cells, shape, itemsize, strides, strides_there)
+    return found
+
+
+cdef int set_cells(Cells* cells, shape, itemsize, a_strides, b_strides) except -1:
+    cells.run, axes = walk(shape, itemsize, a_strides, b_strides)
+    cells.axes = len(axes)
+    for number, (count, a, b) in enumerate(axes):
+        cells.count[number] = count
+        cells.a[number] = a
+        cells.b[number] = b
+    return 0
+
+
+def walk(shape, itemsize, a_strides, b_strides):
+    """Return the bytes without a gap in two places of the same cells, and the axes beyond: (count, stride, stride).
+
+    The axes are in the order of place `a`; those that need not be apart are one.
+    """
+    axes = [axis for axis in zip(shape, a_strides, b_strides) if axis[0] != 1]
+    axes.sort(key=lambda axis: -abs(axis[1]))
+    run = itemsize
+    while axes and axes[-1][1] == axes[-1][2] == run:
+        run *= axes.pop()[0]
+    joined = []
+    for count, a, b in axes:
+        if joined and joined[-1][1:] == (count * a, count * b):
+            joined[-1] = joined[-1][0] * count, a, b
+        else:
+            joined.append((count, a, b))
+    return run, joined

@@ -1,42 +1,64 @@
-/* Parts of arrays, of any strides, to and from memory that the ranks of a node share. No Python, no MPI.
+/* Parts of arrays, of any strides, from the ranks of a node to each other. No Python, no MPI.
  *
- * For each pair of ranks that exchange something there is a flag, which the sender writes, and two slots that turns use
- * alternately: in turn n a rank packs into the slots of n, then stores n into its flags with release; whoever receives
- * loads them with acquire, and unpacks. Both directions of a pair have a flag, also where only one has values. So who has
- * ended turn n - 1 knows that its partners have begun it, hence have unpacked what was in the slots of n - 2.
+ * For each pair of ranks that exchange something each has a line of flags for the other one, and two slots that turns use
+ * alternately: in turn n a rank packs into the slots of n, then stores n into `begun` with release; whoever receives loads
+ * it with acquire, and unpacks. Both directions of a pair have a line, also where only one has values. So who has ended
+ * turn n - 1 knows that its partners have begun it, hence have unpacked what was in the slots of n - 2.
+ *
+ * What is large goes from array to array, once both ranks have begun the turn: who looks first claims the direction, and
+ * copies, be it the one that sends or the one that receives. (So nobody waits for a rank that does something else between
+ * start and wait.) Nobody ends a turn before all that it sends and receives is done.
  */
 #ifndef HPCCOMM_PIECES_H
 #define HPCCOMM_PIECES_H
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__linux__)
+#include <sys/uio.h>
+#endif
 
-enum { MOST_AXES = 32 };
+enum { MOST_AXES = 32, MOST_VECTORS = 1024 /* of one system call: IOV_MAX */ };
+#define MOST_BYTES ((size_t)1 << 30) /* of one vector: a system call moves less than 2 GiB */
 
+/* The same cells in two places, a and b. */
 typedef struct {
-    char *data;    /* of the array */
-    char *slot[2]; /* where the values are, one after the other, in each of the two sets */
-    size_t run;    /* bytes without a gap */
-    int axes;      /* beyond the run, the outermost first */
-    ptrdiff_t count[MOST_AXES], stride[MOST_AXES];
+    size_t run; /* bytes without a gap in both */
+    int axes;   /* beyond the run, the outermost first */
+    ptrdiff_t count[MOST_AXES], a[MOST_AXES], b[MOST_AXES]; /* the strides are in bytes */
+} Cells;
+
+/* Of an array, and the slots of the two sets. */
+typedef struct {
+    Cells cells; /* a: the array, b: the slot */
+    char *data, *slot[2];
 } Piece;
 
-typedef _Atomic uint64_t Turn;
+/* Of an array, and another rank's. */
+typedef struct {
+    Cells cells; /* a: the array, b: the other one */
+    char *data, *there;
+    int pid; /* whose address `there` is; 0: it is mapped here */
+} Direct;
+
+typedef struct {
+    _Atomic uint64_t begun;         /* the last turn, of the rank that has this line */
+    _Atomic uint64_t claimed, done; /* the last turn in which what this rank sends has been taken on, and copied */
+    _Atomic uint64_t failed;        /* what errno said of a copy; 0: nothing */
+} Flags;
 
 #define ROW(bytes)                                                                                                     \
     case bytes:                                                                                                        \
-        for (ptrdiff_t i = 0; i < count; i++) {                                                                        \
-            if (packs)                                                                                                 \
-                memcpy(slot + i * bytes, data + i * stride, bytes);                                                    \
-            else                                                                                                       \
-                memcpy(data + i * stride, slot + i * bytes, bytes);                                                    \
-        }                                                                                                              \
+        for (ptrdiff_t i = 0; i < count; i++)                                                                          \
+            memcpy(to + i * to_stride, from + i * from_stride, bytes);                                                 \
         break;
 
 /* One axis; the compiler makes loads and stores of the sizes that elements have. */
-static inline void piece_row(char *data, char *slot, size_t run, ptrdiff_t count, ptrdiff_t stride, int packs)
+static inline void copy_row(char *to, ptrdiff_t to_stride, const char *from, ptrdiff_t from_stride, size_t run,
+                            ptrdiff_t count)
 {
     switch (run) {
         ROW(1)
@@ -45,45 +67,114 @@ static inline void piece_row(char *data, char *slot, size_t run, ptrdiff_t count
         ROW(8)
         ROW(16)
     default:
-        for (ptrdiff_t i = 0; i < count; i++) {
-            if (packs)
-                memcpy(slot + (size_t)i * run, data + i * stride, run);
-            else
-                memcpy(data + i * stride, slot + (size_t)i * run, run);
-        }
+        for (ptrdiff_t i = 0; i < count; i++)
+            memcpy(to + i * to_stride, from + i * from_stride, run);
     }
 }
 
-static inline void piece_copy(const Piece *p, int set, int packs)
+/* Go to the next index of the axes before `last`; 0 after the last one. */
+static inline int cells_next(const Cells *c, int last, ptrdiff_t *at, const char **a, const char **b)
 {
-    char *data = p->data, *slot = p->slot[set];
-    int last = p->axes - 1;
-    if (last < 0) {
-        if (packs)
-            memcpy(slot, data, p->run);
-        else
-            memcpy(data, slot, p->run);
-        return;
+    for (int axis = last - 1; axis >= 0; axis--) {
+        *a += c->a[axis];
+        *b += c->b[axis];
+        if (++at[axis] < c->count[axis])
+            return 1;
+        *a -= c->a[axis] * c->count[axis];
+        *b -= c->b[axis] * c->count[axis];
+        at[axis] = 0;
     }
-    for (int axis = 0; axis <= last; axis++)
-        if (p->count[axis] == 0)
-            return;
+    return 0;
+}
+
+static inline int cells_empty(const Cells *c)
+{
+    for (int axis = 0; axis < c->axes; axis++)
+        if (c->count[axis] == 0)
+            return 1;
+    return c->run == 0;
+}
+
+/* Copy from place a to b, or from b to a. */
+static inline void cells_copy(const Cells *c, const char *a, const char *b, int into_b)
+{
     ptrdiff_t at[MOST_AXES] = {0};
-    size_t row = (size_t)p->count[last] * p->run;
-    for (;;) {
-        piece_row(data, slot, p->run, p->count[last], p->stride[last], packs);
-        slot += row;
-        int axis = last - 1;
-        for (; axis >= 0; axis--) {
-            data += p->stride[axis];
-            if (++at[axis] < p->count[axis])
-                break;
-            data -= p->stride[axis] * p->count[axis];
-            at[axis] = 0;
+    int last = c->axes - 1;
+    if (cells_empty(c))
+        return;
+    ptrdiff_t count = last < 0 ? 1 : c->count[last], a_stride = last < 0 ? 0 : c->a[last];
+    ptrdiff_t b_stride = last < 0 ? 0 : c->b[last];
+    do {
+        if (into_b)
+            copy_row((char *)b, b_stride, a, a_stride, c->run, count);
+        else
+            copy_row((char *)a, a_stride, b, b_stride, c->run, count);
+    } while (cells_next(c, last, at, &a, &b));
+}
+
+#if defined(__linux__)
+
+/* Move so many vectors from or into another process; return 0, or what errno says. */
+static inline int vectors_move(int pid, const struct iovec *here, const struct iovec *there, int vectors, size_t bytes,
+                               int into_there)
+{
+    ssize_t moved = into_there ? process_vm_writev(pid, here, (unsigned)vectors, there, (unsigned)vectors, 0)
+                               : process_vm_readv(pid, here, (unsigned)vectors, there, (unsigned)vectors, 0);
+    return moved < 0 ? errno : (size_t)moved < bytes ? EFAULT : 0;
+}
+
+/* Copy place b, in another process, to a; or a to b. Return 0, or what errno says. */
+static inline int cells_move(const Cells *c, int pid, const char *a, const char *b, int into_b)
+{
+    struct iovec here[MOST_VECTORS], there[MOST_VECTORS];
+    ptrdiff_t at[MOST_AXES] = {0};
+    int vectors = 0, failed = 0;
+    size_t bytes = 0;
+    if (cells_empty(c))
+        return 0;
+    do {
+        for (size_t start = 0; start < c->run && !failed; start += MOST_BYTES) {
+            size_t part = c->run - start < MOST_BYTES ? c->run - start : MOST_BYTES;
+            if (vectors == MOST_VECTORS || bytes + part > MOST_BYTES) {
+                failed = vectors_move(pid, here, there, vectors, bytes, into_b);
+                vectors = 0;
+                bytes = 0;
+            }
+            here[vectors] = (struct iovec){(char *)a + start, part};
+            there[vectors++] = (struct iovec){(char *)b + start, part};
+            bytes += part;
         }
-        if (axis < 0)
-            return;
+    } while (!failed && cells_next(c, c->axes, at, &a, &b));
+    return failed ? failed : vectors_move(pid, here, there, vectors, bytes, into_b);
+}
+
+#else
+
+static inline int cells_move(const Cells *c, int pid, const char *a, const char *b, int into_b)
+{
+    (void)c, (void)pid, (void)a, (void)b, (void)into_b;
+    return ENOSYS;
+}
+
+#endif
+
+/* Copy parts between arrays, if nobody has taken that on in this turn; return whether it is done. */
+static inline int flags_direct(Flags *flags, uint64_t turn, const Direct *parts, int count, int into_there)
+{
+    uint64_t before = turn - 1;
+    if (!atomic_compare_exchange_strong(&flags->claimed, &before, turn))
+        return atomic_load_explicit(&flags->done, memory_order_acquire) >= turn;
+    for (const Direct *part = parts; part < parts + count; part++) {
+        int failed = 0;
+        if (part->pid)
+            failed = cells_move(&part->cells, part->pid, part->data, part->there, into_there);
+        else
+            cells_copy(&part->cells, part->data, part->there, into_there);
+        if (failed)
+            atomic_store(&flags->failed, (uint64_t)failed);
     }
+    atomic_store_explicit(&flags->done, turn, memory_order_release);
+    return 1;
 }
 
 #endif

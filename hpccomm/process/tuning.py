@@ -27,6 +27,7 @@ class Tuning(NamedTuple):
     persistent_bytes: int = 64 << 10  # of all ranks together: mpi/small_all_reduce.py
     node_bytes: int = 4 << 20  # of all parts together: native/node.h
     node_reduction_bytes: int = 1 << 30  # there: of reductions
+    direct_bytes: int = 8 << 10  # mpi/direct.py
 
 
 def tuning(environ: Mapping[str, str] = os.environ) -> Tuning:

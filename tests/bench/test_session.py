@@ -163,7 +163,8 @@ def test_the_hidden_share(communication: float, compute: float, both: float, hid
 
 def test_tune_gives_every_rank_one_table_of_what_was_tried(process_group: hc.ProcessGroup) -> None:
     assert process_group.comm is not None
-    tried = tune.Sizes((64, 128), (1000, 2000), (256, 512), (64, 128), (64, 128, 256), (64, 128), (64, 128), 256)
+    pair = (64, 128)
+    tried = tune.Sizes(pair, (1000, 2000), (256, 512), pair, (64, 128, 256), pair, pair, 256, pair)
     table, text = tune.tune(process_group, TINY, tried)
     assert process_group.comm.allgather((table, text)) == [(table, text)] * process_group.size
     assert table.segment_bytes in tried.segments
@@ -179,6 +180,8 @@ def test_tune_gives_every_rank_one_table_of_what_was_tried(process_group: hc.Pro
         assert table.node_bytes in (0, 1, *tried.nodes)
         assert table.node_reduction_bytes in (1, *tried.nodes, *tried.reduce_scatters)
         assert "all_gather_single by (128 B):  memory of the node: " in text
+        assert table.direct_bytes in (*tried.directs, tune.NEVER)
+        assert "exchange by (128 B):  packing: " in text
     else:
         assert table.node_bytes == Tuning().node_bytes
         assert "memory of the node: not measured" in text

@@ -143,7 +143,7 @@ def test_a_copy_that_fails_on_the_way_is_an_error_on_every_rank(allowed: Any, mo
     if allowed.size == 1:
         return
     if allowed.rank == 0:
-        monkeypatch.setattr(single_copies(allowed), "_can_read_and_write", lambda *arguments: True)
+        monkeypatch.setattr(single_copies(allowed)._system_calls, "reach", lambda *arguments: True)
         monkeypatch.setattr(single_copies(allowed)._read, "_call", refuse)
     what = "Operation not permitted" if allowed.rank == 0 else "on another rank"
     with pytest.raises(hc.DistBackendError, match=f"between the memories of the ranks failed .*{what}"):

@@ -2,7 +2,8 @@
 
 The blocks are cut along the first axis (faces without gaps), along the middle one of three (faces of runs), and along
 the last one (faces whose elements lie apart). By hand that is: persistent requests on contiguous copies of the faces;
-the same with Isend and Irecv; and subarray types in Neighbor_alltoallw, which copies nothing in Python.
+the same with Isend and Irecv; and subarray types in Neighbor_alltoallw, which copies nothing in Python. "node-shared"
+is hpccomm too, with a block made by `hc.empty_shared`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ THICKNESS = 4  # a rank's own cells along the axis that is cut
 CELL = np.dtype(np.float64)
 CUTS = {"first": 0, "middle": 1, "last": 1}  # the number of the axis that is cut, of 2 axes or (middle) 3
 HAND = ("persistent", "isend", "subarrays")
-COLUMNS = ("hpccomm", "one call", *HAND)
+COLUMNS = ("hpccomm", "node-shared", "one call", *HAND)
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,17 @@ def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[
         for cut, axis in CUTS.items():
             for nbytes in sizes:
                 block = blocks(cut, nbytes)
-                halo = hc.halo_exchange_init(block, ring, axes=(axis,), corners=False)
+                shared = hc.empty_shared(block.shape, CELL, group=ring)
+                halos = [hc.halo_exchange_init(each, ring, axes=(axis,), corners=False) for each in (block, shared)]
                 calls: dict[str, Callable[[], Any]] = {
-                    "hpccomm": partial(started, halo),
+                    "hpccomm": partial(started, halos[0]),
+                    "node-shared": partial(started, halos[1]),
                     "one call": partial(hc.halo_exchange, block, ring, axes=(axis,), corners=False),
                     **by_hand(cart, block, axis),
                 }
                 timings = measure(calls, cart, plan)
-                halo.free()
+                for halo in halos:
+                    halo.free()
                 yield Step(cut, face_of(block, axis, 1).nbytes, {name: 1e6 * timings[name].median for name in COLUMNS})
         cart.Free()
 

@@ -41,6 +41,7 @@ class Sizes:
     chunks: Sequence[int] = (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)
     shared: Sequence[int] = (8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB)
     shared_reduction: int = 8 * MIB
+    directs: Sequence[int] = (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 256 * KIB, MIB)
 
 
 def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tuple[Tuning, str]:
@@ -73,6 +74,10 @@ def tune(world: hc.ProcessGroup, plan: Plan, sizes: Sizes | None = None) -> tupl
             tried = [trial.medians(f"{name} by", ways, both, make) for name, make in made.items()]
             reduced = min(map(_first_wins_up_to, tried))
             table = table._replace(node_bytes=max(moved, min(reduced, 1)), node_reduction_bytes=max(reduced, 1))
+            at = {"packing": NEVER, "direct copies": 1}
+            ways = {name: table._replace(node_bytes=1, direct_bytes=nbytes) for name, nbytes in at.items()}
+            medians = trial.medians("exchange by", ways, sizes.directs, _exchange)
+            table = table._replace(direct_bytes=_second_wins_from(medians))
 
         at = {"other ways": NEVER, "single copies": 1}
         ways = {name: table._replace(single_copy_bytes=nbytes) for name, nbytes in at.items()}
@@ -186,6 +191,18 @@ def _all_gather(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
 def _reduce_scatter(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
     part = nbytes // 4 // group.size
     return partial(group.reduce_scatter_single, np.empty(part, np.float32), np.ones(part * group.size, np.float32))
+
+
+def _exchange(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:
+    part, following = nbytes // 4, (group.rank + 1) % group.size
+    want, have = (slice(rank * part, (rank + 1) * part) for rank in (following, group.rank))
+    again = hc.redistribute_init(np.empty(part, np.float32), np.ones(part, np.float32), want, have, group)
+
+    def exchange() -> None:
+        again.start()
+        again.wait()
+
+    return exchange
 
 
 def _shared_all_reduce(group: hc.ProcessGroup, nbytes: int) -> Callable[[], Any]:

@@ -1,0 +1,124 @@
+"""Large parts of arrays in a persistent exchange, which are copied straight from one rank's array to another one's.
+
+Memory of `empty_shared` is mapped on all ranks of the node. Other memory is read and written by the system calls that
+copy between processes, if the kernel lets them (`single_copy.py`), run by run: worth their while where runs are long.
+Either of the two ranks may copy a part, so both have to reach the other one's array.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from ..core.overlap import address_of, extent
+from ..process.tuning import Tuning
+from .shared_memory import Place, mapped, place_of
+from .single_copy import SystemCalls, processes_of
+
+MAPPED_BYTES = 64
+RUN_BYTES = 2048  # of another process's memory; a shorter run is packed, for the system call takes its time for each
+MAPPED_RUN_BYTES = 256  # of mapped memory; the cells of shorter ones lie in cache lines that their owner writes
+HARD = 1000  # how much work NumPy may have with the question whether two arrays share memory
+
+PartsOf = Mapping[int, Sequence[Any]]  # of arrays, by the rank of the node that they go to or come from
+
+
+class Lies(NamedTuple):
+    """Where a part lies, as its rank tells another one."""
+
+    strides: tuple[int, ...]
+    address: int  # in that process; 0: the kernel can't reach it
+    place: Place | None  # in a node-shared array
+
+
+class Copy(NamedTuple):
+    """The other end of a part that is not packed."""
+
+    strides: tuple[int, ...]
+    address: int
+    pid: int  # of the process whose address that is; 0: this one
+
+    def of(self, piece: Any) -> Any:
+        """Return the description for `native/_pieces.pyx`."""
+        return address_of(piece), piece.shape, piece.itemsize, piece.strides, *self
+
+
+Copies = dict[int, dict[int, Copy]]  # by the rank of the node, and the number of the part among those for that rank
+
+
+class DirectCopies:
+    """What the ranks of a node agree about copies between their arrays."""
+
+    def __init__(self, node: MPI.Intracomm, tuning: Tuning) -> None:
+        self._node = node
+        self._least = tuning.direct_bytes
+        self._calls = SystemCalls()
+        self._pids: list[int] | None = None  # not known; []: the kernel does not let them
+
+    def agree(self, outgoing: PartsOf, incoming: PartsOf) -> tuple[Copies, Copies]:
+        """Return which parts are copied, of those that go and those that come; every rank of the node calls it."""
+        targets = [piece for pieces in incoming.values() for piece in pieces]
+        offers = {
+            peer: {number: self._lies(piece) for number, piece in enumerate(pieces) if self._may_stay(piece, targets)}
+            for peer, pieces in outgoing.items()
+        }
+        offered = self._told(offers)
+        if not any(offered):
+            return {}, {}
+        if self._pids is None:
+            self._pids = processes_of(self._node)
+        received: Copies = {}
+        answers: dict[int, dict[int, Lies]] = {}
+        for peer, pieces in incoming.items():
+            received[peer], answers[peer] = {}, {}
+            for number, offer in offered[peer].get(self._node.rank, {}).items():
+                answer = self._lies(pieces[number])
+                copy = self._copy(peer, pieces[number], answer, offer)
+                if copy is not None:
+                    received[peer][number], answers[peer][number] = copy, answer
+        answered = self._told(answers)
+        sent: Copies = {}
+        for peer in outgoing:
+            taken = answered[peer].get(self._node.rank, {})
+            sent[peer] = {number: self._there(peer, answer) for number, answer in taken.items()}
+        return sent, received
+
+    def _told(self, parts: dict[int, dict[int, Lies]]) -> list[dict[int, dict[int, Lies]]]:
+        return self._node.allgather({peer: each for peer, each in parts.items() if each})
+
+    def _may_stay(self, piece: Any, targets: Sequence[Any]) -> bool:
+        """Return whether a part is large, and has no cell that this rank will write in the same exchange."""
+        if piece.nbytes < (self._least if place_of(piece) is None else MAPPED_BYTES):
+            return False
+        try:
+            return not any(np.shares_memory(piece, target, max_work=HARD) for target in targets)  # type: ignore[arg-type]
+        except RuntimeError:  # NumPy's TooHardError
+            return False
+
+    def _lies(self, piece: Any) -> Lies:
+        start, end = extent(piece, address_of(piece))
+        reach = self._calls.reach if piece.flags.writeable else self._calls.can_read
+        is_reachable = all(reach(os.getpid(), each, 1) for each in (start, end - 1))
+        return Lies(piece.strides, address_of(piece) if is_reachable else 0, place_of(piece))
+
+    def _copy(self, peer: int, target: Any, answer: Lies, offer: Lies) -> Copy | None:
+        """Return where this process finds a part for `target`; None: it has to be packed."""
+        from ..native._pieces import walk
+
+        run, _ = walk(target.shape, target.itemsize, target.strides, offer.strides)
+        if peer == self._node.rank or (answer.place is not None and offer.place is not None):
+            is_worth_it = run >= MAPPED_RUN_BYTES
+        else:
+            is_worth_it = run >= RUN_BYTES and bool(self._pids and answer.address and offer.address)
+        return self._there(peer, offer) if is_worth_it else None
+
+    def _there(self, peer: int, lies: Lies) -> Copy:
+        here = lies.address if peer == self._node.rank else lies.place and mapped(lies.place)
+        if here:
+            return Copy(lies.strides, here, 0)
+        assert self._pids
+        return Copy(lies.strides, lies.address, self._pids[peer])

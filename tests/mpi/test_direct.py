@@ -1,0 +1,181 @@
+"""Copies straight between the arrays of two ranks, of parts that are too small for that otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccomm as hc
+from hpccomm.mpi import direct
+from hpccomm.mpi.node_exchange import is_compiled
+
+from ..test_halos import LAYOUTS, Field, check
+from ..test_layouts import laid_out, tiles
+from .test_single_copy import a_rank_that_refuses
+
+RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+
+pytestmark = pytest.mark.skipif(not is_compiled(), reason="without the compiled part, all are messages")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> Iterator[hc.ProcessGroup]:
+    with hc.init_process_group() as group:
+        yield group
+
+
+@pytest.fixture(autouse=True)
+def agreements(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What exchanges have agreed on, with every part large enough to be copied."""
+    for name in ("MAPPED_BYTES", "RUN_BYTES", "MAPPED_RUN_BYTES"):
+        monkeypatch.setattr(direct, name, 1)
+    seen: list[Any] = []
+    agree = direct.DirectCopies.agree
+
+    def spy(copies: direct.DirectCopies, *parts: Any) -> Any:
+        seen.append(agree(copies, *parts))
+        return seen[-1]
+
+    monkeypatch.setattr(direct.DirectCopies, "agree", spy)
+    return seen
+
+
+def of_any_size(group: Any) -> Any:
+    group.tuning = group.tuning._replace(direct_bytes=1)  # before the first operation makes the backend
+    return group
+
+
+def ring(name: str = "x") -> Any:
+    return of_any_size(hc.new_grid(0, periodic=True, names=(name,)))
+
+
+def pids(agreements: list[Any]) -> set[bool]:
+    """Whether the copies of this rank are those of another process."""
+    copies = (copy for both in agreements for each in both for numbers in each.values() for copy in numbers.values())
+    return {copy.pid != 0 for copy in copies}
+
+
+def in_node_memory(grid: Any, array: np.ndarray) -> np.ndarray:
+    """The array in a node-shared one, which has the same size on all ranks."""
+    nbytes = MPI.COMM_WORLD.allreduce(array.nbytes, MPI.MAX)
+    memory = hc.empty_shared(nbytes, np.uint8, group=grid)[: array.nbytes]
+    moved = memory.view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize(("dims", "periodic"), LAYOUTS)
+def test_random_blocks(dims: Any, periodic: Any, is_shared: bool, agreements: list[Any]) -> None:
+    rng = np.random.default_rng([SIZE, *dims, *periodic])
+    with hc.new_grid(dims, periodic) as grid:
+        of_any_size(grid)
+        widths = [(int(low), int(high)) for low, high in rng.integers(1, 4, (grid.ndim, 2))]
+        axes = rng.permutation(grid.ndim + int(rng.integers(2)))[: grid.ndim].tolist()
+        fields = [Field(rng, grid, widths, axes) for _ in range(2)]
+        blocks = [field.block() for field in fields]
+        if is_shared:
+            blocks = [in_node_memory(grid, block) for block in blocks]
+        with hc.halo_exchange_init(blocks, grid, widths, axes) as halo:
+            for turn in range(4):
+                for block, field in zip(blocks, fields):
+                    block[...] = field.block()
+                halo.start()
+                while turn % 2 and not halo.is_completed():
+                    pass
+                halo.wait()
+                check(blocks, [field.exchanged(True) for field in fields])
+    others = SIZE > 1 and any(n > 1 for n in grid.dims)
+    if others and all(periodic):
+        assert pids(agreements) <= {not is_shared, False}  # to itself a rank copies in its own memory
+        assert (not is_shared) in pids(agreements)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_boxes(seed: int, agreements: list[Any]) -> None:
+    rng = np.random.default_rng([SIZE, seed])
+    with hc.new_group() as group:
+        of_any_size(group)
+        shape = rng.integers(4, 9, 3).tolist()
+        whole = rng.integers(0, 100, (2, *shape)).astype("f4")
+        have, want = tiles(rng, shape, SIZE), tiles(rng, shape, SIZE)
+        mine = np.random.default_rng([seed, RANK])  # layouts of each rank's own
+        input = laid_out(mine, whole[(..., *have[RANK])].shape, "f4")
+        expected = whole[(..., *want[RANK])]
+        output = laid_out(mine, expected.shape, "f4")
+        with hc.redistribute_init(output, input, want[RANK], have[RANK], group=group) as again:
+            for step in range(1, 4):
+                input[...] = step * whole[(..., *have[RANK])]
+                output[...] = 0
+                again.start()
+                again.wait()
+                np.testing.assert_array_equal(output, step * expected)
+    assert agreements
+
+
+def test_what_a_rank_overwrites_is_packed(agreements: list[Any]) -> None:
+    memory = np.zeros(9, int)
+    input, output = memory[:6], memory[3:]
+    other = (RANK + 1) % SIZE
+    with hc.new_group() as group:
+        of_any_size(group)
+        boxes = slice(6 * other, 6 * other + 6), slice(6 * RANK, 6 * RANK + 6)
+        with hc.redistribute_init(output, input, *boxes, group=group) as again:
+            for turn in range(3):
+                input[...] = np.arange(6) + 6 * RANK + turn
+                again.start()
+                again.wait()
+                assert output.tolist() == [6 * other + turn + each for each in range(6)]
+    assert agreements == [({}, {})]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_nobody_waits_for_a_rank_that_does_something_else() -> None:
+    with ring("x") as first, ring("y") as second:
+        blocks = [np.full(4, RANK + 10 * number) for number in range(2)]
+        halos = [hc.halo_exchange_init(block, grid) for block, grid in zip(blocks, (first, second))]
+        before, after = first.shift(0)
+        for turn in range(5):
+            for block in blocks:
+                block[1:-1] += turn
+            for halo in halos:
+                halo.start()
+            if turn % 2 and RANK:  # rank 0 is done with both before the others look
+                hc.barrier()
+            for halo in halos if RANK % 2 else halos[::-1]:
+                halo.wait()
+            if turn % 2 and not RANK:
+                hc.barrier()
+            for number, block in enumerate(blocks):
+                assert [block[0], block[-1]] == [each + 10 * number + sum(range(turn + 1)) for each in (before, after)]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["process_vm_readv", "process_vm_writev"])
+def test_where_the_kernel_refuses_all_is_packed(
+    name: str, agreements: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_rank_that_refuses(name, 0, monkeypatch)
+    with ring() as grid:
+        block = np.full(4, RANK)
+        with hc.halo_exchange_init(block, grid) as halo:
+            halo.start()
+            halo.wait()
+        before, after = grid.shift(0)
+        assert [block[0], block[-1]] == [before, after]
+    assert pids(agreements) == set()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_copy_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = 2**22 + 1  # above the largest number of a process
+    monkeypatch.setattr(direct, "processes_of", lambda comm: [nobody] * comm.size)
+    with ring() as grid:
+        halo = hc.halo_exchange_init(np.full(4, RANK), grid)
+        halo.start()
+        with pytest.raises(hc.DistBackendError, match=r"memories of two ranks failed \(No such process\).*\(rank"):
+            halo.wait()
