@@ -12,6 +12,10 @@ session             the benchmarks of one command, one after the other; checks
 report, plot        the results as rows, tables, CSV, JSON and pictures
 studies.overhead    time that the Python layers add to calls and messages, in ns
 studies.gpu_overhead  ... to NCCL's calls
+studies.halo        a step of halo exchange, beside what programs write by hand
+studies.redistribute  a change of layouts, likewise
+studies.sparse      an exchange with ranks that do not know of it, likewise
+studies.beside      the table of those three
 studies.overlap     the share of an asynchronous operation that hides behind computing
 studies.startup     time that the start of a program takes
 studies.tune        the table of tuning: sizes at which an operation changes its algorithm

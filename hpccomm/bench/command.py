@@ -39,6 +39,8 @@ SPECIAL = {
 }
 ALONE = {
     "halo": "A step of halo exchange, beside what is written by hand. Not together with others.",
+    "redistribute": "A 3-D array from slabs to slabs, and pencils to pencils, likewise. Not together with others.",
+    "sparse": "Arrays to some ranks, which do not know of them, likewise. Not together with others.",
     "pairs": "Latency and bandwidth between every two ranks; slow pairs are named. Not together with others.",
 }
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -186,8 +188,9 @@ def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> st
         return f"--overhead is measured on 1 rank (calls) or 2 (messages); this job has {world.size}"
     if arguments.tune and world.size == 1:
         return "--tune needs at least 2 ranks"
-    if "pairs" in arguments.operations and world.size == 1:
-        return "pairs needs at least 2 ranks: mpiexec -n 2 hpccomm bench pairs"
+    for name in ("pairs", "sparse"):
+        if name in arguments.operations and world.size == 1:
+            return f"{name} needs at least 2 ranks: mpiexec -n 2 hpccomm bench {name}"
     problem = None
     if world.rank == 0:  # better now than after the measurements
         for file in filter(None, (arguments.json, arguments.plot, arguments.tune)):
@@ -314,12 +317,36 @@ def _pairs(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[st
 def _halo(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
     from .studies import halo
 
+    return _beside(halo, arguments, world)
+
+
+def _redistribute(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
+    from .studies import redistribute
+
+    return _beside(redistribute, arguments, world)
+
+
+def _sparse(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
+    from .studies import sparse
+
+    return _beside(sparse, arguments, world)
+
+
+def _beside(study: Any, arguments: argparse.Namespace, world: hc.ProcessGroup) -> tuple[str, Any]:
+    """Return the text and the document of a study beside what programs write by hand."""
     sizes = sizes_of(arguments.begin, arguments.end, arguments.factor)
-    found = list(halo.steps(world, sizes, _plan(arguments)))
-    return halo.text(found), [vars(step) | {"ratio": step.ratio} for step in found]
+    found = list(study.steps(world, sizes, _plan(arguments)))
+    return study.text(found), [vars(step) | {"ratio": step.ratio} for step in found]
 
 
-STUDIES = {"overhead": _overhead, "tune": _tune, "pairs": _pairs, "halo": _halo}  # by option, or by word
+STUDIES = {  # by option, or by word
+    "overhead": _overhead,
+    "tune": _tune,
+    "pairs": _pairs,
+    "halo": _halo,
+    "redistribute": _redistribute,
+    "sparse": _sparse,
+}
 
 
 def _study(arguments: argparse.Namespace) -> str | None:
