@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 import hpccomm as hc
 
+from ...core.timeouts import pause
 from ..measure import Plan
 from . import beside
 from .beside import Step
@@ -88,7 +89,9 @@ class ByHand:
         barrier = None
         while barrier is None or not barrier.Test():
             message = comm.Improbe(MPI.ANY_SOURCE, self._tag, status)
-            if message is not None:
+            if message is None:
+                pause(0)  # where there are more ranks than cores, one that looks keeps the others from sending
+            else:
                 array = received[status.source] = np.empty(status.Get_count(MPI.DOUBLE), CELL)
                 message.Recv(array)
             if barrier is None and MPI.Request.Testall(requests):
