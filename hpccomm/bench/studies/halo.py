@@ -9,7 +9,6 @@ is hpccomm too, with a block made by `hc.empty_shared`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,28 +17,13 @@ from mpi4py import MPI
 
 import hpccomm as hc
 
-from ...debug.words import size_in_words
-from ..measure import Plan, measure
+from ..measure import Plan
+from . import beside
+from .beside import Step
 
 THICKNESS = 4  # a rank's own cells along the axis that is cut
 CELL = np.dtype(np.float64)
 CUTS = {"first": 0, "middle": 1, "last": 1}  # the number of the axis that is cut, of 2 axes or (middle) 3
-HAND = ("persistent", "isend", "subarrays")
-COLUMNS = ("hpccomm", "node-shared", "one call", *HAND)
-
-
-@dataclass(frozen=True)
-class Step:
-    """The times of one halo step, in us."""
-
-    cut: str
-    face_bytes: int
-    times_us: dict[str, float]
-
-    @property
-    def ratio(self) -> float:
-        """The time of hpccomm divided by that of the best one by hand."""
-        return self.times_us["hpccomm"] / min(self.times_us[name] for name in HAND)
 
 
 def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[Step]:
@@ -58,10 +42,9 @@ def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[
                     "one call": partial(hc.halo_exchange, block, ring, axes=(axis,), corners=False),
                     **by_hand(cart, block, axis),
                 }
-                timings = measure(calls, cart, plan)
+                yield beside.step(f"cut along the {cut} axis", face_of(block, axis, 1).nbytes, calls, cart, plan)
                 for halo in halos:
                     halo.free()
-                yield Step(cut, face_of(block, axis, 1).nbytes, {name: 1e6 * timings[name].median for name in COLUMNS})
         cart.Free()
 
 
@@ -123,15 +106,4 @@ def by_hand(cart: Any, block: Any, axis: int) -> dict[str, Callable[[], Any]]:
 
 def text(found: Sequence[Step]) -> str:
     """Return the tables."""
-    lines = ["one step of a ring of blocks, two faces each; us, median; ratio: hpccomm / the best by hand"]
-    for cut in CUTS:
-        lines += [
-            "",
-            f"cut along the {cut} axis",
-            "      face " + "".join(f"{each:>12}" for each in (*COLUMNS, "ratio")),
-        ]
-        for step in found:
-            if step.cut == cut:
-                times = "".join(f"{step.times_us[name]:>12.2f}" for name in COLUMNS)
-                lines.append(f"{size_in_words(step.face_bytes):>10} {times}{step.ratio:>12.2f}")
-    return "\n".join(lines)
+    return beside.text("one step of a ring of blocks, two faces each", "face", found)

@@ -45,5 +45,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "cut along the middle axis\n      face      hpccomm    one call  persistent" in ended.stdout
     found = json.loads(document.read_text())["halo"]
-    assert [(step["cut"], step["face_bytes"]) for step in found[::2]] == [(cut, 64) for cut in halo.CUTS]
+    assert [(step["case"], step["nbytes"]) for step in found[::2]] == [
+        (f"cut along the {cut} axis", 64) for cut in halo.CUTS
+    ]
     assert all(time > 0 for step in found for time in step["times_us"].values())
