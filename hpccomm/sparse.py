@@ -52,8 +52,9 @@ def all_to_all_sparse(
 
     Notes
     -----
-    By non-blocking consensus (T. Hoefler, C. Siebert, A. Lumsdaine: Scalable communication protocols for dynamic sparse
-    data exchange, PPoPP 2010): no collective tells anybody what to expect.
+    Up to 64 ranks all of them are told first how much to expect. Beyond, nobody is: it is found out by non-blocking
+    consensus (T. Hoefler, C. Siebert, A. Lumsdaine: Scalable communication protocols for dynamic sparse data exchange,
+    PPoPP 2010).
 
     Examples
     --------

@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.mpi import sparse_exchange
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 several = pytest.mark.mpi(min_size=2)
@@ -22,6 +23,12 @@ DTYPES = ["f8", "f4", "i2", "c16", "?", "M8[s]", [("at", "f8", 3), ("number", "i
 def world() -> Iterator[hc.ProcessGroup]:
     with hc.init_process_group() as group:
         yield group
+
+
+@pytest.fixture(autouse=True, params=["counted", "consensus"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "consensus":
+        monkeypatch.setattr(sparse_exchange, "FEW", 0)
 
 
 def sent(seed: int, source: int, destination: int, ranks: int) -> Any:

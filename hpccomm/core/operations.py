@@ -345,9 +345,9 @@ class Operations(Members):
         given, received = calls.sparse_messages(self, arrays), dict[int, Any]()
         ranks = range(self.size) if names is None else names
         transport: Any = self.door.backends[OBJECTS]
-        step = partial(transport.all_to_all_sparse, given, received, ranks)
-        work: Any = self.door.run(Call(("all_to_all_sparse", OBJECTS, received, (given,))), True, step)
-        return work if async_op else work.result()
+        step = partial(transport.all_to_all_sparse, given, received, ranks, async_op or self.door.timeout is not None)
+        work = self.door.run(Call(("all_to_all_sparse", OBJECTS, received, (given,))), async_op, step)
+        return work if async_op else received
 
     # -- Python objects --------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ from ..core.options import BackendOptions
 from ..core.work import Work
 from ..errors import DistBackendError, DistError, here
 from ..job.mpi_library import private, release
-from .sparse_exchange import SparseExchange
+from . import sparse_exchange
+from .sparse_exchange import ConsensusExchange, CountedExchange
 from .works import as_backend_error
 
 BLOCK = 256  # bytes; Open MPI needs twice the time for 512
@@ -40,7 +41,7 @@ class ObjectTransport(Backend):
         self._comm = options.comm
         self._messages = pkl5.Intracomm(options.comm)
         self._turns = 0  # of sparse exchanges
-        self._unfinished: deque[SparseExchange] = deque()
+        self._unfinished: deque[ConsensusExchange] = deque()
 
     @cached_property
     def _collectives(self) -> pkl5.Intracomm:
@@ -57,11 +58,17 @@ class ObjectTransport(Backend):
         return comm
 
     def all_to_all_sparse(
-        self, arrays: Mapping[int, Sequence[Any]], received: dict[int, Any], names: Sequence[int]
-    ) -> Work:
-        """Send arrays to some ranks, and fill `received` with those of others (`SparseExchange`)."""
+        self, arrays: Mapping[int, Sequence[Any]], received: dict[int, Any], names: Sequence[int], async_op: bool
+    ) -> Work | None:
+        """Send arrays to some ranks, and fill `received` with those of others (`sparse_exchange.py`)."""
         self._turns += 1
-        return SparseExchange(self._sparse, self._turns, self._unfinished, arrays, received, names)
+        arguments = self._turns, arrays, received, names
+        if self.size <= sparse_exchange.FEW:
+            exchange = CountedExchange(self._sparse, async_op, *arguments)
+            if not async_op:
+                exchange.block()
+            return exchange if async_op else None
+        return ConsensusExchange(self._sparse, self._unfinished, *arguments)
 
     def close(self) -> None:
         if "_sparse" in vars(self):

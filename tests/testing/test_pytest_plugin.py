@@ -292,3 +292,15 @@ def test_each_rank_has_temporary_directories_of_its_own(tmp_path: Path) -> None:
         """
     result = run(suite, tmp_path)
     assert outcomes(result) == {"passed": 1}, result.stdout
+
+
+def test_hpccomm_is_imported_as_it_is(tmp_path: Path) -> None:
+    suite = """
+        def test_loaders():
+            import hpccomm.debug.watchdog
+            assert type(hpccomm.debug.watchdog.__loader__).__name__ == "SourceFileLoader"
+            with pytest.raises(AssertionError, match="assert 1 == 2"):  # of tests they are still rewritten
+                assert 1 == 2
+        """
+    result = run(suite, tmp_path, 1)
+    assert outcomes(result) == {"passed": 1}, result.stdout
