@@ -10,8 +10,8 @@ from .launch import launch
 
 def assert_failure_on_every_rank(
     job: str, arguments: list[str], breakage: str = "", env: Mapping[str, str] | None = None, timeout: float = 60
-) -> None:
-    """Run a job on 2 ranks and require that it says WRONG, and that both ranks end with status 1."""
+) -> str:
+    """Run a job on 2 ranks, require that it says WRONG and that both end with status 1, and return what it printed."""
     program = f"""
 import runpy, sys, textwrap
 import numpy as np
@@ -28,6 +28,7 @@ except SystemExit as end:
     assert ended.returncode == 1, f"{ended.stdout}\n{ended.stderr}"
     assert "WRONG" in ended.stdout
     assert ended.stdout.count("ended with 1") == 2
+    return ended.stdout
 
 
 def assert_help_shows_the_command_to_type(job: str) -> None:

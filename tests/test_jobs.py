@@ -120,6 +120,44 @@ def test_conjugate_gradient_on_more_ranks_than_unknowns() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
+def test_fft_on_axes_that_the_ranks_do_not_divide_finds_the_solution_and_writes_a_png(
+    ranks: int, tmp_path: Path
+) -> None:
+    picture = tmp_path / "new" / "fft.png"  # the folder is made
+    printed = run_job(ranks, "fft_pencils", "--shape", "11", "13", "7", "--repeat", "2", "--output", picture)
+    assert "off the known one by" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_fft_with_ranks_that_get_no_cells(tmp_path: Path) -> None:
+    run_job(3, "fft_pencils", "--shape", "1", "3", "2", "--output", tmp_path / "fft.png")
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> dict[int, np.ndarray]:
+    """Return where the particles are in the end, by number of ranks."""
+    folder = tmp_path_factory.mktemp("particles")
+    places = {}
+    for ranks in (1, 3, 4):
+        file = folder / f"{ranks}.npz"
+        run_job(ranks, "particles", "--size", "20", "--output", folder / f"{ranks}.png", "--save", file)
+        assert (folder / f"{ranks}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        places[ranks] = np.load(file)["places"]
+    return places
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_particles_on_several_ranks_move_as_on_one(moved: dict[int, np.ndarray], ranks: int) -> None:
+    apart = np.abs(moved[ranks] - moved[1])
+    assert np.minimum(apart, 20 - apart).max() < 1e-9  # 0 and 20 are the same place
+    assert moved[1].std() > 1
+
+
+def test_particles_on_blocks_of_a_single_cell(tmp_path: Path) -> None:
+    run_job(4, "particles", "--size", "2", "--steps", "50", "--output", tmp_path / "particles.png")
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
 def test_dummy_backend(ranks: int) -> None:
     assert "WRONG" not in run_job(ranks, "dummy_backend")
 
@@ -161,6 +199,14 @@ BREAKAGES = {
         whole = hc.all_to_all_single
         hc.all_to_all_single = lambda output, input, **splits: output.fill(0) if splits else whole(output, input)
     """,
+    "fft_pencils": """
+        hc.PersistentWork.start = lambda self: None  # the pencils stay as they are: zeros
+        hc.redistribute_init = lambda *arguments, **options: hc.PersistentWork()
+    """,
+    "particles": """
+        hc.PersistentWork.start = lambda self: None  # what is deposited into ghosts is lost
+        hc.halo_accumulate_init = hc.halo_exchange_init = lambda *arguments: hc.PersistentWork()
+    """,
     "conjugate_gradient": """
         whole = hc.all_gather
         def forget(parts, mine, async_op):
@@ -187,6 +233,8 @@ SMALL = {
     "train_digits": ["--quiet", "--epochs", "2", "--require-accuracy", "50"],
     "heat2d": ["--size", "40", "--steps", "100", "--output", "{folder}/heat.png"],
     "sample_sort": ["--size", "1000"],
+    "fft_pencils": ["--shape", "9", "8", "7", "--output", "{folder}/fft.png"],
+    "particles": ["--size", "16", "--steps", "100", "--output", "{folder}/particles.png"],
     "conjugate_gradient": ["--side", "20"],
     "dummy_backend": [],
     "elastic_training": ["--steps", "300", "--kill", "none"],
@@ -203,6 +251,25 @@ def test_every_job_is_tested_for_failure() -> None:
 def test_a_wrong_answer_is_a_failure_on_every_rank(job: str, tmp_path: Path) -> None:
     arguments = [argument.format(folder=tmp_path) for argument in SMALL[job]]
     assert_failure_on_every_rank(job, arguments, BREAKAGES[job], ENVIRONMENT.get(job))
+
+
+# What to break in hpccomm, and what the job says of it.
+LOSSES = {
+    "particles are lost": "hc.all_to_all_sparse = lambda leaving, group: {}",
+    "do not hold the particles' water": "hc.halo_accumulate_init = lambda *arguments: Nothing()",
+    "the energy has changed": "hc.halo_exchange_init = lambda *arguments: Nothing()",
+}
+NOTHING = """
+class Nothing(hc.PersistentWork):
+    def start(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize("said", LOSSES)
+def test_particles_say_which_communication_has_lost_something(said: str, tmp_path: Path) -> None:
+    arguments = [argument.format(folder=tmp_path) for argument in SMALL["particles"]]
+    assert said in assert_failure_on_every_rank("particles", arguments, NOTHING + LOSSES[said])
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -19,7 +19,9 @@ SMALL = {
     "benchmark.sbatch": ["--end", "4K", "--budget", "0.01"],
     "conjugate_gradient.sbatch": ["--side", "40"],
     "elastic_training.sbatch": ["--steps", "150", "--kill", "3@60"],
+    "fft_pencils.sbatch": ["--shape", "20", "21", "22"],
     "heat2d.sbatch": ["--size", "60", "--steps", "100"],
+    "particles.sbatch": ["--size", "16", "--steps", "50"],
     "sample_sort.sbatch": ["--size", "100000"],
     "seeds.sbatch": ["--epochs", "6", "--require-accuracy", "50"],
 }
@@ -67,12 +69,19 @@ def test_the_other_way_that_the_script_names_works_too(script: str, folder: Path
     assert "ranks 4 " in said.splitlines()[-1]
 
 
-@pytest.mark.parametrize("script", ["heat2d.sbatch", "sample_sort.sbatch", "conjugate_gradient.sbatch"])
+@pytest.mark.parametrize(
+    "script",
+    ["heat2d.sbatch", "sample_sort.sbatch", "conjugate_gradient.sbatch", "fft_pencils.sbatch", "particles.sbatch"],
+)
 def test_it_ends_well(script: str, folder: Path) -> None:
     said = sbatch(f"slurm/{script}", *SMALL[script], cwd=folder).succeeds()
     assert said.endswith("OK\n")
     if script == "heat2d.sbatch":
         assert len(list(folder.glob("heat-*.png"))) == 1
+    if script == "fft_pencils.sbatch":
+        assert len(list(folder.glob("fft-*.png"))) == 1
+    if script == "particles.sbatch":
+        assert {path.name for path in folder.glob("particles-*/*")} == {"water.png", "places.npz"}
     if script == "conjugate_gradient.sbatch":
         assert "4 threads in each task" in said
         assert "ranks 2 " in said
