@@ -10,6 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.core import redistribution
 from hpccomm.core.redistribution import Layouts
 
 from .test_halos import Messages, texts_of_all
@@ -134,6 +135,18 @@ def test_a_transpose_of_all_ranks() -> None:
     rows, columns = whole[hc.block(n, SIZE, RANK)], np.empty((n, n // SIZE), int)
     hc.redistribute(columns, rows, (slice(0, n), hc.block(n, SIZE, RANK)), (hc.block(n, SIZE, RANK), slice(0, n)))
     np.testing.assert_array_equal(columns.T, whole.T[hc.block(n, SIZE, RANK)])
+
+
+def test_layouts_that_come_again() -> None:
+    n = 6 * SIZE
+    with hc.new_group() as group:
+        for seed in [*range(redistribution.KNOWN + 2), 0, redistribution.KNOWN + 1, 1]:  # more than are kept
+            rng = np.random.default_rng(seed)
+            have, want = (rng.permutation(SIZE) for _ in range(2))
+            input, output = np.arange(6) + 6 * have[RANK], np.empty(6, int)
+            boxes = (slice(6 * int(each[RANK]), 6 * int(each[RANK]) + 6) for each in (want, have))
+            hc.redistribute(output, input, *boxes, group=group)
+            assert output.tolist() == np.arange(n)[6 * want[RANK] :][:6].tolist()
 
 
 @pytest.mark.once

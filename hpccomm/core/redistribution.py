@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 Box: TypeAlias = tuple[tuple[int, int], ...]  # start and stop along each axis
 Slices: TypeAlias = "Sequence[slice] | slice"
+Parts: TypeAlias = list[tuple[int, tuple[Any, ...]]]  # of an array, as an index of it, with the other rank
+
+KNOWN = 16  # layouts of a group of which the parts are kept
+_known: WeakKeyDictionary[Any, dict[Any, tuple[Parts, Parts]]] = WeakKeyDictionary()  # by the group
 
 
 class Redistribution(NamedTuple):
@@ -71,14 +76,28 @@ class Redistribution(NamedTuple):
                 )
             if fault:
                 raise ValueError(f"{self.name}: {fault}{here()}")
-        layouts = Layouts(*zip(*(boxes for _, boxes, _, _ in told)))
-        pieces = layouts.pieces_of(self.group.rank, self.output, self.input)
-        missing: list[Any] = [None] * self.group.size
-        self.group.all_gather_object(missing, layouts.missing(self.group.rank))
-        for rank, cell in enumerate(missing):
-            if cell is not None:
-                raise ValueError(f"{self.name}: rank {rank} wants cell {cell}, and no rank's input_box has it{here()}")
-        return pieces
+        sends, receives = self._parts(tuple(boxes for _, boxes, _, _ in told))
+        return [(to, self.input[where]) for to, where in sends], [(of, self.output[where]) for of, where in receives]
+
+    def _parts(self, boxes: tuple[tuple[Box, Box], ...]) -> tuple[Parts, Parts]:
+        """Return which parts of its arrays this rank sends and receives; every rank has the same `boxes`.
+
+        The last ones of a group are kept, of the same calls on all ranks: so all ranks have them, or none.
+        """
+        known: dict[Any, tuple[Parts, Parts]] = _known.setdefault(self.group, {})
+        if boxes not in known:
+            layouts = Layouts(*zip(*boxes))
+            missing: list[Any] = [None] * self.group.size
+            self.group.all_gather_object(missing, layouts.missing(self.group.rank))
+            for rank, cell in enumerate(missing):
+                if cell is not None:
+                    raise ValueError(
+                        f"{self.name}: rank {rank} wants cell {cell}, and no rank's input_box has it{here()}"
+                    )
+            if len(known) == KNOWN:
+                del known[next(iter(known))]
+            known[boxes] = layouts.sends(self.group.rank), layouts.receives(self.group.rank)
+        return known[boxes]
 
 
 class Layouts:
@@ -108,18 +127,18 @@ class Layouts:
         """Return a cell that a rank wants and no rank has; None if there is none."""
         return next((tuple(start for start, _ in box) for source, box in self.parts(rank) if source < 0), None)
 
-    def pieces_of(self, rank: int, output: Any, input: Any) -> tuple[Pieces, Pieces]:
-        """Return what a rank sends, and where what it receives goes."""
-        receives = [
-            (source, output[_within(self._outputs[rank], box)]) for source, box in self.parts(rank) if source >= 0
-        ]
-        sends = [
-            (receiver, input[_within(self._inputs[rank], box)])
+    def receives(self, rank: int) -> Parts:
+        """Return from whom a rank gets what, and where that is in its output."""
+        return [(source, _within(self._outputs[rank], box)) for source, box in self.parts(rank) if source >= 0]
+
+    def sends(self, rank: int) -> Parts:
+        """Return to whom a rank sends what, and where that is in its input."""
+        return [
+            (receiver, _within(self._inputs[rank], box))
             for receiver in _meeting(self._wanted, self._had[rank])
             for source, box in self.parts(receiver)
             if source == rank
         ]
-        return sends, receives
 
 
 def _meeting(boxes: Any, box: Any) -> list[int]:
