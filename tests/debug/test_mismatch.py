@@ -297,6 +297,27 @@ def test_rank_1_calls_something_else(name: str, group: hc.ProcessGroup) -> None:
     still_works(group)
 
 
+HALOS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "width": ({"width": 2}, "(float64, width ((1, 1),))", "(float64, width ((2, 2),))"),
+    "corners": ({"corners": False}, "(float64, width ((1, 1),))", "(float64, width ((1, 1),), faces)"),
+    "dtype": ({"arrays": a(8).astype("f4")}, "(float64, width ((1, 1),))", "(float32, width ((1, 1),))"),
+    "arrays": ({"arrays": [a(8), a(8)]}, "(float64, width ((1, 1),))", "(float64, float64, width ((1, 1),))"),
+}
+
+
+@pytest.mark.parametrize("call", [hc.halo_exchange, hc.halo_accumulate])
+@pytest.mark.parametrize("name", HALOS)
+def test_rank_1_exchanges_another_halo(name: str, call: Any, group: hc.ProcessGroup) -> None:
+    changes, others, one = HALOS[name]
+    with hc.new_grid(0, periodic=True, group=group) as grid:
+        arguments = {"arrays": a(8), **(changes if grid.rank == 1 else {})}
+        texts = texts_of_all(lambda: call(grid=grid, **arguments))
+        assert len(set(texts)) == 1, texts
+        assert f"{call.__name__} {others} at" in texts[0]
+        assert f"rank 1 calls {call.__name__} {one} at" in texts[0]
+        still_works(grid)
+
+
 # -- what one rank sends is not what another expects -------------------------------------------------
 
 

@@ -53,6 +53,9 @@ def _details(name: str, arguments: dict[str, Any]) -> list[str]:
     if name == "fence":
         window = getattr(arguments["array"], "base", None)
         return [f"{getattr(window, 'nbytes', 0)} bytes"]
+    if name.startswith("halo_"):
+        dtypes = ", ".join(str(array.dtype) for array in arguments["arrays"])
+        return [_cut(dtypes, LONGEST_LIST), f"width {arguments['width']}", *([] if arguments["corners"] else ["faces"])]
     words = []
     spec = OPERATIONS[name]
     if name == "all_to_all_single":
