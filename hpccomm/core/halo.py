@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..errors import UnsupportedOperationError, here
+from ..errors import here
 from . import checks
 from .annotations import Array, Arrays, Integer
 from .backend import Pieces
@@ -222,8 +222,6 @@ def checked(
     given = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
     device, views = checks.array_list(name, "arrays", given)
     widths = _widths(name, grid, width)
-    if device != "cpu" and name.startswith("halo_accumulate"):
-        raise UnsupportedOperationError(f"not for {device} arrays yet; accumulate host arrays{here()}", name)
     return Halo(name, grid, device, views, [_axes(name, grid, each, axes) for each in views], widths, bool(corners))
 
 

@@ -117,6 +117,10 @@ class Runtime:
             with cupy.cuda.Device(target.data.device_id), _stream(stream):
                 _as_numbers(target)[...] = _as_numbers(source).reshape(target.shape)
 
+    def add(self, target: Any, source: Any, stream: int) -> None:
+        with cupy.cuda.Device(target.data.device_id), _stream(stream):
+            cupy.add(target, source, out=target)
+
     def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
         with cupy.cuda.Device(target.data.device_id), _stream(stream):
             cupy.multiply(source, target.dtype.type(factor), out=target)

@@ -26,7 +26,7 @@ class Packing:
         self._runtime = runtime
         self._device = device
         self.stream = stream
-        self._unpacking: list[tuple[Any, Any]] = []
+        self._unpacking: list[tuple[Callable[..., None], Any, Any]] = []
         self.alive: list[Any] = []
 
     def send_buffer(self, array: Any) -> Any:
@@ -38,7 +38,13 @@ class Packing:
         if array.flags.c_contiguous:
             return array
         buffer = self.empty(array.shape, array.dtype)
-        self._unpacking.append((array, buffer))
+        self._unpacking.append((self._runtime.copy, array, buffer))
+        return buffer
+
+    def adding_buffer(self, array: Any) -> Any:
+        """Return a contiguous array; `unpack` adds its values to `array`."""
+        buffer = self.empty(array.shape, array.dtype)
+        self._unpacking.append((self._runtime.add, array, buffer))
         return buffer
 
     def in_place(self, array: Any, alignment: int = 1) -> Any:
@@ -49,7 +55,7 @@ class Packing:
         if array.flags.c_contiguous and array.data.ptr % alignment == 0:
             return array
         buffer = self._packed(array)
-        self._unpacking.append((array, buffer))
+        self._unpacking.append((self._runtime.copy, array, buffer))
         return buffer
 
     def unaliased(self, arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
@@ -88,9 +94,9 @@ class Packing:
         return buffer
 
     def unpack(self, stream: int) -> None:
-        """Copy the buffers of `recv_buffer` and `in_place` to their arrays."""
-        for array, buffer in self._unpacking:
-            self._runtime.copy(array, buffer, stream)
+        """Copy the buffers of `recv_buffer` and `in_place` to their arrays, and add those of `adding_buffer`."""
+        for move, array, buffer in self._unpacking:
+            move(array, buffer, stream)
 
 
 def gpu_of(array: Any) -> int:

@@ -94,6 +94,9 @@ class Runtime(Protocol):
     def copy(self, target: Any, source: Any, stream: int) -> None:
         """Copy the values of `source` to `target`, which has the same dtype and size; any layouts."""
 
+    def add(self, target: Any, source: Any, stream: int) -> None:
+        """Add the values of `source` to `target`, which has the same dtype and shape; any layouts."""
+
     def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
         """Write ``factor * source`` to `target`, in their dtype."""
 

@@ -34,6 +34,7 @@ class Staged(NamedTuple):
     arrays: Any
     is_input: bool
     is_output: bool
+    adds: bool = False  # the output, to what is there
 
 
 def flat(arrays: Any) -> list[Any]:
@@ -95,7 +96,7 @@ class StagedBackend(Backend):
 
     def _elementwise(self, operation: Callable[..., T], staged: Staged, *arguments: Any) -> T | None:
         """Run an operation that treats every element alike, large arrays in chunks; the last argument is async_op."""
-        array, is_input, is_output = staged
+        array, is_input, is_output, _ = staged
         if arguments[-1] or array.nbytes <= CHUNK_BYTES:
             return self._staged(operation, staged, *arguments)
         staging = self._staging(array)
@@ -110,12 +111,12 @@ class StagedBackend(Backend):
         (to, inputs), (origins, outputs) = (([*zip(*pieces)] or [(), ()]) for pieces in (sends, receives))
 
         def on_host(inputs: list[Any], outputs: list[Any], async_op: bool) -> Work | None:
-            return self._host.exchange([*zip(to, inputs)], [*zip(origins, outputs)], adds, async_op)
+            return self._host.exchange([*zip(to, inputs)], [*zip(origins, outputs)], False, async_op)
 
         if not (sends or receives):
             return on_host([], [], async_op)
         sent = Staged(list(inputs), is_input=True, is_output=False)
-        return self._staged(on_host, sent, Staged(list(outputs), is_input=False, is_output=True), async_op)
+        return self._staged(on_host, sent, Staged(list(outputs), is_input=False, is_output=True, adds=adds), async_op)
 
     def barrier(self, async_op: bool) -> Work | None:
         return self._host.barrier(async_op)
@@ -217,19 +218,19 @@ class Staging(Packing):
     def __init__(self, runtime: seam.Runtime, streams: CopyStreams) -> None:
         super().__init__(runtime, streams.device, streams.to_host)
         self._streams = streams
-        self._outputs: list[tuple[Any, Any]] = []
+        self._outputs: list[tuple[Callable[[Any], Any], Any, Any]] = []
 
-    def on_host(self, arrays: Any, is_input: bool, is_output: bool) -> Any:
+    def on_host(self, arrays: Any, is_input: bool, is_output: bool, adds: bool) -> Any:
         """Return host arrays in place of `arrays`; copies of inputs have begun, outputs are copied back at the end."""
         if arrays is None:
             return None
         if isinstance(arrays, list):
-            return [self.on_host(array, is_input, is_output) for array in arrays]
+            return [self.on_host(array, is_input, is_output, adds) for array in arrays]
         host = self._runtime.pinned(arrays.nbytes).view(arrays.dtype).reshape(arrays.shape)
         if is_input:
             self._runtime.to_host(host, self.send_buffer(arrays), self.stream)
         if is_output:
-            self._outputs.append((arrays, host))
+            self._outputs.append((self.adding_buffer if adds else self.recv_buffer, arrays, host))
         return host
 
     def run(self, operation: Callable[..., T], *arguments: Any) -> T:
@@ -244,8 +245,8 @@ class Staging(Packing):
     def copy_back(self) -> None:
         """Copy the outputs to their arrays, and block the host until that is done."""
         with self.on_its_gpu():
-            for array, host in self._outputs:
-                self._runtime.to_device(self.recv_buffer(array), host, self.stream)
+            for buffer_of, array, host in self._outputs:
+                self._runtime.to_device(buffer_of(array), host, self.stream)
             self.unpack(self.stream)
             self.synchronize()
 

@@ -276,8 +276,9 @@ class NCCLBackend(Backend):
                 f"{MOST_CALLS} at once, so exchange fewer arrays in one call{here()}"
             )
         plan = self._plan(async_op, *arrays) if arrays else (self._connection or self._connect()).plan(async_op)
+        buffer_of = plan.adding_buffer if adds else plan.recv_buffer
         for peer, piece in receives:
-            plan.recv(plan.recv_buffer(piece), peer)
+            plan.recv(buffer_of(piece), peer)
         sent = plan.unaliased([piece for _, piece in sends], [piece for _, piece in receives])
         for (peer, _), piece in zip(sends, sent):
             plan.send(piece, peer)

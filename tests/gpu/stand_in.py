@@ -593,6 +593,11 @@ class Runtime:
         as_numpy(target)[...] = as_numpy(source).reshape(target.shape)
 
     @on_stream
+    def add(self, target: Any, source: Any, stream: int) -> None:
+        MACHINE.runs(stream, "an addition", (extent(source), extent(target)), (extent(target),))
+        np.add(as_numpy(target), as_numpy(source), out=as_numpy(target))
+
+    @on_stream
     def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
         MACHINE.runs(stream, "a multiplication", (extent(source),), (extent(target),))
         np.multiply(as_numpy(source), target.dtype.type(factor), out=as_numpy(target))
