@@ -12,6 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm import grids
 from hpccomm.core.grid import Grid, Layout, links_between, on_nodes
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
@@ -34,6 +35,22 @@ def every_layout(size: int, axes: tuple[int, ...] = (1, 2, 3)) -> list[tuple[tup
     return [(dims, wraps) for n in axes for dims in shapes(size, n) for wraps in product([False, True], repeat=n)]
 
 
+def shifted(
+    dims: tuple[int, ...], periodic: tuple[bool, ...], rank: int, axis: int, by: int
+) -> tuple[list[int], tuple[int, int]]:
+    """What MPI_Cart_coords and MPI_Cart_shift give: MPI-4.1 §8.5.5 and §8.5.6, with the strides of C's order."""
+    strides = [prod(dims[each + 1 :]) for each in range(len(dims))]
+    coords = [rank // stride % size for stride, size in zip(strides, dims)]
+
+    def moved(step: int) -> int:
+        place = coords[axis] + step
+        if not periodic[axis] and not 0 <= place < dims[axis]:
+            return MPI.PROC_NULL
+        return rank + (place % dims[axis] - coords[axis]) * strides[axis]
+
+    return coords, (moved(-by), moved(by))
+
+
 def total(group: Any) -> float:
     array = np.ones(1)
     hc.all_reduce(array, group=group)
@@ -54,6 +71,7 @@ def test_is_as_mpi_cartesian_topology(dims: tuple[int, ...], periodic: tuple[boo
         assert grid.rank_of(grid.coords_of(rank)) == cart.Get_cart_rank(cart.Get_coords(rank)) == rank
     for axis, by in product(range(len(dims)), range(-SIZE - 1, SIZE + 2)):
         assert grid.shift(axis, by) == cart.Shift(axis, by)
+        assert (cart.Get_coords(RANK), cart.Shift(axis, by)) == shifted(dims, periodic, RANK, axis, by)
     assert grid.neighbours() == [rank for axis in range(len(dims)) for rank in cart.Shift(axis, 1)]
     for axes in product([False, True], repeat=len(dims)):
         if any(axes):
@@ -86,6 +104,40 @@ def test_neighbours_are_those_of_the_indices(size: int) -> None:
                 grid = Grid(Layout(dims, periodic, None), rank, size)
                 expected = int(sources[grid.coords]), int(destinations[grid.coords])
                 assert grid.shift(axis, by) == expected, (dims, periodic, rank, axis, by)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("axes", [1, 2, 3, 4])
+def test_all_shapes_up_to_64_ranks_are_as_mpi_has_them(axes: int) -> None:
+    for number, dims in enumerate(dims for size in range(1, 65) for dims in shapes(size, axes)):
+        periodic = tuple((number + axis) % 2 == 0 for axis in range(axes))
+        grid = Grid(Layout(dims, periodic, None), 0, prod(dims))
+        for rank in range(grid.size):
+            grid.coords = grid.coords_of(rank)
+            assert grid.rank_of(grid.coords) == rank
+            for axis in range(axes):
+                for by in range(-3, 4) if grid.size <= 16 else [(rank + number) % 7 - 3]:
+                    found = list(grid.coords), grid.shift(axis, by)
+                    assert found == shifted(dims, periodic, rank, axis, by), (dims, periodic, rank, axis, by)
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("axes", [1, 2, 3, 4])
+def test_dims_of_up_to_64_ranks_are_chosen_as_mpi_does(axes: int) -> None:
+    for size in range(1, 65):
+        free = [0] * axes
+        dims = grids._layout("new_grid", size, free, False, None).dims
+        assert list(dims) == MPI.Compute_dims(size, free)
+        assert prod(dims) == size
+        assert list(dims) == sorted(dims, reverse=True)  # and as close to each other as possible: MPI-4.1 §8.5.2
+        assert max(dims) - min(dims) == min(max(each) - min(each) for each in shapes(size, axes))
+        for fixed in (number for number in range(1, size + 1) if size % number == 0):
+            given = [*free[1:], fixed]
+            if axes > 1:
+                dims = grids._layout("new_grid", size, given, False, None).dims
+                assert dims[-1] == fixed
+                assert list(dims) == MPI.Compute_dims(size, given)
+                assert list(dims[:-1]) == MPI.Compute_dims(size // fixed, axes - 1)
 
 
 def test_dims_are_chosen_as_mpi_does() -> None:
