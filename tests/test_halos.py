@@ -156,6 +156,47 @@ def test_random_blocks(dims: tuple[int, ...], periodic: tuple[bool, ...], backen
                     check(deposits, [field.accumulated(corners) for field in fields])
 
 
+def faces(own: list[int], widths: list[tuple[int, int]], kind: MPI.Datatype) -> tuple[list[Any], list[Any]]:
+    """Subarray types of the cells that go to each neighbour, and of the ghosts that come from it, in MPI's order."""
+    shape = [low + cells + high for cells, (low, high) in zip(own, widths)]
+
+    def face(axis: int, start: int, size: int) -> MPI.Datatype:
+        sizes, starts = own.copy(), [low for low, _ in widths]
+        sizes[axis], starts[axis] = size, start
+        return kind.Create_subarray(shape, sizes, starts).Commit()
+
+    sent, received = [], []
+    for axis, (cells, (low, high)) in enumerate(zip(own, widths)):
+        sent += [face(axis, low, high), face(axis, cells, low)]
+        received += [face(axis, 0, low), face(axis, low + cells, high)]
+    return sent, received
+
+
+@pytest.mark.parametrize(("dims", "periodic"), [each for each in LAYOUTS if len(each[0]) > 1])
+def test_faces_are_those_of_mpi_neighbourhood_collectives(dims: tuple[int, ...], periodic: tuple[bool, ...]) -> None:
+    own, widths = [4, 3, 5][: len(dims)], [(1, 2), (2, 1), (3, 3)][: len(dims)]
+    block = np.full([low + cells + high for cells, (low, high) in zip(own, widths)], GHOST, np.int32)
+    inside = tuple(slice(low, low + cells) for cells, (low, _) in zip(own, widths))
+    block[inside] = 1000 * (RANK + 1) + np.arange(block[inside].size).reshape(own)
+    expected = block.copy()
+    cart = MPI.COMM_WORLD.Create_cart(dims, periodic)
+    sent, received = faces(own, widths, MPI.INT32_T)
+    once, where = [1] * len(sent), [0] * len(sent)
+    cart.Neighbor_alltoallw([block, once, where, sent], [expected, once, where, received])
+    again = block.copy()
+    with hc.ProcessGroup.on(cart) as grid:
+        assert isinstance(grid, hc.Grid)
+        hc.halo_exchange(block, grid, widths, corners=False)
+        with hc.halo_exchange_init(again, grid, widths, corners=False) as halo:
+            halo.start()
+            halo.wait()
+    for array in (block, again):
+        np.testing.assert_array_equal(array, expected)
+    for each in (*sent, *received):
+        each.Free()
+    cart.Free()
+
+
 # -- what does not fit ---------------------------------------------------------------------------------
 
 
