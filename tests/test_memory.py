@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -13,9 +14,14 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.debug import start
+from hpccomm.debug.watchdog import Watchdog
 from hpccomm.mpi.coalesced import RUN_BYTES
+from hpccomm.mpi.node_exchange import NodeExchanges
 from hpccomm.mpi.single_copy import CHUNK_BYTES
 from hpccomm.process.tuning import Tuning
+
+from .arrays import contiguous, strided
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -97,6 +103,46 @@ def test_node_shared_arrays_take_a_chunk_at_most(process_group: hc.ProcessGroup)
         assert extra(partial(hc.reduce, array, 0, group=group)) < Tuning().shared_chunk_bytes + SLACK
     del array
     hc.destroy_process_group(group)
+
+
+@pytest.fixture
+def _nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the watchdog's thread from looking: what it takes would be measured, too."""
+    has_come = threading.Event()
+    monkeypatch.setattr(Watchdog, "look", lambda *_: has_come.set())
+    assert start.current() is None or has_come.wait(60)
+
+
+@pytest.mark.usefixtures("_nobody_looks")
+@pytest.mark.parametrize("way", ["shared memory", "messages"])
+@pytest.mark.parametrize("name", ["halo_exchange", "halo_accumulate", "redistribute"])
+def test_persistent_exchanges_take_no_memory_when_they_run(
+    process_group: hc.ProcessGroup, name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "messages":  # as between nodes
+        monkeypatch.setattr(NodeExchanges, "_has_room", lambda *_: False)
+    n, me = process_group.size, process_group.rank
+    with hc.new_grid((0, 0), periodic=True) as grid:
+        if name == "redistribute":
+            mine, columns = hc.block(600, n, me), hc.block(800, n, me)
+            rows, whole = strided(np.ones((mine.stop - mine.start, 800))), np.ones((800, 600)).T
+            boxes = (slice(0, 600), columns), (mine, slice(0, 800))
+            works = [hc.redistribute_init(whole[:, columns], rows, *boxes, group=grid)]
+        else:
+            fields = [layout(np.ones((9, 9, 8000), t)) for t in ("f4", "c16") for layout in (contiguous, strided)]
+            works = [getattr(hc, f"{name}_init")(each, grid, ((1, 2), 1)) for each in (fields[:3], fields[3])]
+
+        def steps() -> None:
+            for turn in range(10):
+                for work in works:
+                    work.start()
+                for work in works:
+                    while turn % 2 and not work.is_completed():
+                        pass
+                    work.wait()
+
+        working_memory = 2 * np.getbufsize() * 16 if name == "halo_accumulate" else 0  # of NumPy's additions
+        assert extra(steps) < working_memory + SLACK  # what goes to one rank has 190,000 bytes and more
 
 
 def test_coalesced_operations_keep_one_run_at_most(process_group: hc.ProcessGroup) -> None:
