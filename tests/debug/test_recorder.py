@@ -118,6 +118,77 @@ def test_other_operations_and_groups_are_recorded(process_group: hc.ProcessGroup
     hc.destroy_process_group(early)
 
 
+def told(records: list[Record], *, without: str = "") -> list[tuple[Any, ...]]:
+    return [
+        (each.name, each.number, each.count, each.nbytes, each.dtype, each.async_op, each.state)
+        for each in records
+        if each.name != without
+    ]
+
+
+def test_halos_are_recorded_with_all_of_their_arrays(process_group: hc.ProcessGroup) -> None:
+    fields = [np.zeros((4, 5)), np.zeros((3, 3), np.float32)]  # 20 and 9 cells: 196 bytes
+    with hc.new_grid((0, 0), periodic=True, group_desc="ocean") as grid:
+        first = grid.sequence_number
+        with hpccomm.debug.record():
+            hc.halo_exchange(fields, grid)
+            hc.halo_exchange(fields[1], grid, async_op=True).wait()  # type: ignore[union-attr]
+            hc.halo_accumulate(fields[::-1], grid)
+            hc.halo_accumulate(fields[0], grid, async_op=True).wait()  # type: ignore[union-attr]
+            with hc.halo_exchange_init(fields, grid) as exchange, hc.halo_accumulate_init(fields[1], grid) as deposit:
+                for work in (exchange, deposit, exchange):
+                    work.start()
+                    work.wait()
+        records = hpccomm.debug.recorded()
+        assert {each.group for each in records} == {key_of(grid)}
+        assert told(records, without="all_gather_object") == [
+            ("halo_exchange", first + 1, 29, 196, "float64", False, "completed"),
+            ("halo_exchange", first + 2, 9, 36, "float32", True, "completed"),
+            ("halo_accumulate", first + 3, 29, 196, "float32", False, "completed"),
+            ("halo_accumulate", first + 4, 20, 160, "float64", True, "completed"),
+            ("halo_exchange_start", first + 7, 29, 196, "float64", False, "completed"),  # each _init compares
+            ("halo_accumulate_start", first + 8, 9, 36, "float32", False, "completed"),
+            ("halo_exchange_start", first + 9, 29, 196, "float64", False, "completed"),
+        ]
+
+
+def test_redistributions_are_recorded_with_both_arrays(process_group: hc.ProcessGroup) -> None:
+    n, me = process_group.size, process_group.rank
+    whole, mine, boxes = np.zeros((3, n), np.int16), np.zeros((3, 1), np.int16), (slice(0, n), slice(me, me + 1))
+    first, cells = process_group.sequence_number, 3 * n + 3
+    with hpccomm.debug.record():
+        hc.redistribute(whole, mine, *boxes)
+        hc.redistribute(whole, mine, *boxes, async_op=True).wait()  # type: ignore[union-attr]
+        with hc.redistribute_init(whole, mine, *boxes) as work:
+            for _ in range(2):
+                work.start()
+                work.wait()
+    records = hpccomm.debug.recorded()
+    assert [each.number for each in records] == list(range(first + 1, process_group.sequence_number + 1))
+    assert told(records, without="all_gather_object") == [
+        ("redistribute", first + 3, cells, 2 * cells, "int16", False, "completed"),  # after two looks at the boxes
+        ("redistribute", first + 6, cells, 2 * cells, "int16", True, "completed"),
+        ("redistribute_start", first + 9, cells, 2 * cells, "int16", False, "completed"),
+        ("redistribute_start", first + 10, cells, 2 * cells, "int16", False, "completed"),
+    ]
+
+
+def test_sparse_exchanges_are_recorded_also_those_of_nothing(process_group: hc.ProcessGroup) -> None:
+    right, first = (process_group.rank + 1) % process_group.size, process_group.sequence_number
+    with hpccomm.debug.record(stack=True):
+        hc.all_to_all_sparse({right: (np.zeros(3), np.zeros(2, int))})
+        work = hc.all_to_all_sparse({right: np.zeros(3)}, async_op=True)
+        (_, record) = hpccomm.debug.recorded()
+        assert (record.state, record.end, record.async_op) == ("in flight", 0.0, True)
+        work.wait()
+        hc.all_to_all_sparse({})
+    records = hpccomm.debug.recorded()
+    assert [(each.name, each.number, each.state) for each in records] == [
+        ("all_to_all_sparse", first + number, "completed") for number in (1, 2, 3)
+    ]
+    assert all("test_recorder.py" in each.where and 0 < each.begin <= each.end for each in records)
+
+
 def test_an_asynchronous_operation_is_in_flight_until_it_ends(process_group: hc.ProcessGroup) -> None:
     for tag in (1, 2):  # the fast path, and the long one
         with hpccomm.debug.record():
