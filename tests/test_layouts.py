@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.core import redistribution
+from hpccomm.core import kept
 from hpccomm.core.redistribution import Layouts
 
 from .test_halos import Messages, texts_of_all
@@ -140,7 +140,7 @@ def test_a_transpose_of_all_ranks() -> None:
 def test_layouts_that_come_again() -> None:
     n = 6 * SIZE
     with hc.new_group() as group:
-        for seed in [*range(redistribution.KNOWN + 2), 0, redistribution.KNOWN + 1, 1]:  # more than are kept
+        for seed in [*range(kept.MOST + 2), 0, kept.MOST + 1, 1]:  # more than are kept
             rng = np.random.default_rng(seed)
             have, want = (rng.permutation(SIZE) for _ in range(2))
             input, output = np.arange(6) + 6 * have[RANK], np.empty(6, int)

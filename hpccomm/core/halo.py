@@ -21,11 +21,13 @@ from .annotations import Array, Arrays, Integer
 from .backend import Pieces
 from .calls import Call
 from .grid import Grid
+from .kept import kept
 from .persistent_work import PersistentWork
 from .work import Work
 
 Width: TypeAlias = "Integer | Sequence[Integer | Sequence[Integer]]"
 Direction: TypeAlias = tuple[int, ...]
+Parts: TypeAlias = list[tuple[int, int, tuple[slice, ...]]]  # a rank, the number of an array, and an index of it
 
 
 class Halo(NamedTuple):
@@ -52,8 +54,6 @@ class Halo(NamedTuple):
 
     def begin(self, async_op: bool) -> Work | None:
         """Exchange the halo once."""
-        if fault := self._own_fault(self.grid.rank, self.own()):
-            raise ValueError(f"{self.name}: {fault}{here()}")
         door = self.grid.door
         step = partial(door.backends[self.device].exchange, *self.pieces(), self.adds, async_op)
         return door.run(self.call, async_op, step)
@@ -84,18 +84,27 @@ class Halo(NamedTuple):
 
     def pieces(self) -> tuple[Pieces, Pieces]:
         """Return what is sent, and where what is received goes: pairs of a rank of the grid and a view."""
-        sends: Pieces = []
-        receives: Pieces = []
+        key = tuple(view.shape for view in self.views), *map(tuple, (self.axes, self.widths)), self.corners, self.adds
+        sends, receives = kept(self.grid, ("halo", key), self._parts)
+        return [(to, self.views[i][where]) for to, i, where in sends], [
+            (of, self.views[i][where]) for of, i, where in receives
+        ]
+
+    def _parts(self) -> tuple[Parts, Parts]:
+        if fault := self._own_fault(self.grid.rank, self.own()):
+            raise ValueError(f"{self.name}: {fault}{here()}")
+        sends: Parts = []
+        receives: Parts = []
         of_own, of_ghosts = (receives, sends) if self.adds else (sends, receives)
         for direction in self.directions():
             back = tuple(-step for step in direction)
             # of `accumulate` the direction is that in which the ghosts were filled
-            for peer, cells, pieces in (
+            for peer, cells, parts in (
                 (self._beside(direction), self._edge(direction), of_own),
                 (self._beside(back), self._ghosts(back), of_ghosts),
             ):
                 if peer is not None:
-                    pieces += [(peer, view[where]) for view, where in zip(self.views, cells) if view[where].size]
+                    parts += [(peer, i, where) for i, where in enumerate(cells) if self.views[i][where].size]
         return sends, receives
 
     def _beside(self, direction: Direction) -> int | None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from . import checks
 from .annotations import Array, Integer
 from .backend import Pieces
 from .calls import Call
+from .kept import kept
 from .persistent_work import PersistentWork
 from .work import Work
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 Box: TypeAlias = tuple[tuple[int, int], ...]  # start and stop along each axis
 Slices: TypeAlias = "Sequence[slice] | slice"
 Parts: TypeAlias = list[tuple[int, tuple[Any, ...]]]  # of an array, as an index of it, with the other rank
-
-KNOWN = 16  # layouts of a group of which the parts are kept
-_known: WeakKeyDictionary[Any, dict[Any, tuple[Parts, Parts]]] = WeakKeyDictionary()  # by the group
 
 
 class Redistribution(NamedTuple):
@@ -76,28 +73,19 @@ class Redistribution(NamedTuple):
                 )
             if fault:
                 raise ValueError(f"{self.name}: {fault}{here()}")
-        sends, receives = self._parts(tuple(boxes for _, boxes, _, _ in told))
+        all_boxes = tuple(boxes for _, boxes, _, _ in told)
+        sends, receives = kept(self.group, ("redistribute", all_boxes), partial(self._parts, all_boxes))
         return [(to, self.input[where]) for to, where in sends], [(of, self.output[where]) for of, where in receives]
 
     def _parts(self, boxes: tuple[tuple[Box, Box], ...]) -> tuple[Parts, Parts]:
-        """Return which parts of its arrays this rank sends and receives; every rank has the same `boxes`.
-
-        The last ones of a group are kept, of the same calls on all ranks: so all ranks have them, or none.
-        """
-        known: dict[Any, tuple[Parts, Parts]] = _known.setdefault(self.group, {})
-        if boxes not in known:
-            layouts = Layouts(*zip(*boxes))
-            missing: list[Any] = [None] * self.group.size
-            self.group.all_gather_object(missing, layouts.missing(self.group.rank))
-            for rank, cell in enumerate(missing):
-                if cell is not None:
-                    raise ValueError(
-                        f"{self.name}: rank {rank} wants cell {cell}, and no rank's input_box has it{here()}"
-                    )
-            if len(known) == KNOWN:
-                del known[next(iter(known))]
-            known[boxes] = layouts.sends(self.group.rank), layouts.receives(self.group.rank)
-        return known[boxes]
+        """Return which parts of its arrays this rank sends and receives; every rank has the same `boxes`."""
+        layouts = Layouts(*zip(*boxes))
+        missing: list[Any] = [None] * self.group.size
+        self.group.all_gather_object(missing, layouts.missing(self.group.rank))
+        for rank, cell in enumerate(missing):
+            if cell is not None:
+                raise ValueError(f"{self.name}: rank {rank} wants cell {cell}, and no rank's input_box has it{here()}")
+        return layouts.sends(self.group.rank), layouts.receives(self.group.rank)
 
 
 class Layouts:

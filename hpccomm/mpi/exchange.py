@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core.backend import Pieces
-from ..core.overlap import address_of, extent, overlapping
+from ..core.overlap import Extent, address_of, extent, overlapping
 from ..core.work import Once, Work
 from ..job.tags import EXCHANGE
 from .datatypes import message
@@ -28,7 +28,8 @@ class Plan:
     """What one rank packs, sends, receives and unpacks; a part that is alone in its message may stay where it lies."""
 
     def __init__(self, rank: int, sends: Pieces, receives: Pieces, adds: bool) -> None:
-        outgoing, incoming = _stays(sends, receives), _stays(receives, sends)
+        extents = [[extent(piece, address_of(piece)) for _, piece in pieces] for pieces in (sends, receives)]
+        outgoing, incoming = _stays(sends, *extents), _stays(receives, *extents[::-1])
         slots = {}
         self.sent: dict[int, Any] = {}
         self.received: dict[int, Any] = {}
@@ -113,10 +114,9 @@ def by_peer(pieces: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
     return found
 
 
-def _stays(pieces: Pieces, others: Pieces) -> Iterator[tuple[int, tuple[Any, bool]]]:
+def _stays(pieces: Pieces, own: list[Extent], others: list[Extent]) -> Iterator[tuple[int, tuple[Any, bool]]]:
     """Yield the parts, each with whether it may stay where it lies: it shares no memory with the others."""
-    extents, beside = ([extent(piece, address_of(piece)) for _, piece in some] for some in (pieces, others))
-    for (peer, piece), is_shared in zip(pieces, overlapping(extents, beside)):
+    for (peer, piece), is_shared in zip(pieces, overlapping(own, others)):
         yield peer, (piece, not is_shared)
 
 

@@ -1,0 +1,26 @@
+"""What has been worked out for a call of a group, and is kept for calls of the same kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+
+MOST = 16  # of a group: the last ones
+_of_groups: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
+
+
+def kept(group: Any, key: Hashable, make: Callable[[], T]) -> T:
+    """Return what ``make()`` returns, or has returned for this key.
+
+    Where every rank of the group asks with the same keys in the same order, `make` is called on all of them or none.
+    """
+    found = _of_groups.setdefault(group, {})
+    if key not in found:
+        made = make()
+        if len(found) == MOST:
+            del found[next(iter(found))]
+        found[key] = made
+    return found[key]  # type: ignore[no-any-return]
