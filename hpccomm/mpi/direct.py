@@ -59,11 +59,20 @@ class DirectCopies:
         self._calls = SystemCalls()
         self._pids: list[int] | None = None  # not known; []: the kernel does not let them
 
-    def agree(self, outgoing: PartsOf, incoming: PartsOf) -> tuple[Copies, Copies]:
-        """Return which parts are copied, of those that go and those that come; every rank of the node calls it."""
-        targets = [piece for pieces in incoming.values() for piece in pieces]
+    def agree(
+        self, outgoing: PartsOf, incoming: PartsOf, sent: Sequence[Any], received: Sequence[Any]
+    ) -> tuple[Copies, Copies]:
+        """Return which parts are copied, of those that go and those that come; every rank of the node calls it.
+
+        Others read what goes, and write what comes, at any time: so the one may not lie where anything is `received`,
+        and the other not where something is `sent`, on this node or beyond.
+        """
         offers = {
-            peer: {number: self._lies(piece) for number, piece in enumerate(pieces) if self._may_stay(piece, targets)}
+            peer: {
+                number: self._lies(piece)
+                for number, piece in enumerate(pieces)
+                if self._is_large(piece) and _is_apart(piece, received)
+            }
             for peer, pieces in outgoing.items()
         }
         offered = self._told(offers)
@@ -71,33 +80,27 @@ class DirectCopies:
             return {}, {}
         if self._pids is None:
             self._pids = processes_of(self._node)
-        received: Copies = {}
+        come: Copies = {}
         answers: dict[int, dict[int, Lies]] = {}
         for peer, pieces in incoming.items():
-            received[peer], answers[peer] = {}, {}
+            come[peer], answers[peer] = {}, {}
             for number, offer in offered[peer].get(self._node.rank, {}).items():
                 answer = self._lies(pieces[number])
                 copy = self._copy(peer, pieces[number], answer, offer)
-                if copy is not None:
-                    received[peer][number], answers[peer][number] = copy, answer
+                if copy is not None and _is_apart(pieces[number], sent):
+                    come[peer][number], answers[peer][number] = copy, answer
         answered = self._told(answers)
-        sent: Copies = {}
+        gone: Copies = {}
         for peer in outgoing:
             taken = answered[peer].get(self._node.rank, {})
-            sent[peer] = {number: self._there(peer, answer) for number, answer in taken.items()}
-        return sent, received
+            gone[peer] = {number: self._there(peer, answer) for number, answer in taken.items()}
+        return gone, come
 
     def _told(self, parts: dict[int, dict[int, Lies]]) -> list[dict[int, dict[int, Lies]]]:
         return self._node.allgather({peer: each for peer, each in parts.items() if each})
 
-    def _may_stay(self, piece: Any, targets: Sequence[Any]) -> bool:
-        """Return whether a part is large, and has no cell that this rank will write in the same exchange."""
-        if piece.nbytes < (self._least if place_of(piece) is None else MAPPED_BYTES):
-            return False
-        try:
-            return not any(np.shares_memory(piece, target, max_work=HARD) for target in targets)  # type: ignore[arg-type]
-        except RuntimeError:  # NumPy's TooHardError
-            return False
+    def _is_large(self, piece: Any) -> bool:
+        return bool(piece.nbytes >= (self._least if place_of(piece) is None else MAPPED_BYTES))
 
     def _lies(self, piece: Any) -> Lies:
         start, end = extent(piece, address_of(piece))
@@ -122,3 +125,11 @@ class DirectCopies:
             return Copy(lies.strides, here, 0)
         assert self._pids
         return Copy(lies.strides, lies.address, self._pids[peer])
+
+
+def _is_apart(piece: Any, others: Sequence[Any]) -> bool:
+    """Return whether a part has no cell in common with others; False, too, where that is hard to find out."""
+    try:
+        return not any(np.shares_memory(piece, other, max_work=HARD) for other in others)  # type: ignore[arg-type]
+    except RuntimeError:  # NumPy's TooHardError
+        return False

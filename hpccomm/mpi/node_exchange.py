@@ -161,7 +161,8 @@ class NodeExchanges:
             by_peer((self._ranks[peer], piece) for peer, piece in pieces if peer in self._ranks)
             for pieces in (sends, receives)
         )
-        copies = ({}, {}) if adds else self._direct.agree(outgoing, incoming)
+        all_sent, all_received = ([piece for _, piece in pieces] for pieces in (sends, receives))
+        copies = ({}, {}) if adds else self._direct.agree(outgoing, incoming, all_sent, all_received)
         packed, gives = _parted(outgoing, copies[0])
         _, takes = _parted(incoming, copies[1])
         starts, end = {}, 0  # of the flags for each rank, in this rank's part

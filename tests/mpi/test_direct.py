@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import hpccomm as hc
 from hpccomm.mpi import direct
 from hpccomm.mpi.node_exchange import is_compiled
 
+from ..launch import launch
 from ..test_halos import LAYOUTS, Field, check
 from ..test_layouts import laid_out, tiles
 from .test_single_copy import a_rank_that_refuses
@@ -89,7 +91,7 @@ def test_random_blocks(dims: Any, periodic: Any, is_shared: bool, agreements: li
                     pass
                 halo.wait()
                 check(blocks, [field.exchanged(True) for field in fields])
-    others = SIZE > 1 and any(n > 1 for n in grid.dims)
+    others = SIZE > 1 and hc.get_node_count() == 1
     if others and all(periodic):
         assert pids(agreements) <= {not is_shared, False}  # to itself a rank copies in its own memory
         assert (not is_shared) in pids(agreements)
@@ -117,20 +119,31 @@ def test_random_boxes(seed: int, agreements: list[Any]) -> None:
     assert agreements
 
 
-def test_what_a_rank_overwrites_is_packed(agreements: list[Any]) -> None:
-    memory = np.zeros(9, int)
-    input, output = memory[:6], memory[3:]
-    other = (RANK + 1) % SIZE
+@pytest.mark.parametrize("shift", [1, 3, 6, 9])
+def test_what_a_rank_overwrites_is_packed(shift: int) -> None:
+    n = 6 * SIZE
+    whole, memory = np.arange(n), np.zeros(10, int)
+    here = slice(6 * RANK, 6 * RANK + 6)
+    start = min(here.start + shift, n)
+    there = slice(start, min(start + 6, n))  # of this rank and the next ones
+    input, output = memory[:6], memory[4:][: there.stop - there.start]
     with hc.new_group() as group:
         of_any_size(group)
-        boxes = slice(6 * other, 6 * other + 6), slice(6 * RANK, 6 * RANK + 6)
-        with hc.redistribute_init(output, input, *boxes, group=group) as again:
-            for turn in range(3):
-                input[...] = np.arange(6) + 6 * RANK + turn
+        with hc.redistribute_init(output, input, there, here, group=group) as again:
+            for turn in range(4):
+                input[...] = whole[here] + turn
                 again.start()
                 again.wait()
-                assert output.tolist() == [6 * other + turn + each for each in range(6)]
-    assert agreements == [({}, {})]
+                assert output.tolist() == (whole[there] + turn).tolist()
+
+
+@pytest.mark.once
+@pytest.mark.skipif("MPICH" not in MPI.Get_library_version(), reason="only MPICH can pretend")
+def test_on_two_pretended_nodes() -> None:
+    suite = ["tests/mpi/test_direct.py", "-k", "random or overwrites or something_else"]
+    command = [sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", "-q", "-p", "no:cacheprovider", *suite]
+    ended = launch(4, *command, env={"MPIR_CVAR_NUM_CLIQUES": "2"}, timeout=170)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
 
 
 @pytest.mark.mpi(min_size=2)
