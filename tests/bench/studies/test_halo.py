@@ -43,7 +43,7 @@ def test_a_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hpccomm", "bench", "halo", "-b", "64", "-e", "4K", "-f", "64", "-n", "2"]
     ended = launch(2, *command, "--json", document, timeout=100)
     assert ended.returncode == 0, ended.stderr
-    assert "cut along the middle axis\n      face      hpccomm    one call  persistent" in ended.stdout
+    assert "cut along the middle axis\n      face      hpccomm node-shared    one call  persistent" in ended.stdout
     found = json.loads(document.read_text())["halo"]
     assert [(step["case"], step["nbytes"]) for step in found[::2]] == [
         (f"cut along the {cut} axis", 64) for cut in halo.CUTS
