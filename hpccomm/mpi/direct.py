@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from ..core.overlap import address_of, extent
 from ..process.tuning import Tuning
-from .shared_memory import Place, mapped, place_of
+from .shared_memory import Place, mapped, names, place_of
 from .single_copy import SystemCalls, processes_of
 
 MAPPED_BYTES = 64
@@ -31,7 +31,8 @@ class Lies(NamedTuple):
     """Where a part lies, as its rank tells another one."""
 
     strides: tuple[int, ...]
-    address: int  # in that process; 0: the kernel can't reach it
+    address: int  # in that process
+    is_reachable: bool  # there, by the kernel
     place: Place | None  # in a node-shared array
 
 
@@ -58,6 +59,7 @@ class DirectCopies:
         self._least = tuning.direct_bytes
         self._calls = SystemCalls()
         self._pids: list[int] | None = None  # not known; []: the kernel does not let them
+        self._windows: list[frozenset[bytes]] = []  # of node-shared arrays, which each rank has mapped
 
     def agree(
         self, outgoing: PartsOf, incoming: PartsOf, sent: Sequence[Any], received: Sequence[Any]
@@ -78,6 +80,7 @@ class DirectCopies:
         offered = self._told(offers)
         if not any(offered):
             return {}, {}
+        self._windows = self._node.allgather(names())
         if self._pids is None:
             self._pids = processes_of(self._node)
         come: Copies = {}
@@ -106,25 +109,31 @@ class DirectCopies:
         start, end = extent(piece, address_of(piece))
         reach = self._calls.reach if piece.flags.writeable else self._calls.can_read
         is_reachable = all(reach(os.getpid(), each, 1) for each in (start, end - 1))
-        return Lies(piece.strides, address_of(piece) if is_reachable else 0, place_of(piece))
+        return Lies(piece.strides, address_of(piece), is_reachable, place_of(piece))
 
     def _copy(self, peer: int, target: Any, answer: Lies, offer: Lies) -> Copy | None:
         """Return where this process finds a part for `target`; None: it has to be packed."""
         from ..native._pieces import walk
 
         run, _ = walk(target.shape, target.itemsize, target.strides, offer.strides)
-        if peer == self._node.rank or (answer.place is not None and offer.place is not None):
+        if self._is_mapped(self._node.rank, peer, offer) and self._is_mapped(peer, self._node.rank, answer):
             is_worth_it = run >= MAPPED_RUN_BYTES
         else:
-            is_worth_it = run >= RUN_BYTES and bool(self._pids and answer.address and offer.address)
+            is_worth_it = run >= RUN_BYTES and bool(self._pids) and answer.is_reachable and offer.is_reachable
         return self._there(peer, offer) if is_worth_it else None
 
+    def _is_mapped(self, by: int, owner: int, lies: Lies) -> bool:
+        return by == owner or (lies.place is not None and lies.place[0] in self._windows[by])
+
     def _there(self, peer: int, lies: Lies) -> Copy:
-        here = lies.address if peer == self._node.rank else lies.place and mapped(lies.place)
-        if here:
-            return Copy(lies.strides, here, 0)
-        assert self._pids
-        return Copy(lies.strides, lies.address, self._pids[peer])
+        """Return how this process reaches what another one has."""
+        if not self._is_mapped(self._node.rank, peer, lies):
+            assert self._pids
+            return Copy(lies.strides, lies.address, self._pids[peer])
+        if peer == self._node.rank:
+            return Copy(lies.strides, lies.address, 0)
+        assert lies.place is not None
+        return Copy(lies.strides, mapped(lies.place), 0)
 
 
 def _is_apart(piece: Any, others: Sequence[Any]) -> bool:

@@ -114,11 +114,15 @@ def place_of(array: Any) -> Place | None:
     return None
 
 
-def mapped(place: Place) -> int | None:
-    """Return the address at which this process sees such a place; None if it has not that window."""
+def names() -> frozenset[bytes]:
+    """Return the windows that this process sees."""
+    return frozenset(name for name, window in _named.items() if window.parts)
+
+
+def mapped(place: Place) -> int:
+    """Return the address at which this process sees a place in one of them."""
     name, rank, offset = place
-    window = _named.get(name)
-    return address_of(window.parts[rank]) + offset if window is not None and window.parts else None
+    return address_of(_named[name].parts[rank]) + offset
 
 
 class SharedArrays:

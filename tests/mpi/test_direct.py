@@ -167,20 +167,34 @@ def test_nobody_waits_for_a_rank_that_does_something_else() -> None:
                 assert [block[0], block[-1]] == [each + 10 * number + sum(range(turn + 1)) for each in (before, after)]
 
 
-@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("name", ["process_vm_readv", "process_vm_writev"])
-def test_where_the_kernel_refuses_all_is_packed(
+def test_where_the_kernel_refuses_only_a_rank_itself_copies(
     name: str, agreements: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_rank_that_refuses(name, 0, monkeypatch)
-    with ring() as grid:
-        block = np.full(4, RANK)
+    with hc.new_grid((0, 1), periodic=True) as grid:
+        of_any_size(grid)
+        block = np.full((4, 4), RANK)
         with hc.halo_exchange_init(block, grid) as halo:
             halo.start()
             halo.wait()
         before, after = grid.shift(0)
-        assert [block[0], block[-1]] == [before, after]
-    assert pids(agreements) == set()
+        assert block.tolist() == [[before] * 4, [RANK] * 4, [RANK] * 4, [after] * 4]
+    assert pids(agreements) == {False}
+
+
+@pytest.mark.mpi(min_size=3)
+def test_memory_that_a_partner_has_not_mapped(agreements: list[Any]) -> None:
+    with hc.new_group([0, 1]) as two, hc.new_group() as group:
+        of_any_size(group)
+        block = np.full(4, RANK) if RANK > 1 else hc.empty_shared(4, int, group=two)
+        ghosts = np.empty(4, int)
+        block[...] = RANK
+        want, have = (slice(4 * rank, 4 * rank + 4) for rank in ((RANK + 1) % SIZE, RANK))
+        with hc.redistribute_init(ghosts, block, want, have, group=group) as again:
+            again.start()
+            again.wait()
+        assert ghosts.tolist() == [(RANK + 1) % SIZE] * 4
 
 
 @pytest.mark.mpi(min_size=2)
