@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.mpi import sparse_exchange
+from hpccomm.mpi.sparse_exchange import SMALL
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 several = pytest.mark.mpi(min_size=2)
@@ -84,6 +85,88 @@ def test_random_messages(kind: str) -> None:
         order = [group.group_rank(source) for source in received]
         assert order == sorted(order)
     group.destroy()
+
+
+def content(source: int, destination: int, shape: tuple[int, ...], dtype: Any = "f8") -> np.ndarray:
+    """Values that tell who has sent them to whom."""
+    cells = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    return np.asarray((cells % 20 + 100 * source + 7 * destination) % 120).astype(dtype)
+
+
+def large(source: int, destination: int) -> np.ndarray:
+    array = np.full((16 << 20) + 8, (10 * source + destination) % 120, np.int8)
+    array[::1009] = np.arange(array[::1009].size) % 120
+    return array
+
+
+# What a rank sends another, and what that one gets, where it is not the same.
+KINDS: dict[str, tuple[Any, Any]] = {
+    "a tuple": (lambda s, d: (content(s, d, (3, 2)), content(s, d, (4,), "i4")), None),
+    "a list": (
+        lambda s, d: [content(s, d, (3, 2)), content(s, d, (4,), "i4")],
+        lambda s, d: (content(s, d, (3, 2)), content(s, d, (4,), "i4")),
+    ),
+    "a tuple of one": (lambda s, d: (content(s, d, (2,)),), None),
+    "a list of none": (lambda s, d: [], lambda s, d: ()),
+    "an empty array": (lambda s, d: np.empty((3, 0, s), "i2"), None),
+    "empty arrays beside a full one": (
+        lambda s, d: (np.empty((0, 4)), content(s, d, (5,)), np.empty(0, "c8"), np.empty((2, 0), "?")),
+        None,
+    ),
+    "empty arrays beside a large one": (lambda s, d: (np.empty(0), large(s, d), np.empty((0, 2), "f2")), None),
+    "of no dimensions": (lambda s, d: content(s, d, ()), None),
+    "several of no dimensions": (lambda s, d: (content(s, d, (), "i8"), content(s, d, (), "f2")), None),
+    "float16": (lambda s, d: content(s, d, (9, 5), "f2"), None),
+    "large float16": (lambda s, d: content(s, d, (300, 200), "f2"), None),
+    "strided": (lambda s, d: content(s, d, (8, 9))[::2, 1::3], None),
+    "large and strided": (lambda s, d: content(s, d, (400, 300))[::3, ::-2], None),
+    "large and in Fortran's order": (lambda s, d: (np.asfortranarray(content(s, d, (150, 170))),), None),
+    "one value everywhere": (lambda s, d: np.broadcast_to(content(s, d, (1, 3)), (2000, 3)), None),
+    "of more than 16 MiB": (large, None),
+    "of more than 16 MiB together": (lambda s, d: (large(s, d)[: 12 << 20], large(s, d)[1 << 20 :: 2]), None),
+    "at the largest size that travels with what it is": (lambda s, d: content(s, d, (SMALL // 8,)), None),
+    "one beyond that": (lambda s, d: (content(s, d, (SMALL // 8,)), content(s, d, (1,), "i1")), None),
+}
+
+
+def each_of(arrays: Any) -> Any:
+    return arrays if isinstance(arrays, (tuple, list)) else [arrays]
+
+
+def check_received(received: Any, expected: Any) -> None:
+    """What comes is the same, in the order of the senders, and in arrays that the program may write to."""
+    assert list(received) == sorted(expected)
+    for source, each in expected.items():
+        assert_same(received[source], each)
+        for array in each_of(received[source]):
+            assert type(array) is np.ndarray
+            assert array.flags.writeable
+            assert array.flags.c_contiguous
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_arrays(kind: str) -> None:
+    send, receive = KINDS[kind]
+    receive = receive or send
+    partners = {"everybody": range(SIZE), "oneself": [RANK], "the next": [(RANK + 1) % SIZE]}
+    for whom, ranks in partners.items():
+        given, sources = {to: send(RANK, to) for to in ranks}, partners.get(whom, [])
+        sources = [(RANK - 1) % SIZE] if whom == "the next" else sources
+        received = hc.all_to_all_sparse(given)
+        check_received(received, {source: receive(source, RANK) for source in sources})
+        for to, arrays in given.items():  # and nobody has written to what is sent
+            for one, other in zip(each_of(arrays), each_of(send(RANK, to))):
+                np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["a tuple", "float16", "of no dimensions", "of more than 16 MiB"])
+def test_one_hears_everybody_and_nobody_else_hears(kind: str) -> None:
+    send, _ = KINDS[kind]
+    for one in range(SIZE):
+        to_one = hc.all_to_all_sparse({one: send(RANK, one)}, async_op=True)
+        from_one = hc.all_to_all_sparse({to: send(one, to) for to in range(SIZE)} if one == RANK else {})
+        check_received(from_one, {one: send(one, RANK)})
+        check_received(to_one.result(), {source: send(source, one) for source in range(SIZE)} if one == RANK else {})
 
 
 def test_many_in_flight_and_fast_ranks() -> None:
