@@ -197,6 +197,46 @@ def test_faces_are_those_of_mpi_neighbourhood_collectives(dims: tuple[int, ...],
     cart.Free()
 
 
+@pytest.mark.parametrize("periodic", [False, True])
+@pytest.mark.parametrize("form", ["once", "again"])
+def test_staggered_fields_of_channels(form: str, periodic: bool) -> None:
+    """Centres, and the faces between them: one more along an axis, unless they wrap around."""
+    with hc.new_grid((0, 0), periodic) as grid:
+        y, x = (hc.block(5 * n, n, at) for n, at in zip(grid.dims, grid.coords))
+        more = [int(not periodic and at == n - 1) for n, at in zip(grid.dims, grid.coords)]
+        blocks, expected = [], []
+        for channels, dtype, plus in ((2, "f4", (0, 0)), (3, "i2", (0, 1)), (1, "c16", (1, 0))):
+            shape = [channels, *(5 * n + one * (not periodic) for n, one in zip(grid.dims, plus))]
+            whole = (np.arange(np.prod(shape)) % 30000).reshape(shape).astype(dtype)
+            stops = [s.stop + one * end for s, one, end in zip((y, x), plus, more)]
+            wide = [(0, 0), (2, 2), (2, 2)]
+            padded = np.pad(whole, wide, mode="wrap") if periodic else np.pad(whole, wide, constant_values=GHOST)
+            expected.append(padded[:, y.start : stops[0] + 4, x.start : stops[1] + 4])
+            block = np.full(expected[-1].shape, GHOST, dtype)
+            block[:, 2:-2, 2:-2] = expected[-1][:, 2:-2, 2:-2]
+            blocks.append(block)
+        if form == "once":
+            hc.halo_exchange(blocks, grid, width=2, axes=(1, 2))
+        else:
+            with hc.halo_exchange_init(blocks, grid, width=2, axes=(-2, -1)) as halo:
+                halo.start()
+                halo.wait()
+        check(blocks, expected)
+
+
+def test_a_width_of_nothing_changes_nothing() -> None:
+    with hc.new_grid((0, 0), periodic=True) as grid:
+        block = np.arange(12.0).reshape(3, 4) + RANK
+        before = block.copy()
+        for call in (hc.halo_exchange, hc.halo_accumulate):
+            call(block, grid, width=0)
+        for init in (hc.halo_exchange_init, hc.halo_accumulate_init):
+            with init(block, grid, width=((0, 0), 0)) as halo:
+                halo.start()
+                assert halo.wait()
+        np.testing.assert_array_equal(block, before)
+
+
 # -- what does not fit ---------------------------------------------------------------------------------
 
 
@@ -239,6 +279,25 @@ def test_a_width_larger_than_a_block_is_one_error_on_all_ranks() -> None:
     with hc.new_grid((SIZE,), names="x") as grid:
         texts = texts_of_all(lambda: hc.halo_exchange_init(np.zeros(5 if RANK == 0 else 9), grid, width=2))
         assert all("along axis 'x' rank 0 has 1 cells of its own" in text for text in texts), texts
+
+
+@several
+def test_an_empty_block_beside_ghosts_is_one_error_on_all_ranks() -> None:
+    with hc.new_grid((1, SIZE), periodic=True, names="yx") as grid:
+        for empty, beside in enumerate([*range(1, SIZE), 0]):
+            words = f"along axis 'x' rank {empty} has 0 cells of its own in arrays[1], and rank {beside} beside it 1"
+            for init in (hc.halo_exchange_init, hc.halo_accumulate_init):
+                blocks = [np.zeros((5, 5)), np.zeros((5, 5 if empty != RANK else 2))]
+                texts = texts_of_all(lambda init=init, blocks=blocks: init(blocks, grid))  # type: ignore[misc]
+                assert all(text.startswith(init.__name__) and words in text for text in texts), texts
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((2, 5), "y"), ((5, 2), "x")])
+def test_without_init_the_rank_of_an_empty_block_says_so(shape: tuple[int, int], axis: str) -> None:
+    with hc.new_grid((1, SIZE), periodic=True, names="yx") as grid:
+        for call in (hc.halo_exchange, hc.halo_accumulate):
+            with pytest.raises(ValueError, match=rf"{call.__name__}: along axis '{axis}' rank {RANK} has 0 cells"):
+                call(np.zeros(shape), grid)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Halos of blocks on GPUs: the same as those of blocks on the host."""
+"""Halos of blocks on GPUs, and redistributions: the same as those of arrays on the host."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import hpccomm as hc
 
+from ..arrays import LAYOUTS
 from . import gpus
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
@@ -70,6 +71,52 @@ def test_again_and_again(set_up: Any, grids: list[hc.Grid]) -> None:
                 halo.wait()
                 for one, other in zip(on_gpu, on_host):
                     np.testing.assert_array_equal(gpus.values(one), other)
+
+
+@pytest.mark.parametrize("form", ["once", "async", "again"])
+def test_redistributions(grids: list[hc.Grid], form: str) -> None:
+    """From slabs to pencils with ghosts, for two channels; the inputs are of several layouts."""
+    whole = np.arange(2 * 3 * SIZE * 12).reshape(2, 3 * SIZE, 12)
+    for grid, layout in product(grids, LAYOUTS):
+        n, me = grid.size, grid.rank
+        rows, columns = hc.block(3 * SIZE, n, me), hc.block(12, n, me)
+        columns = slice(max(0, columns.start - 1), min(12, columns.stop + 2))
+        have, want = (rows, slice(0, 12)), (slice(1, 3 * SIZE), columns)
+        expected = whole[(slice(None), *want)].astype("f4")
+        given = gpus.array(whole[(slice(None), *have)].astype("f4"), layout)
+        output = gpus.array(np.zeros_like(expected), layout)
+        if form == "again":
+            with hc.redistribute_init(output, given, want, have, group=grid) as work:
+                for turn in range(3):
+                    gpus.write(given, whole[(slice(None), *have)] + turn)
+                    work.start()
+                    work.wait()
+                    np.testing.assert_array_equal(gpus.values(output), expected + turn)
+            continue
+        done = hc.redistribute(output, given, want, have, group=grid, async_op=form == "async")
+        if done is not None:
+            done.wait()
+        np.testing.assert_array_equal(gpus.values(output), expected)
+
+
+def test_a_redistribution_is_of_one_device(grids: list[hc.Grid]) -> None:
+    boxes = slice(2 * RANK, 2 * RANK + 2), slice(2 * RANK, 2 * RANK + 2)
+    with pytest.raises(ValueError, match="output and input are on cuda and cpu; one call, one device"):
+        hc.redistribute(gpus.array(np.zeros(2)), np.zeros(2), *boxes, group=grids[0])
+
+
+@pytest.mark.parametrize("width", [0, ((0, 2),), 1])
+def test_channels_and_widths(grids: list[hc.Grid], width: Any) -> None:
+    for grid in grids:
+        options = {"width": [*width, (1, 0)][: grid.ndim] if isinstance(width, tuple) else width}
+        shape = (3, *(6, 7)[: grid.ndim])
+        on_host = [(np.arange(np.prod(shape)).reshape(shape) % 50 + RANK).astype(t) for t in ("f2", "c16")]
+        on_gpu = [gpus.array(block) for block in on_host]
+        axes = tuple(range(1, 1 + grid.ndim))
+        for arrays in (on_host, on_gpu):
+            hc.halo_exchange(arrays, grid, axes=axes, **options)
+        for one, other in zip(on_gpu, on_host):
+            np.testing.assert_array_equal(gpus.values(one), other)
 
 
 def test_more_parts_than_a_group_of_calls_takes(process_group: hc.ProcessGroup) -> None:
