@@ -149,6 +149,17 @@ def test_layouts_that_come_again() -> None:
             assert output.tolist() == np.arange(n)[6 * want[RANK] :][:6].tolist()
 
 
+def test_kept_layouts_are_the_same_on_all_ranks_whatever_halos_they_have() -> None:
+    with hc.new_grid(0) as grid:
+        boxes = slice(2 * RANK, 2 * RANK + 2), slice(2 * RANK, 2 * RANK + 2)
+        for cells in range(2, kept.MOST + 4):
+            hc.redistribute(np.zeros(2), np.zeros(2), *boxes, group=grid)
+            hc.halo_exchange(np.zeros(cells if RANK else 2), grid, width=0)  # of one shape, or of many
+        seen = [0] * SIZE
+        grid.all_gather_object(seen, grid.sequence_number)
+        assert len(set(seen)) == 1
+
+
 @pytest.mark.once
 @pytest.mark.parametrize("n", [0, 1, 7, 24])
 @pytest.mark.parametrize("parts", [1, 3, 8])

@@ -85,7 +85,7 @@ class Halo(NamedTuple):
     def pieces(self) -> tuple[Pieces, Pieces]:
         """Return what is sent, and where what is received goes: pairs of a rank of the grid and a view."""
         key = tuple(view.shape for view in self.views), *map(tuple, (self.axes, self.widths)), self.corners, self.adds
-        sends, receives = kept(self.grid, ("halo", key), self._parts)
+        sends, receives = kept(self.grid, "halo", key, self._parts)
         return [(to, self.views[i][where]) for to, i, where in sends], [
             (of, self.views[i][where]) for of, i, where in receives
         ]

@@ -8,16 +8,17 @@ from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
-MOST = 16  # of a group: the last ones
-_of_groups: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
+MOST = 16  # of a group, of one kind: the last ones
+_of_groups: WeakKeyDictionary[Any, dict[str, dict[Hashable, Any]]] = WeakKeyDictionary()
 
 
-def kept(group: Any, key: Hashable, make: Callable[[], T]) -> T:
+def kept(group: Any, kind: str, key: Hashable, make: Callable[[], T]) -> T:
     """Return what ``make()`` returns, or has returned for this key.
 
-    Where every rank of the group asks with the same keys in the same order, `make` is called on all of them or none.
+    Where every rank of the group asks for this kind with the same keys in the same order, `make` is called on all of
+    them or on none.
     """
-    found = _of_groups.setdefault(group, {})
+    found = _of_groups.setdefault(group, {}).setdefault(kind, {})
     if key not in found:
         made = make()
         if len(found) == MOST:

@@ -74,7 +74,7 @@ class Redistribution(NamedTuple):
             if fault:
                 raise ValueError(f"{self.name}: {fault}{here()}")
         all_boxes = tuple(boxes for _, boxes, _, _ in told)
-        sends, receives = kept(self.group, ("redistribute", all_boxes), partial(self._parts, all_boxes))
+        sends, receives = kept(self.group, "redistribute", all_boxes, partial(self._parts, all_boxes))
         return [(to, self.input[where]) for to, where in sends], [(of, self.output[where]) for of, where in receives]
 
     def _parts(self, boxes: tuple[tuple[Box, Box], ...]) -> tuple[Parts, Parts]:
