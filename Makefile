@@ -59,7 +59,6 @@ test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch, of gloo,
 test-foreign: $(FOREIGN)/.foreign ## run tests and programs of others under hpccomm run, compare, and write the table of docs/guide/mpi4py-programs.md (1 GB is installed)
 	$(FOREIGN)/bin/python -m tests.foreign.suite $(FOREIGN)/bin $(ARGS)
 	$(FOREIGN)/bin/python -m tests.foreign.pylops_twin $(FOREIGN)/bin
-	$(FOREIGN)/bin/python -m tests.foreign.pylops_halo $(FOREIGN)/bin
 
 test-foreign-debian: .venv-foreign-debian/.foreign ## the same for h5py and petsc4py of Debian, with its Open MPI; without these packages it says which
 	! test -e $< || .venv-foreign-debian/bin/python -m tests.foreign.suite .venv-foreign-debian/bin $(ARGS)
