@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from itertools import product
+from itertools import permutations, product
 from math import prod
 from typing import Any
 
@@ -235,6 +236,18 @@ def test_as_device_mesh() -> None:
 # -- nodes -----------------------------------------------------------------------------------------------
 
 
+def links(nodes: np.ndarray, periodic: tuple[bool, ...]) -> int:
+    """How many neighbours are on different nodes, one after the other."""
+    found = 0
+    for place in np.ndindex(nodes.shape):
+        for axis, size in enumerate(nodes.shape):
+            beside = list(place)
+            beside[axis] += 1
+            if beside[axis] < size or (periodic[axis] and size > 1):
+                found += nodes[place] != nodes[tuple(np.mod(beside, nodes.shape))]
+    return found
+
+
 @pytest.mark.once
 @pytest.mark.parametrize("periodic", list(product([False, True], repeat=2)))
 @pytest.mark.parametrize("dims", [(4, 4), (2, 8), (8, 2), (16, 1), (6, 4), (3, 8)])
@@ -244,25 +257,45 @@ def test_nodes_get_blocks(dims: tuple[int, int], periodic: tuple[bool, bool], of
     nodes = [rank // of_a_node for rank in range(size)]
     order = on_nodes(nodes, Layout(dims, periodic, None))
     assert sorted(order) == list(range(size))
-
-    def links(ranks: np.ndarray) -> int:  # one neighbour after the other
-        found = 0
-        for place in np.ndindex(dims):
-            for axis in range(2):
-                beside = list(place)
-                beside[axis] += 1
-                if beside[axis] < dims[axis] or (periodic[axis] and dims[axis] > 1):
-                    found += nodes[ranks[place]] != nodes[ranks[tuple(np.mod(beside, dims))]]
-        return found
-
-    before, after = np.arange(size).reshape(dims), np.array(order).reshape(dims)
-    assert links(after) <= links(before)
-    for ranks in (before, after):
-        assert links_between(np.array(nodes)[ranks], periodic) == links(ranks)
+    before, after = (np.array(nodes)[ranks].reshape(dims) for ranks in (range(size), order))
+    for places in (before, after):
+        assert links_between(places, periodic) == links(places, periodic)
+    assert links(after, periodic) <= links(before, periodic)
     if dims == (4, 4) and of_a_node == 4:
-        assert (links(before), links(after)) == {0: (12, 8), 1: (12, 12), 2: (16, 12), 3: (16, 16)}[
+        assert (links(before, periodic), links(after, periodic)) == {0: (12, 8), 1: (12, 12), 2: (16, 12), 3: (16, 16)}[
             2 * periodic[0] + periodic[1]
         ]
+
+
+@pytest.mark.parametrize(("dims", "periodic"), every_layout(SIZE, (1, 2)))
+def test_ranks_of_a_node_are_beside_each_other(dims: tuple[int, ...], periodic: tuple[bool, ...]) -> None:
+    node_of = np.array(MPI.COMM_WORLD.allgather(hc.get_node_rank()))
+    pretended = os.environ.get("MPIR_CVAR_NUM_CLIQUES")  # in a job of tests/test_halos.py
+    assert pretended is None or len(set(node_of)) == min(SIZE, int(pretended))
+    for key in (RANK, 2 * (RANK % 2) + RANK // 2):
+        group = hc.split_group(color=0, key=key)
+        with hc.new_grid(dims, periodic, group=group, reorder="node") as grid:
+            assert sorted(grid.ranks) == list(range(SIZE))
+            assert (grid.ranks[grid.rank], grid.coords) == (RANK, grid.coords_of(grid.rank))
+            apart = links(node_of[grid.mesh], periodic)
+            assert apart <= links(node_of[list(group.ranks)].reshape(dims), periodic)
+            if SIZE == 4:  # of which each node has as many
+                orders = (node_of[list(order)].reshape(dims) for order in permutations(range(SIZE)))
+                assert apart == min(links(nodes, periodic) for nodes in orders)
+            for axis in range(grid.ndim):
+                assert grid[axis].ranks == tuple(np.moveaxis(grid.mesh, axis, -1)[_others(grid, axis)])
+                assert total(grid[axis]) == grid.dims[axis]
+            place = np.full([3] * grid.ndim, MPI.PROC_NULL)
+            place[(1,) * grid.ndim] = grid.rank
+            hc.halo_exchange(place, grid, corners=False)
+            for axis in range(grid.ndim):
+                line = place[tuple(slice(None) if each == axis else 1 for each in range(grid.ndim))]
+                assert line.tolist() == [grid.shift(axis)[0], grid.rank, grid.shift(axis)[1]]
+        group.destroy()
+
+
+def _others(grid: hc.Grid, axis: int) -> tuple[int, ...]:
+    return tuple(place for each, place in enumerate(grid.coords) if each != axis)
 
 
 def test_nodes_of_different_sizes_keep_the_order() -> None:
