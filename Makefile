@@ -59,6 +59,7 @@ test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch, of gloo,
 test-foreign: $(FOREIGN)/.foreign ## run tests and programs of others under hpccomm run, compare, and write the table of docs/guide/mpi4py-programs.md (1 GB is installed)
 	$(FOREIGN)/bin/python -m tests.foreign.suite $(FOREIGN)/bin $(ARGS)
 	$(FOREIGN)/bin/python -m tests.foreign.pylops_twin $(FOREIGN)/bin
+	$(FOREIGN)/bin/python -m tests.foreign.exchanges $(FOREIGN)/bin
 
 test-foreign-debian: .venv-foreign-debian/.foreign ## the same for h5py and petsc4py of Debian, with its Open MPI; without these packages it says which
 	! test -e $< || .venv-foreign-debian/bin/python -m tests.foreign.suite .venv-foreign-debian/bin $(ARGS)
@@ -104,12 +105,17 @@ $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%:
 	echo $(CURDIR)/.venv-torch/lib/python*/site-packages > $$(echo .venv-torch-$*/lib/python*/site-packages)/torch.pth
 	touch $@
 
-# The tests of these are in their sources only.
+# The tests of these are in their sources only. Of mpi4py-fft a part is used that needs no FFTW; its setup.py looks for a
+# file of that name all the same.
+FFTW := $(CURDIR)/build/foreign/fftw
 $(FOREIGN)/.foreign: setup.cfg pyproject.toml tests/foreign/requirements.txt
 	test -x $(FOREIGN)/bin/python || $(PYTHON) -m venv $(FOREIGN)
 	$(FOREIGN)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),pytest]' -r tests/foreign/requirements.txt
 	grep -E '^(mpi4py|schwimmbad|pylops-mpi)==' tests/foreign/requirements.txt | xargs $(FOREIGN)/bin/python -m pip download \
 		--quiet --disable-pip-version-check --no-deps --no-binary mpi4py,schwimmbad,pylops-mpi --dest build/foreign
+	mkdir -p $(FFTW)/lib && touch $(FFTW)/lib/libfftw3.so
+	FFTW_ROOT=$(FFTW) $(FOREIGN)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+		--no-binary mpi4py-fft --dest build/foreign mpi4py-fft==2.0.6
 	$(FOREIGN)/bin/python -m tests.foreign.suite unpack build/foreign
 	touch $@
 
