@@ -103,6 +103,7 @@ if TYPE_CHECKING:
         get_rank,
         get_world_size,
     )
+    from .reproducible import reproducible_dot, reproducible_norm, reproducible_sum
     from .shared import empty_shared, fence, peer_view
     from .sparse import all_to_all_sparse
     from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
@@ -140,6 +141,7 @@ LATER = {
         "ranks": "get_backend get_backend_config get_global_rank get_group_rank get_local_rank "
         "get_local_size get_node_count get_node_local_rank get_node_rank "
         "get_process_group_ranks get_rank get_world_size",
+        "reproducible": "reproducible_dot reproducible_norm reproducible_sum",
         "shared": "empty_shared fence peer_view",
         "sparse": "all_to_all_sparse",
         "store": "FileStore HashStore PrefixStore QueueEmptyError Store TCPStore",
@@ -260,6 +262,9 @@ __all__ = [
     "reduce_scatter_tensor",
     "register_backend",
     "register_device",
+    "reproducible_dot",
+    "reproducible_norm",
+    "reproducible_sum",
     "scan",
     "scatter",
     "scatter_object_list",

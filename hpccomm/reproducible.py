@@ -1,0 +1,264 @@
+"""Sums that do not depend on the number of ranks: the same bits however the numbers are spread over them.
+
+They are added as integers, which have no rounding, and rounded once at the end (`core/exact_sums.py`). So every result
+is the floating-point number closest to the exact one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .collectives import all_reduce
+from .core import checks
+from .core.exact_rows import NOTHING, ExactRows, bits_of
+from .core.exact_sums import LAST_BIT_OF_PRODUCTS, PRECISION, ExactSum
+from .errors import UnsupportedOperationError, here
+from .world import member
+
+if TYPE_CHECKING:
+    from .core.annotations import Array, Integer
+    from .core.non_member import Group
+
+
+def reproducible_sum(
+    array: Array, axis: Integer | Sequence[Integer] | None = None, group: Group | None = None, exact: bool = False
+) -> Any:
+    """Add up all elements of all ranks' arrays; the same bits on any number of ranks, in any order, with any MPI.
+
+    Parameters
+    ----------
+    array : array
+        Host array of any layout. Its dtype is the same on all ranks; where `axis` is None its shape need not be, and it
+        may be empty.
+    axis : int or tuple of int, optional
+        The axes of the local arrays over which to sum, and then over the ranks; ``()`` sums over the ranks only. The
+        shape of what remains is the same on all ranks. Default: all axes.
+    group : ProcessGroup, optional
+        Default: the world.
+    exact : bool
+        True asks for the floating-point number that is closest to the exact sum. It comes without being asked for, too.
+
+    Returns
+    -------
+    numpy scalar or numpy.ndarray
+        The sum on every rank, in the dtype of `array`: an array of the axes that remain, or a scalar if none does. Of
+        integers and bool it is NumPy's, in int64 or uint64, which wraps around.
+
+    Raises
+    ------
+    TypeError
+        There is no exact sum for the dtype of `array` (longdouble, datetimes ...), or it is no array.
+    ValueError
+        `array` has no such axis; or what remains of the ranks' arrays differs in shape or dtype: on all ranks.
+    UnsupportedOperationError
+        `array` is on a GPU.
+
+    Notes
+    -----
+    nan, or inf and -inf together, give nan; a sum beyond the largest number is inf, while partial sums may well be
+    beyond it. A sum of 0 is +0.0. With `axis`, the ranks first agree on the exponents that occur: two messages instead
+    of one.
+
+    Examples
+    --------
+    >>> x = np.array([1e100, 1.0, -1e100]) if hc.get_rank() == 0 else np.zeros(0)
+    >>> float(hc.reproducible_sum(x)), float(np.sum([1e100, 1.0, -1e100]))
+    (1.0, 0.0)
+    >>> y = np.full((1000, 2), 0.1) if hc.get_rank() == 0 else np.zeros((0, 2))
+    >>> hc.reproducible_sum(y, axis=0)
+    array([100., 100.])
+    """
+    name = "reproducible_sum"
+    values = _host(name, "array", array)
+    axes = _axes(name, axis, values.ndim)
+    member(group)
+    if len(axes) < values.ndim:
+        return _sum_over_axes(name, values, axes, group)
+    if values.dtype.kind in "biu":
+        return _over_ranks(np.asarray(values.sum()), group)[()]
+    sums = []
+    for part in _real_parts(values):
+        sums.append(ExactSum())
+        sums[-1].add(part.ravel("K"))
+    return _joined(_exchanged(sums, group), values.dtype)
+
+
+def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
+    """Add up the products of all elements of all ranks' `x` and `y`; the same bits on any number of ranks.
+
+    Parameters
+    ----------
+    x, y : array
+        Host arrays of the same shape and dtype, which may differ in shape from those of other ranks. Complex numbers
+        are not conjugated: ``reproducible_dot(x.conj(), y)`` is NumPy's vdot.
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    numpy scalar
+        The number closest to the exact sum of the exact products, in the dtype of `x`, on every rank; of integers and
+        bool an int64 or uint64, which wraps around.
+
+    Raises
+    ------
+    TypeError
+        As :func:`reproducible_sum`, or the dtypes differ.
+    ValueError
+        The shapes differ.
+    UnsupportedOperationError
+        An array is on a GPU.
+
+    Notes
+    -----
+    A product that is not between 1e-289 and 1e+307 is made in Python: 1 us for each such element.
+
+    Examples
+    --------
+    >>> x = np.array([1e200, 1.0, -1e200]) if hc.get_rank() == 0 else np.zeros(0)
+    >>> float(hc.reproducible_dot(x, np.full(x.size, 1e200)))  # the products are too large for float64
+    1e+200
+    """
+    name = "reproducible_dot"
+    a, b = _host(name, "x", x), _host(name, "y", y)
+    checks.alike(name, "cpu", a, "cpu", b, "x and y")
+    if a.shape != b.shape:
+        raise ValueError(f"{name}: x and y have the shapes {a.shape} and {b.shape}; expected the same{here()}")
+    member(group)
+    if a.dtype.kind in "biu":
+        wide = np.dtype(np.uint64 if a.dtype.kind == "u" else np.int64)
+        return _over_ranks(np.asarray((a.astype(wide) * b.astype(wide)).sum()), group)[()]
+    left, right = ([part.ravel() for part in _real_parts(each)] for each in (a, b))
+    sums = [ExactSum(LAST_BIT_OF_PRODUCTS) for _ in left]
+    sums[0].add_products(left[0], right[0])
+    if len(sums) == 2:
+        sums[0].add_products(left[1], right[1], sign=-1)
+        sums[1].add_products(left[0], right[1])
+        sums[1].add_products(left[1], right[0])
+    return _joined(_exchanged(sums, group), a.dtype)
+
+
+def reproducible_norm(x: Array, group: Group | None = None) -> Any:
+    """Return the square root of the sum of the squares of all elements of all ranks' `x`; no bit depends on the ranks.
+
+    Parameters
+    ----------
+    x : array
+        Host array of any shape, which may differ between ranks, and the same dtype on all. Integers and bool are
+        converted to float64.
+    group : ProcessGroup, optional
+        Default: the world.
+
+    Returns
+    -------
+    numpy scalar
+        The number closest to the exact root of the exact sum, in the dtype of `x`, of complex numbers in that of their
+        parts, on every rank. Squares may be too large or too small for the dtype.
+
+    Raises
+    ------
+    TypeError, UnsupportedOperationError
+        As :func:`reproducible_sum`.
+
+    Examples
+    --------
+    >>> x = np.array([3e300, 4e300]) if hc.get_rank() == 0 else np.zeros(0)
+    >>> float(hc.reproducible_norm(x))
+    5e+300
+    """
+    values = _host("reproducible_norm", "x", x)
+    if values.dtype.kind in "biu":
+        values = values.astype(np.float64)
+    total = ExactSum(LAST_BIT_OF_PRODUCTS)
+    for part in _real_parts(values):
+        flat = part.ravel("K")
+        total.add_products(flat, flat)
+    return _exchanged([total], group)[0].root(_real(values.dtype))
+
+
+def _host(operation: str, argument: str, array: Array) -> Any:
+    device, view = checks.readable(operation, argument, array)
+    if device != "cpu":
+        raise UnsupportedOperationError(f"{operation}: {argument} is on {device}; only host arrays are added{here()}")
+    if view.dtype.kind not in "biu" and _real(view.dtype).name not in PRECISION:
+        raise TypeError(
+            f"{operation}: {argument} is {view.dtype}; expected float64 or less, complex, integers or bool{here()}"
+        )
+    return view
+
+
+def _axes(operation: str, axis: Integer | Sequence[Integer] | None, dimensions: int) -> tuple[int, ...]:
+    """Return the axes counted from the first, in rising order."""
+    if axis is None:
+        return tuple(range(dimensions))
+    given = [checks.integer(f"{operation}: axis", each) for each in (axis if isinstance(axis, Sequence) else (axis,))]
+    axes = {each % dimensions for each in given if -dimensions <= each < dimensions}
+    if len(axes) < len(given):
+        raise ValueError(f"{operation}: axis is {axis!r}; expected different axes of the {dimensions} of array{here()}")
+    return tuple(sorted(axes))
+
+
+def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the parts of a complex number."""
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+
+
+def _real_parts(values: Any) -> list[Any]:
+    return [values.real, values.imag] if values.dtype.kind == "c" else [values]
+
+
+def _joined(sums: Sequence[ExactSum], dtype: np.dtype[Any]) -> Any:
+    parts = [each.rounded(_real(dtype)) for each in sums]
+    return parts[0] if len(parts) == 1 else dtype.type(complex(*parts))
+
+
+def _over_ranks(integers: Any, group: Group | None) -> Any:
+    all_reduce(integers, group=group)
+    return integers
+
+
+def _exchanged(sums: list[ExactSum], group: Group | None) -> list[ExactSum]:
+    """Make all ranks' sums one, in one message."""
+    messages = _over_ranks(np.stack([each.message() for each in sums]), group)
+    for each, message in zip(sums, messages):
+        each.receive(message)
+    return sums
+
+
+def _sum_over_axes(operation: str, values: Any, axes: tuple[int, ...], group: Group | None) -> Any:
+    kept = [i for i in range(values.ndim) if i not in axes]
+    shape = tuple(values.shape[i] for i in kept)
+    if values.dtype.kind in "biu":
+        _agreed(operation, [NOTHING], shape, values.dtype, group)
+        return _over_ranks(values.sum(axis=axes), group)
+    columns = prod(values.shape[i] for i in axes)
+    parts = [part.transpose(*kept, *axes).reshape(prod(shape), columns) for part in _real_parts(values)]
+    bits = _agreed(operation, [bits_of(part) for part in parts], shape, values.dtype, group)
+    result = np.empty(shape, values.dtype)
+    for out, part in zip(_real_parts(result), parts):
+        rows = ExactRows(len(part), bits)
+        rows.add(part)
+        _over_ranks(rows.memory, group)
+        out[...] = rows.rounded(out.dtype).reshape(shape)
+    return result
+
+
+def _agreed(
+    operation: str, bits: list[tuple[int, int, int]], shape: tuple[int, ...], dtype: np.dtype[Any], group: Group | None
+) -> tuple[int, int, int]:
+    """Return the largest `bits` of all ranks, which have the same shape and dtype."""
+    code = zlib.crc32(f"{shape} {dtype}".encode())
+    message = np.array([*np.max(bits, axis=0), code, -code], np.int64)
+    all_reduce(message, "max", group)
+    first, second, has_specials, largest, smallest = message.tolist()
+    if largest != -smallest:
+        raise ValueError(
+            f"{operation}: what remains of array is {dtype} of the shape {shape} here, but has another shape or dtype "
+            f"on another rank{here()}"
+        )
+    return first, second, has_specials

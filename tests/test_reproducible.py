@@ -1,0 +1,401 @@
+"""Sums without rounding: the answers are those of `math.fsum` and of fractions; every rank knows all ranks' data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccomm as hc
+from hpccomm.core import exact_rows
+from hpccomm.core.exact_sums import CHUNK
+
+from .arrays import INTEGERS, LAYOUTS
+
+RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+several = pytest.mark.mpi(min_size=2)
+FLOATS = [np.dtype(code) for code in ("f8", "f4", "f2")] + [np.dtype(ml_dtypes.bfloat16)]
+INF, NAN = math.inf, math.nan
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> Iterator[hc.ProcessGroup]:
+    with hc.init_process_group() as group:
+        yield group
+
+
+# -- numbers, and their sums -------------------------------------------------------------------------
+
+
+def near_one(rng: np.random.Generator, n: int) -> Any:
+    return rng.standard_normal(n)
+
+
+def of_all_sizes(rng: np.random.Generator, n: int) -> Any:
+    return np.ldexp(rng.uniform(-1, 1, n), rng.integers(-1120, 1000, n))
+
+
+def cancelling(rng: np.random.Generator, n: int) -> Any:
+    values = np.ldexp(rng.uniform(-1, 1, n), rng.integers(-200, 200, n))
+    values[n // 2 : n // 2 * 2] = -values[: n // 2]
+    values[: n // 7] *= 1 + 2.0**-50
+    return values
+
+
+def subnormal(rng: np.random.Generator, n: int) -> Any:
+    return rng.integers(-(1 << 40), 1 << 40, n) * 2.0**-1074
+
+
+def near_a_tie(rng: np.random.Generator, n: int) -> Any:
+    values = np.zeros(n)
+    values[:3] = 1.0, 2.0**-53, rng.choice([-1.0, 0.0, 1.0]) * 2.0**-1074
+    return values * rng.choice([-1.0, 1.0])
+
+
+def too_large_on_the_way(rng: np.random.Generator, n: int) -> Any:
+    values = np.ldexp(rng.uniform(0.5, 1, n), 1023)
+    values[n // 2 : n // 2 * 2] = -values[: n // 2]
+    values[rng.integers(n)] *= 0.5
+    return values
+
+
+KINDS = [near_one, of_all_sizes, cancelling, subnormal, near_a_tie, too_large_on_the_way]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__ for kind in KINDS])
+Kind = Callable[[np.random.Generator, int], Any]
+
+
+def closest(number: Fraction, dtype: Any = np.float64) -> float:
+    """The number of `dtype` closest to a fraction, in exact arithmetic."""
+    info = ml_dtypes.finfo(dtype)
+    spacing = Fraction(2) ** (int(info.minexp) - int(info.nmant))
+    if number:
+        exponent = 0
+        while abs(number) >= Fraction(2) ** (exponent + 1):
+            exponent += 1
+        while abs(number) < Fraction(2) ** exponent:
+            exponent -= 1
+        spacing = max(spacing, Fraction(2) ** (exponent - int(info.nmant)))
+    value = round(number / spacing) * spacing  # half to even
+    if abs(value) > Fraction(float(info.max)):
+        return INF if value > 0 else -INF
+    return float(value)
+
+
+def total(values: Any) -> Fraction:
+    return sum((Fraction(value) for value in np.asarray(values).ravel().tolist()), Fraction(0))
+
+
+def parts(values: Any, rng: np.random.Generator) -> Any:
+    """This rank's part of an array that is cut in random places, so that parts may be empty."""
+    ends = np.sort(rng.integers(0, len(values) + 1, SIZE - 1))
+    return np.split(values, ends)[RANK]
+
+
+def bits(value: Any) -> bytes:
+    return np.asarray(value).tobytes()
+
+
+def assert_is(value: Any, expected: Any, dtype: Any = np.float64) -> None:
+    assert value.dtype == np.dtype(dtype)
+    if np.isnan(expected):
+        assert np.isnan(value)
+    else:
+        assert bits(value) == bits(np.dtype(dtype).type(expected)), (value, expected)
+
+
+# -- the sum -----------------------------------------------------------------------------------------
+
+
+def test_the_oracle_is_that_of_python() -> None:
+    for kind in (near_one, cancelling, subnormal, near_a_tie):
+        values = kind(np.random.default_rng(5), 50)
+        assert closest(total(values)) == math.fsum(values)
+    for value in (0.1, 65519.0, 65520.0, 3e-8, 1e-9):
+        with np.errstate(over="ignore"):
+            assert closest(Fraction(value), np.float16) == np.float16(value)
+
+
+@every_kind
+@pytest.mark.parametrize("n", [3, 100, 3 * CHUNK + 5])
+def test_a_sum_is_the_closest_number_whatever_the_split_and_the_order(kind: Kind, n: int) -> None:
+    rng = np.random.default_rng([n, KINDS.index(kind)])
+    values = kind(rng, n)
+    expected = closest(total(values))
+    for _ in range(4):
+        assert_is(hc.reproducible_sum(parts(values, rng)), expected)
+        values = rng.permutation(values)
+    assert_is(hc.reproducible_sum(values if RANK == SIZE - 1 else values[:0], exact=True), expected)
+
+
+@every_kind
+def test_the_group_of_one_rank_has_the_same_bits(kind: Kind, world: hc.ProcessGroup) -> None:
+    values = kind(np.random.default_rng(9), 1000)
+    alone, _ = hc.new_subgroups(1)
+    own = parts(values, np.random.default_rng(1))
+    assert bits(hc.reproducible_sum(own)) == bits(hc.reproducible_sum(values, group=alone))
+    assert bits(hc.reproducible_dot(own, own)) == bits(hc.reproducible_dot(values, values, group=alone))
+    assert bits(hc.reproducible_norm(own)) == bits(hc.reproducible_norm(values, alone))
+    hc.destroy_process_group(alone)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_sum_is_rounded_once_to_the_dtype(dtype: Any) -> None:
+    rng = np.random.default_rng(3)
+    with np.errstate(over="ignore"):
+        for scale in (1.0, float(ml_dtypes.finfo(dtype).smallest_normal), float(ml_dtypes.finfo(dtype).max)):
+            for _ in range(10):
+                values = (np.ldexp(rng.uniform(-1, 1, 40), rng.integers(-20, 1, 40)) * scale).astype(dtype)
+                expected = closest(total(values.astype(float)), dtype)
+                assert_is(hc.reproducible_sum(parts(values, rng)), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2", ml_dtypes.bfloat16])
+def test_a_sum_is_not_rounded_to_float64_first(dtype: Any) -> None:
+    half = float(ml_dtypes.finfo(dtype).eps) / 2
+    smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    values = np.array([1.0, half, smallest], dtype)  # float64 has no room for the last one, which decides
+    expected = 1.0 + 2 * half
+    assert_is(hc.reproducible_sum(parts(values, np.random.default_rng(0))), expected, dtype)
+    rows = values[:, None] if RANK == 0 else np.zeros((0, 1), dtype)
+    assert_is(hc.reproducible_sum(rows, axis=0)[0], expected, dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4), (200, 100)], ids=str)
+def test_layouts_and_shapes(layout: Any, shape: tuple[int, ...]) -> None:
+    given = [np.random.default_rng([rank, 7]).standard_normal(shape) for rank in range(SIZE)]
+    expected = math.fsum(value for array in given for value in np.ravel(array))
+    own = layout(np.asarray(given[RANK]))
+    before = own.copy()
+    assert_is(hc.reproducible_sum(own), expected)
+    assert_is(hc.reproducible_dot(own, own), closest(sum((squares(array) for array in given), Fraction(0))))
+    assert (own == before).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([INF, 1.0], INF),
+        ([-INF, 1e308, 1e308], -INF),
+        ([INF, -INF], NAN),
+        ([NAN, INF], NAN),
+        ([NAN], NAN),
+        ([1e308, 1e308], INF),
+        ([-1e308, -1e308, 1e300], -INF),
+        ([1.7976931348623157e308, 9.9e291], 1.7976931348623157e308),
+        ([1.7976931348623157e308, 2.0**970], INF),
+        ([-0.0, -0.0], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_special_values(values: list[float], expected: float) -> None:
+    for shift in range(SIZE):
+        own = np.array(values)[(RANK + shift) % SIZE :: SIZE]
+        assert_is(hc.reproducible_sum(own), expected)
+        assert_is(hc.reproducible_sum(np.stack([own, own]), axis=1)[1], expected)
+        assert_is(hc.reproducible_dot(own, np.ones(own.size)), expected)
+
+
+def test_complex_numbers_are_summed_in_parts() -> None:
+    for dtype, part in (("c16", np.float64), ("c8", np.float32)):
+        rng = np.random.default_rng(8)
+        values = (cancelling(rng, 300) * 2.0**-110 + 1j * near_one(rng, 300)).astype(dtype)
+        result = hc.reproducible_sum(parts(values, rng))
+        assert result.dtype == dtype
+        assert_is(result.real, closest(total(values.real), part), part)
+        assert_is(result.imag, closest(total(values.imag), part), part)
+
+
+@pytest.mark.parametrize("dtype", [bool, *INTEGERS], ids=str)
+@pytest.mark.parametrize("axis", [None, 0, ()])
+def test_integers_are_those_of_numpy(dtype: Any, axis: Any) -> None:
+    given = [np.random.default_rng(rank).integers(0, 100, (4, 3)).astype(dtype) for rank in range(SIZE)]
+    result = hc.reproducible_sum(given[RANK], axis=axis)
+    expected = sum(np.sum(array, axis=axis) for array in given)
+    assert result.dtype == expected.dtype
+    assert (result == expected).all()
+    dot = hc.reproducible_dot(given[RANK], given[RANK])
+    assert dot == sum(int(value) ** 2 for array in given for value in array.ravel())
+
+
+# -- over axes ---------------------------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize("axis", [0, 1, -1, (0, 2), (-2, -1), (), (0, 1, 2), None])
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_axes(kind: Kind, axis: Any, dtype: Any) -> None:
+    shape = (5, 4, 3)
+    with np.errstate(over="ignore", under="ignore"):
+        given = [
+            (kind(np.random.default_rng([rank, 1]), 60) * (1 if dtype == "f8" else 2.0**-900 * 2.0**-2)).astype(dtype)
+            for rank in range(SIZE)
+        ]
+    given = [array.reshape(shape) for array in given]
+    result = hc.reproducible_sum(given[RANK], axis=axis)
+    exact = [np.vectorize(Fraction, otypes=[object])(array.astype(float)) for array in given]
+    expected = np.asarray(sum(np.asarray(each.sum(axis=axis)) for each in exact))
+    assert result.shape == expected.shape
+    for value, number in zip(np.ravel(result), expected.ravel()):
+        assert_is(value, closest(number, dtype), dtype)
+
+
+@pytest.mark.parametrize("shape", [(40000, 3), (3, 40000), (1000, 100), (70000, 1), (0, 3), (3, 0)], ids=str)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_of_any_length(shape: tuple[int, int], axis: int) -> None:
+    given = np.random.default_rng(4).standard_normal(shape) * 2.0 ** np.arange(shape[1]).clip(0, 90)
+    given[:, ::2] *= -1
+    result = hc.reproducible_sum(given, axis=axis)
+    expected = [math.fsum(np.repeat(row, SIZE)) for row in np.moveaxis(given, axis, -1)]
+    assert bits(result) == bits(np.array(expected))
+
+
+def test_rows_have_different_special_values() -> None:
+    rows = np.array([[INF, 1.0], [-INF, 1.0], [INF, -INF], [NAN, 1.0], [1e308, 1e308], [0.1, 0.2]])
+    own = rows[:, RANK::SIZE] if RANK < 2 else rows[:, :0]
+    np.testing.assert_array_equal(hc.reproducible_sum(own, axis=1), [INF, -INF, NAN, NAN, INF, math.fsum([0.1, 0.2])])
+    result = hc.reproducible_sum(own * (1 + 1j), axis=1) if SIZE == 1 else None
+    assert result is None or np.isnan(result[3])
+
+
+def test_carries_are_taken_before_limbs_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.stack([of_all_sizes(np.random.default_rng(6), 3 * CHUNK), near_one(np.random.default_rng(6), 3 * CHUNK)])
+    expected = hc.reproducible_sum(rows, axis=1)
+    monkeypatch.setattr(exact_rows, "MANY", 2)
+    carries = []
+    carry = exact_rows.ExactRows.carry
+
+    def counted(self: exact_rows.ExactRows) -> None:
+        carries.append(1)
+        carry(self)
+
+    monkeypatch.setattr(exact_rows.ExactRows, "carry", counted)
+    assert bits(hc.reproducible_sum(rows, axis=1)) == bits(expected)
+    assert len(carries) > 5
+
+
+# -- products ----------------------------------------------------------------------------------------
+
+
+def squares(values: Any) -> Fraction:
+    return sum((Fraction(value) ** 2 for value in np.ravel(values).tolist()), Fraction(0))
+
+
+@every_kind
+@pytest.mark.parametrize("other", KINDS, ids=[kind.__name__ for kind in KINDS])
+def test_a_dot_product_is_the_closest_number(kind: Kind, other: Kind) -> None:
+    rng = np.random.default_rng([KINDS.index(kind), KINDS.index(other)])
+    x, y = kind(rng, 200), other(rng, 200)
+    x[5] = y[8] = 0.0
+    expected = closest(sum((Fraction(a) * Fraction(b) for a, b in zip(x.tolist(), y.tolist())), Fraction(0)))
+    for _ in range(3):
+        ends = np.sort(rng.integers(0, 201, SIZE - 1))
+        assert_is(hc.reproducible_dot(np.split(x, ends)[RANK], np.split(y, ends)[RANK]), expected)
+        order = rng.permutation(200)
+        x, y = x[order], y[order]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_products_of_all_dtypes(dtype: Any) -> None:
+    rng = np.random.default_rng(2)
+    x, y = (rng.standard_normal(100).astype(dtype) for _ in range(2))
+    pairs = zip(x.tolist(), y.tolist())
+    ends = np.sort(rng.integers(0, 101, SIZE - 1))
+    result = hc.reproducible_dot(np.split(x, ends)[RANK], np.split(y, ends)[RANK])
+    assert_is(result, closest(sum((Fraction(a) * Fraction(b) for a, b in pairs), Fraction(0)), dtype), dtype)
+
+
+def test_products_of_complex_numbers_are_not_conjugated() -> None:
+    rng = np.random.default_rng(12)
+    x, y = (near_one(rng, 60) + 1j * near_one(rng, 60) for _ in range(2))
+    result = hc.reproducible_dot(x[RANK::SIZE], y[RANK::SIZE])
+    a, b, c, d = ([Fraction(value) for value in part.tolist()] for part in (x.real, x.imag, y.real, y.imag))
+    assert_is(result.real, closest(sum(p * r - q * s for p, q, r, s in zip(a, b, c, d))))
+    assert_is(result.imag, closest(sum(p * s + q * r for p, q, r, s in zip(a, b, c, d))))
+    np.testing.assert_allclose(result, np.dot(x, y))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "expected"),
+    [
+        ([INF], [0.0], NAN),
+        ([INF, 1.0], [-2.0, 1.0], -INF),
+        ([INF, INF], [1.0, -1.0], NAN),
+        ([0.0, NAN], [0.0, 0.0], NAN),
+        ([1e200, 1e200], [1e200, 1e200], INF),
+        ([1e200, -1e200, 3.0], [1e200, 1e200, 1.0], 3.0),
+        ([2.0**-1074, 1.0], [2.0**-1074, 1.0], 1.0),
+        ([2.0**-1074] * 2, [0.5] * 2, 2.0**-1074),
+    ],
+)
+def test_products_of_special_values(x: list[float], y: list[float], expected: float) -> None:
+    assert_is(hc.reproducible_dot(np.array(x)[RANK::SIZE], np.array(y)[RANK::SIZE]), expected)
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_a_norm_is_the_closest_number(kind: Kind, dtype: Any) -> None:
+    rng = np.random.default_rng(KINDS.index(kind))
+    with np.errstate(over="ignore", under="ignore"):
+        values = kind(rng, 100).astype(dtype)
+        values[~np.isfinite(values)] = 1.0
+    norm = hc.reproducible_norm(parts(values, rng))
+    assert norm.dtype == dtype
+    exact = squares(values)
+    if math.isinf(norm):  # from the middle between the largest number and the next one, which would be a power of two
+        assert exact >= ((Fraction(float(np.finfo(dtype).max)) + 2 ** int(np.finfo(dtype).maxexp)) / 2) ** 2
+        return
+    below, value, above = (Fraction(float(each)) for each in (np.nextafter(norm, -norm), norm, np.nextafter(norm, INF)))
+    assert ((below + value) / 2) ** 2 <= exact <= ((value + above) / 2) ** 2
+
+
+def test_norms_of_special_values_integers_and_complex_numbers() -> None:
+    first = RANK == 0
+    assert_is(hc.reproducible_norm(np.array([3, 4]) if first else np.zeros(0, int)), 5.0)
+    assert_is(hc.reproducible_norm(np.array([3 + 4j] if first else [], "c8")), 5.0, "f4")
+    assert_is(hc.reproducible_norm(np.array([-INF, 1.0] if first else [])), INF)
+    assert_is(hc.reproducible_norm(np.array([NAN, INF] if first else [])), NAN)
+    assert_is(hc.reproducible_norm(np.zeros(3)), 0.0)
+    assert_is(hc.reproducible_norm(np.array([2.0**-1074] if first else [])), 2.0**-1074)
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: hc.reproducible_sum(np.ones(2, np.longdouble)), TypeError, "array is float.*expected float64 or less"),
+        (lambda: hc.reproducible_sum(np.ones(2, "M8[s]")), TypeError, "array is datetime64"),
+        (lambda: hc.reproducible_norm(np.ones(2, ">f8")), TypeError, "x has a foreign byte order"),
+        (lambda: hc.reproducible_sum([1.0]), TypeError, "reproducible_sum: array is"),
+        (lambda: hc.reproducible_sum(np.ones(2), axis=1), ValueError, "axis is 1; expected different axes of the 1"),
+        (lambda: hc.reproducible_sum(np.ones((2, 2)), axis=(0, -2)), ValueError, r"axis is \(0, -2\)"),
+        (lambda: hc.reproducible_sum(np.ones(2), axis=0.5), TypeError, "axis is 0.5; expected an integer"),
+        (lambda: hc.reproducible_dot(np.ones(2), np.ones(3)), ValueError, r"the shapes \(2,\) and \(3,\)"),
+        (lambda: hc.reproducible_dot(np.ones(2), np.ones(2, "f4")), TypeError, "x and y are float64 and float32"),
+    ],
+)
+def test_refusals(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+@several
+@pytest.mark.parametrize("dtype", ["f8", "i4"])
+def test_other_shapes_are_refused_on_all_ranks(dtype: Any) -> None:
+    with pytest.raises(ValueError, match=r"what remains of array is .* of the shape .* on another rank"):
+        hc.reproducible_sum(np.ones((2, 3 + (RANK == 1)), dtype), axis=0)
+
+
+@several
+def test_two_groups_sum_on_their_own() -> None:
+    group, _ = hc.new_subgroups(1)
+    assert_is(hc.reproducible_sum(np.array([RANK + 0.5]), group=group), RANK + 0.5)
+    hc.destroy_process_group(group)
