@@ -27,7 +27,7 @@ def modules():
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
             extra_compile_args=["-O3", "-g0"],
         )
-        for name in ("_room", "_pieces")
+        for name in ("_room", "_pieces", "_sums")
     ]
     try:
         rooms = cythonize(rooms, build_dir="build")

@@ -17,6 +17,7 @@ from .collectives import all_reduce
 from .core import checks
 from .core.exact_rows import NOTHING, ExactRows, bits_of
 from .core.exact_sums import LAST_BIT_OF_PRODUCTS, PRECISION, ExactSum
+from .core.group import ProcessGroup
 from .errors import UnsupportedOperationError, here
 from .world import member
 
@@ -76,7 +77,8 @@ def reproducible_sum(
     name = "reproducible_sum"
     values = _host(name, "array", array)
     axes = _axes(name, axis, values.ndim)
-    member(group)
+    if _is_outside(name, group):
+        return None
     if len(axes) < values.ndim:
         return _sum_over_axes(name, values, axes, group)
     if values.dtype.kind in "biu":
@@ -129,7 +131,8 @@ def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
     checks.alike(name, "cpu", a, "cpu", b, "x and y")
     if a.shape != b.shape:
         raise ValueError(f"{name}: x and y have the shapes {a.shape} and {b.shape}; expected the same{here()}")
-    member(group)
+    if _is_outside(name, group):
+        return None
     if a.dtype.kind in "biu":
         wide = np.dtype(np.uint64 if a.dtype.kind == "u" else np.int64)
         return _over_ranks(np.asarray((a.astype(wide) * b.astype(wide)).sum()), group)[()]
@@ -172,6 +175,8 @@ def reproducible_norm(x: Array, group: Group | None = None) -> Any:
     5e+300
     """
     values = _host("reproducible_norm", "x", x)
+    if _is_outside("reproducible_norm", group):
+        return None
     if values.dtype.kind in "biu":
         values = values.astype(np.float64)
     total = ExactSum(LAST_BIT_OF_PRODUCTS)
@@ -190,6 +195,15 @@ def _host(operation: str, argument: str, array: Array) -> Any:
             f"{operation}: {argument} is {view.dtype}; expected float64 or less, complex, integers or bool{here()}"
         )
     return view
+
+
+def _is_outside(operation: str, group: Group | None) -> bool:
+    """Return whether this rank is not in the group, with the warning of every operation then."""
+    members = member(group)
+    if isinstance(members, ProcessGroup):
+        return False
+    members.warn(operation)
+    return True
 
 
 def _axes(operation: str, axis: Integer | Sequence[Integer] | None, dimensions: int) -> tuple[int, ...]:

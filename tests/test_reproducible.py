@@ -13,8 +13,9 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.core import exact_rows
-from hpccomm.core.exact_sums import CHUNK
+from hpccomm.core import exact_rows, exact_sums
+from hpccomm.core.exact_sums import CHUNK, HUGE, SPARE
+from hpccomm.native import room
 
 from .arrays import INTEGERS, LAYOUTS
 
@@ -28,6 +29,16 @@ INF, NAN = math.inf, math.nan
 def world() -> Iterator[hc.ProcessGroup]:
     with hc.init_process_group() as group:
         yield group
+
+
+@pytest.fixture(params=["compiled", "python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "python":
+        monkeypatch.setattr(exact_sums, "two_grid_sums", lambda *_: None)
+        monkeypatch.setattr(exact_sums, "exact_products", lambda *_: False)
+
+
+in_both_ways = pytest.mark.usefixtures("way")
 
 
 # -- numbers, and their sums -------------------------------------------------------------------------
@@ -121,6 +132,7 @@ def test_the_oracle_is_that_of_python() -> None:
             assert closest(Fraction(value), np.float16) == np.float16(value)
 
 
+@in_both_ways
 @every_kind
 @pytest.mark.parametrize("n", [3, 100, 3 * CHUNK + 5])
 def test_a_sum_is_the_closest_number_whatever_the_split_and_the_order(kind: Kind, n: int) -> None:
@@ -178,6 +190,7 @@ def test_layouts_and_shapes(layout: Any, shape: tuple[int, ...]) -> None:
     assert (own == before).all()
 
 
+@in_both_ways
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -202,6 +215,7 @@ def test_special_values(values: list[float], expected: float) -> None:
         assert_is(hc.reproducible_dot(own, np.ones(own.size)), expected)
 
 
+@in_both_ways
 def test_complex_numbers_are_summed_in_parts() -> None:
     for dtype, part in (("c16", np.float64), ("c8", np.float32)):
         rng = np.random.default_rng(8)
@@ -222,6 +236,54 @@ def test_integers_are_those_of_numpy(dtype: Any, axis: Any) -> None:
     assert (result == expected).all()
     dot = hc.reproducible_dot(given[RANK], given[RANK])
     assert dot == sum(int(value) ** 2 for array in given for value in array.ravel())
+
+
+@pytest.mark.serial
+@pytest.mark.skipif(room is None, reason="no compiled room")
+@pytest.mark.parametrize("n", [*range(10), 1023, CHUNK])
+def test_the_compiled_room_sums_what_two_grids_have_room_for(n: int) -> None:
+    rng = np.random.default_rng(n)
+    for low, high in ((-44, 0), (-1074, -1040), (950, 990)):
+        values = np.ldexp(rng.uniform(-1, 1, n), rng.integers(low, high, n))
+        parts = exact_sums.two_grid_sums(values, SPARE, HUGE)
+        assert parts is not None
+        assert parts[0] * Fraction(2) ** parts[1] + parts[2] * Fraction(2) ** parts[3] == total(values)
+    for other in (INF, -INF, NAN, -NAN, 2.0**1000, 2.0**-200):
+        values = np.ones(n + 1)
+        values[rng.integers(n + 1)] = other
+        assert exact_sums.two_grid_sums(values, SPARE, HUGE) is None or (n == 0 and other == 2.0**-200)
+
+
+@pytest.mark.serial
+@pytest.mark.skipif(room is None, reason="no compiled room")
+@pytest.mark.parametrize("n", [*range(10), 1023])
+def test_the_compiled_room_multiplies_what_has_an_error_in_float64(n: int) -> None:
+    rng = np.random.default_rng(n)
+    for low, high in ((-40, 40), (-470, -430), (450, 500)):
+        x, y = (np.ldexp(rng.uniform(-1, 1, n), rng.integers(low, high, n)) for _ in range(2))
+        x[::3] = 0.0
+        product, error = np.full((2, n), NAN)
+        assert exact_sums.exact_products(x, y, product, error)
+        for a, b, p, e in zip(*(each.tolist() for each in (x, y, product, error))):
+            assert Fraction(a) * Fraction(b) == Fraction(p) + Fraction(e)
+            assert p == a * b
+    for other in (INF, -INF, NAN, 2.0**1000, 2.0**-962, 2.0**-1074):
+        x = np.ones(n + 1)
+        x[rng.integers(n + 1)] = other
+        assert not exact_sums.exact_products(x, np.ones(n + 1), *np.empty((2, n + 1)))
+
+
+@several
+def test_a_rank_outside_the_group_is_warned_and_gets_nothing() -> None:
+    group = hc.new_group([0])
+    if RANK == 0:
+        assert_is(hc.reproducible_norm(np.array([3.0, 4.0]), group), 5.0)
+        hc.destroy_process_group(group)
+        return
+    with pytest.warns(RuntimeWarning, match="reproducible_sum: this rank is not in"):
+        assert hc.reproducible_sum(np.ones(2), group=group) is None
+    assert hc.reproducible_dot(np.ones(2), np.ones(2), group) is None
+    assert hc.reproducible_norm(np.ones(2), group) is None
 
 
 # -- over axes ---------------------------------------------------------------------------------------
@@ -287,6 +349,7 @@ def squares(values: Any) -> Fraction:
     return sum((Fraction(value) ** 2 for value in np.ravel(values).tolist()), Fraction(0))
 
 
+@in_both_ways
 @every_kind
 @pytest.mark.parametrize("other", KINDS, ids=[kind.__name__ for kind in KINDS])
 def test_a_dot_product_is_the_closest_number(kind: Kind, other: Kind) -> None:
@@ -321,6 +384,7 @@ def test_products_of_complex_numbers_are_not_conjugated() -> None:
     np.testing.assert_allclose(result, np.dot(x, y))
 
 
+@in_both_ways
 @pytest.mark.parametrize(
     ("x", "y", "expected"),
     [

@@ -16,6 +16,23 @@ from typing import Any
 
 import numpy as np
 
+from ..native import room
+
+try:
+    if room is None:  # it is not wanted
+        raise ImportError
+    from ..native._sums import exact_products, two_grid_sums
+except ImportError:
+
+    def two_grid_sums(values: Any, spare: int, huge: float) -> tuple[int, int, int, int] | None:
+        """Leave it to `grid_sums`."""
+        return None
+
+    def exact_products(x: Any, y: Any, product: Any, error: Any) -> bool:
+        """Leave it to `product_with_error`."""
+        return False
+
+
 CHUNK = 1 << 14  # elements at once, so that three copies stay in the cache
 SPARE = 3  # bits: of CHUNK elements below 2^(k-1-SPARE) the sum fits in 63 bits
 LAST_BIT = -1074  # of float64: 2^-1074 is its smallest number
@@ -83,7 +100,11 @@ class ExactSum:
     def add(self, values: Any, sign: int = 1) -> None:
         """Add, or with `sign` -1 subtract, each element of an array of one dimension."""
         for start in range(0, values.size, CHUNK):
-            chunk = values[start : start + CHUNK].astype(np.float64, copy=False)
+            chunk = np.ascontiguousarray(values[start : start + CHUNK], np.float64)
+            if parts := two_grid_sums(chunk, SPARE, HUGE):
+                self.add_integer(sign * parts[0], parts[1])
+                self.add_integer(sign * parts[2], parts[3])
+                continue
             top = largest(chunk)
             if not top < inf:
                 chunk = self._without_specials(chunk, sign)
@@ -98,18 +119,25 @@ class ExactSum:
 
     def add_products(self, x: Any, y: Any, sign: int = 1) -> None:
         """Add the product of each two elements of arrays of one dimension and of the same size."""
+        product, error = np.empty((2, min(x.size, CHUNK)))
         for start in range(0, x.size, CHUNK):
             pair = x[start : start + CHUNK], y[start : start + CHUNK]
-            a, b = (each.astype(np.float64, copy=False) for each in pair)
+            a, b = (np.ascontiguousarray(each, np.float64) for each in pair)
             if x.dtype.itemsize <= 4:  # 24 bits by 24 bits
                 self.add(a * b, sign)
-                continue
-            with_error = product_with_error(a, b)
-            if not with_error[2].all():
-                a, b = self._without_rare(a, b, with_error, sign)
-                with_error = product_with_error(a, b)
-            self.add(with_error[0], sign)
-            self.add(with_error[1], sign)
+            elif exact_products(a, b, product[: a.size], error[: a.size]):
+                self.add(product[: a.size], sign)
+                self.add(error[: a.size], sign)
+            else:
+                self._add_any_products(a, b, sign)
+
+    def _add_any_products(self, x: Any, y: Any, sign: int) -> None:
+        with_error = product_with_error(x, y)
+        if not with_error[2].all():
+            x, y = self._without_rare(x, y, with_error, sign)
+            with_error = product_with_error(x, y)
+        self.add(with_error[0], sign)
+        self.add(with_error[1], sign)
 
     def _without_specials(self, values: Any, sign: int) -> Any:
         """Count what is not finite, and return the rest."""
