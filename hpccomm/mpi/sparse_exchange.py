@@ -3,7 +3,7 @@
 To each receiver goes one message that says what the arrays are, with small ones themselves, and one for each larger
 array. How a rank knows which messages to expect depends on the number of ranks:
 
-* few: an all-to-all of their lengths, whose time grows with that number (`CountedExchange`);
+* few: each tells each other how long its message is, which takes the longer the more there are (`CountedExchange`);
 * many: nobody is told. Every rank takes what comes, until all ranks know that what they have sent has been taken
   (`ConsensusExchange`).
 """
@@ -92,11 +92,13 @@ class CountedExchange(SparseExchange):
         for rank, head in self._heads.items():
             lengths[rank] = len(head)
         sent = np.array(lengths)
-        self._counting: MPI.Request | None = None
+        self._counting: list[MPI.Request] = []
         self._coming: list[tuple[int, MPI.Request, bytearray]] = []
-        if async_op:
+        if async_op:  # by messages, for MPI_Ialltoall of MPICH 5.0.2 has been seen not to end, on one rank
             self._sent.append(sent)
-            self._counting = comm.Ialltoall(sent, self._lengths)
+            ranks = range(comm.size)
+            self._counting = [comm.Irecv(self._lengths[rank : rank + 1], rank, self._head) for rank in ranks]
+            self._requests += [comm.Isend(sent[rank : rank + 1], rank, self._head) for rank in ranks]
         else:
             comm.Alltoall(sent, self._lengths)
             self._expect()
@@ -104,7 +106,7 @@ class CountedExchange(SparseExchange):
 
     def _expect(self) -> None:
         """Receive the messages whose lengths are known now."""
-        self._counting = None
+        self._counting = []
         for source, length in enumerate(self._lengths.tolist()):
             if length:
                 head = bytearray(length)
@@ -112,8 +114,8 @@ class CountedExchange(SparseExchange):
 
     def poll(self) -> bool:
         """Take what has come; return whether all that is sent and received is done."""
-        if self._counting is not None:
-            if not self._counting.Test():
+        if self._counting:
+            if not MPI.Request.Testall(self._counting):
                 return False
             self._expect()
         waiting = []
@@ -130,8 +132,8 @@ class CountedExchange(SparseExchange):
 
     def block(self) -> None:
         """Wait for what comes, and until what is sent has gone."""
-        if self._counting is not None:
-            self._counting.Wait()
+        if self._counting:
+            MPI.Request.Waitall(self._counting)
             self._expect()
         for source, request, head in self._coming:
             request.Wait()
