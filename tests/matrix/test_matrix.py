@@ -173,8 +173,12 @@ def test_a_good_call_is_right_and_one_operation(name: str, form: str, group: Any
     if group is None or goes_to_itself(name, form, group):
         return
     note, opposite = Note(), None
-    gathers = 2 if name in OF_SEVERAL else 0
+    gathers = 1 if name in OF_SEVERAL else 0
     refused = form == "coalescing" and not OPERATIONS[name].is_collected
+    if gathers and not refused:  # the first time there is one more
+        opposite = Opposite(name, group)
+        perform(name, form, group)
+        opposite.finish()
     for hooked in (False, True):  # the fast path, and past the hook
         opposite = None if refused else Opposite(name, group)
         before = numbers(group)
