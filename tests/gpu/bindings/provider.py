@@ -435,6 +435,11 @@ class Runtime(cupy_runtime.Runtime):
         return super().explain(error) or CUDA.explain(error)  # a test may have the stand-in raise
 
 
+def add(target: Any, source: Any, out: Any) -> None:
+    assert out is target
+    CUDA.add(out, source, CUDA.current_stream(0))
+
+
 def multiply(source: Any, factor: Any, out: Any) -> None:
     CUDA.multiply(out, source, factor, CUDA.current_stream(0))
 
@@ -445,6 +450,7 @@ cupy_runtime.cupy = SimpleNamespace(
     asarray=cupy.asarray,
     from_dlpack=cupy.from_dlpack,
     empty=empty,
+    add=add,
     multiply=multiply,
     get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda stream: None),
     cuda=SimpleNamespace(Device=Device, Stream=Entered, get_current_stream=CurrentStream, alloc_pinned_memory=pinned),
