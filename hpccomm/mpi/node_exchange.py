@@ -3,7 +3,7 @@
 The protocol is that of `native/pieces.h`; ranks of other nodes get messages, in the same operation. Each exchange has
 a window of its own, in which a rank's part holds what it sends: for each rank of the node its flags and two slots.
 Windows of exchanges that all ranks of the node have freed are given back when the next one is set up. What is large is
-not packed: the rank that needs it copies it from the other one's array (`direct.py`).
+not packed: one of the two ranks copies it from array to array (`direct.py`).
 """
 
 from __future__ import annotations

@@ -88,10 +88,8 @@ class CountedExchange(SparseExchange):
 
     def __init__(self, comm: MPI.Intracomm, async_op: bool, *arguments: Any) -> None:
         super().__init__(comm, *arguments)
-        lengths, self._lengths = [0] * comm.size, np.empty(comm.size, np.int64)
-        for rank, head in self._heads.items():
-            lengths[rank] = len(head)
-        sent = np.array(lengths)
+        sent = np.array([len(self._heads.get(rank, b"")) for rank in range(comm.size)], np.int64)
+        self._lengths = np.empty_like(sent)
         self._counting: list[MPI.Request] = []
         self._coming: list[tuple[int, MPI.Request, bytearray]] = []
         if async_op:  # by messages, for MPI_Ialltoall of MPICH 5.0.2 has been seen not to end, on one rank
