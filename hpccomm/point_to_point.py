@@ -51,7 +51,7 @@ def send(
     group : ProcessGroup, optional
         Default: the world.
     tag : int
-        0 or more, up to what MPI allows (MPI_TAG_UB), at least 32760; the receive must have the same.
+        0 or more, up to what MPI allows (MPI_TAG_UB), at least 20472; the receive must have the same.
 
     Returns
     -------

@@ -181,6 +181,18 @@ def test_many_in_flight_and_fast_ranks() -> None:
         assert source == (RANK - turn) % SIZE
 
 
+@pytest.mark.skipif(SIZE == 1, reason="nobody can be late")
+def test_the_first_asynchronous_one_waits_for_nobody() -> None:
+    group = hc.new_group()
+    if RANK:
+        hc.recv(np.empty(1), 0)  # before it comes, too
+    work = hc.all_to_all_sparse({0: np.array([RANK])}, group, async_op=True)
+    if RANK == 0:
+        for dst in range(1, SIZE):
+            hc.send(np.zeros(1), dst)
+    check_received(work.result(), {source: np.array([source]) for source in range(SIZE)} if RANK == 0 else {})
+
+
 def test_nothing_at_all() -> None:
     assert hc.all_to_all_sparse({}) == {}
     assert hc.all_to_all_sparse({RANK: ()}) == {RANK: ()}

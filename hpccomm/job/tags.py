@@ -17,4 +17,6 @@ THREAD: int = _upper_bound - 3
 MEETING: int = _upper_bound - 4
 NOT_CONNECTED: int = _upper_bound - 5
 EXCHANGE: int = _upper_bound - 6
-LARGEST: int = _upper_bound - 7
+SPARSE_TURNS: int = 1 << 12  # sparse exchanges on, tags are used again
+SPARSE: int = EXCHANGE - 3 * SPARSE_TURNS  # and those above, three for each
+LARGEST: int = SPARSE - 1

@@ -20,7 +20,7 @@ from ..core.backend import Backend
 from ..core.options import BackendOptions
 from ..core.work import Work
 from ..errors import DistBackendError, DistError, here
-from ..job.mpi_library import private, release
+from ..job.mpi_library import private
 from . import sparse_exchange
 from .sparse_exchange import ConsensusExchange, CountedExchange
 from .works import as_backend_error
@@ -51,12 +51,6 @@ class ObjectTransport(Backend):
         private(MPI._commctx_intra(self._messages)[0], self._messages)  # that duplicate
         return self._messages
 
-    @cached_property
-    def _sparse(self) -> MPI.Intracomm:
-        self._messages.Barrier()  # as above
-        comm: MPI.Intracomm = private(self._comm.Dup(), self._comm)
-        return comm
-
     def all_to_all_sparse(
         self, arrays: Mapping[int, Sequence[Any]], received: dict[int, Any], names: Sequence[int], async_op: bool
     ) -> Work | None:
@@ -64,15 +58,11 @@ class ObjectTransport(Backend):
         self._turns += 1
         arguments = self._turns, arrays, received, names
         if self.size <= sparse_exchange.FEW:
-            exchange = CountedExchange(self._sparse, async_op, *arguments)
+            exchange = CountedExchange(self._comm, async_op, *arguments)
             if not async_op:
                 exchange.block()
             return exchange if async_op else None
-        return ConsensusExchange(self._sparse, self._unfinished, *arguments)
-
-    def close(self) -> None:
-        if "_sparse" in vars(self):
-            release(self._sparse)
+        return ConsensusExchange(self._comm, self._unfinished, *arguments)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         """Return every rank's object."""

@@ -3,7 +3,8 @@
 To each receiver goes one message that says what the arrays are, with small ones themselves, and one for each larger
 array. How a rank knows which messages to expect depends on the number of ranks:
 
-* few: each tells each other how long its message is, which takes the longer the more there are (`CountedExchange`);
+* few: each sends each other a block of a few bytes, which has the message where it is short, and its length
+  otherwise; that takes the longer the more there are (`CountedExchange`);
 * many: nobody is told. Every rank takes what comes, until all ranks know that what they have sent has been taken
   (`ConsensusExchange`).
 """
@@ -11,27 +12,30 @@ array. How a rank knows which messages to expect depends on the number of ranks:
 from __future__ import annotations
 
 import pickle
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from ..core.work import Work
+from ..job.tags import SPARSE, SPARSE_TURNS
 from .datatypes import as_bytes, message
 from .layout import send_buffer
 from .works import MPIWork
 
 SMALL = 4 << 10  # bytes of all arrays for one rank: up to there they travel with what they are
-TURNS = 1 << 13  # after which tags are used again; every MPI has four times as many
 FEW = 64  # ranks
+BLOCKS = 8 << 10  # bytes of the blocks that one rank sends to all others
+NOTHING = [bytearray(), 0, MPI.BYTE]
+LENGTH = np.dtype(np.int64)  # with which each block begins
 
 
 class SparseExchange(Work):
-    """One exchange on a communicator of its own.
+    """One exchange.
 
     `arrays` has for each receiver a tuple of arrays, or a list of one. `received` is filled likewise, a list of one
     with the array itself; its keys are the senders' `names`.
@@ -49,7 +53,8 @@ class SparseExchange(Work):
     ) -> None:
         super().__init__()
         self._comm = comm
-        self._head, self._data = 2 * (turn % TURNS), 2 * (turn % TURNS) + 1  # tags
+        self._head = SPARSE + 3 * (turn % SPARSE_TURNS)  # tags
+        self._data, self._barrier = self._head + 1, self._head + 2
         self._came: dict[int, Any] = {}
         self._received, self._names = received, names
         self._requests: list[MPI.Request] = []
@@ -62,7 +67,7 @@ class SparseExchange(Work):
             if not is_whole:
                 self._requests += [comm.Isend(message(array), rank, self._data) for array in sent if array.nbytes]
 
-    def _take(self, source: int, head: bytearray) -> None:
+    def _take(self, source: int, head: bytearray | memoryview) -> None:
         """Make the arrays of a message, and receive those that have not come with it."""
         kinds, is_whole, is_single = pickle.loads(head)
         arrays = [np.empty(shape, _dtype_of(dtype)) for shape, dtype in kinds]
@@ -80,7 +85,7 @@ class SparseExchange(Work):
 
 
 class CountedExchange(SparseExchange):
-    """The lengths of the messages first, then these.
+    """A block for every rank first, then the messages that were too long for it.
 
     That of one exchange needs nothing of another but progress, which MPI makes in any call: so ranks may wait for
     several in different orders.
@@ -88,25 +93,44 @@ class CountedExchange(SparseExchange):
 
     def __init__(self, comm: MPI.Intracomm, async_op: bool, *arguments: Any) -> None:
         super().__init__(comm, *arguments)
-        sent = np.array([len(self._heads.get(rank, b"")) for rank in range(comm.size)], np.int64)
-        self._lengths = np.empty_like(sent)
+        size = comm.size
+        self._block = BLOCKS // size // LENGTH.itemsize * LENGTH.itemsize
+        sent, self._blocks = bytearray(self._block * size), bytearray(self._block * size)
+        self._fill(sent)
         self._counting: list[MPI.Request] = []
         self._coming: list[tuple[int, MPI.Request, bytearray]] = []
         if async_op:  # by messages, for MPI_Ialltoall of MPICH 5.0.2 has been seen not to end, on one rank
-            self._sent.append(sent)
-            ranks = range(comm.size)
-            self._counting = [comm.Irecv(self._lengths[rank : rank + 1], rank, self._head) for rank in ranks]
-            self._requests += [comm.Isend(sent[rank : rank + 1], rank, self._head) for rank in ranks]
+            for rank in range(size):
+                part = slice(rank * self._block, (rank + 1) * self._block)
+                self._counting.append(comm.Irecv([memoryview(self._blocks)[part], MPI.BYTE], rank, self._head))
+                self._requests.append(comm.Isend([memoryview(sent)[part], MPI.BYTE], rank, self._head))
         else:
-            comm.Alltoall(sent, self._lengths)
+            comm.Alltoall([sent, self._block, MPI.BYTE], [self._blocks, self._block, MPI.BYTE])
             self._expect()
-        self._requests += [comm.Isend([head, MPI.BYTE], rank, self._head) for rank, head in self._heads.items()]
+        for rank, head in self._heads.items():
+            if not self._is_short(len(head)):
+                self._requests.append(comm.Isend([head, MPI.BYTE], rank, self._head))
+
+    def _is_short(self, length: int) -> bool:
+        return length <= self._block - LENGTH.itemsize
+
+    def _fill(self, blocks: bytearray) -> None:
+        """Write the length of each message, and the message where it is short."""
+        for rank, head in self._heads.items():
+            start = rank * self._block
+            text = len(head).to_bytes(LENGTH.itemsize, sys.byteorder) + head * self._is_short(len(head))
+            blocks[start : start + len(text)] = text
 
     def _expect(self) -> None:
-        """Receive the messages whose lengths are known now."""
+        """Take the short messages, and receive the others, whose lengths are known now."""
         self._counting = []
-        for source, length in enumerate(self._lengths.tolist()):
-            if length:
+        lengths = np.frombuffer(self._blocks, LENGTH)[:: self._block // LENGTH.itemsize]
+        for source, length in enumerate(lengths.tolist()):
+            if self._is_short(length):
+                start = source * self._block + LENGTH.itemsize
+                if length:
+                    self._take(source, memoryview(self._blocks)[start : start + length])
+            else:
                 head = bytearray(length)
                 self._coming.append((source, self._comm.Irecv([head, MPI.BYTE], source, self._head), head))
 
@@ -150,8 +174,9 @@ class ConsensusExchange(SparseExchange):
         then     take what comes; when all synchronous sends are done, enter a barrier that does not block
         end      when the barrier is done: nothing more can come
 
-    A rank may be exchanges ahead of another that has not seen the end of its barrier yet, and several may be in flight:
-    so each has tags of its own, looks after those before it, and enters its barrier after them.
+    The barrier is made of messages, since MPI_Ibarrier would have to be called in the same order on all ranks as other
+    collectives. Several exchanges may be in flight, for which ranks may wait in different orders: so each looks after
+    those before it.
     """
 
     def __init__(self, comm: MPI.Intracomm, unfinished: deque[ConsensusExchange], *arguments: Any) -> None:
@@ -159,8 +184,9 @@ class ConsensusExchange(SparseExchange):
         self._unfinished = unfinished
         unfinished.append(self)
         self._is_done = False
-        self._barrier: MPI.Request | None = None
         self._taken = [comm.Issend([head, MPI.BYTE], rank, self._head) for rank, head in self._heads.items()]
+        self._distance = 1  # of the partners in the barrier's next round: its algorithm is dissemination
+        self._round: MPI.Request | None = None
 
     def poll(self) -> bool:
         """Take what has come, also of the exchanges before this one; return whether all ranks have done so."""
@@ -179,20 +205,23 @@ class ConsensusExchange(SparseExchange):
             head = bytearray(status.Get_count(MPI.BYTE))
             coming.Recv([head, MPI.BYTE])
             self._take(status.Get_source(), head)
-        if self._barrier is None:
-            if not MPI.Request.Testall(self._taken) or self._is_behind():
-                return False
-            self._barrier = self._comm.Ibarrier()
-        if not (self._barrier == MPI.REQUEST_NULL or self._barrier.Test()) or not MPI.Request.Testall(self._requests):
+        if not (MPI.Request.Testall(self._taken) and self._have_met() and MPI.Request.Testall(self._requests)):
             return False
         self._end()
         self._is_done = True
         self._unfinished.remove(self)
         return True
 
-    def _is_behind(self) -> bool:
-        """Return whether an exchange before this one has not entered its barrier."""
-        return any(each._barrier is None for each in takewhile(lambda each: each is not self, self._unfinished))
+    def _have_met(self) -> bool:
+        """Go on in the barrier; return whether all ranks have entered it."""
+        comm = self._comm
+        while self._round is None or self._round.Test():
+            if self._distance >= comm.size:
+                return True
+            self._requests.append(comm.Isend(NOTHING, (comm.rank + self._distance) % comm.size, self._barrier))
+            self._round = comm.Irecv(NOTHING, (comm.rank - self._distance) % comm.size, self._barrier)
+            self._distance *= 2
+        return False
 
     def block(self) -> None:
         """Take what comes until all ranks have done so."""
