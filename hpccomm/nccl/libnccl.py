@@ -18,6 +18,7 @@ from ..errors import DistBackendError, here
 SUCCESS, IN_PROGRESS = 0, 7
 UNIQUE_ID_BYTES = 128
 UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
+STILL_WRITTEN: list[c_void_p] = []  # pointers that NCCL may yet set: the call did not end in time
 
 # nccl.h's ncclResult_t. CuPy's own table ends before the last ones.
 RESULTS = {
@@ -173,9 +174,22 @@ class Communicator:
         return self._library["ncclCommGetAsyncError"](self._comm, state) or state.value
 
     def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
-        made = COMM()  # NCCL sets the pointer when it is done
-        self.finish(self._library["ncclCommSplit"](self._comm, color, key, made, Config(blocking=time_limit is None)))
+        made = COMM()
+        code = self._library["ncclCommSplit"](self._comm, color, key, made, Config(blocking=time_limit is None))
+        try:
+            if code == SUCCESS and self._time_limit is not None:
+                # Unlike other calls it answers so at once, and a thread sets `made` (its src/init.cc, 2.28 to 2.30).
+                self._time_limit.wait_while(lambda: self._is_splitting(color, made))
+                code = self._state()
+            self.finish(code)
+        except Exception:
+            STILL_WRITTEN.append(made)
+            raise
         return Communicator(self._library, made, time_limit) if made else None
+
+    def _is_splitting(self, color: int, made: c_void_p) -> bool:
+        state = self._state()
+        return state == IN_PROGRESS or (state == SUCCESS and color >= 0 and not made)
 
     def async_error(self) -> str | None:
         state = self._state()

@@ -67,6 +67,17 @@ def test_everything_works_without_blocking() -> None:
                 assert gpus.values(received) == group.ranks[before]
 
 
+def test_a_new_group_is_split_off_a_communicator_that_does_not_block(machine: Any) -> None:
+    with hc.init_process_group(on_timeout="raise", timeout=60):
+        hc.all_reduce(gpus.array(np.ones(1)))
+        array = gpus.array(np.array([1.0 + RANK]))
+        group = hc.split_group(color=RANK % 2)
+        hc.all_reduce(array, group=group)
+        assert gpus.values(array) == sum(1.0 + rank for rank in group.ranks)
+        assert machine.calls.count("split") == 1
+        assert machine.calls.count("connect, not blocking") == 1
+
+
 @NEEDS_TWO
 def test_a_rank_that_does_not_connect() -> None:
     world = hc.init_process_group(on_timeout="raise", timeout=60)

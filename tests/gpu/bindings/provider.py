@@ -106,16 +106,16 @@ class Library:
     ncclCommInitRank = ncclCommInitRankConfig
 
     @staticmethod
-    def ncclCommSplit(comm: int, color: int, key: int, result: int, config: int) -> stand_in.Communicator:
+    def ncclCommSplit(comm: int, color: int, key: int, result: int, config: int) -> None:
+        """Answer ncclSuccess also while the parent is in progress, as NCCL does (src/init.cc, 2.30.7)."""
         parent, made = COMMUNICATORS[comm], stand_in.Communicator(blocks(config))
 
         def job() -> stand_in.Job:
-            put(result, 0)
             yield from parent.halve(color, key, made)
             put(result, 0 if color < 0 else handle_of(made))
 
+        put(result, 0)
         parent.begin(job())
-        return parent
 
     @staticmethod
     def ncclCommFinalize(comm: int) -> stand_in.Communicator:
