@@ -32,6 +32,7 @@ def _provider() -> Iterator[None]:
         if not gpus.is_real():
             patch.setenv("HPCCOMM_GPU_PROVIDER", gpus.PROVIDER)
             watch_cuda_aware_mpi(patch)
+        gpus.use_own()
         forget_provider()
         yield
     forget_provider()

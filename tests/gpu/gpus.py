@@ -16,6 +16,7 @@ from ..arrays import contiguous
 
 # GPU_TESTS_ON=bindings: hpccomm's own provider, over CuPy's bindings of NCCL, above the stand-in.
 IS_BINDINGS = os.environ.get("GPU_TESTS_ON") == "bindings"
+PATIENCE = 180  # seconds for a program that a test starts: CuPy may compile its first kernels, and NCCL connect
 PROVIDER = "tests.gpu.bindings.provider" if IS_BINDINGS else "tests.gpu.stand_in"
 
 
@@ -56,6 +57,19 @@ def own() -> int:
     from . import stand_in
 
     return stand_in.OWN
+
+
+def use_own() -> None:
+    """Make this rank's GPU, if it is a real one, the current one: arrays are made there."""
+    if is_real():
+        cupy.cuda.Device(own()).use()
+
+
+def connectable(ranks: int) -> int:
+    """Return how many of `ranks` ranks, started by a test, NCCL connects: as many as there are GPUs, or all."""
+    if not is_real() or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
+        return ranks
+    return min(ranks, int(cupy.cuda.runtime.getDeviceCount()))
 
 
 def extent(array: Any) -> tuple[int, int]:
@@ -130,7 +144,7 @@ def current_stream() -> int:
     """Return the stream on which the program works."""
     from hpccomm.cuda import seam
 
-    return seam.runtime().current_stream(0)
+    return seam.runtime().current_stream(own())
 
 
 @contextmanager
