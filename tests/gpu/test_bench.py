@@ -92,7 +92,8 @@ once = pytest.mark.once
 
 def bench(ranks: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     environment = {} if gpus.is_real() else IMITATED_GPU
-    return launch(ranks, sys.executable, "-m", "hpccomm", "bench", "--device", "cuda", *arguments, env=environment)
+    command = (sys.executable, "-m", "hpccomm", "bench", "--device", "cuda", *arguments)
+    return launch(gpus.connectable(ranks), *command, timeout=gpus.PATIENCE, env=environment)
 
 
 @once

@@ -323,8 +323,9 @@ def test_very_many_calls_are_several_groups(machine: Any, process_group: hc.Proc
 # -- barrier ---------------------------------------------------------------------------------------
 
 
-def test_barrier(process_group: hc.ProcessGroup) -> None:
-    alone = hc.new_group(backend="cuda:nccl")
+@pytest.mark.parametrize("backend", ["cuda:nccl", "cuda:mpi"])
+def test_barrier(backend: str) -> None:
+    alone = hc.new_group(backend=backend)
     assert hc.barrier(alone) is None
     work = hc.barrier(alone, async_op=True)
     assert work.wait()
