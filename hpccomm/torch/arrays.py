@@ -63,7 +63,7 @@ def as_scipy(tensor: Any) -> Any:
     from scipy import sparse
 
     entries = tensor.coalesce()
-    places, values = entries.indices().numpy(), entries.values().numpy()
+    places, values = entries.indices().cpu().numpy(), entries.values().cpu().numpy()
     columns = int(np.prod(values.shape[1:]))
     shape = tensor.shape[: tensor.sparse_dim()]
     rows = np.repeat(np.ravel_multi_index(places, shape), columns)
@@ -78,4 +78,5 @@ def as_torch(matrix: Any, like: Any) -> Any:
     dimensions = like.sparse_dim()
     places = np.array(np.unravel_index(rows, like.shape[:dimensions]), np.int64)
     values = compressed[rows].toarray().reshape(-1, *like.shape[dimensions:])
-    return torch.sparse_coo_tensor(torch.from_numpy(places), torch.from_numpy(values), like.shape)
+    entries = torch.from_numpy(places), torch.from_numpy(values)
+    return torch.sparse_coo_tensor(*entries, like.shape, device=like.device)

@@ -19,7 +19,7 @@ from ..errors import DistTimeoutError
 from .arrays import as_array, as_arrays, as_flat_array, as_scipy, as_torch
 from .dynamo import not_compiled
 from .start import NAME, devices, subgroup
-from .streams import THERE_ARE_GPUS, is_on_gpu, on_torchs_stream
+from .streams import THERE_ARE_GPUS, gpu_of, on_torchs_stream
 from .work import PendingGPUWork, PendingWork
 
 c10d: Any = _distributed_c10d  # its stubs and its classes differ
@@ -265,7 +265,8 @@ def started(result: Any, operation: Callable[..., Any], *arguments: Any) -> Pend
 
 def pending(work: Work, result: Any) -> PendingWork:
     """Return c10d's Work for an operation in flight."""
-    return PendingGPUWork(work, result) if THERE_ARE_GPUS and is_on_gpu(result) else PendingWork(work, result)
+    device = gpu_of(result) if THERE_ARE_GPUS else None
+    return PendingWork(work, result) if device is None else PendingGPUWork(work, result, device)
 
 
 def op_of(opts: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -19,24 +20,28 @@ def on_torchs_stream(call: Call, there_are_gpus: bool = THERE_ARE_GPUS) -> Call:
 
     @functools.wraps(call)
     def called(self: Any, *arguments: Any) -> Any:
-        if not is_on_gpu(arguments):
+        device = gpu_of(arguments)
+        if device is None:
             return call(self, *arguments)
-        with current_stream():
+        with current_stream(device):
             return call(self, *arguments)
 
     return called  # type: ignore[return-value]
 
 
-def is_on_gpu(nested: Any) -> bool:
-    """Return True if one of the first two arguments, or of their first two items, is a tensor on a GPU."""
+def gpu_of(nested: Any) -> torch.device | None:
+    """Return the GPU of the first tensor on one among the first two arguments, or their first two items; or None."""
     if isinstance(nested, torch.Tensor):
-        return bool(nested.is_cuda)
-    return isinstance(nested, Sequence) and any(is_on_gpu(each) for each in nested[:2])
+        return nested.device if nested.is_cuda else None
+    if isinstance(nested, Sequence):
+        return next((device for each in nested[:2] if (device := gpu_of(each)) is not None), None)
+    return None
 
 
-def current_stream() -> Any:
-    """Return torch's current stream as CuPy's; ``with`` makes it the current one."""
+@contextmanager
+def current_stream(device: torch.device) -> Iterator[None]:
+    """Return a context in which `device` is the current GPU, and torch's current stream there is CuPy's."""
     import cupy
 
-    stream = torch.cuda.current_stream()
-    return cupy.cuda.ExternalStream(stream.cuda_stream, stream.device_index)
+    with torch.cuda.device(device), cupy.cuda.Stream.from_external(torch.cuda.current_stream(device)):
+        yield

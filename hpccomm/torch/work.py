@@ -89,11 +89,15 @@ class PendingWork(C10DWork):
 
 @not_compiled
 class PendingGPUWork(PendingWork):
-    """An operation on GPU tensors: `wait` makes torch's current stream wait, as in torch's own NCCL."""
+    """An operation on tensors of `device`: `wait` makes torch's current stream there wait, as in torch's own NCCL."""
+
+    def __init__(self, work: Work, result: Any, device: torch.device) -> None:
+        super().__init__(work, result)
+        self._device = device
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: D102
-        with current_stream():
+        with current_stream(self._device):
             return super().wait(timeout)
 
     def _devices(self) -> list[int | str | torch.device]:
-        return [torch.device("cuda", torch.cuda.current_device())]
+        return [self._device]

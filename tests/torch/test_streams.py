@@ -8,62 +8,102 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hpccomm.core.work import CompletedWork
-from hpccomm.torch import streams, work
+from hpccomm.torch import arrays, backend, streams
 
 from ..launch import ROOT, clean_environment
 
 pytestmark = pytest.mark.serial
 
 
+GPU = torch.device("cuda", 1)  # not torch's current one, which is 0
+
+
 @pytest.fixture
-def entered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every tensor is taken for a GPU's; what happens is listed."""
+def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every tensor is taken for one on GPU 1; what is made current, in which order, is listed."""
     happened: list[str] = []
 
     @contextmanager
-    def stream() -> Any:
-        happened.append("enter")
+    def entered(what: str) -> Any:
+        happened.append(what)
         yield
-        happened.append("leave")
+        happened.append(f"no {what}")
 
-    for module in (streams, work):
-        monkeypatch.setattr(module, "current_stream", stream)
-    monkeypatch.setattr(streams, "is_on_gpu", lambda _: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    class Stream:
+        @staticmethod
+        def from_external(stream: Any) -> Any:
+            return entered(f"CuPy's stream {stream.__cuda_stream__()[1]}")
+
+    cupy: Any = ModuleType("cupy")
+    cupy.cuda = SimpleNamespace(Stream=Stream)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(
+        torch.cuda,
+        "current_stream",
+        lambda device=None: SimpleNamespace(__cuda_stream__=lambda: (0, 100 + (0 if device is None else device.index))),
+    )
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered(f"GPU {device.index}"))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+    monkeypatch.setattr(torch.Tensor, "device", property(lambda _: GPU))
     return happened
 
 
-def test_a_call_is_made_in_the_stream(entered: list[str]) -> None:
+BEFORE, AFTER = ["GPU 1", "CuPy's stream 101"], ["no CuPy's stream 101", "no GPU 1"]
+
+
+def test_a_call_is_made_in_torchs_stream_of_the_tensors_gpu(happened: list[str]) -> None:
     def call(_: object, tensors: list[torch.Tensor]) -> int:
-        entered.append("call")
+        happened.append("call")
         return len(tensors)
 
     assert streams.on_torchs_stream(call, there_are_gpus=True)(None, [torch.ones(1)]) == 1
-    assert entered == ["enter", "call", "leave"]
+    assert happened == [*BEFORE, "call", *AFTER]
     assert streams.on_torchs_stream(call, there_are_gpus=False) is call
 
 
-def test_a_work_waits_in_the_stream(entered: list[str]) -> None:
-    waiting = work.PendingGPUWork(CompletedWork(), [torch.ones(1)])
+def test_a_work_waits_in_that_stream_and_its_future_is_of_that_gpu(
+    happened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "THERE_ARE_GPUS", True)
+    waiting = backend.pending(CompletedWork(), [torch.ones(1)])
     assert waiting.wait()
-    assert entered == ["enter", "leave"]
+    assert happened == [*BEFORE, *AFTER]
+    assert waiting._devices() == [GPU]
 
 
-def test_the_stream_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy: Any = ModuleType("cupy")
-    cupy.cuda = SimpleNamespace(ExternalStream=lambda *arguments: arguments)
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=123, device_index=1))
-    assert streams.current_stream() == (123, 1)
+def test_torchs_streams_have_the_protocol_that_cupy_wants() -> None:
+    assert callable(torch.cuda.Stream.__cuda_stream__)
 
 
 def test_where_a_tensor_is() -> None:
-    assert not streams.is_on_gpu(([torch.ones(1)], [[torch.ones(1)]], object()))
-    assert not streams.is_on_gpu(([], [[]]))
+    assert streams.gpu_of(([torch.ones(1)], [[torch.ones(1)]], object())) is None
+    assert streams.gpu_of(([], [[]])) is None
+
+
+def test_a_sparse_tensor_of_a_gpu_is_summed_on_the_host() -> None:
+    class OnGPU:
+        """A tensor that the host can't see."""
+
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.cpu = lambda: tensor
+
+    sparse = torch.eye(3).to_sparse()
+    seen = SimpleNamespace(
+        coalesce=lambda: SimpleNamespace(
+            indices=lambda: OnGPU(sparse.indices()), values=lambda: OnGPU(sparse.values())
+        ),
+        shape=sparse.shape,
+        sparse_dim=sparse.sparse_dim,
+    )
+    matrix = arrays.as_scipy(seen)
+    assert (matrix.toarray().reshape(3, 3) == np.eye(3)).all()
+    like = SimpleNamespace(sparse_dim=sparse.sparse_dim, shape=sparse.shape, device=torch.device("meta"))
+    assert arrays.as_torch(matrix, like).device == like.device
 
 
 def test_every_operation_on_tensors_looks_where_there_are_gpus() -> None:
