@@ -16,6 +16,8 @@ from .seam import Kernel
 
 NOT_READY = 600  # cudaErrorNotReady, which stays the last error: CuPy can't clear it, and links its runtime statically
 UNIQUE = 8  # bytes of a UUID
+HAVE_KERNELS = frozenset(map(np.dtype, "?bhilqBHILQefdFD"))  # which ml_dtypes' float8_e5m2, of kind "f", is not
+NUMBERS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}  # by their size in bytes
 INSTALL = "pip install 'hpccomm[cuda13]' (or [cuda12], for an older driver)"
 
 try:
@@ -225,7 +227,6 @@ class _Foreign:
 
 
 def _as_numbers(array: Any) -> Any:
-    """Return a view as unsigned integers of an array whose dtype has no kernels in CuPy (float8, ...)."""
-    if array.dtype.kind in "biufc":
-        return array
-    return array.view(f"u{array.itemsize}") if array.itemsize in (1, 2, 4, 8) else array
+    """Return a view as numbers of the same size of an array whose dtype has no kernels in CuPy (float8, ...)."""
+    number = NUMBERS.get(array.dtype.itemsize)
+    return array if array.dtype in HAVE_KERNELS or number is None else array.view(number)
