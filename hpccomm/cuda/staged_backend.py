@@ -17,9 +17,10 @@ from ..core.backend import Backend, Pieces, finished
 from ..core.operation_list import OPERATIONS
 from ..core.options import BackendOptions
 from ..core.work import Work
-from ..errors import DistBackendError, UnsupportedOperationError, here
+from ..errors import UnsupportedOperationError, here
 from . import choice, seam
 from .packing import Packing, gpu_of
+from .work import told_by_cuda
 
 T = TypeVar("T")
 
@@ -130,10 +131,7 @@ class StagedBackend(Backend):
             streams.close()
 
     def translate_error(self, operation: str, error: Exception) -> Exception:
-        text = self._runtime.explain(error)
-        if text is None:
-            return self._host.translate_error(operation, error)
-        return DistBackendError(f"CUDA reports {text}{here()}", operation)
+        return told_by_cuda(self._runtime, error, operation) or self._host.translate_error(operation, error)
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(f"not for GPU arrays over MPI; use a host array{here()}", operation)
@@ -243,12 +241,17 @@ class Staging(Packing):
         self._runtime.synchronize_stream(self.stream)
 
     def copy_back(self) -> None:
-        """Copy the outputs to their arrays, and block the host until that is done."""
-        with self.on_its_gpu():
-            for buffer_of, array, host in self._outputs:
-                self._runtime.to_device(buffer_of(array), host, self.stream)
-            self.unpack(self.stream)
-            self.synchronize()
+        """Copy the outputs to their arrays, and block the host until that is done; CUDA's errors are hpccomm's."""
+        try:
+            with self.on_its_gpu():
+                for buffer_of, array, host in self._outputs:
+                    self._runtime.to_device(buffer_of(array), host, self.stream)
+                self.unpack(self.stream)
+                self.synchronize()
+        except Exception as error:
+            if (told := told_by_cuda(self._runtime, error)) is None:
+                raise
+            raise told from error
 
     def on_its_gpu(self) -> AbstractContextManager[None]:
         """Return a context in which its GPU is the current one; a thread of hpccomm's begins on GPU 0."""

@@ -87,10 +87,9 @@ class CudaWork(Work):
             with on_device(self._runtime, self._device):
                 return function(self._event)
         except Exception as error:
-            text = self._runtime.explain(error)
-            if text is None:
+            if (told := told_by_cuda(self._runtime, error, self.op_type)) is None:
                 raise
-            raise DistBackendError(f"CUDA reports {text}{here()}", self.op_type) from error
+            raise told from error
 
     def _raise_failure(self) -> None:
         if (failure := self._failure()) is not None:
@@ -101,3 +100,9 @@ class CudaWork(Work):
         if mine and self._status is not IN_FLIGHT and self._event:  # without one its batch has failed
             self._release(self._event)
         return mine
+
+
+def told_by_cuda(runtime: Runtime, error: Exception, operation: str = "") -> DistBackendError | None:
+    """Return the error for the program in the place of one of CUDA's; None for another error."""
+    text = runtime.explain(error)
+    return None if text is None else DistBackendError(f"CUDA reports {text}{here()}", operation)

@@ -228,6 +228,24 @@ def test_errors_are_told(group: hc.ProcessGroup, machine: Any, monkeypatch: pyte
                 hc.recv(array, 1)
 
 
+def test_an_error_in_copying_the_result_of_an_asynchronous_operation_is_told(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from . import stand_in
+
+    def fail(*_: Any) -> None:
+        raise stand_in.CUDAError("cudaErrorIllegalAddress")
+
+    with hc.init_process_group("cpu:mpi,cuda:mpi"):
+        work = hc.all_reduce(gpus.array(np.ones(2)), async_op=True)
+        monkeypatch.setattr(stand_in.Runtime, "to_device", fail)
+        with pytest.raises(
+            hc.DistBackendError, match=r"all_reduce #\d+ of '\w+': CUDA reports cudaErrorIllegalAddress"
+        ):
+            work.wait()
+        monkeypatch.undo()
+
+
 def test_a_thread_works_on_the_gpu_of_the_arrays(
     machine: Any, group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
