@@ -54,7 +54,7 @@ class Runtime(Protocol):
         """Create a stream that does not wait for the legacy default stream (cudaStreamNonBlocking)."""
 
     def destroy_stream(self, stream: int) -> None:
-        """Destroy a stream."""
+        """Destroy a stream of the current GPU, and free the memory that `empty` keeps for it."""
 
     def current_stream(self, device: int) -> int:
         """Return CuPy's current stream of this thread for a GPU, which need not be the current one."""

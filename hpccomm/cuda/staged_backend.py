@@ -204,8 +204,9 @@ class CopyStreams:
         for buffer in self._buffers:
             self._runtime.destroy_event(buffer.filled)
             self._runtime.destroy_event(buffer.emptied)
-        self._runtime.destroy_stream(self.to_host)
-        self._runtime.destroy_stream(self.to_device)
+        with seam.on_device(self._runtime, self.device):
+            self._runtime.destroy_stream(self.to_host)
+            self._runtime.destroy_stream(self.to_device)
 
 
 class Staging(Packing):

@@ -281,9 +281,10 @@ class Connection:
                 f"NCCL's communicator could not be destroyed within {timeout:g} s, and was given up. Has every rank "
                 f"destroyed the group?{here()}"
             )
-        for event in (self._order, *self._events):
-            self.runtime.destroy_event(event)
-        self.runtime.destroy_stream(self.stream)
+        with on_device(self.runtime, self.device):
+            for event in (self._order, *self._events):
+                self.runtime.destroy_event(event)
+            self.runtime.destroy_stream(self.stream)
 
     def _destroy_communicator(self) -> None:
         self.runtime.use_device(self.device)

@@ -207,6 +207,7 @@ class Machine:
         self.contexts: set[int] = set()  # the GPUs that this process has taken memory of
         self.numbers = itertools.count(1)
         self.streams: dict[int, Clock] = {DEFAULT_STREAM: {}}
+        self.gpus_of_streams: dict[int, int] = {}
         self.programs: set[int] = set()  # the streams that the program has made
         self.host: Clock = {}
         self.events: dict[int, Event] = {}
@@ -505,9 +506,12 @@ class Runtime:
     def create_stream(self, device: int) -> int:
         number = next(MACHINE.numbers)
         MACHINE.streams[number] = {}
+        MACHINE.gpus_of_streams[number] = device
         return number
 
     def destroy_stream(self, stream: int) -> None:
+        if MACHINE.gpus_of_streams.pop(stream) != MACHINE.device:  # CuPy's free_all_blocks: of the current GPU only
+            MACHINE.finds("a stream is destroyed while another GPU is the current one: its memory is not freed")
         del MACHINE.streams[stream]
 
     def current_stream(self, device: int) -> int:

@@ -501,3 +501,13 @@ def test_dropped_communicators_are_not_destroyed(machine: Any) -> None:
     assert "destroy" not in machine.calls
     hc.destroy_process_group()
     assert machine.calls.count("destroy") == 1
+
+
+@pytest.mark.several_gpus
+@pytest.mark.parametrize("transport", ["nccl", "mpi"])
+def test_the_memory_kept_for_a_groups_streams_is_freed_whatever_gpu_is_current(transport: str, machine: Any) -> None:
+    machine.devices, machine.device = 2, 0
+    with hc.init_process_group(f"cpu:mpi,cuda:{transport}"):
+        hc.all_reduce(gpus.array(np.ones(4), strided, device=0))
+        machine.device = 1
+    assert not machine.races
