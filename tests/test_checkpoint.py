@@ -19,7 +19,7 @@ import pytest
 
 import hpccomm as hc
 from hpccomm import checkpoint
-from hpccomm.checkpoint import files, loading, saving
+from hpccomm.checkpoint import destination, files, loading
 
 from .arrays import ALL_DTYPES, LAYOUTS, assert_same, dtype_name, values
 
@@ -818,7 +818,7 @@ def test_a_file_that_others_cannot_see(folder: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_cannot_be_removed_is_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_steps(folder)
-    monkeypatch.setattr(saving.shutil, "rmtree", full_disk)
+    monkeypatch.setattr(destination.shutil, "rmtree", full_disk)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         checkpoint.save(folder, {"x": np.ones(3)}, 3)
@@ -833,7 +833,7 @@ def test_what_cannot_be_removed_is_a_warning(folder: Path, monkeypatch: pytest.M
 
 def test_one_thing_that_cannot_be_removed_keeps_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_steps(folder)
-    stuck, rmtree = data_folder(folder, 1), saving.shutil.rmtree
+    stuck, rmtree = data_folder(folder, 1), destination.shutil.rmtree
 
     def fail(path: Any, *more: Any, **options: Any) -> None:
         if path == stuck and not options:
@@ -841,7 +841,7 @@ def test_one_thing_that_cannot_be_removed_keeps_nothing_else(folder: Path, monke
         if path != stuck:
             rmtree(path, *more, **options)
 
-    monkeypatch.setattr(saving.shutil, "rmtree", fail)
+    monkeypatch.setattr(destination.shutil, "rmtree", fail)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(3, 8):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from hpccomm import checkpoint
-from hpccomm.checkpoint import files, saving, writer
+from hpccomm.checkpoint import destination, files, writer
 
 from .arrays import assert_same
 from .faults.killed_while_saving import Alone
@@ -66,10 +66,10 @@ def no_locks(*_: Any) -> None:
 
 def while_publishing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], when: str = "before") -> None:
     """Let `act` come between the arrays of a save and its manifest, or after that."""
-    publish, write = saving.Saving._publish, files.write_durably
+    publish, write = destination.Destination.publish, files.write_durably
 
     def patched(self: Any, *more: Any) -> None:
-        monkeypatch.setattr(saving.Saving, "_publish", publish)
+        monkeypatch.setattr(destination.Destination, "publish", publish)
         act()
         publish(self, *more)
 
@@ -80,7 +80,7 @@ def while_publishing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object],
         return nbytes
 
     if when == "before":
-        monkeypatch.setattr(saving.Saving, "_publish", patched)
+        monkeypatch.setattr(destination.Destination, "publish", patched)
     else:
         monkeypatch.setattr(files, "write_durably", written)
 

@@ -17,6 +17,7 @@ HDF5 has to be built for the MPI. Checksums are CRC-32: against accidents, and t
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from ..core.arrays import Array
 from ..core.non_member import Group, NonMember
 from ..errors import here
 from ..world import member
+from .destination import Destination
 from .files import steps_in
 from .loading import Checkpoint, Loading
 from .saving import Saving
@@ -154,7 +156,9 @@ def save(
         found.warn("checkpoint.save")
         return
     given = {"arrays": arrays, "replicated": replicated or {}}
-    Saving(found, Path(folder), step, given, axis).run(metadata, keep, overwrite)
+    saving = Saving("checkpoint.save", found, Destination(Path(folder)), step, given, axis)
+    for text in saving.run(metadata, keep, overwrite):
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def load(

@@ -208,16 +208,18 @@ def _warn_of(path: Path, why: str) -> None:
 # -- arrays as bytes ---------------------------------------------------------------------------------
 
 
-def stored(view: Any, axis: int) -> Any:
-    """Return an array as it is stored: on the host, in C order, with the sharded axis first.
+def with_axis_first(view: Any, axis: int) -> Any:
+    """Return a view with an axis first, as it is stored: the part of a rank, for any number of them, is one run."""
+    return module_of(view).moveaxis(view, axis, 0) if axis else view
 
-    So the part of a rank, for any number of ranks, is one run of bytes.
-    """
+
+def stored(view: Any) -> Any:
+    """Return an array as it is stored: on the host, in C order."""
     if module_of(view) is not np:
         from ..cuda.packing import on_the_host  # which needs CuPy
 
         view = on_the_host(view)
-    array = without_padding(np.asarray(np.moveaxis(view, axis, 0) if axis else view, order="C"))
+    array = without_padding(np.asarray(view, order="C"))
     # .npy has no word for bfloat16 and its like: their bytes are stored as integers
     return array.view(f"u{array.dtype.itemsize}") if _is_of_ml_dtypes(array.dtype) else array
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import warnings
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,47 +16,81 @@ from ..core.arrays import Array, locate
 from ..core.group import ProcessGroup
 from ..errors import here
 from . import files
-from .pruning import prune
-from .skipped import SkippedSteps
-from .together import CheckpointError, together
-from .writer import WriterLock, in_words, writer
+from .destination import Destination, file_of
+from .together import Attempt, Steps, agreed, at_once, attempt, together
+from .writer import writer
 
 T = TypeVar("T")
+Views = dict[str, dict[str, Any]]  # "arrays" and "replicated": each array, with the axis that it is sharded along first
+
+
+def nothing() -> None:
+    """Do nothing."""
 
 
 @dataclass
 class Saving:
-    """One call of `save` on one rank."""
+    """One checkpoint, as one rank saves it: `begin`, `write`, `end`.
 
+    Every rank of the group calls `begin`, and does the steps of `end`. `write` is for this rank's file alone: any
+    thread may call it.
+    """
+
+    operation: str
     group: ProcessGroup
-    folder: Path
+    where: Destination
     step: Any
     given: dict[str, Mapping[str, Array]]  # "arrays" and "replicated"
     axis: int | Mapping[str, int]
-    data: Path = Path()
-    lock: WriterLock | None = None  # the first rank's
-    last_published: float = 0.0
+    views: Views = field(default_factory=dict)
+    first: dict[str, Any] = field(default_factory=dict)  # what the first rank has been given, described
+    written: Attempt = Attempt(None)
 
-    def run(self, metadata: Any, keep: Any, overwrite: bool) -> None:
-        """Write the checkpoint, in five steps; each begins when all ranks have succeeded in the one before."""
-        every = self._together(lambda: self._describe(metadata, keep, overwrite))
-        _compare(self.group, every)
-        first = every[0]
-        self.data = self.folder / f"{files.name_of(self.step)}-{first['token']}"
+    def run(self, metadata: Any, keep: Any, overwrite: bool) -> list[str]:
+        """Write the checkpoint while the program waits; return warnings."""
         try:
-            self._together(lambda: self._begin(overwrite))
-            written = self._together(lambda: self._write(first), self._undo)
-            self._together(lambda: self._verify(first, written), self._undo)
-            # From here on no rank removes its file: the manifest may be there, even if this rank sees an error.
-            self._together(lambda: self._publish(first, written))
-            if self.lock is not None:
-                self._prune(keep, overwrite)
+            self.begin(metadata, keep, overwrite)
+            self.write()
+            return at_once(self.group, self.end())
         finally:
-            if self.lock is not None:
-                self.lock.release()
+            self.where.release()
 
-    def _together(self, act: Callable[[], T], undo: Callable[[], None] | None = None) -> list[T]:
-        return together(self.group, "checkpoint.save", act, undo)
+    def begin(self, metadata: Any, keep: Any, overwrite: bool, copy: Callable[[], None] = nothing) -> None:
+        """Compare what the ranks have been given, and take the folder; `copy` is done by every rank meanwhile."""
+        every = self._together(lambda: self._describe(metadata, keep, overwrite))
+        _compare(self.operation, self.group, every)
+        self.first = every[0]
+        self.where.name(self.step, self.first["token"])
+
+        def take() -> None:
+            if self.group.rank == 0:
+                self.where.take(overwrite)
+            copy()
+
+        self._together(take)
+
+    def write(self) -> None:
+        """Write this rank's file; what comes of it, also an error, is told in the first step of `end`."""
+        self.written = attempt(self.operation, self._write)
+
+    def end(self) -> Steps[list[str]]:
+        """Complete the checkpoint, in steps; each begins when all ranks have succeeded in the one before.
+
+        Return warnings.
+        """
+        written = yield from agreed(self.group, self.operation, self.written, self._undo)
+        yield from self._agreed(lambda: self._verify(written), self._undo)
+        # From here on no rank removes its file: the manifest may be there, even if this rank sees an error.
+        yield from self._agreed(lambda: self._publish(written))
+        return self._prune() if self.group.rank == 0 else []
+
+    def _together(self, act: Callable[[], T]) -> list[T]:
+        return together(self.group, self.operation, act)
+
+    def _agreed(self, act: Callable[[], T], undo: Callable[[], None] = nothing) -> Steps[list[T]]:
+        return agreed(self.group, self.operation, attempt(self.operation, act), undo)
+
+    # -- the arguments ---------------------------------------------------------------------------
 
     def _describe(self, metadata: Any, keep: Any, overwrite: bool) -> dict[str, Any]:
         """Check this rank's arguments, and return their description for all ranks."""
@@ -76,6 +106,7 @@ class Saving:
             raise ValueError(f"axis has {min(unknown)!r}, which is not in arrays")
         described: dict[str, Any] = {"step": self.step, "keep": keep, "overwrite": bool(overwrite)}
         for kind, given in self.given.items():
+            self.views[kind] = {}
             described[kind] = {name: self._describe_array(kind, name, array) for name, array in given.items()}
         if self.group.rank == 0:
             try:
@@ -83,35 +114,13 @@ class Saving:
             except (TypeError, ValueError) as error:
                 raise TypeError(f"metadata: {error}") from None
             described["token"] = os.urandom(4).hex()
-            self._refuse_later_steps(overwrite)
+            self.where.refuse_later_steps(self.step, overwrite)
         return described
-
-    def _refuse_later_steps(self, overwrite: bool) -> None:
-        """Raise if the folder has a later step, unless it will be removed, or was skipped as damaged by a load."""
-        there = max(set(files.steps_in(self.folder)) - SkippedSteps(self.folder).steps(), default=-1)
-        if there > self.step and not overwrite:
-            by = ""
-            with suppress(CheckpointError, OSError):
-                by = f", saved by {in_words(files.read_manifest(self.folder, there).get('writer', {}))}"
-            raise ValueError(
-                f"step is {self.step}, but {self.folder} has step {there} already{by}; use another folder, or "
-                f"overwrite=True, which removes the later steps when this one is complete"
-            )
-
-    def _begin(self, overwrite: bool) -> None:
-        """Take the lock of the folder, on the first rank."""
-        if self.group.rank > 0:
-            return
-        files.make_folder(self.folder)
-        self.lock = WriterLock(self.folder)
-        self._refuse_later_steps(overwrite)  # again: it may have been saved since
-        manifests = (files.manifest_path(self.folder, step) for step in files.steps_in(self.folder))
-        self.last_published = max((each.stat().st_mtime for each in manifests), default=0.0)
 
     def _describe_array(self, kind: str, name: Any, array: Array) -> dict[str, Any]:
         if not isinstance(name, str):
             raise TypeError(f"a name in {kind} is {name!r}; expected a str")
-        device, view = locate("checkpoint.save", f"{kind}[{name!r}]", array)
+        device, view = locate(self.operation, f"{kind}[{name!r}]", array)
         if device not in ("cpu", "cuda", "rocm"):
             raise TypeError(f"{kind}[{name!r}] is on {device!r}; copy it to the host first")
         try:
@@ -125,19 +134,23 @@ class Saving:
                 raise ValueError(f"arrays[{name!r}] is 0-d, and has no axis to be sharded along; pass it in replicated")
             if not -view.ndim <= axis < view.ndim:
                 raise ValueError(f"axis is {axis}, but arrays[{name!r}] has {view.ndim} dimension(s)")
-            described["axis"] = axis % view.ndim
+            described["axis"] = axis = axis % view.ndim
+            view = files.with_axis_first(view, axis)
+        self.views[kind][name] = view
         return described
 
-    def _write(self, first: dict[str, Any]) -> dict[str, Any]:
+    # -- the file of this rank -------------------------------------------------------------------
+
+    def _write(self) -> dict[str, Any]:
         """Write this rank's file, and return the shards in it; of arrays that another rank writes, the checksums."""
         shards: dict[str, dict[str, Any]] = {"arrays": {}, "replicated": {}}
         writes_all = self.group.rank == 0
-        name_of_file = f"rank-{self.group.rank}.npy"
+        name_of_file = file_of(self.group.rank)
 
         def write(out: Any) -> None:
-            for kind, given in self.given.items():
-                for name, described in first[kind].items():
-                    array = files.stored(locate("checkpoint.save", name, given[name])[1], described.get("axis", 0))
+            for kind, views in self.views.items():
+                for name in self.first[kind]:
+                    array = files.stored(views[name])
                     is_written = out is not None and (writes_all or kind == "arrays")
                     shard = shards[kind][name] = {"crc32": []}
                     if is_written:
@@ -149,17 +162,21 @@ class Saving:
                         if is_written:
                             out.write(block)
 
-        if not writes_all and not first["arrays"]:
-            write(None)
-            return {"file": None, "nbytes": 0, "shards": shards}
-        files.make_folder(self.data)
-        return {"file": name_of_file, "nbytes": files.write_durably(self.data / name_of_file, write), "shards": shards}
+        if writes_all or self.first["arrays"]:
+            return {"nbytes": self.where.write(self.group.rank, write), "shards": shards}
+        write(None)
+        return {"nbytes": None, "shards": shards}
 
-    def _verify(self, first: dict[str, Any], written: list[dict[str, Any]]) -> None:
-        """Check, on the first rank, that replicated arrays are the same everywhere, and that all files are visible."""
+    def _undo(self) -> None:
+        self.where.undo(self.group.rank)
+
+    # -- on the first rank, when all files are written -------------------------------------------
+
+    def _verify(self, written: list[dict[str, Any]]) -> None:
+        """Check that replicated arrays are the same everywhere, and that all files are visible."""
         if self.group.rank > 0:
             return
-        for name in first["replicated"]:
+        for name in self.first["replicated"]:
             sums = [each["shards"]["replicated"][name]["crc32"] for each in written]
             others = [self.group.ranks[rank] for rank, each in enumerate(sums) if each != sums[0]]
             if others:
@@ -170,35 +187,13 @@ class Saving:
         self._see_all(written)
 
     def _see_all(self, written: list[dict[str, Any]]) -> None:
-        """Check, on the first rank, that all files have the sizes that their ranks have written."""
-        for rank, each in enumerate(written):
-            if each["file"] is None:
-                continue
-            path = self.data / each["file"]
-            try:
-                with open(path, "rb") as file:  # on NFS it is opening that asks the server
-                    nbytes = os.fstat(file.fileno()).st_size
-            except FileNotFoundError:
-                raise CheckpointError(
-                    f"rank {self.group.ranks[0]} can't see {path}, which rank {self.group.ranks[rank]} has written; "
-                    f"the folder has to be on a file system that all ranks share, and no other job may write to it"
-                ) from None
-            if nbytes != each["nbytes"]:
-                raise CheckpointError(
-                    f"{path} has {nbytes} bytes, but rank {self.group.ranks[rank]} has written {each['nbytes']}"
-                )
+        self.where.see_all(self.group.ranks, [each["nbytes"] for each in written])
 
-    def _undo(self) -> None:
-        """Remove this rank's file of a checkpoint that has failed on every rank."""
-        with suppress(OSError):
-            os.unlink(self.data / f"rank-{self.group.rank}.npy")
-        with suppress(OSError):
-            os.rmdir(self.data)  # the last rank can
-
-    def _publish(self, first: dict[str, Any], written: list[dict[str, Any]]) -> None:
-        """Write the manifest, on the first rank: from then on there is a checkpoint."""
+    def _publish(self, written: list[dict[str, Any]]) -> None:
+        """Write the manifest."""
         if self.group.rank > 0:
             return
+        first = self.first
         for name, described in first["arrays"].items():
             described["shards"] = [each["shards"]["arrays"][name] for each in written]
             described["shape"][described["axis"]] = sum(shard["length"] for shard in described["shards"])
@@ -209,57 +204,31 @@ class Saving:
             "step": self.step,
             "ranks": self.group.size,
             "writer": writer(),
-            "folder": self.data.name,
+            "folder": self.where.data.name,
             "block": files.BLOCK,
             **{name: first[name] for name in ("metadata", "arrays", "replicated")},
         }
-        path, is_undone = files.manifest_path(self.folder, self.step), False
+        self.where.publish(body, lambda: self._see_all(written))
 
-        def undo() -> None:
-            nonlocal is_undone
-            is_undone = True
-            shutil.rmtree(self.data, ignore_errors=True)
-
-        try:
-            files.write_durably(path, lambda out: out.write(files.sealed(body)), undo)
-        except OSError as error:
-            if is_undone:
-                raise
-            raise CheckpointError(f"{error}; step {self.step} may be published or not, and its arrays stay") from error
-        if self.lock is not None and not self.lock.is_alone():  # another writer may have removed the arrays
-            try:
-                self._see_all(written)
-            except CheckpointError:
-                if files.data_of(self.folder, self.step) == self.data.name:
-                    os.unlink(path)
-                raise
-
-    def _prune(self, keep: int | None, overwrite: bool) -> None:
-        """Remove the steps that are no longer kept, on the first rank; warn of files that can't be removed."""
-        skipped = SkippedSteps(self.folder)
-        there = files.steps_in(self.folder)
-        unwanted = skipped.steps() | ({each for each in there if each > self.step} if overwrite else set())
-        if keep is not None:
-            earlier = [each for each in there if each < self.step and each not in unwanted]
-            unwanted |= set(earlier[: max(0, len(earlier) - (keep - 1))])
-        # Younger files may be another writer's, unless the lock proves that there is none.
-        oldest_spared = None if self.lock is not None and self.lock.is_alone() else self.last_published
-        left = prune(self.folder, unwanted - {self.step}, self.step, self.data.name, oldest_spared)
-        if left:
-            more = f", and {len(left) - 1} more" if len(left) > 1 else ""
-            message = f"checkpoint.save: step {self.step} is saved, but older files can't be removed: {left[0]}{more}"
-            warnings.warn(message + here(), RuntimeWarning, stacklevel=4)
-        skipped.forget()
+    def _prune(self) -> list[str]:
+        """Remove the steps that are no longer kept; return a warning if there are files that can't be removed."""
+        left = self.where.prune(self.first["keep"], self.first["overwrite"])
+        if not left:
+            return []
+        more = f", and {len(left) - 1} more" if len(left) > 1 else ""
+        return [
+            f"checkpoint.save: step {self.step} is saved, but older files can't be removed: {left[0]}{more}{here()}"
+        ]
 
 
-def _compare(group: ProcessGroup, every: list[dict[str, Any]]) -> None:
+def _compare(operation: str, group: ProcessGroup, every: list[dict[str, Any]]) -> None:
     """Raise, on every rank, if the ranks' arguments differ."""
 
     def same(what: str, values: list[Any]) -> None:
         for rank, value in enumerate(values):
             if value != values[0]:
                 raise ValueError(
-                    f"checkpoint.save: {what} is {value} on rank {group.ranks[rank]}, and {values[0]} on rank "
+                    f"{operation}: {what} is {value} on rank {group.ranks[rank]}, and {values[0]} on rank "
                     f"{group.ranks[0]}{here()}"
                 )
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any, NamedTuple, TypeVar
 
 from ..core.group import ProcessGroup
 from ..errors import here
 
 T = TypeVar("T")
+# What ranks do in turns: it yields this rank's word for all, is sent the words of all ranks, and returns an outcome.
+Steps = Generator[tuple[Any, int, str], list[Any], T]
 
 
 class CheckpointError(RuntimeError):
@@ -23,34 +26,62 @@ KINDS = (NoCheckpointError, CheckpointError, OSError, ValueError, TypeError, Mem
 RAISED = {OSError: CheckpointError, Exception: RuntimeError}  # in place of these kinds
 
 
-def together(
-    group: ProcessGroup, operation: str, act: Callable[[], T], undo: Callable[[], None] | None = None
-) -> list[T]:
-    """Return the outcomes of `act` on all ranks, which are small: every rank gets them.
+class Attempt(NamedTuple):
+    """What has come of something that this rank has tried: an outcome, or an error."""
 
-    If it raises on one rank, all ranks call `undo` and raise. After an error of the communication itself nothing is
-    undone: other ranks may have continued.
-    """
-    mine: tuple[Any, int, str] = None, -1, ""
-    raised: Exception | None = None
+    outcome: Any
+    kind: int = -1  # of the error, in KINDS
+    text: str = ""
+    error: Exception | None = None
+
+
+def attempt(operation: str, act: Callable[[], object]) -> Attempt:
+    """Try `act`."""
     try:
-        mine = act(), -1, ""
+        return Attempt(act())
     except Exception as error:  # whatever it is, the others must not wait
-        raised = error
         kind = next(i for i, each in enumerate(KINDS) if isinstance(error, each))
         text = str(error).removesuffix(here()).removeprefix(f"{operation}: ")
-        mine = None, kind, text if KINDS[kind] not in (MemoryError, Exception) else f"{type(error).__name__}: {text}"
-    gathered: list[Any] = [None] * group.size
-    group.all_gather_object(gathered, mine)
-    failed = [(rank, kind, text) for rank, (_, kind, text) in enumerate(gathered) if kind >= 0]
+        if KINDS[kind] in (MemoryError, Exception):
+            text = f"{type(error).__name__}: {text}"
+        return Attempt(None, kind, text, error)
+
+
+def agreed(
+    group: ProcessGroup, operation: str, mine: Attempt, undo: Callable[[], None] = lambda: None
+) -> Steps[list[Any]]:
+    """Return the outcomes of all ranks' attempts, which are small: every rank gets them.
+
+    If one has failed, all ranks call `undo` and raise. After an error of the communication itself nothing is undone:
+    other ranks may have continued.
+    """
+    words = yield mine.outcome, mine.kind, mine.text
+    failed = [(rank, kind, text) for rank, (_, kind, text) in enumerate(words) if kind >= 0]
     if not failed:
-        return [outcome for outcome, _, _ in gathered]
-    if undo is not None:
-        undo()
+        return [outcome for outcome, _, _ in words]
+    undo()
     rank, kind, text = failed[0]
     others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
     where = f" (on rank {group.ranks[rank]}{others})" if group.size > 1 else ""
-    raise RAISED.get(KINDS[kind], KINDS[kind])(f"{operation}: {text}{where}") from raised
+    raise RAISED.get(KINDS[kind], KINDS[kind])(f"{operation}: {text}{where}") from mine.error
+
+
+def at_once(group: ProcessGroup, steps: Steps[T]) -> T:
+    """Do steps to their end; every rank calls it."""
+    with closing(steps):
+        words: Any = None
+        while True:
+            try:
+                mine = steps.send(words)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            words = [None] * group.size
+            group.all_gather_object(words, mine)
+
+
+def together(group: ProcessGroup, operation: str, act: Callable[[], T]) -> list[T]:
+    """Return the outcomes of `act` on all ranks, which are small; if it raises on one rank, all ranks raise."""
+    return at_once(group, agreed(group, operation, attempt(operation, act)))
 
 
 def of_first(group: ProcessGroup, operation: str, act: Callable[[], T]) -> T:
