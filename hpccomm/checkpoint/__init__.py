@@ -23,16 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from ..core.arrays import Array
+from ..core.group import ProcessGroup
 from ..core.non_member import Group, NonMember
+from ..core.work import CompletedWork, Work
 from ..errors import here
 from ..world import member
+from .async_saving import AsyncSaves
 from .destination import Destination
 from .files import steps_in
 from .loading import Checkpoint, Loading
 from .saving import Saving
 from .together import CheckpointError, NoCheckpointError
 
-__all__ = ["Checkpoint", "CheckpointError", "NoCheckpointError", "latest", "load", "save", "steps"]
+__all__ = [
+    "Checkpoint", "CheckpointError", "NoCheckpointError", "finish", "latest", "load", "save", "save_async", "steps",
+]  # fmt: skip
 
 
 def steps(folder: str | os.PathLike[str]) -> list[int]:
@@ -155,10 +160,112 @@ def save(
     if isinstance(found, NonMember):
         found.warn("checkpoint.save")
         return
+    finish(found)
     given = {"arrays": arrays, "replicated": replicated or {}}
     saving = Saving("checkpoint.save", found, Destination(Path(folder)), step, given, axis)
     for text in saving.run(metadata, keep, overwrite):
         warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def save_async(
+    folder: str | os.PathLike[str],
+    arrays: Mapping[str, Array],
+    step: int,
+    *,
+    replicated: Mapping[str, Array] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    axis: int | Mapping[str, int] = 0,
+    keep: int | None = 2,
+    overwrite: bool = False,
+    keep_memory: int | None = None,
+    group: Group | None = None,
+) -> Work:
+    """Copy what a checkpoint is made of, and write it while the program goes on; every rank of the group calls it.
+
+    When the call returns, the arrays have been copied, and may change. A thread writes this rank's file, and does not
+    communicate. The checkpoint exists when all ranks have agreed on it, which they do in `wait` of the Work, in the
+    next :func:`save`, :func:`save_async`, :func:`load` or :func:`finish` of this group, when it is destroyed, and at
+    the end of the program; and in `is_completed`, if all of them ask again and again. Until then, a program that is
+    killed leaves the checkpoint before.
+
+    Parameters
+    ----------
+    folder, arrays, step, replicated, metadata, axis, keep, overwrite
+        As for :func:`save`.
+    keep_memory : int, optional
+        The memory for the copies stays allocated for the next call, up to this number of bytes on this rank; if it has
+        more, it is freed when the checkpoint is complete. 0: always, which makes every call about as slow as the first.
+        Default: it stays, until the group is destroyed.
+    group
+        See :mod:`hpccomm.collectives`.
+
+    Returns
+    -------
+    Work
+        It may be dropped. Its `sequence_number` is the step.
+
+    Raises
+    ------
+    CheckpointError, ValueError, TypeError
+        On every rank: as :func:`save`, of what is known when it returns. What goes wrong later (the disk is full) is
+        raised on every rank by the call in which they agree, with the step in its message; that call has done nothing
+        else. If all ranks have seen the error in `wait`, it is not raised again.
+    MemoryError
+        On every rank: there is no memory for the copies of some rank.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> cells = np.arange(4.0) + 4 * hc.get_rank()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     work = hc.checkpoint.save_async(folder, {"cells": cells}, step=7)
+    ...     cells[:] = 0  # the next step of the program
+    ...     work.wait()
+    ...     hc.checkpoint.load(folder).arrays["cells"]  # on rank 0
+    True
+    array([0., 1., 2., 3.])
+    """
+    found = member(group)
+    if isinstance(found, NonMember):
+        found.warn("checkpoint.save_async")
+        return CompletedWork()
+    given = {"arrays": arrays, "replicated": replicated or {}}
+    saving = Saving("checkpoint.save_async", found, Destination(Path(folder)), step, given, axis)
+    return AsyncSaves.of(found).begin(saving, metadata, keep, overwrite, keep_memory)
+
+
+def finish(group: Group | None = None) -> None:
+    """Complete the checkpoint that :func:`save_async` has begun; every rank of the group calls it.
+
+    Without one under way it returns at once.
+
+    Parameters
+    ----------
+    group
+        See :mod:`hpccomm.collectives`.
+
+    Returns
+    -------
+    None
+        The checkpoint is complete on the disk.
+
+    Raises
+    ------
+    CheckpointError, ValueError
+        On every rank: as :func:`save_async`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     work = hc.checkpoint.save_async(folder, {"x": np.ones(3)}, step=1)
+    ...     hc.checkpoint.finish()
+    ...     hc.checkpoint.steps(folder)
+    [1]
+    """
+    found = member(group)
+    if isinstance(found, ProcessGroup) and found.async_saves is not None:
+        found.async_saves.finish()
 
 
 def load(
@@ -217,4 +324,5 @@ def load(
     found = member(group)
     if isinstance(found, NonMember):
         raise ValueError(f"checkpoint.load: this process is not a member of {found!r}; only its members load{here()}")
+    finish(found)
     return Loading(found, Path(folder), parts or {}).run(step, fall_back)

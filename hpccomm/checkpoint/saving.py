@@ -44,7 +44,7 @@ class Saving:
     axis: int | Mapping[str, int]
     views: Views = field(default_factory=dict)
     first: dict[str, Any] = field(default_factory=dict)  # what the first rank has been given, described
-    written: Attempt = Attempt(None)
+    written: Attempt = field(init=False)
 
     def run(self, metadata: Any, keep: Any, overwrite: bool) -> list[str]:
         """Write the checkpoint while the program waits; return warnings."""

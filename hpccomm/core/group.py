@@ -95,6 +95,7 @@ class ProcessGroup(Operations):
         self.leaving: Any = None  # the meeting at the end, once begun
         self.on_destroy: Callable[[ProcessGroup], None] | None = None
         self.successor: ProcessGroup | None = None  # what shrink_group has made of it
+        self.async_saves: Any = None  # of checkpoints, which end before it does
         self._store: Any = None
 
     def __init_subclass__(cls) -> None:
@@ -300,6 +301,8 @@ class ProcessGroup(Operations):
             return []
         if self.door.block is not None:
             raise DistError(f"destroy of {self!r}: leave its coalescing() block first{here()}")
+        if self.async_saves is not None:
+            self.async_saves.finish()
         self.agree_on("destroy")
         from .ending import call_all, finish, give_up_the_rest, meet
 
@@ -334,6 +337,10 @@ class ProcessGroup(Operations):
         from .ending import abandon
 
         abandon(self, ranks)
+        for child in list(self.children):
+            child.give_up(ranks, refusal)
+        if self.async_saves is not None:
+            self.async_saves.give_up(ranks)
         if self.comm is not None:
             failures.forget(self.comm)
         self.door.close(refusal)

@@ -110,9 +110,10 @@ def gpu_of(array: Any) -> int:
         ) from None
 
 
-def on_the_host(array: Any) -> Any:
-    """Return a NumPy array, in C order, with the values that a GPU array has on the current stream."""
-    runtime, device, host = seam.runtime(), array.data.device_id, np.empty(array.shape, array.dtype)
+def on_the_host(array: Any, host: Any = None) -> Any:
+    """Return a NumPy array, in C order, with the values that a GPU array has on the current stream: `host`, or new."""
+    runtime, device = seam.runtime(), array.data.device_id
+    host = np.empty(array.shape, array.dtype) if host is None else host
     with seam.on_device(runtime, device):
         stream = runtime.current_stream(device)
         contiguous = Packing(runtime, device, stream).send_buffer(array)

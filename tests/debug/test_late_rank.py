@@ -54,6 +54,8 @@ DOES_NOT_WAIT = {
 SEEN_ELSEWHERE = {
     "init_process_group": "the test below",
     "checkpoint.save": "as load: it ends with a collective",
+    "checkpoint.save_async": "as load",
+    "checkpoint.finish": "all_gather_single, in a group of its own",
     "shrink_group": "it needs dead ranks: tests/faults",
     "ProcessGroup.agree": "agree",
     "ProcessGroup.leave": "tests/faults: a rank at the end of its program",

@@ -1,0 +1,225 @@
+"""Saving while the program goes on: the arrays are copied, a thread writes the copies, and the ranks agree later.
+
+The thread has this rank's file to write, and nothing else: it never communicates. What has to be agreed on is agreed in
+calls that the program makes anyway, with messages of a group of its own, so that they can't be taken for others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..core.flight import NOT_FOLLOWED
+from ..core.group import ProcessGroup, child_of
+from ..core.registry import BackendConfig
+from ..core.work import Work
+from ..errors import DistError, here
+from ..job import failures, mpi_library
+from .copies import Copies
+from .saving import Saving
+from .together import CheckpointError, Steps
+
+T = TypeVar("T")
+Exchanges = Generator[Work, None, T]  # yields Works to wait for, and returns an outcome
+
+
+under_way: dict[AsyncSaves, None] = {}  # those that have a save under way, in the order of their beginning
+
+
+class AsyncSave(Work):
+    """The Work of one asynchronous save. No group follows it: what ranks wait for is the exchanges in it."""
+
+    def __init__(self, saving: Saving, group: ProcessGroup) -> None:
+        super().__init__()
+        self.flight = NOT_FOLLOWED._replace(
+            op_type="checkpoint.save_async", number=saving.step, timeout=group.door.timeout
+        )
+        self._saving = saving
+        self._exchanges = exchanged(group, saving.end())
+        self._exchange: Work | None = None
+        self._thread = threading.Thread(target=saving.write, name="hpccomm-checkpoint", daemon=True)
+        self._thread.start()
+
+    def poll(self) -> bool:
+        """Return True if the checkpoint is complete, or has failed on every rank."""
+        if self._thread.is_alive():
+            return False
+        while self._exchange is None or self._exchange.has_ended():
+            try:
+                if self._exchange is not None:
+                    self._exchange.wait()  # which raises its error
+                self._exchange = next(self._exchanges)
+            except StopIteration as end:
+                self._tell(end.value)
+                return True
+        return False
+
+    def block(self) -> None:
+        """Block until the checkpoint is complete."""
+        self._thread.join()
+        while not self.poll():
+            if self._exchange is not None:
+                self._exchange.wait()
+
+    def _tell(self, warned: list[str] | None) -> None:
+        if warned is None:  # of a generator that has ended before
+            raise CheckpointError(f"{self._saving.operation}: it was interrupted before its end{here()}")
+        for text in warned:
+            self.add_done_callback(lambda _, text=text: warnings.warn(text, RuntimeWarning, stacklevel=2))  # type: ignore[misc]
+
+    def let_go(self) -> None:
+        """Let the thread end, and give the folder free."""
+        self._thread.join()
+        self._exchanges.close()
+        self._saving.where.release()
+
+
+class AsyncSaves:
+    """The asynchronous saves of one group: its memory for copies, and at most one save under way."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._own = group if group.size == 1 else own_group(group)
+        self._copies = Copies()
+        self._keep_memory: int | None = None
+        self._under_way: AsyncSave | None = None
+
+    @classmethod
+    def of(cls, group: ProcessGroup) -> AsyncSaves:
+        """Return those of a group; the first call is collective."""
+        if group.async_saves is None:
+            group.async_saves = cls(group)
+            _finish_at_exit()
+        return group.async_saves  # type: ignore[no-any-return]
+
+    def begin(self, saving: Saving, metadata: Any, keep: Any, overwrite: bool, keep_memory: int | None) -> Work:
+        """Copy the arrays, and begin to write them; every rank calls it."""
+        self.finish()
+        try:
+            saving.begin(metadata, keep, overwrite, functools.partial(self._copy, saving))
+            saving.operation += f" of step {saving.step}"  # its errors come in other calls
+            self._under_way = work = AsyncSave(saving, self._own)
+        except BaseException:
+            saving.where.release()
+            raise
+        self._keep_memory = keep_memory
+        under_way[self] = None
+        return work
+
+    def finish(self) -> None:
+        """End the save under way; every rank calls it. Raise its error on every rank, unless all have seen it."""
+        work = self._under_way
+        if work is None:
+            return
+        was_seen = work.error_was_seen
+        try:
+            work.wait()
+        except Exception as error:
+            if not work.is_told:  # it is too late, or a signal's handler has raised
+                raise
+            self._end(work)
+            if isinstance(error, DistError) or not all(self._votes(was_seen)):
+                raise
+        else:
+            self._end(work)
+
+    def give_up(self, dead: Sequence[int]) -> None:
+        """Give up the save under way, without the other ranks: the (global) ranks `dead` have died."""
+        work = self._under_way
+        if work is not None:
+            work.give_up(failures.rank_failed(f"in flight on {self._group!r}: {work!r}", tuple(dead)), time.monotonic())
+            self._end(work)
+
+    def _end(self, work: AsyncSave) -> None:
+        self._under_way = None
+        under_way.pop(self, None)
+        work.let_go()
+        self._copies.keep(self._keep_memory)
+
+    def _copy(self, saving: Saving) -> None:
+        """Put copies in the place of the arrays."""
+        names = [(kind, name) for kind, views in saving.views.items() for name in views]
+        try:
+            copies = self._copies.of([saving.views[kind][name] for kind, name in names])
+        except MemoryError as error:
+            raise MemoryError(f"{error}; checkpoint.save needs no memory for copies") from None
+        for (kind, name), copy in zip(names, copies):
+            saving.views[kind][name] = copy
+        saving.given = {}
+
+    def _votes(self, mine: bool) -> list[bool]:
+        exchanges = words_of_all(self._own, mine)
+        while True:
+            try:
+                next(exchanges).wait()
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+
+def own_group(group: ProcessGroup) -> ProcessGroup:
+    """Return a new group of the same ranks, with which it is destroyed; every rank calls it."""
+    group.agree_on("checkpoint.save_async")
+    with failures.translating("checkpoint.save_async", group.comm):
+        comm: Any = group.comm
+        comm = comm.Dup()
+    limits = {"timeout": group.timeout, "on_timeout": group.on_timeout}
+    own = child_of(
+        group.owner, comm, group.ranks, BackendConfig("cpu:mpi"), limits, f"checkpoints of {group.name}", None
+    )
+    group.owner.children.remove(own)
+    group.children.append(own)
+    own.on_destroy = group.children.remove
+    return own
+
+
+def exchanged(group: ProcessGroup, steps: Steps[T]) -> Exchanges[T]:
+    """Do steps to their end, without blocking."""
+    with closing(steps):
+        words: Any = None
+        while True:
+            try:
+                mine = steps.send(words)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            words = yield from words_of_all(group, mine)
+
+
+def words_of_all(group: ProcessGroup, mine: object) -> Exchanges[list[Any]]:
+    """Return the words of all ranks, which JSON can hold, without blocking."""
+    if group.size == 1:
+        return [mine]
+    word = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    lengths = np.empty(group.size, np.int64)
+    yield group.all_gather_single(lengths, np.array([word.size]), async_op=True)
+    padded = np.zeros(lengths.max(), np.uint8)
+    padded[: word.size] = word
+    rows = np.empty((group.size, padded.size), np.uint8)
+    yield group.all_gather_single(rows, padded, async_op=True)
+    return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths)]
+
+
+@functools.cache
+def _finish_at_exit() -> None:
+    atexit.register(_at_exit, os.getpid())
+
+
+def _at_exit(pid: int) -> None:
+    """End the saves under way, at the end of a program that has not destroyed its groups."""
+    if os.getpid() != pid or mpi_library.is_finalized():
+        return
+    for saves in list(under_way):
+        try:
+            saves.finish()
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)  # which ends the job, if there are other ranks

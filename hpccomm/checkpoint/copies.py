@@ -1,0 +1,55 @@
+"""Copies of arrays on the host, in memory that is kept from save to save."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.arrays import module_of
+
+ALIGNMENT = 64  # bytes
+
+
+class Copies:
+    """Memory for copies. New memory has a page fault for each of its pages, which takes longer than the copy."""
+
+    def __init__(self) -> None:
+        self._memory: dict[bool, Any] = {}  # True: page-locked, for the copies of GPU arrays
+
+    def of(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return copies in C order, which are whole on return; of GPU arrays, as the current stream has them."""
+        copies: list[Any] = [None] * len(arrays)
+        for on_gpu in (False, True):
+            places = [i for i, array in enumerate(arrays) if (module_of(array) is not np) == on_gpu]
+            copy = _copy_from_gpu if on_gpu else np.copyto
+            for i, target in zip(places, self._room([arrays[i] for i in places], on_gpu)):
+                copy(target, arrays[i])
+                copies[i] = target
+        return copies
+
+    def keep(self, most: int | None) -> None:
+        """Free the memory if it has more than so many bytes, None: no limit. The copies are used no more."""
+        if most is not None and sum(memory.nbytes for memory in self._memory.values()) > most:
+            self._memory.clear()
+
+    def _room(self, arrays: Sequence[Any], on_gpu: bool) -> list[Any]:
+        """Return arrays with the shapes and dtypes of these."""
+        ends = np.cumsum([0, *(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays)]).tolist()
+        if on_gpu not in self._memory or self._memory[on_gpu].nbytes < ends[-1]:
+            self._memory.pop(on_gpu, None)  # first: there may not be room for both
+            self._memory[on_gpu] = _page_locked(ends[-1]) if on_gpu else np.empty(ends[-1], np.uint8)
+        return [np.ndarray(each.shape, each.dtype, self._memory[on_gpu], at) for each, at in zip(arrays, ends)]
+
+
+def _page_locked(nbytes: int) -> Any:
+    from ..cuda import seam  # which needs CuPy
+
+    return seam.runtime().pinned(nbytes) if nbytes else np.empty(0, np.uint8)
+
+
+def _copy_from_gpu(target: Any, array: Any) -> None:
+    from ..cuda.packing import on_the_host
+
+    on_the_host(array, target)
