@@ -230,8 +230,8 @@ def save_async(
         found.warn("checkpoint.save_async")
         return CompletedWork()
     given = {"arrays": arrays, "replicated": replicated or {}}
-    saving = Saving("checkpoint.save_async", found, Destination(Path(folder)), step, given, axis)
-    return AsyncSaves.of(found).begin(saving, metadata, keep, overwrite, keep_memory)
+    saving = Saving("checkpoint.save_async", found, Destination(Path(folder)), step, given, axis, keep_memory)
+    return AsyncSaves.of(found).begin(saving, metadata, keep, overwrite)
 
 
 def finish(group: Group | None = None) -> None:

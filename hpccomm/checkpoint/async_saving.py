@@ -25,6 +25,7 @@ from ..core.group import ProcessGroup, child_of
 from ..core.registry import BackendConfig
 from ..core.work import Work
 from ..errors import DistError, here
+from ..groups import usable
 from ..job import failures, mpi_library
 from .copies import Copies
 from .saving import Saving
@@ -45,7 +46,7 @@ class AsyncSave(Work):
         self.flight = NOT_FOLLOWED._replace(
             op_type="checkpoint.save_async", number=saving.step, timeout=group.door.timeout
         )
-        self._saving = saving
+        self.saving = saving
         self._exchanges = exchanged(group, saving.end())
         self._exchange: Work | None = None
         self._thread = threading.Thread(target=saving.write, name="hpccomm-checkpoint", daemon=True)
@@ -74,15 +75,15 @@ class AsyncSave(Work):
 
     def _tell(self, warned: list[str] | None) -> None:
         if warned is None:  # of a generator that has ended before
-            raise CheckpointError(f"{self._saving.operation}: it was interrupted before its end{here()}")
+            raise CheckpointError(f"{self.saving.operation}: it was interrupted before its end{here()}")
         for text in warned:
-            self.add_done_callback(lambda _, text=text: warnings.warn(text, RuntimeWarning, stacklevel=2))  # type: ignore[misc]
+            self.add_done_callback(functools.partial(_warn, text))  # where -W error makes no error of it
 
     def let_go(self) -> None:
         """Let the thread end, and give the folder free."""
         self._thread.join()
         self._exchanges.close()
-        self._saving.where.release()
+        self.saving.where.release()
 
 
 class AsyncSaves:
@@ -92,7 +93,6 @@ class AsyncSaves:
         self._group = group
         self._own = group if group.size == 1 else own_group(group)
         self._copies = Copies()
-        self._keep_memory: int | None = None
         self._under_way: AsyncSave | None = None
 
     @classmethod
@@ -103,7 +103,7 @@ class AsyncSaves:
             _finish_at_exit()
         return group.async_saves  # type: ignore[no-any-return]
 
-    def begin(self, saving: Saving, metadata: Any, keep: Any, overwrite: bool, keep_memory: int | None) -> Work:
+    def begin(self, saving: Saving, metadata: Any, keep: Any, overwrite: bool) -> Work:
         """Copy the arrays, and begin to write them; every rank calls it."""
         self.finish()
         try:
@@ -113,7 +113,6 @@ class AsyncSaves:
         except BaseException:
             saving.where.release()
             raise
-        self._keep_memory = keep_memory
         under_way[self] = None
         return work
 
@@ -145,7 +144,7 @@ class AsyncSaves:
         self._under_way = None
         under_way.pop(self, None)
         work.let_go()
-        self._copies.keep(self._keep_memory)
+        self._copies.keep(work.saving.keep_memory)
 
     def _copy(self, saving: Saving) -> None:
         """Put copies in the place of the arrays."""
@@ -167,8 +166,13 @@ class AsyncSaves:
                 return end.value  # type: ignore[no-any-return]
 
 
+def _warn(text: str, _: Work) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
 def own_group(group: ProcessGroup) -> ProcessGroup:
     """Return a new group of the same ranks, with which it is destroyed; every rank calls it."""
+    usable("checkpoint.save_async", group)
     group.agree_on("checkpoint.save_async")
     with failures.translating("checkpoint.save_async", group.comm):
         comm: Any = group.comm

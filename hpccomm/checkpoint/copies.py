@@ -39,14 +39,16 @@ class Copies:
         ends = np.cumsum([0, *(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays)]).tolist()
         if on_gpu not in self._memory or self._memory[on_gpu].nbytes < ends[-1]:
             self._memory.pop(on_gpu, None)  # first: there may not be room for both
-            self._memory[on_gpu] = _page_locked(ends[-1]) if on_gpu else np.empty(ends[-1], np.uint8)
+            self._memory[on_gpu] = _allocated(ends[-1], on_gpu)
         return [np.ndarray(each.shape, each.dtype, self._memory[on_gpu], at) for each, at in zip(arrays, ends)]
 
 
-def _page_locked(nbytes: int) -> Any:
-    from ..cuda import seam  # which needs CuPy
+def _allocated(nbytes: int, is_page_locked: bool) -> Any:
+    if not is_page_locked or nbytes == 0:
+        return np.empty(nbytes, np.uint8)
+    from ..cuda import seam
 
-    return seam.runtime().pinned(nbytes) if nbytes else np.empty(0, np.uint8)
+    return seam.runtime().pinned(nbytes)
 
 
 def _copy_from_gpu(target: Any, array: Any) -> None:

@@ -42,6 +42,7 @@ class Saving:
     step: Any
     given: dict[str, Mapping[str, Array]]  # "arrays" and "replicated"
     axis: int | Mapping[str, int]
+    keep_memory: Any = None  # bytes, of what has been allocated for copies
     views: Views = field(default_factory=dict)
     first: dict[str, Any] = field(default_factory=dict)  # what the first rank has been given, described
     written: Attempt = field(init=False)
@@ -78,11 +79,14 @@ class Saving:
 
         Return warnings.
         """
-        written = yield from agreed(self.group, self.operation, self.written, self._undo)
-        yield from self._agreed(lambda: self._verify(written), self._undo)
-        # From here on no rank removes its file: the manifest may be there, even if this rank sees an error.
-        yield from self._agreed(lambda: self._publish(written))
-        return self._prune() if self.group.rank == 0 else []
+        try:
+            written = yield from agreed(self.group, self.operation, self.written, self._undo)
+            yield from self._agreed(lambda: self._verify(written), self._undo)
+            # From here on no rank removes its file: the manifest may be there, even if this rank sees an error.
+            yield from self._agreed(lambda: self._publish(written))
+            return self._prune() if self.group.rank == 0 else []
+        finally:
+            self.where.release()
 
     def _together(self, act: Callable[[], T]) -> list[T]:
         return together(self.group, self.operation, act)
@@ -99,6 +103,8 @@ class Saving:
             raise ValueError(f"step is {self.step}; expected 0 or more")
         if keep is not None and checks.integer("keep", keep) < 1:
             raise ValueError(f"keep is {keep}; expected 1 or more, or None for all")
+        if self.keep_memory is not None and checks.integer("keep_memory", self.keep_memory) < 0:
+            raise ValueError(f"keep_memory is {self.keep_memory} bytes; expected 0 or more, or None for all")
         arrays, replicated = self.given.values()
         if twice := arrays.keys() & replicated.keys():
             raise ValueError(f"{min(twice)!r} is both in arrays and in replicated")
