@@ -6,13 +6,14 @@ import ast
 import errno
 import functools
 import json
+import math
 import os
 import re
 import sys
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,13 +111,39 @@ def _check(body: dict[str, Any], step: int) -> None:
             require(kind == "arrays" or len(lengths) == 1, described["shards"])
             whole = shape or [1]  # one of 0 dimensions is a row
             require(sum(lengths) == whole[number(axis)], shape)
-            row = dtype.itemsize
-            for length in (*whole[:axis], *whole[axis + 1 :]):
-                row *= number(length)
+            for length in whole:
+                number(length)
+            row = row_bytes(described)
             for shard in described["shards"]:
                 require(OF_A_RANK.fullmatch(shard["file"]), shard["file"])
                 number(shard["offset"])
                 require(len(shard["crc32"]) == -(-shard["length"] * row // block), shard["crc32"][:9])
+
+
+def row_bytes(described: dict[str, Any]) -> int:
+    """Return the bytes of one row of an array as it is stored, with the sharded axis first."""
+    axis, shape = described.get("axis", 0), described["shape"]
+    nbytes: int = dtype_from_text(described["dtype"]).itemsize
+    return nbytes * int(math.prod((*shape[:axis], *shape[axis + 1 :])))
+
+
+def shards_of_files(body: dict[str, Any]) -> dict[str, list[tuple[dict[str, Any], int]]]:
+    """Return the files that a manifest names, each with its shards and their bytes, in the order of their offsets."""
+    found: dict[str, list[tuple[dict[str, Any], int]]] = {}
+    for kind in ("arrays", "replicated"):
+        for described in body[kind].values():
+            row = row_bytes(described)
+            for shard in described["shards"]:
+                found.setdefault(shard["file"], []).append((shard, shard["length"] * row))
+    return {file: sorted(shards, key=lambda each: each[0]["offset"]) for file, shards in found.items()}
+
+
+def sizes_of_files(body: dict[str, Any]) -> dict[str, int]:
+    """Return the files that a manifest names, with their sizes in bytes."""
+    return {
+        file: max(shard["offset"] + nbytes for shard, nbytes in shards)
+        for file, shards in shards_of_files(body).items()
+    }
 
 
 def data_of(folder: Path, step: int) -> str | None:
@@ -221,7 +248,7 @@ def stored(view: Any) -> Any:
         view = on_the_host(view)
     array = without_padding(np.asarray(view, order="C"))
     # .npy has no word for bfloat16 and its like: their bytes are stored as integers
-    return array.view(f"u{array.dtype.itemsize}") if _is_of_ml_dtypes(array.dtype) else array
+    return array.view(f"u{array.dtype.itemsize}") if is_of_ml_dtypes(array.dtype) else array
 
 
 def without_padding(array: Any) -> Any:
@@ -249,7 +276,7 @@ def _has_padding(dtype: Any) -> bool:
 
 def dtype_as_text(dtype: np.dtype[Any]) -> str:
     """Return a dtype as the text of a manifest; ValueError for one that could not be read back."""
-    if _is_of_ml_dtypes(dtype):
+    if is_of_ml_dtypes(dtype):
         return dtype.name
     if dtype.hasobject:
         raise ValueError(f"has dtype {dtype}; Python objects are not saved")
@@ -272,7 +299,8 @@ def dtype_from_text(text: str) -> Any:
     return np.dtype(getattr(ml_dtypes, text))
 
 
-def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
+def is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
+    """Return True for bfloat16 and its like, of which NumPy and .npy know nothing."""
     ml_dtypes = sys.modules.get("ml_dtypes")  # where it is not loaded, there is no such array
     return ml_dtypes is not None and getattr(ml_dtypes, dtype.name, None) is dtype.type
 
@@ -308,6 +336,18 @@ def read_rows(path: Path, shard: dict[str, Any], block: int, begin: int, end: in
             if not is_inside:
                 low, high = max(first, start), min(last, stop)
                 target[low - first : high - first] = data[low - start : high - start]
+
+
+def verify_file(path: Path, shards: Iterable[tuple[dict[str, Any], int]], block: int) -> None:
+    """Read the shards of a file, which come with their bytes; CheckpointError if a checksum is wrong."""
+    with _open(path) as file:
+        for shard, nbytes in shards:
+            data: Any = np.empty(min(block, nbytes), np.uint8)
+            for number, crc32 in enumerate(shard["crc32"]):
+                part = data[: nbytes - number * block]
+                _read_into(file, shard["offset"] + number * block, part, path)
+                if zlib.crc32(part) != crc32:
+                    raise CheckpointError(f"{path} is damaged: a checksum is wrong")
 
 
 def _open(path: Path) -> Any:

@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..core import checks
 from ..core.group import ProcessGroup
 from ..errors import here
 from . import files
+from .parts import length_of, read_part
 from .skipped import SkippedSteps
 from .together import CheckpointError, NoCheckpointError, of_first, together
 
@@ -130,51 +129,32 @@ class Loading:
                 raise ValueError(
                     f"parts has {min(unknown, key=str)!r}; the sharded arrays are {sorted(body['arrays'])}"
                 )
-            for name, described in body["arrays"].items():
-                found.arrays[name] = self._read_part(body, name, described)
-            for name, described in body["replicated"].items():
-                (shard,) = described["shards"]
-                length = shard["length"]
-                found.replicated[name] = self._read_rows(body, described, [(shard, 0, length)], length)
+            path_of = (self.folder / self.data).joinpath
+            for kind, arrays in (("arrays", found.arrays), ("replicated", found.replicated)):
+                for name, described in body[kind].items():
+                    begin, end = self._bounds(kind, name, described)
+                    arrays[name] = read_part(path_of, body["block"], described, begin, end)
 
         together(self.group, OPERATION, read)
         return found
 
-    def _read_part(self, body: dict[str, Any], name: str, described: dict[str, Any]) -> Any:
-        """Return this rank's part of a sharded array."""
-        shards = described["shards"]
-        starts = np.cumsum([0] + [shard["length"] for shard in shards]).tolist()
-        rank, size = self.group.rank, self.group.size
+    def _bounds(self, kind: str, name: str, described: dict[str, Any]) -> tuple[int, int]:
+        """Return the first and the last row of an array that this rank reads."""
+        length = length_of(described)
+        if kind == "replicated":
+            return 0, length
         if name in self.parts:
-            begin, end = _bounds(name, self.parts[name], starts[-1])
-        elif size == len(shards):
-            begin, end = starts[rank : rank + 2]
-        else:
-            each, more = divmod(starts[-1], size)
-            begin, end = rank * each + min(rank, more), (rank + 1) * each + min(rank + 1, more)
-        wanted = []
-        for start, shard in zip(starts, shards):
-            low, high = max(begin, start), min(end, start + shard["length"])
-            if low < high:
-                wanted.append((shard, low - start, high - start))
-        return self._read_rows(body, described, wanted, end - begin)
-
-    def _read_rows(
-        self, body: dict[str, Any], described: dict[str, Any], pieces: list[tuple[dict[str, Any], int, int]], count: int
-    ) -> Any:
-        """Return the rows of `pieces`, one after the other, with the sharded axis in its place."""
-        axis, shape = described.get("axis", 0), described["shape"]
-        rows = np.empty([count, *shape[:axis], *shape[axis + 1 :]], files.dtype_from_text(described["dtype"]))
-        done = 0
-        for shard, begin, end in pieces:
-            path = self.folder / body["folder"] / shard["file"]
-            target = rows[done : done + end - begin]
-            files.patiently(partial(files.read_rows, path, shard, body["block"], begin, end, target))
-            done += end - begin
-        return np.asarray(np.moveaxis(rows, 0, axis), order="C") if shape else rows.reshape(())
+            return _rows_of(name, self.parts[name], length)
+        rank, size = self.group.rank, self.group.size
+        shards = described["shards"]
+        if size == len(shards):
+            begin = sum(shard["length"] for shard in shards[:rank])
+            return begin, begin + shards[rank]["length"]
+        each, more = divmod(length, size)
+        return rank * each + min(rank, more), (rank + 1) * each + min(rank + 1, more)
 
 
-def _bounds(name: str, part: Any, length: int) -> tuple[int, int]:
+def _rows_of(name: str, part: Any, length: int) -> tuple[int, int]:
     if not isinstance(part, slice):
         raise TypeError(f"parts[{name!r}] is {part!r}; expected a slice")
     if part.step not in (None, 1):

@@ -33,6 +33,7 @@ COMMANDS = {
     "trace": Command("hpccomm.debug.trace.command", "what the ranks of a job have done: who differs, who is late"),
     "debug": Command("hpccomm.debug.command", "which rank of a job that hangs is to blame"),
     "slurm": Command("hpccomm.cli.slurm", "a batch script for a program, with what this machine's Slurm needs"),
+    "checkpoint": Command("hpccomm.cli.checkpoint", "what is in a folder of checkpoints, whether it is whole; export"),
     "bench": Command("hpccomm.bench.command", "measure operations, beside raw mpi4py, CuPy's NCCL, and torch"),
 }
 

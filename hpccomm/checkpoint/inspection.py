@@ -1,0 +1,95 @@
+"""What there is in a folder of checkpoints, and whether it is whole: without communication, from any process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import files
+from .together import CheckpointError
+
+
+@dataclass
+class Found:
+    """One step in one folder.
+
+    Parameters
+    ----------
+    step : int
+        Its number.
+    folder : Path
+        Where its manifest is, or would be.
+    body : dict or None
+        Its manifest; None if that is damaged, or not there: then `problems` says so.
+    problems : list of str
+        What is wrong with it; empty if nothing is known to be.
+    """
+
+    step: int
+    folder: Path
+    body: dict[str, Any] | None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The files that belong to it, with their sizes in bytes; empty without a manifest."""
+        return {} if self.body is None else files.sizes_of_files(self.body)
+
+    def path_of(self, file: str) -> Path:
+        """Return the path of a rank's file; it has a manifest."""
+        assert self.body is not None
+        return self.folder / str(self.body["folder"]) / file
+
+    def files_there(self) -> list[str]:
+        """Return the files that are there with the sizes that they should have."""
+        return [file for file, nbytes in self.sizes.items() if _size(self.path_of(file)) == nbytes]
+
+    def verify(self) -> None:
+        """Read all files, and add those that are damaged to the problems."""
+        if self.body is None:
+            return
+        for file, shards in files.shards_of_files(self.body).items():
+            if _size(self.path_of(file)) is None:
+                continue  # is a problem already
+            try:
+                files.verify_file(self.path_of(file), shards, self.body["block"])
+            except (CheckpointError, OSError) as error:
+                self.problems.append(str(error))
+
+
+def inspect(folder: Path) -> Iterator[Found]:
+    """Yield the steps in a folder, in ascending order, also those without a manifest; no array is read."""
+    published = set(files.steps_in(folder))
+    for step in sorted(published | _unpublished(folder)):
+        if step not in published:
+            yield Found(step, folder, None, ["it has no manifest: its save has not ended, or was killed"])
+            continue
+        try:
+            found = Found(step, folder, files.read_manifest(folder, step))
+        except (CheckpointError, OSError) as error:
+            yield Found(step, folder, None, [str(error)])
+            continue
+        for file, nbytes in found.sizes.items():
+            size = _size(found.path_of(file))
+            if size is None:
+                found.problems.append(f"{found.path_of(file)} is missing")
+            elif size != nbytes:
+                found.problems.append(f"{found.path_of(file)} has {size} bytes, not {nbytes}")
+        yield found
+
+
+def _unpublished(folder: Path) -> set[int]:
+    with suppress(FileNotFoundError):
+        return {int(match[1]) for match in map(files.DATA.fullmatch, os.listdir(folder)) if match}
+    return set()
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,54 @@
+"""Parts of a global array, from the files of the ranks that have saved it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import files
+
+PathOf = Callable[[str], Path]  # of a rank's file, by the name that the manifest has
+
+
+def length_of(described: dict[str, Any]) -> int:
+    """Return the number of rows of an array: its length along the axis of its shards; 1 for one of 0 dimensions."""
+    return sum(shard["length"] for shard in described["shards"])
+
+
+def pieces(described: dict[str, Any], begin: int, end: int) -> list[tuple[dict[str, Any], int, int]]:
+    """Return the shards that have the rows from `begin` to `end`, each with its own first and last of them."""
+    wanted, start = [], 0
+    for shard in described["shards"]:
+        low, high = max(begin - start, 0), min(end - start, shard["length"])
+        if low < high:
+            wanted.append((shard, low, high))
+        start += shard["length"]
+    return wanted
+
+
+def read_part(path_of: PathOf, block: int, described: dict[str, Any], begin: int, end: int) -> Any:
+    """Return the rows from `begin` to `end` of an array, with the sharded axis in its place; every byte is verified."""
+    rows = empty_rows(described, end - begin)
+    done = 0
+    for shard, low, high in pieces(described, begin, end):
+        target = rows[done : done + high - low]
+        files.patiently(partial(files.read_rows, path_of(shard["file"]), shard, block, low, high, target))
+        done += high - low
+    return in_place(described, rows)
+
+
+def empty_rows(described: dict[str, Any], count: int) -> Any:
+    """Return a new array for so many rows, as they are stored: with the sharded axis first."""
+    axis, shape = described.get("axis", 0), described["shape"]
+    return np.empty([count, *shape[:axis], *shape[axis + 1 :]], files.dtype_from_text(described["dtype"]))
+
+
+def in_place(described: dict[str, Any], rows: Any) -> Any:
+    """Return stored rows with the sharded axis in its place, in C order."""
+    if not described["shape"]:
+        return rows.reshape(())
+    return np.asarray(np.moveaxis(rows, 0, described.get("axis", 0)), order="C")

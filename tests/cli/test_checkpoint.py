@@ -1,0 +1,287 @@
+"""hpccomm checkpoint: what it says of folders, whole and damaged; exports, read as their users read them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+from hpccomm.checkpoint import export
+from hpccomm.cli.main import main
+
+from ..arrays import assert_same
+from ..faults.killed_while_saving import Alone
+from ..launch import ROOT, clean_environment, launch
+from . import saved_checkpoints as program
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoints of steps 10 and 20, of three ranks; not to be changed."""
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    ended = launch(program.RANKS, sys.executable, "-m", program.__name__, folder)
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A copy of them."""
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+def whole(step: int) -> dict[str, Any]:
+    """The global arrays of a step, by NumPy."""
+    parts = [program.part(step, rank) for rank in range(program.RANKS)]
+    return {
+        name: np.concatenate([part[name] for part in parts], program.AXES.get(name, 0)) for name in parts[0]
+    } | program.REPLICATED
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def a_file(folder: Path, step: int, rank: int) -> Path:
+    (found,) = folder.glob(f"step-{step:010}-*/rank-{rank}.npy")
+    return found
+
+
+def command(*arguments: object) -> int:
+    return main(["checkpoint", *map(str, arguments)])
+
+
+# -- list and verify ---------------------------------------------------------------------------------
+
+
+def test_a_table_of_what_is_there(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for what in ("list", "verify"):
+        assert command(what, saved) == 0
+        head, *rows = capsys.readouterr().out.splitlines()
+        assert head.split() == ["step", "whole", "ranks", "arrays", "size", "saved"]
+        nbytes = sum(path.stat().st_size for path in saved.glob("step-*20-*/*"))
+        for step, row in zip((10, 20), rows, strict=True):
+            assert row.split()[:4] == [str(step), "yes", "3", "10"]
+            assert f"{nbytes / 1024:.4g} KiB" in row
+            assert f" on {os.uname().nodename}" in row
+
+
+def test_every_flipped_bit_is_found_by_verify_and_none_by_list(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = json.loads((folder / "step-0000000020.json").read_text())
+    of_rank_1 = [
+        shard["offset"]
+        for described in manifest["arrays"].values()
+        for shard in described["shards"]
+        if shard["file"] == "rank-1.npy" and shard["length"]
+    ]
+    path = a_file(folder, 20, 1)
+    for position in [*of_rank_1, -1]:
+        flip(path, position)
+        assert command("list", folder) == 0
+        capsys.readouterr()
+        assert command("verify", folder) == 1
+        said = capsys.readouterr().out
+        assert f"step 20: {path} is damaged: a checksum is wrong" in said
+        assert "step 10:" not in said
+        assert command("verify", folder, "--step", 10) == 0
+        flip(path, position)
+    assert command("verify", folder) == 0
+
+
+def test_what_is_missing_short_or_unfinished_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing, short = a_file(folder, 10, 2), a_file(folder, 20, 0)
+    missing.unlink()
+    os.truncate(short, size := short.stat().st_size - 1)
+    (folder / "step-0000000030-0123abcd").mkdir()
+    flip(folder / "step-0000000020.json", 40)
+    assert command("list", folder) == 1
+    said = capsys.readouterr().out
+    assert f"step 10: {missing} is missing" in said
+    assert "step 20: the manifest " in said
+    assert "step 30: it has no manifest: its save has not ended, or was killed" in said
+    flip(folder / "step-0000000020.json", 40)
+    for what in ("list", "verify"):
+        assert command(what, folder, *(["--step", 20] if what == "verify" else [])) == 1
+        assert f"step 20: {short} has {size} bytes, not {size + 1}" in capsys.readouterr().out
+
+
+def test_where_there_is_nothing(tmp_path: Path, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("list", tmp_path / "none") == 2
+    assert capsys.readouterr().err == f"hpccomm checkpoint: there is no checkpoint in {tmp_path / 'none'}\n"
+    assert command("verify", saved, "--step", 15) == 2
+    assert "there is no checkpoint of step 15 in " in capsys.readouterr().err
+
+
+# -- export ------------------------------------------------------------------------------------------
+
+
+def check_hdf5(path: Path, step: int) -> None:
+    with h5py.File(path) as file:
+        assert file.attrs["step"] == step
+        assert file.attrs["ranks"] == program.RANKS
+        assert json.loads(file.attrs["metadata"]) == program.METADATA
+        for name, expected in whole(step).items():
+            found = file[name]
+            if expected.dtype.kind == "U":
+                np.testing.assert_array_equal(found.asstr()[()], expected.astype(object))
+            elif expected.dtype.kind == "M":
+                assert_same(found[()].view(found.attrs["dtype"]), expected, name)
+            else:
+                assert_same(native(found[()]), standard(expected), name)
+        velocity = file["flow"]["velocity"]
+        assert velocity.attrs["axis"] == 1
+        assert velocity.attrs["lengths"].tolist() == [2, 3, 4]
+
+
+def check_zarr(path: Path, step: int) -> None:
+    root = zarr.open(str(path), mode="r")
+    assert dict(root.attrs) == {"step": step, "ranks": program.RANKS, "metadata": program.METADATA}
+    for name, expected in whole(step).items():
+        found = root[name]
+        if expected.dtype.kind == "U":
+            np.testing.assert_array_equal(np.asarray(found[...]).astype(object), expected.astype(object))
+        else:
+            assert_same(native(found[...]), standard(expected), name)
+    assert dict(root["flow/velocity"].attrs) == {"axis": 1, "lengths": [2, 3, 4], "dtype": "<f8"}
+
+
+CHECKS = {".h5": check_hdf5, ".hdf5": check_hdf5, ".zarr": check_zarr}
+
+
+def standard(array: Any) -> Any:
+    """What other programs see of bfloat16 and int4."""
+    return array.astype({"bfloat16": np.float32, "int4": np.int8}.get(array.dtype.name, array.dtype))
+
+
+def native(array: Any) -> Any:
+    return np.asarray(array, np.asarray(array).dtype.newbyteorder("="))
+
+
+@pytest.mark.parametrize("suffix", CHECKS)
+@pytest.mark.parametrize("step", [None, 10])
+def test_global_arrays_come_out_as_numpy_has_them(saved: Path, tmp_path: Path, suffix: str, step: int | None) -> None:
+    output = tmp_path / f"out{suffix}"
+    assert command("export", saved, output, *([] if step is None else ["--step", step])) == 0
+    CHECKS[suffix](output, step or 20)
+    assert os.listdir(tmp_path) == [output.name]
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".zarr"])
+def test_arrays_are_copied_in_pieces(saved: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    largest, read_part = 0, export.read_part
+
+    def measured(*arguments: Any) -> Any:
+        nonlocal largest
+        part = read_part(*arguments)
+        largest = max(largest, part.nbytes)
+        return part
+
+    monkeypatch.setattr(export, "PIECE", 200)
+    monkeypatch.setattr(export, "CHUNK", 70)
+    monkeypatch.setattr(export, "read_part", measured)
+    output = tmp_path / f"out{suffix}"
+    assert command("export", saved, output) == 0
+    assert largest <= 200
+    CHECKS[suffix](output, 20)
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".zarr"])
+def test_no_mpi_is_needed(saved: Path, tmp_path: Path, suffix: str) -> None:
+    output = tmp_path / f"out{suffix}"
+    ended = subprocess.run(
+        [sys.executable, "-m", "hpccomm", "checkpoint", "export", saved, output],
+        cwd=ROOT,
+        env={**clean_environment(), "MPI4PY_LIBMPI": "/there/is/none"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stderr == ""
+    assert ended.returncode == 0
+    assert ended.stdout == f"{output}: 10 arrays of step 20\n"
+    CHECKS[suffix](output, 20)
+
+
+@pytest.mark.parametrize(("name", "suffix", "other"), [("h5py", ".h5", ".zarr"), ("zarr", ".zarr", ".h5")])
+def test_a_library_that_is_missing_is_named(
+    saved: Path, tmp_path: Path, name: str, suffix: str, other: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, name, None)
+    assert command("export", saved, tmp_path / f"out{suffix}") == 2
+    assert f"; pip install {name}, or choose a name that ends in {other}" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".zarr"])
+def test_a_damaged_file_leaves_no_export(
+    folder: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / f"out{suffix}"
+    flip(a_file(folder, 20, 2), -1)
+    assert command("export", folder, output) == 2
+    assert "is damaged: a checksum is wrong" in capsys.readouterr().err
+    a_file(folder, 20, 1).unlink()
+    assert command("export", folder, output) == 2
+    assert "is missing; --step names another one" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == [folder.name]
+    assert command("export", folder, output, "--step", 10) == 0
+
+
+def test_outputs_that_are_refused(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = tmp_path / "there.h5"
+    there.write_bytes(b"mine")
+    assert command("export", saved, there) == 2
+    assert "is there already; remove it, or choose another name" in capsys.readouterr().err
+    assert there.read_bytes() == b"mine"
+    assert command("export", saved, tmp_path / "out.mat") == 2
+    assert "has none of the endings .zarr, .h5, .hdf5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arrays", "suffix", "said"),
+    [
+        ({"a/b": 1, "a": 2}, ".h5", "'a' can't be an array and the group of the array 'a/b'"),
+        ({"a//b": 1}, ".zarr", "the name 'a//b' of an array is no path"),
+        ({"..": 1}, ".zarr", "the name '..' of an array is no path"),
+        ({"x": np.longdouble(1)}, ".zarr", "choose a name that ends in .h5"),
+        ({"x": np.zeros((), [("a", "U3")])}, ".h5", "choose a name that ends in .zarr"),
+    ],
+)
+def test_what_a_format_can_not_hold(
+    tmp_path: Path, arrays: dict[str, Any], suffix: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hpccomm import checkpoint
+
+    folder = tmp_path / "checkpoints"
+    checkpoint.save(folder, {}, 1, replicated={k: np.asarray(v) for k, v in arrays.items()}, group=Alone())
+    assert command("export", folder, tmp_path / f"out{suffix}") == 2
+    assert said in capsys.readouterr().err
+    assert os.listdir(tmp_path) == [folder.name]
+
+
+def test_thousands_of_ranks_are_no_matter_for_attributes(tmp_path: Path) -> None:
+    lengths = [1] * 20_000  # 160 kB of them; HDF5 before 1.8 had 64 KiB
+    body = {"block": 8, "step": 1, "ranks": len(lengths), "metadata": {"text": "x" * 100_000}, "replicated": {}}
+    shards = [{"file": "none", "offset": 0, "length": 0, "crc32": []} for _ in lengths]
+    body["arrays"] = {"x": {"dtype": "<f8", "shape": [0], "axis": 0, "shards": shards}}
+    for suffix in (".h5", ".zarr"):
+        export.export(body, Path, tmp_path / f"out{suffix}")
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert len(file["x"].attrs["lengths"]) == len(lengths)
+        assert json.loads(file.attrs["metadata"]) == body["metadata"]
