@@ -95,7 +95,8 @@ def all_reduce(
         The contribution, overwritten by the result: same dtype and number of elements everywhere. A sparse
         matrix (CSR, CSC or COO, with SUM) may have a different pattern on each rank; it becomes the sum.
     op : ReduceOp, str or mpi4py.MPI.Op
-        Such as ``"max"``. Default: SUM. float16 and bfloat16 are accumulated in float32.
+        Such as ``"max"``. Default: SUM. float16 and bfloat16 are accumulated in float32. ``"reproducible_sum"`` gives
+        the number closest to each exact sum: the same bits whatever the order of the ranks.
     group : ProcessGroup, optional
         A group of :func:`new_group`; every rank of it makes the same call. Default: the world.
     async_op : bool

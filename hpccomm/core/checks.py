@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy import ndarray  # looked up at every call
 
-from ..errors import here
+from ..errors import UnsupportedOperationError, here
 from .annotations import SplitSizes
 from .arrays import Array, is_read_only, locate
+from .operation_list import OPERATIONS
 from .reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
 
 _dtype, _size, _writeable = map(attrgetter, ("dtype", "size", "flags.writeable"))
@@ -170,6 +171,8 @@ def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> Re
         raise TypeError(
             f"{operation}: {op!r} is not defined for {argument}'s dtype {array.dtype}{_instead(array, op)}{here()}"
         )
+    if op is ReduceOp.REPRODUCIBLE_SUM:
+        return _reproducible(operation, argument, array.dtype)
     if op.factor is not None:
         _check_factor(operation, array.dtype, op)
     elif (
@@ -179,6 +182,20 @@ def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> Re
     ):  # there are but a few
         _accepted[given, array.dtype] = op
     return op
+
+
+def _reproducible(operation: str, argument: str, dtype: Any) -> ReduceOp:
+    """Return REPRODUCIBLE_SUM, or SUM for integers, which have no rounding."""
+    if dtype.kind in "iu":
+        return ReduceOp.SUM
+    takes = [name for name, spec in OPERATIONS.items() if spec.reduces and not name.endswith(("_coalesced", "_sparse"))]
+    if operation not in takes:
+        raise UnsupportedOperationError(
+            f"{operation}: there is no reproducible sum of this form; call one of {', '.join(takes)}{here()}"
+        )
+    if dtype.itemsize > (16 if dtype.kind == "c" else 8):
+        raise TypeError(f"{operation}: REPRODUCIBLE_SUM is not defined for {argument}'s dtype {dtype}{here()}")
+    return ReduceOp.REPRODUCIBLE_SUM
 
 
 def _kind_of(dtype: Any) -> str:

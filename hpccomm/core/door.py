@@ -23,6 +23,7 @@ from .backends import Destroyed, LazyBackends
 from .calls import Call
 from .flight import flight_of
 from .operation_list import CALLED, MESSAGES, OPERATIONS, PLACE_OF_TAG
+from .reduce_op import ReduceOp
 from .timeouts import as_seconds
 from .work import CompletedWork, JoinedWork, Work, WorkStatus
 
@@ -332,6 +333,10 @@ class Block:
         name = call.name
         if not (name in OPERATIONS and OPERATIONS[name].is_collected):
             self.refuse(name)
+        if ReduceOp.REPRODUCIBLE_SUM is call.arguments[-1]:
+            raise UnsupportedOperationError(
+                f"no reproducible sum in a coalescing() block; call it outside{here()}", name
+            )
         if async_op:
             raise ValueError(f"{name}: inside coalescing(), leave async_op out; use coalescing(async_ops=True){here()}")
         self._calls.append(call)

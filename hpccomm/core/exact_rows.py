@@ -14,10 +14,11 @@ NARROW = 256  # columns of a chunk, where there are many rows
 NOTHING = (-4096, -4096, 0)
 
 
-def bits_of(rows: Any) -> tuple[int, int, int]:
+def bits_of(rows: Any, precision: int = 53) -> tuple[int, int, int]:
     """Return three numbers, of which the largest over all ranks are needed, for an array of two dimensions.
 
-    All values are below 2^first and multiples of 2^-second; the third is 1 if something is not finite.
+    All values, of `precision` bits, are below 2^first and multiples of 2^-second; the third is 1 if something is not
+    finite.
     """
     first, second, third = NOTHING
     for _, chunk in _chunks(rows):
@@ -30,7 +31,7 @@ def bits_of(rows: Any) -> tuple[int, int, int]:
         if top:
             lowest = float(sizes.min(where=sizes > 0, initial=inf))
             first = max(first, frexp(top)[1])
-            second = max(second, -max(frexp(lowest)[1] - 53, LAST_BIT))
+            second = max(second, -max(frexp(lowest)[1] - precision, LAST_BIT))
     return first, second, third
 
 
@@ -76,10 +77,10 @@ class ExactRows:
                 chunk = np.where(np.isfinite(chunk), chunk, 0.0)
                 top = largest(chunk)
             for sums, exponent in grid_sums(chunk, top):
-                self._add_integers(self.limbs[:, chosen], sums, exponent - self.last_bit)
+                self.add_integers(self.limbs[:, chosen], sums, exponent - self.last_bit)
         self.carry()
 
-    def _add_integers(self, limbs: Any, numbers: Any, bit: int) -> None:
+    def add_integers(self, limbs: Any, numbers: Any, bit: int) -> None:
         """Add numbers * 2^bit, which are whole."""
         if bit < 0:
             numbers = numbers >> min(-bit, 63)  # no digits are lost

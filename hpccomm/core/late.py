@@ -15,6 +15,8 @@ NCCL_NEEDS = "hpccomm.cuda.seam:nccl"
 GLOO = "hpccomm.gloo.backend:GlooBackend"
 GLOO_NEEDS = "hpccomm.gloo:needs"
 GPU_RUNTIME = "hpccomm.cuda.seam:runtime"
+ON_THE_HOST = "hpccomm.cuda.packing:on_the_host"
+FROM_THE_HOST = "hpccomm.cuda.packing:from_the_host"
 SPARSE_SUMS_ON_GPUS = "hpccomm.cuda.sparse:all_reduce"
 
 

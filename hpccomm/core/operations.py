@@ -17,7 +17,7 @@ from .arrays import is_sparse
 from .calls import Call
 from .door import Door
 from .members import Members
-from .reduce_op import SUM, ReduceOpLike
+from .reduce_op import SUM, ReduceOp, ReduceOpLike
 from .registry import OBJECTS
 from .work import Work
 
@@ -70,7 +70,7 @@ class Operations(Members):
 
                 call, step = sparse.all_reduce(self, self.door.backends, array, op, async_op)
                 return self.door.run(call, async_op, step)
-        return self.door.run(calls.all_reduce(self, array, op), async_op)
+        return self._reduce(calls.all_reduce(self, array, op), async_op)
 
     @asynchronous_method
     def reduce(self, array: Array, root: int = 0, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
@@ -79,21 +79,21 @@ class Operations(Members):
             return None
         if type(array) is not ndarray and (done := self.door.fast_on_gpu.reduce(array, root, op, async_op)):
             return done if async_op else None
-        return self.door.run(calls.reduce(self, array, root, op), async_op)
+        return self._reduce(calls.reduce(self, array, root, op), async_op)
 
     @asynchronous_method
     def scan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.scan`."""
         if not async_op and self.door.fast.scan(array, op):
             return None
-        return self.door.run(calls.scan(self, "scan", array, op), async_op)
+        return self._reduce(calls.scan(self, "scan", array, op), async_op)
 
     @asynchronous_method
     def exscan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.exscan`."""
         if not async_op and self.door.fast.exscan(array, op):
             return None
-        return self.door.run(calls.scan(self, "exscan", array, op), async_op)
+        return self._reduce(calls.scan(self, "exscan", array, op), async_op)
 
     @asynchronous_method
     def all_gather(self, output_list: Arrays, array: Array, async_op: bool = False) -> Work | None:
@@ -136,7 +136,7 @@ class Operations(Members):
         """See :func:`hpccomm.reduce_scatter`."""
         if not async_op and self.door.fast.reduce_scatter(output, input_list, op):
             return None
-        return self.door.run(calls.reduce_scatter(self, output, input_list, op), async_op)
+        return self._reduce(calls.reduce_scatter(self, output, input_list, op), async_op)
 
     @asynchronous_method
     def reduce_scatter_single(
@@ -149,7 +149,15 @@ class Operations(Members):
             done := self.door.fast_on_gpu.reduce_scatter_single(output, input, op, async_op)
         ):
             return done if async_op else None
-        return self.door.run(calls.reduce_scatter_single(self, output, input, op), async_op)
+        return self._reduce(calls.reduce_scatter_single(self, output, input, op), async_op)
+
+    def _reduce(self, call: Call, async_op: bool) -> Work | None:
+        step = None
+        if call.arguments[-1] is ReduceOp.REPRODUCIBLE_SUM:
+            from . import exact_elements
+
+            step = partial(exact_elements.reduce, self, call, async_op)
+        return self.door.run(call, async_op, step)
 
     @asynchronous_method
     def all_to_all(self, output_list: Arrays, input_list: Arrays, async_op: bool = False) -> Work | None:

@@ -9,8 +9,10 @@ from ..errors import here
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    Name = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "prod", "mean"]
-    UpperName = Literal["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PROD", "MEAN"]
+    Name = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "prod", "mean", "reproducible_sum"]
+    UpperName = Literal[
+        "SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PROD", "MEAN", "REPRODUCIBLE_SUM"
+    ]  # fmt: skip
 ReduceOpLike: TypeAlias = "ReduceOp | MPI.Op | Name | UpperName"
 
 ANY_KIND = "-biufcmMSUV"  # every letter that checks.py may come up with
@@ -19,20 +21,23 @@ ANY_KIND = "-biufcmMSUV"  # every letter that checks.py may come up with
 class ReduceOp:
     """A reduction: ``ReduceOp.SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``, ``BXOR``.
 
-    ``ReduceOp.PREMUL_SUM(factor)`` multiplies each rank's array by `factor` before the sum. Every
+    ``ReduceOp.PREMUL_SUM(factor)`` multiplies each rank's array by `factor` before the sum.
+    ``ReduceOp.REPRODUCIBLE_SUM`` rounds once, at the end, so that the order of the ranks makes no difference:
+    in `all_reduce`, `reduce`, `reduce_scatter`, `reduce_scatter_single`, `scan` and `exscan`. Every
     function that takes an `op` also takes its name as a string, in either case (``"sum"``), and, on
     host arrays, any ``mpi4py.MPI.Op``.
 
-    =========== ===========================================================
-    op          dtypes
-    =========== ===========================================================
-    SUM PRODUCT bool (as OR, AND), integers, floating point, complex
-    AVG         floating point, complex
-    MIN MAX     bool (as AND, OR), integers, floating point
-    BAND BOR    bool, integers
-    BXOR        bool, integers
-    PREMUL_SUM  integers (with an integer factor), floating point, complex
-    =========== ===========================================================
+    ================ ===========================================================
+    op               dtypes
+    ================ ===========================================================
+    SUM PRODUCT      bool (as OR, AND), integers, floating point, complex
+    AVG              floating point, complex
+    MIN MAX          bool (as AND, OR), integers, floating point
+    BAND BOR         bool, integers
+    BXOR             bool, integers
+    PREMUL_SUM       integers (with an integer factor), floating point, complex
+    REPRODUCIBLE_SUM integers, floating point, complex; no longdouble
+    ================ ===========================================================
 
     On bool the results are those of ``np.add``, ``np.multiply``, ``np.minimum`` ... on bool arrays.
 
@@ -57,6 +62,7 @@ class ReduceOp:
     BAND: ClassVar[ReduceOp]
     BOR: ClassVar[ReduceOp]
     BXOR: ClassVar[ReduceOp]
+    REPRODUCIBLE_SUM: ClassVar[ReduceOp]
 
     def __init__(self, name: str, kinds: str, factor: Any = None, mpi_op: MPI.Op | None = None) -> None:
         self.name = name
@@ -89,6 +95,7 @@ _NAMED = {
         "BAND": "biu",
         "BOR": "biu",
         "BXOR": "biu",
+        "REPRODUCIBLE_SUM": "iufc",
     }.items()
 }
 for _name, _op in _NAMED.items():

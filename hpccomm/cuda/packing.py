@@ -120,3 +120,14 @@ def on_the_host(array: Any, host: Any = None) -> Any:
         runtime.to_host(host, contiguous, stream)
         runtime.synchronize_stream(stream)
     return host
+
+
+def from_the_host(array: Any, host: Any) -> None:
+    """Write the values of a NumPy array in C order to a GPU array, and wait until they are there."""
+    runtime, device = seam.runtime(), array.data.device_id
+    with seam.on_device(runtime, device):
+        stream = runtime.current_stream(device)
+        packing = Packing(runtime, device, stream)
+        runtime.to_device(packing.recv_buffer(array), host, stream)
+        packing.unpack(stream)
+        runtime.synchronize_stream(stream)

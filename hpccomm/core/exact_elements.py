@@ -1,0 +1,184 @@
+"""Sums over the ranks, element by element, without rounding: a reduction with ReduceOp.REPRODUCIBLE_SUM.
+
+Every element is cut into digits at fixed powers of two, on which the ranks agree first. A digit of each rank leaves so
+many bits of an int64 free that the digits of all ranks can be added: by any backend, in any order. Each sum is rounded
+once (R. Hallberg, A. Adcroft: An order-invariant real-to-integer conversion sum, Parallel Computing 40, 2014).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import UnsupportedOperationError, here
+from .backend import Backend, finished
+from .calls import Call
+from .exact_rows import ExactRows, bits_of
+from .exact_sums import CHUNK, PRECISION, count_specials
+from .late import FROM_THE_HOST, ON_THE_HOST, late
+from .reduce_op import ReduceOp
+from .work import Work
+
+if TYPE_CHECKING:
+    from .operations import Operations
+
+WIDEST = 53  # bits of a digit: those of a float64
+Bits = tuple[int, int, int]
+
+
+class Digits:
+    """How numbers are cut into digits: the i-th one counts 2^(`last_bit` + `width` i).
+
+    Parameters
+    ----------
+    bits : tuple of int
+        The largest numbers that `bits_of` returns on any rank.
+    ranks : int
+        How many ranks' digits are added.
+    """
+
+    def __init__(self, bits: Bits, ranks: int) -> None:
+        first, second, self.has_specials = self._bits = bits
+        self.width = min(WIDEST, 63 - ranks.bit_length())
+        self.last_bit = -second
+        self.count = max(0, -(-(first + second) // self.width))
+        self._largest_sum = first + second + ranks.bit_length()  # in bits
+
+    def of(self, values: Any) -> Any:
+        """Return the digits of a flat array, a row for each place; then the counts of nan, inf and -inf, if any are."""
+        memory = np.zeros((self.count + 3 * self.has_specials, values.size), np.int64)
+        for start in range(0, values.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            rest = values[part].astype(np.float64)
+            if self.has_specials:
+                memory[self.count :, part] = count_specials(rest[:, None])
+                rest[~np.isfinite(rest)] = 0.0
+            for i in reversed(range(self.count)):
+                exponent = self.last_bit + self.width * i
+                digits = np.trunc(_scaled(rest, -exponent))
+                memory[i, part] = digits
+                rest -= digits * 2.0**exponent
+        return memory
+
+    def rounded(self, memory: Any, dtype: np.dtype[Any]) -> Any:
+        """Return the numbers of `dtype` closest to the sums, of which `memory` has all ranks' digits."""
+        result = np.empty(memory.shape[1], dtype)
+        is_short = self.count <= 2 and self._largest_sum <= self.width + WIDEST and dtype.name != "bfloat16"
+        rounding = self._rounded_at_once if is_short and not self.has_specials else self._rounded_by_limbs
+        with np.errstate(all="ignore"):
+            for start in range(0, result.size, CHUNK):
+                part = slice(start, start + CHUNK)
+                result[part] = rounding(memory[:, part], dtype)
+        return result
+
+    def _rounded_at_once(self, sums: Any, dtype: np.dtype[Any]) -> Any:
+        """Add the two digits of each sum as float64, which has room for each of them: one rounding."""
+        if not len(sums):
+            return np.zeros(sums.shape[1])
+        low, high = sums[0], (sums[1] if len(sums) == 2 else np.int64(0)) + (sums[0] >> self.width)
+        low = (low & np.int64((1 << self.width) - 1)).astype(np.float64)
+        high = high.astype(np.float64) * 2.0**self.width
+        total = high + low
+        if dtype.itemsize < 8:
+            _make_odd(total, low - (total - high))
+        return total * 2.0**self.last_bit
+
+    def _rounded_by_limbs(self, sums: Any, dtype: np.dtype[Any]) -> Any:
+        rows = ExactRows(sums.shape[1], self._bits)
+        for i in range(self.count):
+            rows.add_integers(rows.limbs, sums[i], self.width * i)
+        rows.specials[...] = sums[self.count :]
+        return rows.rounded(dtype)
+
+
+def _scaled(values: Any, exponent: int) -> Any:
+    """Return values * 2^exponent; the power itself may be too large for float64."""
+    if exponent < 1000:
+        return values * 2.0**exponent
+    return values * 2.0**900 * 2.0 ** (exponent - 900)
+
+
+def _make_odd(values: Any, lost: Any) -> None:
+    """Where digits were lost in rounding, take that neighbour of the exact number whose last bit is set.
+
+    It rounds to what the exact number rounds to in a dtype of fewer bits (S. Boldo, G. Melquiond: Emulation of a FMA
+    and correctly rounded sums, IEEE Transactions on Computers 57, 2008).
+    """
+    bits = values.view(np.int64)
+    step = np.where((lost > 0) == (values > 0), 1, -1)
+    np.add(bits, step, out=bits, where=(lost != 0) & (bits & 1 == 0))
+
+
+def reduce(group: Operations, call: Call, async_op: bool) -> Work | None:
+    """Do a reduction with REPRODUCIBLE_SUM; also with `async_op` the agreement on the digits waits for other ranks.
+
+    GPU arrays are added on the host.
+    """
+    if call.device not in ("cpu", "cuda", "rocm"):
+        raise UnsupportedOperationError(
+            f"there are no reproducible sums of {call.device} arrays; copy them to the host{here()}", call.name
+        )
+    backend, named = group.door.backends["cpu"], call.named
+    given = named["inputs"] if "inputs" in named else [named["array"]]
+    output = named.get("output", given[0])
+    part = _real(output.dtype)
+    inputs = [_numbers(array, part) for array in given]
+    if call.name == "reduce_scatter_single":
+        inputs = np.split(inputs[0], group.size)
+    digits = Digits(_agreed(backend, call.name, inputs), group.size)
+    memories = [digits.of(each) for each in inputs]
+    sums = memories[0]
+    if "output" in named:
+        named["output"] = sums = np.empty((len(sums), output.size * (output.dtype.itemsize // part.itemsize)), np.int64)
+    if "inputs" in named:
+        named["inputs"] = memories
+    else:
+        named["array"] = np.stack(memories) if call.name == "reduce_scatter_single" else memories[0]
+    named["op"] = ReduceOp.SUM
+
+    def deliver() -> None:
+        _write(output, digits.rounded(sums, part).view(output.dtype).reshape(output.shape))
+
+    work: Work | None = getattr(backend, call.name)(*named.values(), async_op)
+    is_written = {"reduce": named.get("root") == group.rank, "exscan": group.rank > 0}.get(call.name, True)
+    return finished(work, deliver) if is_written else work
+
+
+def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the parts of a complex number."""
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+
+
+def _numbers(array: Any, part: np.dtype[Any]) -> Any:
+    """Return the elements as a flat array on the host, of complex numbers the two parts of each."""
+    host = array if isinstance(array, np.ndarray) else late(ON_THE_HOST)(array)
+    return np.ascontiguousarray(host).reshape(-1).view(part)
+
+
+def _write(output: Any, values: Any) -> None:
+    if isinstance(output, np.ndarray):
+        output[...] = values
+    else:
+        late(FROM_THE_HOST)(output, values)
+
+
+def _agreed(backend: Backend, operation: str, inputs: Sequence[Any]) -> Bits:
+    """Return the largest bits of all ranks, whose arrays are alike."""
+    sizes = [each.size for each in inputs]
+    bits = np.max([bits_of(each[:, None], PRECISION[each.dtype.name][0]) for each in inputs], axis=0)
+    code = zlib.crc32(f"{sizes} {inputs[0].dtype}".encode())
+    message = np.array([*bits, code, -code], np.int64)
+    work = backend.all_reduce(message, ReduceOp.MAX, False)
+    if work is not None:  # of a backend that has only asynchronous operations
+        work.wait()
+    *agreed, largest, smallest = message.tolist()
+    if largest != -smallest:
+        raise ValueError(
+            f"{operation}: the arrays have {sum(sizes)} {inputs[0].dtype} numbers here, and other sizes or another "
+            f"dtype on another rank{here()}"
+        )
+    first, second, has_specials = agreed
+    return first, second, has_specials
