@@ -6,6 +6,11 @@ Each rank owns some rows of the sparse matrix and the same rows of every vector.
 direction: it is gathered asynchronously, and meanwhile each rank multiplies the columns whose entries it has itself.
 Scalar products are all_reduces; the one of the residual overlaps with the update of the solution.
 
+With --reproducible nothing that is computed depends on the number of ranks: scalar products are reproducible ones, and
+each row of the matrix is multiplied as a whole. The printed iterates are the same to the last bit, on 1 rank and on 4:
+
+    mpiexec -n 4 python jobs/conjugate_gradient.py --reproducible
+
 The job is right if the residual, computed afresh, is as small as --tolerance asks, and the solution equals that of
 SciPy's direct solver as far as this residual and the matrix' condition allow. Exit status: 0 if so, 1 if not.
 """
@@ -15,6 +20,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import zlib
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -46,10 +53,12 @@ def poisson_rows(side: int, first: int, last: int) -> csr_array:
 class RowBlock:
     """This rank's rows of a square matrix, cut into the columns of the ranks before, of this one, and of those after.
 
-    `edges` says where the rows of each rank begin, and where those of the last one end.
+    `edges` says where the rows of each rank begin, and where those of the last one end. A `reproducible` product adds
+    up each row from left to right, wherever the cuts are.
     """
 
-    def __init__(self, rows: csr_array, edges: list[int]) -> None:
+    def __init__(self, rows: csr_array, edges: list[int], reproducible: bool) -> None:
+        self.whole = rows if reproducible else None
         first, last = edges[hc.get_rank()], edges[hc.get_rank() + 1]
         self.before, self.own, self.after = rows[:, :first], rows[:, first:last], rows[:, last:]
         self.vector = np.empty(edges[-1])  # of all ranks, gathered for each product
@@ -58,6 +67,9 @@ class RowBlock:
 
     def __matmul__(self, mine: np.ndarray) -> np.ndarray:
         """Return this rank's part of matrix @ vector, where `mine` is this rank's part of the vector."""
+        if self.whole is not None:
+            hc.all_gather(self.parts, mine)
+            return self.whole @ self.vector  # type: ignore[no-any-return]
         gathering = hc.all_gather(self.parts, mine, async_op=True)
         product: np.ndarray = self.own @ mine  # most of the work, done while the other parts travel
         gathering.wait()
@@ -66,35 +78,49 @@ class RowBlock:
         return product
 
 
-def dot(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the scalar product of two vectors that are spread over the ranks."""
+Dot = Callable[[np.ndarray, np.ndarray], Callable[[], float]]
+
+
+def plain_dot(x: np.ndarray, y: np.ndarray) -> Callable[[], float]:
+    """Begin the scalar product of two vectors that are spread over the ranks; the function returned waits for it."""
     total = np.array([x @ y])
-    hc.all_reduce(total)
-    return float(total[0])
+    reducing = hc.all_reduce(total, async_op=True)
+
+    def result() -> float:
+        reducing.wait()
+        return float(total[0])
+
+    return result
+
+
+def reproducible_dot(x: np.ndarray, y: np.ndarray) -> Callable[[], float]:
+    """Do the same with the same bits on any number of ranks; it is complete already."""
+    total = float(hc.reproducible_dot(x, y))
+    return lambda: total
 
 
 def conjugate_gradient(
-    matrix: RowBlock, right_side: np.ndarray, tolerance: float, max_iterations: int
+    matrix: RowBlock, right_side: np.ndarray, dot: Dot, tolerance: float, max_iterations: int, show: bool
 ) -> tuple[np.ndarray, int]:
     """Return this rank's part of the solution, and the number of iterations."""
     solution = np.zeros_like(right_side)
     residual = right_side.copy()
     direction = residual.copy()
-    square = dot(residual, residual)
+    square = dot(residual, residual)()
     goal = tolerance**2 * square
     iterations = 0
     while square > goal and iterations < max_iterations:
         iterations += 1
         product = matrix @ direction
-        step = square / dot(direction, product)
+        step = square / dot(direction, product)()
         residual -= step * product
-        new_square = np.array([residual @ residual])
-        reducing = hc.all_reduce(new_square, async_op=True)
+        squaring = dot(residual, residual)
         solution += step * direction  # the residual's square does not depend on it: the two overlap
-        reducing.wait()
-        direction *= new_square[0] / square
+        square, before = squaring(), square
+        direction *= square / before
         direction += residual
-        square = float(new_square[0])
+        if show:
+            print(f"iteration {iterations}  square of the residual {square!r}")
     return solution, iterations
 
 
@@ -132,6 +158,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--tolerance", type=float, default=1e-10, metavar="X", help="residual, relative to the right side's (1e-10)"
     )
+    parser.add_argument(
+        "--reproducible", action="store_true", help="the same bits on any number of ranks; shows every iterate"
+    )
     parser.add_argument("--max-iterations", type=int, metavar="N", help="give up after these (default: 10 N)")
     options = parser.parse_args()
     if options.side < 1:
@@ -148,18 +177,20 @@ def main() -> int:
         unknowns = options.side**2
         edges = [unknowns * rank // world.size for rank in range(world.size + 1)]
         first, last = edges[world.rank], edges[world.rank + 1]
-        matrix = RowBlock(poisson_rows(options.side, first, last), edges)
+        matrix = RowBlock(poisson_rows(options.side, first, last), edges, options.reproducible)
+        dot = reproducible_dot if options.reproducible else plain_dot
         source = 1 / (options.side + 1) ** 2  # -laplace(u) = 1, times the square of the grid's spacing
         right_side = np.full(last - first, source)
 
         hc.barrier()
         start = time.perf_counter()
-        mine, iterations = conjugate_gradient(matrix, right_side, options.tolerance, options.max_iterations)
+        show = options.reproducible and world.rank == 0
+        mine, iterations = conjugate_gradient(matrix, right_side, dot, options.tolerance, options.max_iterations, show)
         seconds = time.perf_counter() - start
 
         # CG's own residual is a recurrence, which drifts from the true one: compute that, and allow for the drift.
         defect = right_side - matrix @ mine
-        residual = (dot(defect, defect) / dot(right_side, right_side)) ** 0.5
+        residual = (dot(defect, defect)() / dot(right_side, right_side)()) ** 0.5
         small_enough = residual <= 10 * options.tolerance
 
         error, allowed = 0.0, 0.0
@@ -173,6 +204,8 @@ def main() -> int:
         right = small_enough and error <= allowed
 
         if solution is not None:
+            if options.reproducible:
+                print(f"checksum of the solution: {zlib.crc32(solution.tobytes()):08x}")
             compared = f"off the direct solver by {error:.1e}" if allowed else "too large for the direct solver"
             verdict = "OK" if right else "WRONG: not solved" if not small_enough else "WRONG: not the direct solution"
             print(

@@ -115,6 +115,17 @@ def test_conjugate_gradient_agrees_with_the_direct_solver(ranks: int) -> None:
     assert "off the direct solver by" in run_job(ranks, "conjugate_gradient", "--side", "41")
 
 
+def test_reproducible_conjugate_gradients_print_the_same_iterates_on_any_number_of_ranks() -> None:
+    printed = {}
+    for ranks in (1, 2, 3, 4):
+        printed[ranks] = run_job(ranks, "conjugate_gradient", "--side", "23", "--reproducible").splitlines()[:-1]
+    iterates = [line.split()[-1] for line in printed[1] if line.startswith("iteration")]
+    assert len(iterates) > 20
+    assert all(repr(float(each)) == each for each in iterates)  # to the last bit
+    assert any(line.startswith("checksum of the solution") for line in printed[1])
+    assert printed[1] == printed[2] == printed[3] == printed[4]
+
+
 def test_conjugate_gradient_on_more_ranks_than_unknowns() -> None:
     run_job(3, "conjugate_gradient", "--side", "1")
 
