@@ -12,9 +12,9 @@ import numpy as np
 
 from ..core.arrays import bits_of_torch
 from ..core.sparse import assign_sum
+from . import driver
 from .seam import Kernel
 
-NOT_READY = 600  # cudaErrorNotReady, which stays the last error: CuPy can't clear it, and links its runtime statically
 UNIQUE = 8  # bytes of a UUID
 HAVE_KERNELS = frozenset(map(np.dtype, "?bhilqBHILQefdFD"))  # which ml_dtypes' float8_e5m2, of kind "f", is not
 NUMBERS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}  # by their size in bytes
@@ -86,10 +86,14 @@ class Runtime:
         cuda.streamWaitEvent(stream, event)
 
     def is_done(self, event: int) -> bool:
-        status = cuda.eventQuery(event)  # which does not raise
-        if status not in (0, NOT_READY):
+        status = driver.event_status(event)
+        if status not in (0, driver.NOT_READY):
             raise cuda.CUDARuntimeError(status)
-        return status == 0  # type: ignore[no-any-return]
+        return status == 0
+
+    def relax_captures(self) -> None:
+        if status := driver.relax_captures():
+            raise cuda.CUDARuntimeError(status)
 
     def synchronize_event(self, event: int) -> None:
         cuda.eventSynchronize(event)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from .time_limit import TimeLimit
 
 OWN_THREADS = "hpccomm-"  # the beginning of their names
+_this_thread = threading.local()
 PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.cupy_nccl"}
 
 
@@ -79,6 +80,9 @@ class Runtime(Protocol):
 
     def is_done(self, event: int) -> bool:
         """Return True once the event has passed."""
+
+    def relax_captures(self) -> None:
+        """Let this thread ask for events while another one captures (cudaThreadExchangeStreamCaptureMode)."""
 
     def synchronize_event(self, event: int) -> None:
         """Block the host until the event has passed."""
@@ -222,13 +226,18 @@ def on_device(runtime: Runtime, device: int) -> Iterator[None]:
     """Make a GPU the current one inside the block; in hpccomm's own threads also afterwards.
 
     A thread begins on GPU 0; going back there would make a context (about 500 MB) on what may be another rank's GPU.
+    Where another thread captures a graph in CUDA's default mode, PyTorch's too, asking for an event would end that.
     """
     before = runtime.current_device()
     runtime.use_device(device)
+    is_own = threading.current_thread().name.startswith(OWN_THREADS)
+    if is_own and not hasattr(_this_thread, "is_relaxed"):
+        runtime.relax_captures()
+        _this_thread.is_relaxed = True
     try:
         yield
     finally:
-        if before != device and not threading.current_thread().name.startswith(OWN_THREADS):
+        if before != device and not is_own:
             runtime.use_device(before)
 
 

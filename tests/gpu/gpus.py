@@ -157,7 +157,7 @@ def another_stream() -> Iterator[int]:
     from . import stand_in
 
     before = current_stream()
-    stand_in.MACHINE.current.stream = stand_in.Runtime().create_stream(0)
+    stand_in.MACHINE.current.stream = stand_in.Runtime().create_stream(stand_in.MACHINE.device)
     stand_in.MACHINE.programs.add(stand_in.MACHINE.current.stream)
     try:
         yield stand_in.MACHINE.current.stream

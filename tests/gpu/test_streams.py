@@ -241,6 +241,21 @@ def test_in_a_capture_what_a_replay_would_get_wrong_is_refused() -> None:
 
 
 @pytest.mark.once
+def test_hpccomms_threads_ask_for_events_without_ending_a_capture(machine: Any) -> None:
+    array = gpus.array(np.ones(3))
+    work = hc.all_reduce(array, async_op=True)
+    machine.held = True
+    with gpus.captured():
+        asked: list[bool] = []
+        thread = threading.Thread(target=lambda: asked.append(work.is_completed()), name="hpccomm-watchdog")
+        thread.start()
+        thread.join()
+    machine.held = False
+    assert asked == [False]
+    assert not machine.races
+    work.wait()
+
+
 def test_the_stand_in_refuses_in_a_capture_what_cuda_refuses(machine: Any) -> None:
     from .stand_in import CUDAError, Runtime
 

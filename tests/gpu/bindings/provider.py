@@ -25,7 +25,7 @@ import cupy  # noqa: E402
 import numpy as np  # noqa: E402
 from cupy.cuda import runtime as real  # noqa: E402
 
-from hpccomm.cuda import cupy_runtime  # noqa: E402
+from hpccomm.cuda import cupy_runtime, driver  # noqa: E402
 from hpccomm.cuda.seam import Kernel  # noqa: E402
 from hpccomm.nccl import cupy_nccl, libnccl  # noqa: E402
 
@@ -250,6 +250,23 @@ def stand_ins(name: str) -> Any:
     return staticmethod(lambda *arguments: getattr(CUDA, name)(*arguments))
 
 
+class Driver:
+    """In place of cuda/driver.py."""
+
+    NOT_READY = driver.NOT_READY
+
+    @staticmethod
+    def event_status(event: int) -> int:
+        check("cuEventQuery", "intptr_t event", event)
+        with as_cupys(700):
+            return 0 if CUDA.is_done(event) else driver.NOT_READY
+
+    @staticmethod
+    def relax_captures() -> int:
+        CUDA.relax_captures()
+        return 0
+
+
 class Below:
     """What the functions of cupy.cuda.runtime do: on the stand-in's machine."""
 
@@ -285,11 +302,6 @@ class Below:
     @staticmethod
     def streamWaitEvent(stream: int, event: int, flags: int = 0) -> None:
         CUDA.wait(stream, event)
-
-    @staticmethod
-    def eventQuery(event: int) -> int:
-        with as_cupys(700):
-            return 0 if CUDA.is_done(event) else 600
 
     @staticmethod
     def eventSynchronize(event: int) -> None:
@@ -445,6 +457,7 @@ def multiply(source: Any, factor: Any, out: Any) -> None:
 
 
 cupy_runtime.cuda = Functions()
+cupy_runtime.driver = Driver
 cupy_runtime._intra_node = kernel
 cupy_runtime.cupy = SimpleNamespace(
     asarray=cupy.asarray,
