@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from itertools import accumulate, chain
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -82,6 +83,7 @@ class NCCLBackend(Backend):
     def _connected(self, comm: seam.Communicator, device: int, time_limit: TimeLimit | None) -> Connection:
         settings = self._options.settings
         self._connection = Connection(self._runtime, comm, device, settings.blocking_wait, time_limit)
+        self.last = self._connection.last
         if settings.intra_node != "0":
             by_host = settings.intra_node == "host"
             self._intra_node = IntraNode(self._runtime, self._mpi, device, self._connection.stream, by_host)
@@ -307,7 +309,9 @@ class NCCLBackend(Backend):
                 f"{operation}: the ranks of the group are not connected by NCCL yet, and that takes all of them: "
                 f"start with init_process_group(device_id=...), or call a collective on GPU arrays first{here()}"
             )
-        return self._plan(async_op, *arrays)
+        plan = self._plan(async_op, *arrays)
+        plan.message = operation
+        return plan
 
     # -- persistent ------------------------------------------------------------------------------
 
@@ -361,7 +365,11 @@ class NCCLBackend(Backend):
         return connection.plan(async_op)
 
     def _end(self, plan: Plan, async_op: bool, arrays: Any) -> Work | None:
-        return self._connection.end(plan, async_op, arrays)  # type: ignore[union-attr]
+        connection, door = cast("Connection", self._connection), self._fast_path.door
+        work = connection.end(plan, async_op, arrays)
+        if not async_op and monotonic() >= connection.last.due:
+            connection.last.mark(door, plan.message or door.recent[-1][1], arrays)
+        return work
 
 
 class Planner(NCCLBackend):

@@ -1,6 +1,6 @@
 """Connection: a group's NCCL communicator, its stream, and the order of operations on that stream and the program's.
 
-1. A blocking operation goes on the program's current stream, without an event.
+1. A blocking operation goes on the program's current stream, without an event (but for last_operation.py).
 2. An asynchronous one goes on the communicator's stream, which waits for what is on the current stream so far; the
    current stream waits for the operation in ``Work.wait()``.
 3. Where consecutive operations go on different streams, the second stream waits for the first.
@@ -27,6 +27,7 @@ from ..cuda.time_limit import TimeLimit
 from ..cuda.work import CudaWork
 from ..errors import DistBackendError, DistTimeoutError, here
 from .async_errors import AsyncErrors
+from .last_operation import LastOperation
 from .plan import ISSUING, Plan, refuse_capture
 
 DEFAULT_STREAM = 0  # of whichever GPU is the current one
@@ -52,6 +53,7 @@ class Connection:
         self._wait_blocks = wait_blocks
         self._last_own: int | None = None  # the stream of the last operation that was on `stream` or the default one
         self._last: int | None = None  # the stream of the last operation, which has waited for `_last_own`
+        self.last = LastOperation(runtime, device, self._why_ended)
         self._order = runtime.create_event(device)
         self._events: list[int] = []  # not in use
         self._in_flight: dict[int, Any] = {}  # plan and arrays, until the event that is the key has passed
@@ -281,6 +283,7 @@ class Connection:
                 f"NCCL's communicator could not be destroyed within {timeout:g} s, and was given up. Has every rank "
                 f"destroyed the group?{here()}"
             )
+        self.last.close()
         with on_device(self.runtime, self.device):
             for event in (self._order, *self._events):
                 self.runtime.destroy_event(event)

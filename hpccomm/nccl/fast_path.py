@@ -10,6 +10,7 @@ anything. The order of streams, the lock around NCCL and what follows a failure 
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ..core.arrays import device_of_type
@@ -189,6 +190,8 @@ class NCCLFastPath(GPUFastPath):
             raise door.translated(self._backend, CALLED.get((name, async_op), name), door.number_of(name), failure)
         if async_op:
             door.follow(done, name, result, *(() if peer is None else (peer, NO_TAG)))
+        elif monotonic() >= connection.last.due:
+            connection.last.mark(door, name, result, peer)
         return done
 
 

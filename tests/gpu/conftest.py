@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -138,3 +139,4 @@ def machine() -> Iterator[Any]:
 def _the_watchdog_asks_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the watchdog's thread from asking the stand-in for events: what it orders would depend on the time."""
     monkeypatch.setattr("hpccomm.debug.watchdog._gpu_is_busy", lambda work: False)
+    monkeypatch.setattr("hpccomm.nccl.last_operation.LastOperation.due", math.inf)  # nor mark what it would ask for

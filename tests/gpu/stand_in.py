@@ -109,6 +109,7 @@ class Event:
     device: int
     clock: Clock = field(default_factory=dict)
     graph: Graph | None = None  # in whose capture it was recorded last
+    has_passed: bool = False  # as far as anybody knows
 
 
 class Graph:
@@ -545,7 +546,7 @@ class Runtime:
             if graph is not None:
                 return graph.record(event, recorded, stream)
             _merge(MACHINE.streams[stream], MACHINE.host)
-            recorded.clock, recorded.graph = dict(MACHINE.streams[stream]), None
+            recorded.clock, recorded.graph, recorded.has_passed = dict(MACHINE.streams[stream]), None, False
 
     def wait(self, stream: int, event: int) -> None:
         MACHINE.initialises()
@@ -570,9 +571,12 @@ class Runtime:
         if MACHINE.capturing and not hasattr(MACHINE.relaxed, "is_set"):  # cuThreadExchangeStreamCaptureMode
             MACHINE.finds("an event is asked for while a thread captures, in its mode 'global': the capture is invalid")
         _fail_cuda()
-        if MACHINE.held or not MACHINE.has_received(MACHINE.events[event].clock):
-            return False
-        MACHINE.host_waits(MACHINE.events[event].clock)
+        asked = MACHINE.events[event]
+        if not asked.has_passed:
+            if MACHINE.held or not MACHINE.has_received(asked.clock):
+                return False
+            MACHINE.host_waits(asked.clock)
+            asked.has_passed = True
         return True
 
     def synchronize_event(self, event: int) -> None:

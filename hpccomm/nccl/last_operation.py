@@ -1,0 +1,56 @@
+"""LastOperation: what the watchdog sees of blocking operations, whose calls return before the GPU has done them.
+
+They have no Work. One event, recorded behind one of them in a while, tells whether the GPU still waits for other ranks
+while the host is somewhere in the program. An operation that follows such a one at once is not seen itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.flight import NOT_FOLLOWED, flight_of
+from ..cuda.seam import Runtime, on_device
+from ..cuda.work import CudaWork
+
+if TYPE_CHECKING:
+    from ..core.door import Door
+
+PERIOD = 1e-3  # seconds: recording and asking take the host a microsecond each
+SPARE: dict[int, list[int]] = {}  # events of groups that are gone, by GPU: the watchdog may just be asking for one
+
+
+class LastOperation(CudaWork):
+    """The last blocking operation of a connection of which an event has been recorded; never waited for."""
+
+    due = 0.0  # when the next operation is to be marked, by time.monotonic
+
+    def __init__(self, runtime: Runtime, device: int, failure: Callable[[], Exception | None]) -> None:
+        spare = SPARE.get(device)
+        event = spare.pop() if spare else runtime.create_event(device)
+        super().__init__(runtime, device, lambda _: None, failure, wait_blocks=False, event=event)
+
+    def mark(self, door: Door, name: str, arrays: Any, peer: int | None = None) -> None:
+        """Record the event behind an operation just put on the current stream, unless it has yet to pass."""
+        self.due = monotonic() + PERIOD
+        with on_device(self._runtime, self._device):
+            stream = self._runtime.current_stream(self._device)
+            if self._runtime.is_capturing(stream) or not self.poll():
+                return
+            self._runtime.record(self._event, stream)
+        while isinstance(arrays, list | tuple):
+            arrays = arrays[0] if arrays else None
+        alike = None if arrays is None else np.broadcast_to(np.empty((), arrays.dtype), arrays.shape)  # without memory
+        self.flight = flight_of((door, name, door.number_of(name), alike, peer, None, None))
+
+    def poll(self) -> bool:
+        """Return True once the event has passed; raise the error of the transport."""
+        return self._event == 0 or super().poll()
+
+    def close(self) -> None:
+        """Give the event away; every operation has ended."""
+        event, self._event, self.flight = self._event, 0, NOT_FOLLOWED
+        SPARE.setdefault(self._device, []).append(event)

@@ -1,0 +1,105 @@
+"""What the watchdog sees of blocking operations that the GPU does not end, while the host is back in the program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm.debug import watchdog
+from hpccomm.debug.report import Reporter
+from hpccomm.nccl import last_operation
+
+from ..arrays import strided
+from ..launch import until
+from . import gpus
+
+
+@pytest.fixture
+def dog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process_group: hc.ProcessGroup) -> watchdog.Watchdog:
+    """A watchdog that asks the GPU, where every blocking operation is marked."""
+    hc.all_reduce(gpus.array(np.ones(1)))
+    monkeypatch.setattr(watchdog, "_gpu_is_busy", lambda work: not work.poll())
+    monkeypatch.setattr(last_operation.LastOperation, "due", 0.0)
+    monkeypatch.setattr(last_operation, "PERIOD", 0.0)
+    return watchdog.Watchdog(Reporter(process_group.rank, process_group.size, tmp_path))
+
+
+def seen(dog: watchdog.Watchdog) -> list[tuple[str, int, int]]:
+    return [(call.record.name, call.record.number, call.record.nbytes) for call in dog._in_flight()]
+
+
+@pytest.mark.parametrize("layout", [np.asarray, strided])
+def test_a_blocking_operation_is_seen_until_the_gpu_has_done_it(
+    dog: watchdog.Watchdog, machine: Any, process_group: hc.ProcessGroup, layout: Any
+) -> None:
+    array = gpus.array(np.ones(3), layout)
+    hc.all_reduce(array)
+    assert seen(dog) == []
+    machine.held = True  # the GPU waits
+    try:
+        hc.all_reduce(array)
+        number = process_group.sequence_number
+        hc.broadcast(array, 0)  # behind the first
+        assert seen(dog) == [("all_reduce", number, 24)]
+        (call,) = dog._in_flight()
+        assert "test_last_operation.py:" in call.record.where
+    finally:
+        machine.held = False
+    assert seen(dog) == []
+    hc.broadcast(array, 0)
+    assert seen(dog) == []
+
+
+def test_so_is_a_message(dog: watchdog.Watchdog, machine: Any, process_group: hc.ProcessGroup) -> None:
+    me, n = process_group.rank, process_group.size
+    array, got = gpus.array(np.full(3, float(me))), gpus.array(np.zeros(3))
+    assert seen(dog) == []
+    machine.held = True
+    try:
+        hc.sendrecv(array, (me + 1) % n, got, (me - 1) % n)
+        assert [(name, nbytes) for name, _, nbytes in seen(dog)] == [("sendrecv", 24)]
+    finally:
+        machine.held = False
+    until(lambda: not seen(dog), "end of the message")
+    assert gpus.values(got)[0] == (me - 1) % n
+
+
+@pytest.mark.usefixtures("dog", "machine")
+def test_what_is_captured_is_not_marked(process_group: hc.ProcessGroup) -> None:
+    array = gpus.array(np.ones(3))
+    number = process_group.sequence_number
+    with gpus.captured() as graph:
+        hc.all_reduce(array)
+    last: Any = process_group.door.backends["cuda"].last
+    assert last.sequence_number == number
+    graph.launch()
+
+
+def test_between_two_marks_there_is_a_while(
+    dog: watchdog.Watchdog, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_operation, "PERIOD", 3600.0)
+    array = gpus.array(np.ones(3))
+    hc.all_reduce(array)
+    machine.held = True
+    hc.all_reduce(array)
+    machine.held = False
+    assert seen(dog) == []
+
+
+def test_the_event_of_a_group_that_is_gone_is_another_groups(machine: Any, dog: watchdog.Watchdog) -> None:
+    array = gpus.array(np.ones(3))
+    events = set()
+    for _ in range(3):
+        group = hc.new_group()
+        hc.all_reduce(array, group=group)
+        last: Any = group.door.backends["cuda"].last
+        events.add(last._event)
+        group.destroy()
+        assert last.poll()
+        assert last.group is None
+    assert len(events) == 1
