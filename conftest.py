@@ -11,7 +11,7 @@ import hpccomm as hc
 
 collect_ignore_glob = [
     "docs/conf.py",  # it needs Sphinx
-    "hpccomm/*/cupy_*.py",  # they are imported where CuPy finds NCCL
+    *("hpccomm/*/cupy_*.py", "hpccomm/nccl/nccl4py_nccl.py"),  # they are imported where CuPy finds NCCL
     *("hpccomm/torch/*", "hpccomm/gloo/*"),  # and these where there is PyTorch
 ]
 

@@ -1,9 +1,9 @@
 """The private seam: every function of CUDA and NCCL that hpccomm calls, and nothing else.
 
 Streams, events and memory are integers, as in CUDA's C functions; arrays are ``cupy.ndarray``. Behind the seam is a
-*provider*: CuPy (``cuda/cupy_runtime.py``, ``nccl/cupy_nccl.py``), or the tests' stand-in for machines without a GPU
-(``tests/gpu/stand_in.py``). ``HPCCOMM_GPU_PROVIDER=package.module`` names another module with classes `Runtime` and
-`NCCL`.
+*provider*: CuPy (``cuda/cupy_runtime.py``) and libnccl by the bindings that are there (``nccl/providers.py``), or the
+tests' stand-in for machines without a GPU (``tests/gpu/stand_in.py``). ``HPCCOMM_GPU_PROVIDER=package.module`` names
+another module with `Runtime` and `NCCL`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .time_limit import TimeLimit
 
 OWN_THREADS = "hpccomm-"  # the beginning of their names
 _this_thread = threading.local()
-PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.cupy_nccl"}
+PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.providers"}
 
 
 class Kernel(NamedTuple):

@@ -12,9 +12,11 @@ from typing import Any
 
 from ..cuda.cupy_runtime import INSTALL
 from ..cuda.time_limit import TimeLimit
-from . import libnccl
-from .libnccl import RESULTS, NCCLError
+from . import find, libnccl
+from .libnccl import RESULTS
 
+if find.VARIABLE in os.environ:
+    find.load()  # before CuPy looks for it
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # CuPy warns of a missing library; here it is an error
     from cupy.cuda import nccl
@@ -24,32 +26,28 @@ if not nccl.available:
 import cupy_backends.cuda.libs.nccl as linked  # the module that is linked to libnccl
 
 
-class NCCL:
+class NCCL(libnccl.NCCL):
     """CuPy's functions, and those of libnccl."""
 
-    def __init__(self) -> None:
-        # Operations of several groups may be in flight at once, on streams of their own. With this, NCCL 2.26 and newer
-        # launches them in the order of the calls; otherwise they might wait for each other for ever.
-        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+    def load(self) -> ctypes.CDLL:
         nccl.get_version()  # the first call may be what loads the library
         # Symbols come from what CuPy's module is linked to, also where another libnccl has been loaded.
-        self.library = libnccl.Library(ctypes.CDLL(linked.__file__))
-        self.has_all_to_all = "ncclAlltoAll" in self.library
+        return ctypes.CDLL(linked.__file__)
 
-    def version(self) -> int:
-        return int(nccl.get_version())
+    def unique_id(self) -> bytes:
+        return nccl.get_unique_id()  # type: ignore[no-any-return]
 
-    def unique_id(self) -> Any:
-        return nccl.get_unique_id()
-
-    def connect(self, size: int, unique_id: Any, rank: int, time_limit: TimeLimit | None) -> libnccl.Communicator:
+    def connect(self, size: int, unique_id: bytes, rank: int, time_limit: TimeLimit | None) -> libnccl.Communicator:
         if time_limit is not None:
-            return self.library.connect(size, unique_id, rank, time_limit)
+            return super().connect(size, unique_id, rank, time_limit)
         return Communicator(self.library, nccl.NcclCommunicator(size, unique_id, rank))
 
-    def explain(self, error: Exception) -> str | None:
-        code = result_code(error)
-        return None if code is None else self.library.explain(code)
+    def result_code(self, error: Exception) -> int | None:
+        if isinstance(error, nccl.NcclError):
+            return int(error.status)
+        if isinstance(error, KeyError) and error.args and error.args[0] in RESULTS:
+            return int(error.args[0])
+        return super().result_code(error)
 
 
 class Communicator(libnccl.Communicator):
@@ -69,14 +67,3 @@ class Communicator(libnccl.Communicator):
         self.recv = comm.recv
         self.group_start = nccl.groupStart
         self.group_end = nccl.groupEnd
-
-
-def result_code(error: Exception) -> int | None:
-    """Return the result code of an error of NCCL; None for another error."""
-    if isinstance(error, NCCLError):
-        return error.code
-    if isinstance(error, nccl.NcclError):
-        return int(error.status)
-    if isinstance(error, KeyError) and error.args and error.args[0] in RESULTS:
-        return int(error.args[0])
-    return None

@@ -1,19 +1,21 @@
-"""libnccl by ctypes, for what CuPy's bindings lack: above all communicators that do not block.
+"""NCCL by ctypes: whole, and for others what their bindings lack, above all communicators that do not block.
 
-CuPy's communicators block; their calls cost a tenth of ctypes'. A call of one that does not block may return
-ncclInProgress: NCCL goes on in a thread, one for each call since 2.23 (ncclGroupEndInternal in its src/group.cc), and
-is asked until it is done.
+The calls of CuPy and nccl4py cost less, so theirs go before where they are there. A call of a communicator that does
+not block may return ncclInProgress: NCCL goes on in a thread, one for each call since 2.23 (ncclGroupEndInternal in its
+src/group.cc), and is asked until it is done.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import partial
 
 from ..cuda.time_limit import TimeLimit
 from ..errors import DistBackendError, here
+from . import find
 
 SUCCESS, IN_PROGRESS = 0, 7
 UNIQUE_ID_BYTES = 128
@@ -71,6 +73,8 @@ FUNCTIONS = {
     "ncclAlltoAll": (BUFFER, BUFFER, COUNT, TYPE, COMM, STREAM),  # since 2.28
     "ncclSend": (BUFFER, COUNT, TYPE, RANK, COMM, STREAM),
     "ncclRecv": (BUFFER, COUNT, TYPE, RANK, COMM, STREAM),
+    "ncclGetVersion": (POINTER(c_int),),
+    "ncclGetUniqueId": (POINTER(UniqueId),),
     "ncclCommInitRankConfig": (POINTER(COMM), c_int, UniqueId, c_int, POINTER(Config)),
     "ncclCommSplit": (COMM, c_int, c_int, POINTER(COMM), POINTER(Config)),
     "ncclCommGetAsyncError": (COMM, POINTER(c_int)),
@@ -121,12 +125,40 @@ class Library:
         last = self.last_error()
         return f"{RESULTS.get(code, 'ncclResult_t')} ({code}){': ' if last else ''}{last}"
 
-    def connect(self, size: int, unique_id: bytes, rank: int, time_limit: TimeLimit) -> Communicator:
-        """Return a communicator that does not block."""
+
+class NCCL:
+    """The NCCL half of the provider, without any bindings; those of CuPy and nccl4py override parts of it."""
+
+    def __init__(self) -> None:
+        # Operations of several groups may be in flight at once, on streams of their own. With this, NCCL 2.26 and newer
+        # launches them in the order of the calls; otherwise they might wait for each other for ever.
+        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+        self.library = Library(self.load())
+        self.has_all_to_all = "ncclAlltoAll" in self.library
+
+    def load(self) -> ctypes.CDLL:
+        """Return the libnccl that this provider calls."""
+        return find.load()
+
+    def version(self) -> int:
+        version = c_int()
+        self._check(self.library["ncclGetVersion"](version))
+        return version.value
+
+    def unique_id(self) -> bytes:
+        unique_id = UniqueId()
+        self._check(self.library["ncclGetUniqueId"](unique_id))
+        return bytes(unique_id)
+
+    def connect(self, size: int, unique_id: bytes, rank: int, time_limit: TimeLimit | None) -> Communicator:
         comm, own_id = COMM(), UniqueId()
         ctypes.memmove(ctypes.byref(own_id), unique_id, UNIQUE_ID_BYTES)
-        code = self["ncclCommInitRankConfig"](comm, size, own_id, rank, Config(blocking=False))
-        connected = Communicator(self, comm, time_limit)
+        config = Config(blocking=time_limit is None)
+        code = self.library["ncclCommInitRankConfig"](comm, size, own_id, rank, config)
+        if time_limit is None:
+            self._check(code)
+            return self.blocking(comm)
+        connected = Communicator(self.library, comm, time_limit)
         try:
             connected.finish(code)
         except Exception:
@@ -134,6 +166,22 @@ class Library:
                 connected.abort()
             raise
         return connected
+
+    def blocking(self, comm: c_void_p) -> Communicator:
+        """Return a communicator that has been made, and blocks."""
+        return Communicator(self.library, comm, time_limit=None)
+
+    def result_code(self, error: Exception) -> int | None:
+        """Return the result code of an error of NCCL; None for another error."""
+        return error.code if isinstance(error, NCCLError) else None
+
+    def explain(self, error: Exception) -> str | None:
+        code = self.result_code(error)
+        return None if code is None else self.library.explain(code)
+
+    def _check(self, code: int) -> None:
+        if code != SUCCESS:
+            raise NCCLError(code)
 
 
 class Communicator:

@@ -14,7 +14,7 @@ import hpccomm as hc
 from hpccomm.cuda import seam
 from hpccomm.job.cuda_aware import cuda_awareness
 
-if os.environ.get("GPU_TESTS_ON") == "bindings":
+if os.environ.get("GPU_TESTS_ON") in ("bindings", "nccl4py", "ctypes"):
     from .bindings import provider  # noqa: F401  # before CuPy looks for libnccl
 
     collect_ignore = [

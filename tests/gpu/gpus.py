@@ -14,8 +14,10 @@ import numpy as np
 
 from ..arrays import contiguous
 
-# GPU_TESTS_ON=bindings: hpccomm's own provider, over CuPy's bindings of NCCL, above the stand-in.
-IS_BINDINGS = os.environ.get("GPU_TESTS_ON") == "bindings"
+# GPU_TESTS_ON: hpccomm's own provider of CUDA and NCCL, above the stand-in, by these bindings of NCCL.
+BINDINGS = {"bindings": "CuPy's own bindings", "nccl4py": "nccl4py", "ctypes": "ctypes, with CuPy's bindings hidden"}
+NCCL_BY = os.environ.get("GPU_TESTS_ON", "")
+IS_BINDINGS = NCCL_BY in BINDINGS
 PATIENCE = 180  # seconds for a program that a test starts: CuPy may compile its first kernels, and NCCL connect
 PROVIDER = "tests.gpu.bindings.provider" if IS_BINDINGS else "tests.gpu.stand_in"
 
@@ -34,7 +36,8 @@ def is_real() -> bool:
 def mode() -> str:
     """Say on what the tests of tests/gpu run."""
     if not is_real() and IS_BINDINGS:
-        return "CuPy's own bindings of NCCL and hpccomm's provider of CuPy, over the stand-in (no GPU here)"
+        by = BINDINGS[NCCL_BY]
+        return f"hpccomm's provider of CuPy, and of NCCL by {by}, over the stand-in (no GPU here)"
     if not is_real():
         return "the stand-in (no GPU here): the backends' own code, on host memory, with NCCL's calls sent through MPI"
     version = cupy.cuda.nccl.get_version()

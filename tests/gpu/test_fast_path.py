@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -82,13 +83,16 @@ def plans(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> li
     return planned
 
 
+PROVIDERS = re.compile(r"/cuda/cupy_\w+\.py$|/nccl/(\w+_nccl|libnccl)\.py$")
+
+
 def hpccomms_functions(call: Callable[[], Any]) -> list[str]:
     """Return the functions of hpccomm that a call enters; those of the provider are not hpccomm's here."""
     entered: list[str] = []
 
     def note(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE) and "/cuda/cupy_" not in code.co_filename:
+        if event == "call" and code.co_filename.startswith(PACKAGE) and not PROVIDERS.search(code.co_filename):
             entered.append(code.co_name)
 
     gc.collect()

@@ -42,7 +42,7 @@ def test_result_codes_beyond_cupys_own_table(cupy_nccl: Any) -> None:
         except Exception as error:
             raised.append(error)
     raised += [libnccl.NCCLError(code) for code in range(1, 9)]  # those of our own calls
-    assert [cupy_nccl.result_code(error) for error in raised] == [*range(1, 9), *range(1, 9)]
+    assert [nccl.result_code(error) for error in raised] == [*range(1, 9), *range(1, 9)]
     assert nccl.explain(raised[6]).startswith("ncclInProgress (7)")
     assert nccl.explain(raised[7]).startswith("ncclTimeout (8)")
     assert nccl.explain(KeyError("array")) is None
@@ -96,7 +96,12 @@ def host_array() -> Any:
 def test_what_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     array = host_array()
     monkeypatch.delenv("HPCCOMM_GPU_PROVIDER", raising=False)
-    for name in ("hpccomm.cuda.cupy_runtime", "hpccomm.nccl.cupy_nccl"):
+    for name in (
+        "hpccomm.cuda.cupy_runtime",
+        "hpccomm.nccl.cupy_nccl",
+        "hpccomm.nccl.nccl4py_nccl",
+        "hpccomm.nccl.providers",
+    ):
         monkeypatch.delitem(sys.modules, name, raising=False)
     forget_provider()
     if missing == "cupy":
@@ -114,7 +119,7 @@ def test_what_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(nccl, "available", False)
     match = {
         "cupy": r"can't be loaded: CuPy, which hpccomm needs.*No module named 'cupy'.*pip install 'hpccomm\[cuda13\]'",
-        "libnccl": r"can't be loaded: CuPy finds no NCCL library \(libnccl.so.2\): pip install 'hpccomm\[cuda13\]'",
+        "libnccl": r"can't be loaded: there is no NCCL library \(libnccl.so.2\): pip install 'hpccomm\[cuda13\]'",
     }[missing]
     with hc.init_process_group(), pytest.raises(hc.DistBackendError, match=match):
         hc.all_reduce(array)

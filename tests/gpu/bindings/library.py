@@ -15,15 +15,16 @@ Hook = Callable[[str, list[int]], int]
 HOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int)
 INTERNAL_ERROR = 3
 
-_kept: list[object] = []  # a callback that C has must not be dropped
+_kept: list[object] = []  # such as a callback that C has, which must not be dropped
 
 
 def load() -> ctypes.CDLL:
     """Compile the library and load it: the loader knows it by its soname from now on, and gives it to CuPy."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "libnccl.so.2")
-        subprocess.run([os.environ.get("CC", "cc"), *FLAGS, "-o", path, SOURCE], check=True, timeout=60)
-        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    folder = tempfile.TemporaryDirectory()
+    _kept.append(folder)  # until the process ends: others may open the file by its path
+    path = Path(folder.name, "libnccl.so.2")
+    subprocess.run([os.environ.get("CC", "cc"), *FLAGS, "-o", path, SOURCE], check=True, timeout=60)
+    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 def set_hook(library: ctypes.CDLL, hook: Hook, codes: Callable[[BaseException], int]) -> None:

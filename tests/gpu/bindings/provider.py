@@ -1,9 +1,10 @@
-"""hpccomm's provider of CuPy (cuda/cupy_runtime.py, nccl/cupy_nccl.py) where there is no GPU.
+"""hpccomm's provider of CUDA and NCCL (cuda/cupy_runtime.py, nccl/*_nccl.py) where there is no GPU.
 
-NCCL: CuPy's own compiled bindings, over a fake libnccl that hands its calls to the stand-in. CUDA: functions with the
-names of cupy.cuda.runtime's in their place, which check each call against the signature that CuPy's docstring gives,
-and that a stream is a stream and an event an event. Not run: CuPy's own kernels (copies of strided arrays,
-multiplications, sums of sparse matrices, the kernels of intra_node.cu) and its memory pools; the stand-in does that.
+NCCL: CuPy's own compiled bindings, or nccl4py's, or ctypes, over a fake libnccl that hands its calls to the stand-in.
+CUDA: functions with the names of cupy.cuda.runtime's in their place, which check each call against the signature that
+CuPy's docstring gives, and that a stream is a stream and an event an event. Not run: CuPy's own kernels (copies of
+strided arrays, multiplications, sums of sparse matrices, the kernels of intra_node.cu) and its memory pools; the
+stand-in does that.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import importlib
 import itertools
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -27,9 +30,9 @@ from cupy.cuda import runtime as real  # noqa: E402
 
 from hpccomm.cuda import cupy_runtime, driver  # noqa: E402
 from hpccomm.cuda.seam import Kernel  # noqa: E402
-from hpccomm.nccl import cupy_nccl, libnccl  # noqa: E402
+from hpccomm.nccl import libnccl  # noqa: E402
 
-from .. import stand_in  # noqa: E402
+from .. import gpus, stand_in  # noqa: E402
 from ..stand_in import MACHINE  # noqa: E402
 
 # -- NCCL --------------------------------------------------------------------------------------------
@@ -170,8 +173,24 @@ def code_of(error: BaseException) -> int:
 library.set_hook(LIBRARY, called, code_of)
 
 
-class NCCL(cupy_nccl.NCCL):
-    """cupy_nccl.NCCL; what a real library says by itself, a test may set."""
+def chosen() -> type[libnccl.NCCL]:
+    """Return hpccomm's own half of the provider that GPU_TESTS_ON names."""
+    if gpus.NCCL_BY == "ctypes":
+        hide_cupys_module()
+    modules = {"bindings": "cupy_nccl", "nccl4py": "nccl4py_nccl", "ctypes": "libnccl"}
+    found: type[libnccl.NCCL] = importlib.import_module(f"hpccomm.nccl.{modules[gpus.NCCL_BY]}").NCCL
+    return found
+
+
+def hide_cupys_module() -> None:
+    """Let there be no ``cupy.cuda.nccl``."""
+    vars(cupy.cuda).pop("nccl", None)
+    for name in ("cupy.cuda.nccl", "cupy_backends.cuda.libs.nccl"):
+        sys.modules[name] = None  # type: ignore[assignment]
+
+
+class NCCL(chosen()):  # type: ignore[misc]
+    """That; what a real library says by itself, a test may set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,0 +1,63 @@
+"""NCCL by nccl4py, NVIDIA's own bindings, behind the seam of ``cuda/seam.py``, whose docstrings describe each function.
+
+Only ``nccl.bindings``, whose calls cost as little as CuPy's; ``nccl.core`` looks at each array anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from typing import Any
+
+from nccl.bindings import nccl
+
+from . import find, libnccl
+
+if not hasattr(nccl, "Comm"):
+    raise ImportError("this nccl4py is older than 0.6: pip install --upgrade nccl4py")
+
+
+class NCCL(libnccl.NCCL):
+    """libnccl's functions; operations of communicators that block are those of nccl4py."""
+
+    def load(self) -> ctypes.CDLL:
+        """Return the libnccl that nccl4py calls."""
+        find.load()  # before nccl4py looks for it
+        return ctypes.CDLL(nccl.get_library_path())
+
+    def blocking(self, comm: ctypes.c_void_p) -> libnccl.Communicator:
+        """Return a communicator that has been made, and blocks."""
+        return Communicator(self.library, comm)
+
+    def result_code(self, error: Exception) -> int | None:
+        """Return the result code of an error of NCCL; None for another error."""
+        return int(error.status) if isinstance(error, nccl.NCCLError) else super().result_code(error)
+
+
+class Communicator(libnccl.Communicator):
+    """A communicator that blocks; its operations are nccl4py's functions."""
+
+    def __init__(self, library: libnccl.Library, comm: ctypes.c_void_p) -> None:
+        super().__init__(library, comm, time_limit=None)
+        self._handle = nccl.Comm(comm.value or 0)
+        for name, function in OPERATIONS.items():
+            setattr(self, name, partial(_operate, function, self._handle))
+        self.group_start = nccl.group_start
+        self.group_end = nccl.group_end
+
+
+OPERATIONS = {
+    "all_reduce": nccl.all_reduce,
+    "reduce": nccl.reduce,
+    "broadcast": nccl.broadcast,
+    "reduce_scatter": nccl.reduce_scatter,
+    "all_gather": nccl.all_gather,
+    "all_to_all": nccl.allto_all,
+    "send": nccl.send,
+    "recv": nccl.recv,
+}
+
+
+def _operate(function: Any, handle: Any, *arguments: int) -> None:
+    *others, stream = arguments
+    function(*others, handle, stream)
