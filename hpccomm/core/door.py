@@ -8,6 +8,7 @@ of the functions here that `debug/stacks.py` names: a thread that is inside one 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -37,6 +38,7 @@ REAP_ASKS = 8  # for each REAP_ABOVE of them
 REFERENCES = 3  # to a Work that the program has dropped: of `in_flight`, of a variable, of the call that counts them
 STEPS_ASIDE, GPU_STEPS_ASIDE = FastPath(), GPUFastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
+MADE = itertools.count()
 DOORS: weakref.WeakSet[Door] = weakref.WeakSet()  # of all groups of this process
 
 
@@ -75,6 +77,7 @@ class Door:
         self.failed: list[Work] = []
         self.persistent: list[PersistentWork] = []  # those that have not been freed
         self.timeout = as_seconds(group.timeout) if group.on_timeout == "raise" else None
+        self.made = next(MADE)  # of two groups of the same ranks the lower is the same group on all of them
         DOORS.add(self)
 
     # -- operations ------------------------------------------------------------------------------
@@ -375,7 +378,8 @@ class Block:
 def batch(messages: Sequence[tuple[Door, Call]]) -> list[Work]:
     """Start messages of one group or several, receives first; return their Works.
 
-    Those of one backend of GPU arrays are launched together.
+    Those of one backend of GPU arrays are launched together. A backend may wait there for the other end of a first
+    message; so all ranks take their groups in the same order.
     """
     works: list[Any] = [None] * len(messages)
     receives: list[int] = []
@@ -403,11 +407,16 @@ def batch(messages: Sequence[tuple[Door, Call]]) -> list[Work]:
             works[i] = door.run(call, True)
         else:
             of_backend.setdefault(door.backends[call.device], []).append(i)
-    for backend, together in of_backend.items():
+    for backend, together in sorted(of_backend.items(), key=lambda item: _order_of(messages[item[1][0]][0])):
         with backend.batch([messages[i][1].arguments[0] for i in together]):
             for i in together:
                 works[i] = messages[i][0].run(messages[i][1], True)
     return works
+
+
+def _order_of(door: Door) -> tuple[tuple[int, ...], int]:
+    """Return a key by which any two groups are in the same order on all ranks that both have."""
+    return door.group.ranks, door.made
 
 
 def _in_a_forked_process() -> None:

@@ -151,6 +151,22 @@ def test_later_messages_do_not_wait_for_the_other_rank() -> None:
 
 
 @NEEDS_TWO
+def test_groups_whose_ranks_have_them_in_different_orders_in_a_batch() -> None:
+    with hc.init_process_group(on_timeout="raise", timeout=20) as world:
+        groups = [hc.new_group(), hc.new_group()]
+        for group in groups:  # which connects the group, but no two ranks for messages
+            hc.all_reduce(gpus.array(np.ones(1)), group=group)
+        if world.rank < 2:
+            output, peer = gpus.array(np.zeros(3)), 1 - world.rank
+            array = gpus.array(np.full(3, float(world.rank)))
+            received, sent = groups if world.rank == 0 else reversed(groups)
+            messages = [hc.P2POp(hc.irecv, output, peer, received), hc.P2POp(hc.isend, array, peer, sent)]
+            for work in hc.batch_isend_irecv(messages):
+                work.wait()
+            assert_same(gpus.values(output), np.full(3, float(peer)))
+
+
+@NEEDS_TWO
 def test_a_failure_ends_the_waiting(machine: Any) -> None:
     with hc.init_process_group(on_timeout="raise", timeout=60):
         group = hc.new_group()
