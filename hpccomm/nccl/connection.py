@@ -49,6 +49,7 @@ class Connection:
         self.ended_by: DistBackendError | None = None  # the failure, once it has ended what was in flight
         self._why_ended = partial(getattr, self, "ended_by")  # no function in Python: each Work asks, at every look
         self._lock = threading.Lock()
+        self._calling = threading.RLock()  # held in each call of the communicator
         self._is_being_destroyed = False
         self._wait_blocks = wait_blocks
         self._last_own: int | None = None  # the stream of the last operation that was on `stream` or the default one
@@ -162,7 +163,7 @@ class Connection:
 
     def _issue(self, function: Callable[..., None], arguments: tuple[int, ...], stream: int) -> None:
         """Call a function that calls NCCL, while this thread alone does."""
-        with ISSUING:
+        with ISSUING, self._calling:
             if self.failure is not None:  # the communicator is gone
                 raise self.failure
             try:
@@ -176,7 +177,7 @@ class Connection:
     @contextmanager
     def _issuing(self) -> Iterator[None]:
         """Return a context in which this thread alone calls NCCL."""
-        with ISSUING:
+        with ISSUING, self._calling:
             self.raise_failure()  # the communicator is gone
             try:
                 yield
@@ -233,13 +234,16 @@ class Connection:
     # -- life ------------------------------------------------------------------------------------
 
     def _look(self) -> str | None:
-        """Return the text of NCCL's asynchronous error, if any; None while a thread is in the middle of a call."""
-        if not ISSUING.acquire(blocking=False):
+        """Return the text of NCCL's asynchronous error, if any; None while a thread is in a call of the communicator.
+
+        NCCL may end the call of one that does not block in ncclCommGetAsyncError, where two threads must not be.
+        """
+        if not self._calling.acquire(blocking=False):
             return None
         try:
             return None if self.failure is not None else self.comm.async_error()  # it may have been aborted
         finally:
-            ISSUING.release()
+            self._calling.release()
 
     def fail(self, reason: str) -> None:
         """Set the error of NCCL, and abort everything in flight, which would never complete."""
@@ -255,14 +259,14 @@ class Connection:
 
     def _has_aborted(self) -> bool:
         """Abort the communicator; return False if a thread stays inside NCCL, under which nothing may be freed."""
-        if not ISSUING.acquire(timeout=LONGEST_ABORT):
+        if not self._calling.acquire(timeout=LONGEST_ABORT):
             return False
         try:
             return within(LONGEST_ABORT, self._abort_communicator)
         except Exception:  # CUDA's: the state of what is in flight is unknown
             return False
         finally:
-            ISSUING.release()
+            self._calling.release()
 
     def _abort_communicator(self) -> None:
         self.runtime.use_device(self.device)  # of this thread, so that NCCL does not touch GPU 0

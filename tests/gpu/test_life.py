@@ -16,6 +16,7 @@ import hpccomm as hc
 from hpccomm.nccl import async_errors, connection, plan
 
 from ..arrays import assert_same, strided
+from ..launch import until
 from . import gpus
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
@@ -432,7 +433,7 @@ def test_no_thread_is_inside_nccl_when_it_is_aborted(machine: Any) -> None:
         hc.all_reduce(gpus.array(np.ones(4)))
         nccl = group.door.backends["cuda"]._connection
         machine.calls.clear()
-        with plan.ISSUING:  # as this thread has it while it calls NCCL
+        with nccl._calling:  # as this thread has it while it calls NCCL
             failing = threading.Thread(target=nccl.fail, args=("ncclRemoteError (6)",))
             failing.start()
             failing.join(0.2)
@@ -440,6 +441,18 @@ def test_no_thread_is_inside_nccl_when_it_is_aborted(machine: Any) -> None:
             assert "abort" not in machine.calls
         failing.join(20)
         assert machine.calls == ["abort"]
+
+
+def test_an_error_is_seen_while_a_thread_waits_in_a_call_of_another_group(machine: Any) -> None:
+    with hc.init_process_group() as group:
+        hc.all_reduce(gpus.array(np.ones(4)))
+        nccl = group.door.backends["cuda"]._connection
+        with plan.ISSUING:  # as another thread has it in a first message of another group
+            machine.async_error = "ncclRemoteError (6): a rank is gone"
+            until(lambda: nccl.ended_by, "end of the group")
+            machine.async_error = None
+        with pytest.raises(hc.DistBackendError, match="a rank is gone"):
+            hc.all_reduce(gpus.array(np.ones(4)))
 
 
 @pytest.mark.parametrize("layout", [np.array, strided], ids=["fast", "long"])
