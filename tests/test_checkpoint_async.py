@@ -220,10 +220,12 @@ def test_the_thread_never_communicates(folder: Path, monkeypatch: pytest.MonkeyP
         if event == "call" and threading.current_thread().name == THREAD:
             entered.add(frame.f_code.co_filename)
 
-    threading.setprofile(note)
+    group = hc.new_group()
+    replicated = {"r": np.ones(1)}
+    threading.setprofile(note)  # of threads that begin from here on
     try:
         for step in (1, 2):
-            checkpoint.save_async(folder, {"x": np.ones((3, 2))}, step, replicated={"r": np.ones(1)}).wait()
+            checkpoint.save_async(folder, {"x": np.ones((3, 2))}, step, replicated=replicated, group=group).wait()
     finally:
         threading.setprofile(None)
     package = os.path.dirname(hc.__file__) + os.sep

@@ -41,6 +41,8 @@ ALONE = {
     "halo": "A step of halo exchange, beside what is written by hand. Not together with others.",
     "redistribute": "A 3-D array from slabs to slabs, and pencils to pencils, likewise. Not together with others.",
     "sparse": "Arrays to some ranks, which do not know of them, likewise. Not together with others.",
+    "checkpoint": "How long a program stands still for a checkpoint, written in the working directory, and how long it "
+    "takes. Not together with others.",
     "pairs": "Latency and bandwidth between every two ranks; slow pairs are named. Not together with others.",
 }
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -332,6 +334,12 @@ def _sparse(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[s
     return _beside(sparse, arguments, world)
 
 
+def _checkpoint(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
+    from .studies import checkpoint
+
+    return _beside(checkpoint, arguments, world)
+
+
 def _beside(study: Any, arguments: argparse.Namespace, world: hc.ProcessGroup) -> tuple[str, Any]:
     """Return the text and the document of a study beside what programs write by hand."""
     sizes = sizes_of(arguments.begin, arguments.end, arguments.factor)
@@ -346,6 +354,7 @@ STUDIES = {  # by option, or by word
     "halo": _halo,
     "redistribute": _redistribute,
     "sparse": _sparse,
+    "checkpoint": _checkpoint,
 }
 
 

@@ -14,8 +14,10 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,7 +43,7 @@ under_way: dict[AsyncSaves, None] = {}  # those that have a save under way, in t
 class AsyncSave(Work):
     """The Work of one asynchronous save. No group follows it: what ranks wait for is the exchanges in it."""
 
-    def __init__(self, saving: Saving, group: ProcessGroup) -> None:
+    def __init__(self, saving: Saving, group: ProcessGroup, writer: SimpleQueue[Saving | None]) -> None:
         super().__init__()
         self.flight = NOT_FOLLOWED._replace(
             op_type="checkpoint.save_async", number=saving.step, timeout=group.door.timeout
@@ -49,12 +51,11 @@ class AsyncSave(Work):
         self.saving = saving
         self._exchanges = exchanged(group, saving.end())
         self._exchange: Work | None = None
-        self._thread = threading.Thread(target=saving.write, name="hpccomm-checkpoint", daemon=True)
-        self._thread.start()
+        writer.put(saving)
 
     def poll(self) -> bool:
         """Return True if the checkpoint is complete, or has failed on every rank."""
-        if self._thread.is_alive():
+        if not self.saving.is_written.is_set():
             return False
         while self._exchange is None or self._exchange.has_ended():
             try:
@@ -68,7 +69,7 @@ class AsyncSave(Work):
 
     def block(self) -> None:
         """Block until the checkpoint is complete."""
-        self._thread.join()
+        self.saving.is_written.wait()
         while not self.poll():
             if self._exchange is not None:
                 self._exchange.wait()
@@ -81,7 +82,7 @@ class AsyncSave(Work):
 
     def let_go(self) -> None:
         """Let the thread end, and give the folder free."""
-        self._thread.join()
+        self.saving.is_written.wait()
         self._exchanges.close()
         self.saving.where.release()
 
@@ -94,6 +95,10 @@ class AsyncSaves:
         self._own = group if group.size == 1 else own_group(group)
         self._copies = Copies()
         self._under_way: AsyncSave | None = None
+        # One thread for all saves: while a new one starts, the program would wait for it.
+        self._writer: SimpleQueue[Saving | None] = SimpleQueue()
+        threading.Thread(target=_write, args=(self._writer,), name="hpccomm-checkpoint", daemon=True).start()
+        weakref.finalize(self, self._writer.put, None)
 
     @classmethod
     def of(cls, group: ProcessGroup) -> AsyncSaves:
@@ -109,7 +114,7 @@ class AsyncSaves:
         try:
             saving.begin(metadata, keep, overwrite, functools.partial(self._copy, saving))
             saving.operation += f" of step {saving.step}"  # its errors come in other calls
-            self._under_way = work = AsyncSave(saving, self._own)
+            self._under_way = work = AsyncSave(saving, self._own, self._writer)
         except BaseException:
             saving.where.release()
             raise
@@ -164,6 +169,12 @@ class AsyncSaves:
                 next(exchanges).wait()
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
+
+
+def _write(savings: SimpleQueue[Saving | None]) -> None:
+    """Write this rank's files, in a thread of its own."""
+    while (saving := savings.get()) is not None:
+        saving.write()
 
 
 def _warn(text: str, _: Work) -> None:

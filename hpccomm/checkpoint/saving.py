@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class Saving:
     views: Views = field(default_factory=dict)
     first: dict[str, Any] = field(default_factory=dict)  # what the first rank has been given, described
     written: Attempt = field(init=False)
+    is_written: threading.Event = field(default_factory=threading.Event)
 
     def run(self, metadata: Any, keep: Any, overwrite: bool) -> list[str]:
         """Write the checkpoint while the program waits; return warnings."""
@@ -73,6 +75,7 @@ class Saving:
     def write(self) -> None:
         """Write this rank's file; what comes of it, also an error, is told in the first step of `end`."""
         self.written = attempt(self.operation, self._write)
+        self.is_written.set()
 
     def end(self) -> Steps[list[str]]:
         """Complete the checkpoint, in steps; each begins when all ranks have succeeded in the one before.

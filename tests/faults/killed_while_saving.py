@@ -1,8 +1,9 @@
 """Save a checkpoint, and be killed just before one of the calls that change files: a program of the tests.
 
-    killed_while_saving.py FOLDER STEP [RANK CALL PATH]
+    killed_while_saving.py HOW FOLDER STEP [RANK CALL PATH]
 
-saves STEP on all ranks, with keep=1; RANK is killed before the first CALL ("replace") of a path that ends in PATH.
+saves STEP on all ranks, by HOW ("save", "save_async"), with keep=1; RANK is killed before the first CALL ("replace") of
+a path that ends in PATH.
 """
 
 from __future__ import annotations
@@ -108,21 +109,29 @@ class Alone(hc.ProcessGroup):
         object_list[:] = [obj]
 
 
-def save(folder: Path, step: int, content: int, is_the_end: IsTheEnd, group: hc.ProcessGroup) -> Calls:
-    """Save what `content` stands for as `step`."""
+def save(how: str, folder: Path, step: int, content: int, is_the_end: IsTheEnd, group: hc.ProcessGroup) -> Calls:
+    """Save what `content` stands for as `step`; `how` is the name of a function."""
     calls = Calls(is_the_end)
     calls.watch()
-    both = {"both": np.arange(content, content + 3)}
-    hc.checkpoint.save(folder, state(content, group.rank), step, replicated=both, keep=1, group=group)
+    save_all(how, folder, step, content, group)
     return calls
 
 
+def save_all(how: str, folder: Path, step: int, content: int, group: hc.ProcessGroup) -> None:
+    """Do the same, unwatched."""
+    arrays, both = state(content, group.rank), {"both": np.arange(content, content + 3)}
+    getattr(hc.checkpoint, how)(folder, arrays, step, replicated=both, keep=1, group=group)
+    for array in (*arrays.values(), *both.values()):  # the program goes on
+        array[...] = 0
+    hc.checkpoint.finish(group)
+
+
 if __name__ == "__main__":
-    folder, step = Path(sys.argv[1]), int(sys.argv[2])
-    rank, call, path = sys.argv[3:] or ("-1", "", "")
+    how, folder, step = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    rank, call, path = sys.argv[4:] or ("-1", "", "")
 
     def is_the_end(made: list[tuple[str, str]]) -> bool:
         return world.rank == int(rank) and made[-1][0] == call and made[-1][1].endswith(path)
 
     with hc.init_process_group() as world:
-        save(folder, step, step, is_the_end, world)
+        save(how, folder, step, step, is_the_end, world)

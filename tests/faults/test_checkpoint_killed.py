@@ -7,7 +7,10 @@ import pickle
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,16 +28,17 @@ pytestmark = [
 ]
 
 
+both_ways = pytest.mark.parametrize("how", ["save", "save_async"])
 Made = list[tuple[str, str]]
 
 
-def in_a_child(folder: Path, step: int, content: int, kill_at: int = 0) -> Made:
+def in_a_child(how: str, folder: Path, step: int, content: int, kill_at: int = 0) -> Made:
     """Save in a forked process, which is killed before its call of this number; return the calls it made, if not."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            calls = program.save(folder, step, content, lambda made: len(made) == kill_at, program.Alone())
+            calls = program.save(how, folder, step, content, lambda made: len(made) == kill_at, program.Alone())
             os.write(write, pickle.dumps(calls.made))
             os._exit(0)
         finally:
@@ -68,30 +72,32 @@ def manifest_replaced(calls: Made) -> int:
 
 
 @pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "the next step"])
-def test_killed_at_every_call(tmp_path: Path, step: int) -> None:
+@both_ways
+def test_killed_at_every_call(tmp_path: Path, how: str, step: int) -> None:
     base = tmp_path / "base"
-    in_a_child(base, 1, content=1)
-    calls = in_a_child(shutil.copytree(base, tmp_path / "whole"), step, content=2)
+    in_a_child(how, base, 1, content=1)
+    calls = in_a_child(how, shutil.copytree(base, tmp_path / "whole"), step, content=2)
     check(tmp_path / "whole", 2)
     names = [name for name, _ in calls]
     assert {"mkdir", "open", "write", program.HALF, "fsync", "replace", "unlink", "rmdir"} == set(names)
     exists = manifest_replaced(calls)
     for number in range(1, len(calls) + 1):
         folder = shutil.copytree(base, tmp_path / f"killed-{number}")
-        in_a_child(folder, step, content=2, kill_at=number)  # before the call
+        in_a_child(how, folder, step, content=2, kill_at=number)  # before the call
         check(folder, 2 if number > exists + 1 else 1)
-        in_a_child(folder, 3, content=3)
+        in_a_child(how, folder, 3, content=3)
         check(folder, 3)
         assert checkpoint.steps(folder) == [3]
         assert len(os.listdir(folder)) == 2, "litter is left"
 
 
-def test_what_is_renamed_or_named_is_on_the_disk_first(tmp_path: Path) -> None:
+@both_ways
+def test_what_is_renamed_or_named_is_on_the_disk_first(tmp_path: Path, how: str) -> None:
     # a kill leaves what the operating system has; this is for a node that loses its power
     folder = tmp_path / "new" / "folder"
-    in_a_child(folder, 1, content=1)
-    calls = in_a_child(folder, 2, content=2)
-    first = in_a_child(tmp_path / "made" / "now", 1, content=1)
+    in_a_child(how, folder, 1, content=1)
+    calls = in_a_child(how, folder, 2, content=2)
+    first = in_a_child(how, tmp_path / "made" / "now", 1, content=1)
     for made in (calls, first):
         for i, (name, path) in enumerate(made):
             parent = str(Path(path).parent)
@@ -109,9 +115,10 @@ def test_what_is_renamed_or_named_is_on_the_disk_first(tmp_path: Path) -> None:
     assert calls[removals[0] + 1] == ("fsync", str(folder))
 
 
-def test_ranks_of_jobs_are_killed_one_job_after_the_other(tmp_path: Path) -> None:
+@both_ways
+def test_ranks_of_jobs_are_killed_one_job_after_the_other(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "checkpoints"
-    command = (sys.executable, "-m", program.__name__, folder)
+    command = (sys.executable, "-m", program.__name__, how, folder)
     assert launch(2, *command, "1").returncode == 0
     whole = 1
     for step, rank, call, path in [
@@ -128,3 +135,58 @@ def test_ranks_of_jobs_are_killed_one_job_after_the_other(tmp_path: Path) -> Non
     assert launch(2, *command, "5").returncode == 0
     check(folder, 5, ranks=2)
     assert len(os.listdir(folder)) == 2, "litter is left"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "the next step"])
+@both_ways
+def test_killed_before_every_line(tmp_path: Path, how: str, step: int) -> None:
+    # also of the thread: the lines of its threads are counted together, as they come
+    base, folder = tmp_path / "base", tmp_path / "folder"
+    in_a_child(how, base, 1, content=1)
+    before = after = 0
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(base, folder)
+        if not is_killed_before_line(before + after + 1, how, folder, step):
+            break
+        try:
+            check(folder, 1)
+            before += 1
+        except AssertionError:
+            check(folder, 2)
+            after += 1
+        in_a_child(how, folder, 3, content=3)
+        check(folder, 3)
+        assert len(os.listdir(folder)) == 2, "litter is left"
+    check(folder, 2)
+    assert before > 100
+    assert after > 20
+
+
+def is_killed_before_line(number: int, how: str, folder: Path, step: int) -> bool:
+    """Save in a forked process that is killed before the line of this number in hpccomm.checkpoint."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if "hpccomm/checkpoint" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            count += 1
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    child = os.fork()
+    if child == 0:
+        try:
+            threading.settrace(trace)
+            sys.settrace(trace)
+            program.save_all(how, folder, step, 2, program.Alone())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+    return os.WIFSIGNALED(status)

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[:-1], ids=lambda layout: layout.__name__)  # CUDA has no unaligned arrays
-def test_gpu_arrays_are_saved_as_the_current_stream_has_them(tmp_path: Path, layout: Any) -> None:
+@pytest.mark.parametrize("how", ["save", "save_async"])
+def test_gpu_arrays_are_saved_as_the_current_stream_has_them(tmp_path: Path, layout: Any, how: str) -> None:
     folder = [tmp_path]
     hc.broadcast_object_list(folder)
     expected = {str(shape): values(np.dtype("f4"), shape, hc.get_rank()) for shape in ((3, 4), (5,), (0, 3))}
@@ -27,8 +28,11 @@ def test_gpu_arrays_are_saved_as_the_current_stream_has_them(tmp_path: Path, lay
         arrays = {name: gpus.array(np.zeros_like(each), layout) for name, each in expected.items()}
         for name, each in expected.items():
             gpus.write(arrays[name], each)  # the save waits for it
-        checkpoint.save(folder[0], arrays, 1, replicated={"0-d": gpus.array(same)})
+        getattr(checkpoint, how)(folder[0], arrays, 1, replicated={"0-d": gpus.array(same), "host": np.ones(3)})
+        for each in arrays.values():  # the program goes on
+            gpus.write(each, np.zeros(each.shape, each.dtype))
     found = checkpoint.load(folder[0])
     for name, each in expected.items():
         assert_same(found.arrays[name], each, name)
     assert_same(found.replicated["0-d"], same)
+    assert_same(found.replicated["host"], np.ones(3))
