@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Generator, Sequence
@@ -51,10 +50,13 @@ class AsyncSave(Work):
         self.saving = saving
         self._exchanges = exchanged(group, saving.end())
         self._exchange: Work | None = None
+        self.lost: Exception | None = None  # the reason why it has been given up
         writer.put(saving)
 
     def poll(self) -> bool:
-        """Return True if the checkpoint is complete, or has failed on every rank."""
+        """Return True if the checkpoint is complete; raise the error that it has failed with on every rank."""
+        if self.lost is not None:
+            raise self.lost
         if not self.saving.is_written.is_set():
             return False
         while self._exchange is None or self._exchange.has_ended():
@@ -142,7 +144,7 @@ class AsyncSaves:
         """Give up the save under way, without the other ranks: the (global) ranks `dead` have died."""
         work = self._under_way
         if work is not None:
-            work.give_up(failures.rank_failed(f"in flight on {self._group!r}: {work!r}", tuple(dead)), time.monotonic())
+            work.lost = failures.rank_failed(work.saving.operation, tuple(dead))
             self._end(work)
 
     def _end(self, work: AsyncSave) -> None:

@@ -198,6 +198,40 @@ def test_one_rank_after_the_other_at_any_moment(tmp_path: Path) -> None:
     assert seen == {1: {"size": 2, "rank": 0}, 3: {"size": 2, "rank": 1}}
 
 
+UNDER_WAY = """
+    folder = FOLDER / "checkpoints"
+    half = hc.new_group([0, 1])
+    hc.checkpoint.save(folder, {"x": x}, 5)
+    work = hc.checkpoint.save_async(folder, {"x": x}, 6)
+    if me < 2:
+        of_half = hc.checkpoint.save_async(FOLDER / "of half", {"x": x}, 6, group=half)
+"""
+SAVED_ANEW = """
+    seen["loaded"] = hc.checkpoint.load(folder).step
+    hc.checkpoint.save_async(folder, {"x": x}, 7)
+    seen["anew"] = hc.checkpoint.load(folder).step
+    try:
+        seen["work"] = work.wait()
+    except hc.RankFailedError as error:
+        seen["work"] = str(error)
+    hc.destroy_process_group()
+    write_down()
+"""
+
+
+@survives
+@pytest.mark.parametrize("where", ["hc.checkpoint.finish()", "while True: hc.all_reduce(x)"])
+def test_a_checkpoint_under_way_is_given_up_and_the_survivors_save_anew(where: str, tmp_path: Path) -> None:
+    after = GO_ON[: GO_ON.index("    y = ")] + SAVED_ANEW
+    parts = [textwrap.dedent(part) for part in (BEGIN, UNDER_WAY, MEET)]
+    program = "".join([*parts, f"    {where}", textwrap.dedent(after)])
+    for rank, seen in run(program, tmp_path).items():
+        assert seen["ranks"] == [1], rank
+        assert seen["loaded"] == 5
+        assert seen["anew"] == 7
+        assert "rank 1 has died" in seen["work"]
+
+
 @survives
 def test_what_the_old_groups_say_afterwards(tmp_path: Path) -> None:
     program = """
