@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -61,10 +62,11 @@ def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[
         arrays = {f"array {i}": np.random.default_rng(i).random(count) for i in range(ARRAYS)}
         place = Path(folder[0]) / str(nbytes)
         ways = {**ours(place / "hpccomm", arrays), **torch(place / "torch", arrays)}
-        found = {name: [] for name in ways}  # type: dict[str, list[Any]]
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
+        shuffled = np.random.default_rng(0)  # the same on every rank
         for i in range((plan.iterations or ITERATIONS) + 1):
-            for name, way in ways.items():
-                found[name].append(once(world, way, i))
+            for name in shuffled.permutation(list(ways)).tolist():
+                found[name].append(once(world, ways[name], i))
         copy = float(np.median([stall for stall, _, _ in found["copy"][1:]]))
         for name, times in found.items():
             stall, total, pace = (float(np.median(each)) for each in zip(*times[1:]))  # the first one allocates
@@ -131,6 +133,8 @@ def _torch(world: hc.ProcessGroup) -> tuple[Callable[[Path, Mapping[str, Any]], 
         return (lambda *_: {}), (lambda: None)
     contender: Any = chosen(world, world.comm)
     from torch.distributed import checkpoint as dcp
+
+    warnings.filterwarnings("ignore", "Detected an existing checkpoint")
 
     def ways(folder: Path, arrays: Mapping[str, Any]) -> dict[str, Way]:
         # names of its own for each rank: tensors of one name are one to torch, written by one rank
