@@ -31,7 +31,10 @@ from ..world import member
 from .async_saving import AsyncSaves
 from .destination import Destination
 from .files import steps_in
-from .loading import Checkpoint, Loading
+from .levels import Levels
+from .loading import OPERATION, Checkpoint, Loading
+from .local import local_folder
+from .nodes import Nodes
 from .saving import Saving
 from .together import CheckpointError, NoCheckpointError
 
@@ -99,6 +102,9 @@ def save(
     axis: int | Mapping[str, int] = 0,
     keep: int | None = 2,
     overwrite: bool = False,
+    local: str | os.PathLike[str] | None = None,
+    partner: bool = True,
+    drain_every: int | None = 10,
     group: Group | None = None,
 ) -> None:
     """Write a checkpoint; every rank of the group calls it, with its part of each array.
@@ -125,11 +131,21 @@ def save(
     axis : int or dict of str to int
         Along which axis arrays are sharded; a dict has it for some of them, the others have 0.
     keep : int or None
-        How many checkpoints stay, with this one; None: all. The oldest are removed when this one is complete.
+        How many checkpoints stay, with this one, in `folder` and in `local`; None: all. The oldest are removed when
+        this one is complete.
     overwrite : bool
         Let a step be saved when the folder has later ones, which are removed when this one is complete: for a program
         that went back. Default: ValueError, before anything is written. The last step itself can always be saved again,
-        and steps that ``load(fall_back=True)`` has skipped do not count.
+        and steps that a load has skipped do not count.
+    local : str or path, optional
+        Storage of each node alone, such as ``/local/scratch``: one path for all ranks of a node, and perhaps another on
+        another node. Each checkpoint goes to a folder in there that belongs to `folder`; :func:`load` finds it if it is
+        given both. Default: everything goes to `folder`.
+    partner : bool
+        With `local`: give a rank of the next node a copy of each rank's file, so that no checkpoint is lost with a
+        node. RuntimeWarning if there is one node.
+    drain_every : int or None
+        With `local`: how many checkpoints are one that goes to `folder`, too. 1: each one; None: none.
     group
         See :mod:`hpccomm.collectives`.
 
@@ -162,7 +178,8 @@ def save(
         return
     finish(found)
     given = {"arrays": arrays, "replicated": replicated or {}}
-    saving = Saving("checkpoint.save", found, Destination(Path(folder)), step, given, axis)
+    levels = Levels.of(found, Path(folder), local, partner, drain_every, lambda: AsyncSaves.of(found).own)
+    saving = Saving("checkpoint.save", found, Destination(Path(folder)), step, given, axis, levels=levels)
     for text in saving.run(metadata, keep, overwrite):
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
@@ -177,6 +194,9 @@ def save_async(
     axis: int | Mapping[str, int] = 0,
     keep: int | None = 2,
     overwrite: bool = False,
+    local: str | os.PathLike[str] | None = None,
+    partner: bool = True,
+    drain_every: int | None = 10,
     keep_memory: int | None = None,
     group: Group | None = None,
 ) -> Work:
@@ -190,7 +210,7 @@ def save_async(
 
     Parameters
     ----------
-    folder, arrays, step, replicated, metadata, axis, keep, overwrite
+    folder, arrays, step, replicated, metadata, axis, keep, overwrite, local, partner, drain_every
         As for :func:`save`.
     keep_memory : int, optional
         The memory for the copies stays allocated for the next call, up to this number of bytes on this rank; if it has
@@ -230,8 +250,10 @@ def save_async(
         found.warn("checkpoint.save_async")
         return CompletedWork()
     given = {"arrays": arrays, "replicated": replicated or {}}
-    saving = Saving("checkpoint.save_async", found, Destination(Path(folder)), step, given, axis, keep_memory)
-    return AsyncSaves.of(found).begin(saving, metadata, keep, overwrite)
+    saves = AsyncSaves.of(found)
+    levels = Levels.of(found, Path(folder), local, partner, drain_every, lambda: saves.own)
+    saving = Saving("checkpoint.save_async", found, Destination(Path(folder)), step, given, axis, keep_memory, levels)
+    return saves.begin(saving, metadata, keep, overwrite)
 
 
 def finish(group: Group | None = None) -> None:
@@ -274,6 +296,7 @@ def load(
     *,
     parts: Mapping[str, slice] | None = None,
     fall_back: bool = False,
+    local: str | os.PathLike[str] | None = None,
     group: Group | None = None,
 ) -> Checkpoint:
     """Read a checkpoint; every rank of the group calls it, and any number of ranks can read what others have written.
@@ -294,6 +317,9 @@ def load(
     fall_back : bool
         Read the step before, and warn, where a checkpoint is damaged; the next save removes what was skipped. Default:
         CheckpointError.
+    local : str or path, optional
+        That of :func:`save`: read the last step that is whole, on the nodes or in `folder`. What a rank needs of other
+        nodes' files comes by messages. A later step that is not whole is a warning, and the next save removes it.
     group
         See :mod:`hpccomm.collectives`.
 
@@ -325,4 +351,5 @@ def load(
     if isinstance(found, NonMember):
         raise ValueError(f"checkpoint.load: this process is not a member of {found!r}; only its members load{here()}")
     finish(found)
-    return Loading(found, Path(folder), parts or {}).run(step, fall_back)
+    nodes = None if local is None else Nodes(OPERATION, found, local_folder(local, Path(folder)))
+    return Loading(found, Path(folder), parts or {}, nodes).run(step, fall_back)

@@ -86,7 +86,7 @@ class AsyncSave(Work):
         """Let the thread end, and give the folder free."""
         self.saving.is_written.wait()
         self._exchanges.close()
-        self.saving.where.release()
+        self.saving.release()
 
 
 class AsyncSaves:
@@ -94,7 +94,7 @@ class AsyncSaves:
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
-        self._own = group if group.size == 1 else own_group(group)
+        self.own = group if group.size == 1 else own_group(group)
         self._copies = Copies()
         self._under_way: AsyncSave | None = None
         # One thread for all saves: while a new one starts, the program would wait for it.
@@ -116,9 +116,9 @@ class AsyncSaves:
         try:
             saving.begin(metadata, keep, overwrite, functools.partial(self._copy, saving))
             saving.operation += f" of step {saving.step}"  # its errors come in other calls
-            self._under_way = work = AsyncSave(saving, self._own, self._writer)
+            self._under_way = work = AsyncSave(saving, self.own, self._writer)
         except BaseException:
-            saving.where.release()
+            saving.release()
             raise
         under_way[self] = None
         return work
@@ -165,7 +165,7 @@ class AsyncSaves:
         saving.given = {}
 
     def _votes(self, mine: bool) -> list[bool]:
-        exchanges = words_of_all(self._own, mine)
+        exchanges = words_of_all(self.own, mine)
         while True:
             try:
                 next(exchanges).wait()
@@ -209,7 +209,11 @@ def exchanged(group: ProcessGroup, steps: Steps[T]) -> Exchanges[T]:
                 mine = steps.send(words)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
-            words = yield from words_of_all(group, mine)
+            if isinstance(mine, Work):
+                yield mine
+                words = None
+            else:
+                words = yield from words_of_all(group, mine)
 
 
 def words_of_all(group: ProcessGroup, mine: object) -> Exchanges[list[Any]]:

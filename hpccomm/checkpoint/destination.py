@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from . import files
 from .pruning import prune
@@ -21,14 +21,17 @@ from .writer import WriterLock, in_words
 class Destination:
     """A folder that all ranks share, in which one step is being saved.
 
-    Each rank writes its file and may remove it; the rest is for the group's first rank, which has the lock.
+    Each rank writes its file and may remove it; the rest is for the `leader`, which has the lock.
     """
 
     folder: Path
+    leader: int = 0  # the rank of the group that does what is done once
     step: int = -1
     data: Path = Path()  # the step's folder, with the files of the ranks
     lock: WriterLock | None = None
     last_published: float = 0.0
+
+    needs: ClassVar[str] = "the folder has to be on a file system that all ranks share"
 
     def name(self, step: int, token: str) -> None:
         """Set the name of the step's folder; every rank gives the same token."""
@@ -49,7 +52,7 @@ class Destination:
         with suppress(OSError):
             os.rmdir(self.data)  # the last rank can
 
-    # -- the first rank --------------------------------------------------------------------------
+    # -- the leader ------------------------------------------------------------------------------
 
     def refuse_later_steps(self, step: int, overwrite: bool) -> None:
         """Raise if the folder has a later step, unless it will be removed, or was skipped as damaged by a load."""
@@ -87,8 +90,8 @@ class Destination:
                     nbytes = os.fstat(file.fileno()).st_size
             except FileNotFoundError:
                 raise CheckpointError(
-                    f"rank {ranks[0]} can't see {path}, which rank {ranks[rank]} has written; "
-                    f"the folder has to be on a file system that all ranks share, and no other job may write to it"
+                    f"rank {ranks[self.leader]} can't see {path}, which rank {ranks[rank]} has written; "
+                    f"{self.needs}, and no other job may write to it"
                 ) from None
             if nbytes != expected:
                 raise CheckpointError(f"{path} has {nbytes} bytes, but rank {ranks[rank]} has written {expected}")

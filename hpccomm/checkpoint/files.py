@@ -32,7 +32,7 @@ _STEP = r"step-(\d{10}|[1-9]\d{10,})"  # as `name_of` makes it: a file step-7 is
 MANIFEST = re.compile(rf"{_STEP}\.json", re.ASCII)
 DATA = re.compile(rf"{_STEP}-[0-9a-f]{{8}}", re.ASCII)
 UNFINISHED = re.compile(rf"{_STEP}\.json\.[0-9a-f]{{8}}\.tmp", re.ASCII)
-OF_A_RANK = re.compile(r"rank-\d+\.npy", re.ASCII)
+OF_A_RANK = re.compile(r"rank-(\d+)\.npy", re.ASCII)
 PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of a file server that is away for a moment
 PAUSES = (0.1, 1.0, 3.0)  # seconds between the attempts
 
@@ -43,6 +43,13 @@ PAUSES = (0.1, 1.0, 3.0)  # seconds between the attempts
 def name_of(step: int) -> str:
     """Return the prefix of the names of a step's files, which sort by step."""
     return f"step-{step:010}"
+
+
+def rank_of(file: str) -> int:
+    """Return whose file it is, from its name in a manifest."""
+    found = OF_A_RANK.fullmatch(file)
+    assert found is not None
+    return int(found[1])
 
 
 def manifest_path(folder: Path, step: int) -> Path:
@@ -174,14 +181,13 @@ def write_durably(path: Path, write: Callable[[Any], object], undo: Callable[[],
 
     After an error, `undo` is called if the file certainly does not have that name.
     """
-    temporary = f"{path}.{os.urandom(4).hex()}.tmp"
+    temporary = temporary_of(path)
     may_be_there = False
     try:
-        with open(temporary, "xb") as file:  # O_EXCL: never through a link that a stranger has put there
+        with create(temporary) as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
-            nbytes = file.tell()
+            flush(file)
+            nbytes: int = file.tell()
         may_be_there = True
         os.replace(temporary, path)
         fsync_folder(path.parent)
@@ -193,6 +199,22 @@ def write_durably(path: Path, write: Callable[[Any], object], undo: Callable[[],
             undo()
         raise
     return nbytes
+
+
+def temporary_of(path: Path) -> Path:
+    """Return another name in the same folder, which nobody else has."""
+    return Path(f"{path}.{os.urandom(4).hex()}.tmp")
+
+
+def create(path: Path) -> Any:
+    """Return a new file, open for writing; never through a link that a stranger has put there."""
+    return open(path, "xb")  # O_EXCL
+
+
+def flush(file: Any) -> None:
+    """Bring what has been written to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def make_folder(path: Path) -> None:
@@ -320,17 +342,21 @@ def blocks(array: Any) -> Iterator[Any]:
 def read_rows(path: Path, shard: dict[str, Any], block: int, begin: int, end: int, rows: Any) -> None:
     """Read the rows from `begin` to `end` of a shard into `rows`; every byte is verified."""
     target: Any = as_bytes(rows)
-    if len(target) == 0:
-        return
-    row = len(target) // (end - begin)
-    first, last, size = begin * row, end * row, shard["length"] * row
+    if len(target) > 0:
+        row = len(target) // (end - begin)
+        read_bytes(path, shard, shard["length"] * row, block, begin * row, target)
+
+
+def read_bytes(path: Path, shard: dict[str, Any], size: int, block: int, first: int, target: Any) -> None:
+    """Fill `target` with the bytes from `first` on of a shard, which has `size`; all of them are verified."""
+    last = first + len(target)
     scratch: Any = np.empty(min(block, size), np.uint8)
-    with _open(path) as file:
+    with open_unbuffered(path) as file:
         for number in range(first // block, -(-last // block)):
             start, stop = number * block, min((number + 1) * block, size)
             is_inside = first <= start and stop <= last
             data = target[start - first : stop - first] if is_inside else scratch[: stop - start]
-            _read_into(file, shard["offset"] + start, data, path)
+            read_at(file, shard["offset"] + start, data, path)
             if zlib.crc32(data) != shard["crc32"][number]:
                 raise CheckpointError(f"{path} is damaged: a checksum is wrong")
             if not is_inside:
@@ -340,17 +366,18 @@ def read_rows(path: Path, shard: dict[str, Any], block: int, begin: int, end: in
 
 def verify_file(path: Path, shards: Iterable[tuple[dict[str, Any], int]], block: int) -> None:
     """Read the shards of a file, which come with their bytes; CheckpointError if a checksum is wrong."""
-    with _open(path) as file:
+    with open_unbuffered(path) as file:
         for shard, nbytes in shards:
             data: Any = np.empty(min(block, nbytes), np.uint8)
             for number, crc32 in enumerate(shard["crc32"]):
                 part = data[: nbytes - number * block]
-                _read_into(file, shard["offset"] + number * block, part, path)
+                read_at(file, shard["offset"] + number * block, part, path)
                 if zlib.crc32(part) != crc32:
                     raise CheckpointError(f"{path} is damaged: a checksum is wrong")
 
 
-def _open(path: Path) -> Any:
+def open_unbuffered(path: Path) -> Any:
+    """Return a file, open for reading; CheckpointError if there is none."""
     try:
         return open(path, "rb", buffering=0)
     except FileNotFoundError:
@@ -359,7 +386,8 @@ def _open(path: Path) -> Any:
         ) from None
 
 
-def _read_into(file: Any, position: int, data: Any, path: Path) -> None:
+def read_at(file: Any, position: int, data: Any, path: Path) -> None:
+    """Fill `data` with the bytes of a file from `position` on; CheckpointError if it ends before."""
     file.seek(position)
     done = 0
     while done < len(data):

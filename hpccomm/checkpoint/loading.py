@@ -13,6 +13,7 @@ from ..core import checks
 from ..core.group import ProcessGroup
 from ..errors import here
 from . import files
+from .nodes import Nodes
 from .parts import length_of, read_part
 from .skipped import SkippedSteps
 from .together import CheckpointError, NoCheckpointError, of_first, together
@@ -62,17 +63,52 @@ class Loading:
     group: ProcessGroup
     folder: Path
     parts: Mapping[str, slice]
+    nodes: Nodes | None = None
     data: str = ""  # the folder of the step's arrays, once its manifest is read
 
     def run(self, step: Any, fall_back: bool) -> Checkpoint:
         """Return the checkpoint of `step`, or the last one, or one before it."""
-        asked = together(
-            self.group, OPERATION, lambda: (step if step is None else checks.integer("step", step), bool(fall_back))
-        )
+
+        def describe() -> tuple[int | None, bool, bool]:
+            return step if step is None else checks.integer("step", step), bool(fall_back), self.nodes is not None
+
+        asked = together(self.group, OPERATION, describe)
         if len(set(asked)) > 1:
-            raise ValueError(f"{OPERATION}: ranks ask for different things: (step, fall_back) is {asked}{here()}")
+            what = "(step, fall_back, whether local is given)"
+            raise ValueError(f"{OPERATION}: ranks ask for different things: {what} is {asked}{here()}")
+        if self.nodes is None:
+            return self._load_from_folder(step, fall_back, "")
+        checkpoint, skipped = self._load_from_nodes(self.nodes, step)
+        if checkpoint is None:
+            checkpoint = self._load_from_folder(step, fall_back, skipped)
+        elif skipped:
+            self._warn(skipped, checkpoint.step)
+        if step is None:
+            self.nodes.skip_after(checkpoint.step)
+        return checkpoint
+
+    def _load_from_nodes(self, nodes: Nodes, step: Any) -> tuple[Checkpoint | None, str]:
+        """Return the last step that is whole on the nodes, unless the folder has a later one; and what is not whole."""
+        skipped = ""
+        there = nodes.look()
+        last = of_first(self.group, OPERATION, lambda: max(files.steps_in(self.folder), default=-1))
+        for each in there:
+            if each != step if step is not None else each < last:
+                continue
+            try:
+                body = nodes.manifest(each)
+                together(self.group, OPERATION, partial(self._check_parts, body))
+                return Checkpoint(
+                    each, **nodes.read(body, self._bounds), metadata=body["metadata"], ranks=body["ranks"]
+                ), skipped
+            except CheckpointError as error:
+                skipped += f"{error}; "
+        return None, skipped
+
+    def _load_from_folder(self, step: Any, fall_back: bool, damaged: str) -> Checkpoint:
+        """Return a step that is in the folder; `damaged` says which others are not whole."""
         below: int | None = None
-        damaged, vanished = "", 0
+        vanished = 0
         while True:
             chosen, before = of_first(self.group, OPERATION, partial(self._choose, step, below, damaged))
             self.data = ""
@@ -89,16 +125,20 @@ class Loading:
                 else:
                     raise type(error)(f"{damaged}{error}; {self._hint(before)}") from error.__cause__
             else:
-                if damaged and self.group.rank == 0:
-                    warnings.warn(f"{damaged}loaded step {chosen} instead", RuntimeWarning, stacklevel=3)
+                if damaged:
+                    self._warn(damaged, chosen)
                 return checkpoint
+
+    def _warn(self, damaged: str, chosen: int) -> None:
+        if self.group.rank == 0:
+            warnings.warn(f"{damaged}loaded step {chosen} instead", RuntimeWarning, stacklevel=4)
 
     def _choose(self, step: Any, below: int | None, damaged: str) -> tuple[int, int | None]:
         """Return the step to read and the one before it; on the first rank."""
         there = files.steps_in(self.folder)
         if step is not None and step not in there:
             found = f"it has {', '.join(map(str, there))}" if there else "it has none"
-            raise NoCheckpointError(f"there is no checkpoint of step {step} in {self.folder}; {found}")
+            raise NoCheckpointError(f"{damaged}there is no checkpoint of step {step} in {self.folder}; {found}")
         limit = below if below is not None else None if step is None else step + 1
         candidates = [each for each in there if limit is None or each < limit]
         if not candidates:
@@ -125,10 +165,7 @@ class Loading:
         found = Checkpoint(step, {}, {}, body["metadata"], body["ranks"])
 
         def read() -> None:
-            if unknown := self.parts.keys() - body["arrays"].keys():
-                raise ValueError(
-                    f"parts has {min(unknown, key=str)!r}; the sharded arrays are {sorted(body['arrays'])}"
-                )
+            self._check_parts(body)
             path_of = (self.folder / self.data).joinpath
             for kind, arrays in (("arrays", found.arrays), ("replicated", found.replicated)):
                 for name, described in body[kind].items():
@@ -137,6 +174,10 @@ class Loading:
 
         together(self.group, OPERATION, read)
         return found
+
+    def _check_parts(self, body: dict[str, Any]) -> None:
+        if unknown := self.parts.keys() - body["arrays"].keys():
+            raise ValueError(f"parts has {min(unknown, key=str)!r}; the sharded arrays are {sorted(body['arrays'])}")
 
     def _bounds(self, kind: str, name: str, described: dict[str, Any]) -> tuple[int, int]:
         """Return the first and the last row of an array that this rank reads."""

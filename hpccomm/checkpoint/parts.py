@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,24 @@ def length_of(described: dict[str, Any]) -> int:
     return sum(shard["length"] for shard in described["shards"])
 
 
-def pieces(described: dict[str, Any], begin: int, end: int) -> list[tuple[dict[str, Any], int, int]]:
-    """Return the shards that have the rows from `begin` to `end`, each with its own first and last of them."""
-    wanted, start = [], 0
-    for shard in described["shards"]:
-        low, high = max(begin - start, 0), min(end - start, shard["length"])
-        if low < high:
-            wanted.append((shard, low, high))
-        start += shard["length"]
-    return wanted
-
-
 def read_part(path_of: PathOf, block: int, described: dict[str, Any], begin: int, end: int) -> Any:
     """Return the rows from `begin` to `end` of an array, with the sharded axis in its place; every byte is verified."""
     rows = empty_rows(described, end - begin)
-    done = 0
-    for shard, low, high in pieces(described, begin, end):
-        target = rows[done : done + high - low]
+    for number, low, high, target in pieces_of(described, begin, end, rows):
+        shard = described["shards"][number]
         files.patiently(partial(files.read_rows, path_of(shard["file"]), shard, block, low, high, target))
-        done += high - low
     return in_place(described, rows)
+
+
+def pieces_of(described: dict[str, Any], begin: int, end: int, rows: Any) -> Iterator[tuple[int, int, int, Any]]:
+    """Yield the numbers of the shards that have rows from `begin` to `end`, with which of theirs, and their place."""
+    start = done = 0
+    for number, shard in enumerate(described["shards"]):
+        low, high = max(begin - start, 0), min(end - start, shard["length"])
+        if low < high:
+            yield number, low, high, rows[done : done + high - low]
+            done += high - low
+        start += shard["length"]
 
 
 def empty_rows(described: dict[str, Any], count: int) -> Any:

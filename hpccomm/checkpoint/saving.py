@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import zlib
 from collections.abc import Callable, Mapping
@@ -18,7 +19,8 @@ from ..core.group import ProcessGroup
 from ..errors import here
 from . import files
 from .destination import Destination, file_of
-from .together import Attempt, Steps, agreed, at_once, attempt, together
+from .levels import Levels
+from .together import Attempt, CheckpointError, Steps, agreed, at_once, attempt, together
 from .writer import writer
 
 T = TypeVar("T")
@@ -35,6 +37,8 @@ class Saving:
 
     Every rank of the group calls `begin`, and does the steps of `end`. `write` is for this rank's file alone: any
     thread may call it.
+
+    With `levels` it goes to the nodes' own folders, and every so often from there to `where`.
     """
 
     operation: str
@@ -44,6 +48,7 @@ class Saving:
     given: dict[str, Mapping[str, Array]]  # "arrays" and "replicated"
     axis: int | Mapping[str, int]
     keep_memory: Any = None  # bytes, of what has been allocated for copies
+    levels: Levels | None = None
     views: Views = field(default_factory=dict)
     first: dict[str, Any] = field(default_factory=dict)  # what the first rank has been given, described
     written: Attempt = field(init=False)
@@ -56,18 +61,27 @@ class Saving:
             self.write()
             return at_once(self.group, self.end())
         finally:
-            self.where.release()
+            self.release()
+
+    def release(self) -> None:
+        """Give the folders free."""
+        for each in self._folders():
+            each.release()
 
     def begin(self, metadata: Any, keep: Any, overwrite: bool, copy: Callable[[], None] = nothing) -> None:
         """Compare what the ranks have been given, and take the folder; `copy` is done by every rank meanwhile."""
         every = self._together(lambda: self._describe(metadata, keep, overwrite))
         _compare(self.operation, self.group, every)
         self.first = every[0]
-        self.where.name(self.step, self.first["token"])
+        if self.levels is not None:
+            self.levels.begin(self.operation, self.group, [each["local"] for each in every])
+        folders = self._folders()
+        for each in folders:
+            each.name(self.step, self.first["token"])
 
         def take() -> None:
-            if self.group.rank == 0:
-                self.where.take(overwrite)
+            for each in filter(self._leads, folders):
+                each.take(overwrite)
             copy()
 
         self._together(take)
@@ -83,13 +97,37 @@ class Saving:
         Return warnings.
         """
         try:
-            written = yield from agreed(self.group, self.operation, self.written, self._undo)
-            yield from self._agreed(lambda: self._verify(written), self._undo)
-            # From here on no rank removes its file: the manifest may be there, even if this rank sees an error.
-            yield from self._agreed(lambda: self._publish(written))
-            return self._prune() if self.group.rank == 0 else []
+            return (yield from self._end())
         finally:
-            self.where.release()
+            self.release()
+
+    def _end(self) -> Steps[list[str]]:
+        first = self._folders()[0]
+        written = yield from agreed(self.group, self.operation, self.written, lambda: first.undo(self.group.rank))
+        if self.levels is not None:
+            sizes = [each["nbytes"] for each in written]
+            yield from self.levels.copy(self.group, self.operation, sizes, self._manifest(first, written))
+        warnings = yield from self._complete(first, written)
+        if self.levels is not None:
+            warnings = self.levels.warnings + warnings
+            if self.levels.is_drained:
+                yield from self._agreed(self._drain, lambda: self.where.undo(self.group.rank))
+                warnings += yield from self._complete(self.where, written)
+        return warnings
+
+    def _complete(self, where: Destination, written: list[dict[str, Any]]) -> Steps[list[str]]:
+        """Publish what is written at a destination, and remove what is older there; return warnings."""
+        yield from self._agreed(lambda: self._verify(where, written), lambda: where.undo(self.group.rank))
+        # From here on no rank removes its file: the manifest may be there, even if this rank sees an error.
+        yield from self._agreed(lambda: self._publish(where, written))
+        return self._prune(where) if self._leads(where) else []
+
+    def _leads(self, where: Destination) -> bool:
+        return self.group.rank == where.leader
+
+    def _folders(self) -> list[Destination]:
+        """Return the folders that nobody else may write to meanwhile: first the one that the files go to first."""
+        return [self.where] if self.levels is None else [self.levels.local, self.where]
 
     def _together(self, act: Callable[[], T]) -> list[T]:
         return together(self.group, self.operation, act)
@@ -114,6 +152,7 @@ class Saving:
         if isinstance(self.axis, Mapping) and (unknown := self.axis.keys() - arrays.keys()):
             raise ValueError(f"axis has {min(unknown)!r}, which is not in arrays")
         described: dict[str, Any] = {"step": self.step, "keep": keep, "overwrite": bool(overwrite)}
+        described["local"] = None if self.levels is None else self.levels.describe(self.group.rank, self.where.folder)
         for kind, given in self.given.items():
             self.views[kind] = {}
             described[kind] = {name: self._describe_array(kind, name, array) for name, array in given.items()}
@@ -123,7 +162,8 @@ class Saving:
             except (TypeError, ValueError) as error:
                 raise TypeError(f"metadata: {error}") from None
             described["token"] = os.urandom(4).hex()
-            self.where.refuse_later_steps(self.step, overwrite)
+        for each in filter(self._leads, self._folders()):
+            each.refuse_later_steps(self.step, overwrite)
         return described
 
     def _describe_array(self, kind: str, name: Any, array: Array) -> dict[str, Any]:
@@ -172,19 +212,31 @@ class Saving:
                             out.write(block)
 
         if writes_all or self.first["arrays"]:
-            return {"nbytes": self.where.write(self.group.rank, write), "shards": shards}
+            return {"nbytes": self._folders()[0].write(self.group.rank, write), "shards": shards}
         write(None)
         return {"nbytes": None, "shards": shards}
 
-    def _undo(self) -> None:
-        self.where.undo(self.group.rank)
-
-    # -- on the first rank, when all files are written -------------------------------------------
-
-    def _verify(self, written: list[dict[str, Any]]) -> None:
-        """Check that replicated arrays are the same everywhere, and that all files are visible."""
-        if self.group.rank > 0:
+    def _drain(self) -> None:
+        """Copy this rank's file from its node to the folder that all ranks share."""
+        path = self._folders()[0].data / file_of(self.group.rank)
+        if not path.exists():
             return
+        try:
+            with open(path, "rb") as file:
+                self.where.write(self.group.rank, lambda out: shutil.copyfileobj(file, out, files.BLOCK))
+        except OSError as error:
+            raise CheckpointError(f"{error}; step {self.step} is complete on the nodes, but not there") from error
+
+    # -- when all files are written --------------------------------------------------------------
+
+    def _verify(self, where: Destination, written: list[dict[str, Any]]) -> None:
+        """Check that replicated arrays are the same everywhere, and that all files are visible."""
+        if self.group.rank == 0:
+            self._compare_replicated(written)
+        if self._leads(where):
+            where.see_all(self.group.ranks, [each["nbytes"] for each in written])
+
+    def _compare_replicated(self, written: list[dict[str, Any]]) -> None:
         for name in self.first["replicated"]:
             sums = [each["shards"]["replicated"][name]["crc32"] for each in written]
             others = [self.group.ranks[rank] for rank, each in enumerate(sums) if each != sums[0]]
@@ -193,35 +245,38 @@ class Saving:
                     f"replicated[{name!r}] is not the same on rank {others[0]} as on rank {self.group.ranks[0]}; "
                     f"broadcast it first, or pass it in arrays"
                 )
-        self._see_all(written)
 
-    def _see_all(self, written: list[dict[str, Any]]) -> None:
-        self.where.see_all(self.group.ranks, [each["nbytes"] for each in written])
-
-    def _publish(self, written: list[dict[str, Any]]) -> None:
+    def _publish(self, where: Destination, written: list[dict[str, Any]]) -> None:
         """Write the manifest."""
-        if self.group.rank > 0:
-            return
-        first = self.first
-        for name, described in first["arrays"].items():
-            described["shards"] = [each["shards"]["arrays"][name] for each in written]
-            described["shape"][described["axis"]] = sum(shard["length"] for shard in described["shards"])
-        for name, described in first["replicated"].items():
-            described["shards"] = [written[0]["shards"]["replicated"][name]]
-        body = {
+        if self._leads(where):
+            where.publish(self._manifest(where, written), lambda: self._verify(where, written))
+
+    def _manifest(self, where: Destination, written: list[dict[str, Any]]) -> dict[str, Any]:
+        body: dict[str, Any] = {
             "format": files.FORMAT,
             "step": self.step,
             "ranks": self.group.size,
             "writer": writer(),
-            "folder": self.where.data.name,
+            "folder": where.data.name,
             "block": files.BLOCK,
-            **{name: first[name] for name in ("metadata", "arrays", "replicated")},
+            "metadata": self.first["metadata"],
+            "arrays": {},
+            "replicated": {},
         }
-        self.where.publish(body, lambda: self._see_all(written))
+        if self.levels is not None and where is self.levels.local:
+            body["local"] = self.levels.local.described([each["nbytes"] for each in written])
+        for name, described in self.first["arrays"].items():
+            shape, axis = [*described["shape"]], described["axis"]
+            shards = [each["shards"]["arrays"][name] for each in written]
+            shape[axis] = sum(shard["length"] for shard in shards)
+            body["arrays"][name] = {**described, "shape": shape, "shards": shards}
+        for name, described in self.first["replicated"].items():
+            body["replicated"][name] = {**described, "shards": [written[0]["shards"]["replicated"][name]]}
+        return body
 
-    def _prune(self) -> list[str]:
+    def _prune(self, where: Destination) -> list[str]:
         """Remove the steps that are no longer kept; return a warning if there are files that can't be removed."""
-        left = self.where.prune(self.first["keep"], self.first["overwrite"])
+        left = where.prune(self.first["keep"], self.first["overwrite"])
         if not left:
             return []
         more = f", and {len(left) - 1} more" if len(left) > 1 else ""
@@ -243,6 +298,9 @@ def _compare(operation: str, group: ProcessGroup, every: list[dict[str, Any]]) -
 
     for what in ("step", "keep", "overwrite"):
         same(what, [each[what] for each in every])
+    same("local", ["None" if each["local"] is None else "a folder" for each in every])
+    for what in ("partner", "drain_every") if every[0]["local"] else ():
+        same(what, [each["local"][what] for each in every])
     for kind in ("arrays", "replicated"):
         same(f"the list of names in {kind}", [sorted(each[kind]) for each in every])
         for name, first in every[0][kind].items():

@@ -7,11 +7,13 @@ from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
 from ..core.group import ProcessGroup
+from ..core.work import Work
 from ..errors import here
 
 T = TypeVar("T")
-# What ranks do in turns: it yields this rank's word for all, is sent the words of all ranks, and returns an outcome.
-Steps = Generator[tuple[Any, int, str], list[Any], T]
+# What ranks do in turns: it yields this rank's word for all, and is sent the words of all ranks; or it yields a Work to
+# wait for. It returns an outcome.
+Steps = Generator[tuple[Any, int, str] | Work, list[Any], T]
 
 
 class CheckpointError(RuntimeError):
@@ -75,8 +77,12 @@ def at_once(group: ProcessGroup, steps: Steps[T]) -> T:
                 mine = steps.send(words)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
-            words = [None] * group.size
-            group.all_gather_object(words, mine)
+            words = None
+            if isinstance(mine, Work):
+                mine.wait()
+            else:
+                words = [None] * group.size
+                group.all_gather_object(words, mine)
 
 
 def together(group: ProcessGroup, operation: str, act: Callable[[], T]) -> list[T]:

@@ -1,0 +1,107 @@
+"""Saving on two levels: always to the nodes' own storage, with copies on other nodes, and every so often from there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core import checks
+from ..core.group import ProcessGroup
+from ..errors import here
+from . import files
+from .destination import file_of
+from .local import NOT_SHARED, NOTHING_HERE, LocalLevel
+from .partners import Copying, partners_of
+from .together import CheckpointError, Steps, agreed, attempt
+
+
+@dataclass
+class Levels:
+    """The local level of one checkpoint, as one rank saves it."""
+
+    root: str | os.PathLike[str]
+    partner: bool
+    drain_every: int | None
+    local: LocalLevel
+    messages: Callable[[], ProcessGroup]  # the group that copies are sent in; the first call is collective
+    is_drained: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        group: ProcessGroup,
+        folder: Path,
+        local: str | os.PathLike[str] | None,
+        partner: bool,
+        drain_every: int | None,
+        messages: Callable[[], ProcessGroup],
+    ) -> Levels | None:
+        """Return those of a save with these arguments; None without a local level."""
+        if local is None:
+            return None
+        partners = partners_of(group.nodes) if partner else [None] * group.size
+        return cls(local, bool(partner), drain_every, LocalLevel.of(group, local, folder, partners), messages)
+
+    def describe(self, rank: int, folder: Path) -> dict[str, Any]:
+        """Check this rank's arguments, and return what all ranks have to know; `folder` is that which they share."""
+        if self.drain_every is not None and checks.integer("drain_every", self.drain_every) < 1:
+            raise ValueError(f"drain_every is {self.drain_every}; expected 1 or more, or None for never")
+        return {
+            "root": os.path.abspath(self.root),
+            "partner": self.partner,
+            "drain_every": self.drain_every,
+            "drained": files.steps_in(folder) if rank == 0 else [],
+            **(self.local.describe() if rank == self.local.leader else NOTHING_HERE),
+        }
+
+    def begin(self, operation: str, group: ProcessGroup, every: list[dict[str, Any]]) -> None:
+        """Compare what all ranks have described, and decide whether this checkpoint goes to the shared folder, too."""
+        for rank, each in enumerate(every):
+            first = every[group.nodes.index(group.nodes[rank])]
+            if each["root"] != first["root"]:
+                raise ValueError(
+                    f"{operation}: local is {each['root']!r} on rank {group.ranks[rank]}, and {first['root']!r} on "
+                    f"another one of its node; {self.local.needs}{here()}"
+                )
+        last, undrained = max(((each["last"], each["undrained"]) for each in every), key=lambda each: each[0])
+        self.local.undrained = 1 if last in every[0]["drained"] else undrained + 1
+        self.is_drained = self.drain_every is not None and self.local.undrained >= self.drain_every
+        if self.partner and group.rank == 0 and not any(map(_is_one, self.local.partners)):
+            self.warnings.append(
+                f"{operation}: partner=True, but all ranks are on one node, so there are no copies on another one: if "
+                f"it fails, what is not in the shared folder is lost. Start on several nodes, or give drain_every=1, "
+                f"or partner=False if that is all right{here()}"
+            )
+
+    def copy(self, group: ProcessGroup, operation: str, sizes: list[int | None], body: dict[str, Any]) -> Steps[None]:
+        """Give each rank's partner a copy of its file, and verify those that this rank has got; `body` has the sums."""
+        local = self.local
+        if not any(map(_is_one, local.partners)):
+            return
+        shards = files.shards_of_files(body)
+
+        def verify(rank: int, path: Path) -> None:
+            files.verify_file(path, shards[file_of(rank)], body["block"])
+
+        copying = Copying(
+            self.messages(), operation, local.partners, sizes, lambda rank: local.data / file_of(rank), verify
+        )
+        copying.outcome = attempt(operation, lambda: self._refuse_shared(copying.sources))
+        local.copies = copying.sources
+        yield from copying.steps()
+        yield from agreed(group, operation, copying.outcome, lambda: local.undo(group.rank))
+
+    def _refuse_shared(self, sources: list[int]) -> None:
+        for rank in sources:
+            if (path := self.local.data / file_of(rank)).exists():
+                raise CheckpointError(f"{path} is there, which another node has written: {NOT_SHARED}")
+        if sources:
+            files.make_folder(self.local.data)  # this rank may have written no file of its own
+
+
+def _is_one(partner: int | None) -> bool:
+    return partner is not None

@@ -1,0 +1,128 @@
+"""Copies of the ranks' files on other nodes: a ring over the nodes, and messages in bounded pieces."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.group import ProcessGroup
+from . import files
+from .together import Attempt, Steps, attempt
+
+PIECE = 16 << 20  # bytes of a message; a rank has two of them in memory
+
+
+def partners_of(nodes: Sequence[int]) -> list[int | None]:
+    """Return, for each rank, the rank on the next node that keeps a copy of its file; None where there is one node.
+
+    `nodes` has the node of each rank.
+    """
+    ranks_of: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        ranks_of.setdefault(node, []).append(rank)
+    ring = sorted(ranks_of)
+    partners: list[int | None] = [None] * len(nodes)
+    if len(ring) > 1:
+        for node, following in zip(ring, ring[1:] + ring[:1]):
+            for i, rank in enumerate(ranks_of[node]):
+                partners[rank] = ranks_of[following][i % len(ranks_of[following])]
+    return partners
+
+
+class Copying:
+    """This rank's part in the copying: its file goes to its partner, and others come.
+
+    Between the messages are reads and writes that may fail. Then the messages go on, without them, because others wait
+    for them.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        operation: str,
+        partners: Sequence[Any],
+        sizes: Sequence[int | None],
+        path_of: Callable[[int], Path],
+        verify: Callable[[int, Path], None],
+    ) -> None:
+        self._group = group
+        self._operation = operation
+        self._partners = partners
+        self._sizes = [size or 0 for size in sizes]  # without a file: nothing to send
+        self._path_of = path_of  # of a rank's file, on any node
+        self._verify = verify  # a copy of a rank's file, at a path
+        self.outcome = Attempt(None)
+        self.sources = [rank for rank, partner in enumerate(partners) if partner == group.rank and self._sizes[rank]]
+
+    def steps(self) -> Steps[None]:
+        """Send and receive; `outcome` has what has come of it."""
+        turns = self._turns()
+        for turn in range(max(turns) + 1):
+            source = self.sources[turn] if turn < len(self.sources) else None
+            yield from self._take_turn(turns[self._group.rank] == turn, source)
+
+    def _turns(self) -> list[int]:
+        """Return when each rank sends: those with the same partner do it one after the other; -1: never."""
+        turns, before = [], Counter[int | None]()
+        for partner, size in zip(self._partners, self._sizes):
+            sends = partner is not None and size > 0
+            turns.append(before[partner] if sends else -1)
+            before[partner] += sends
+        return turns
+
+    def _take_turn(self, sends: bool, source: int | None) -> Steps[None]:
+        me = self._group.rank
+        mine, theirs = self._sizes[me] if sends else 0, self._sizes[source] if source is not None else 0
+        path = self._path_of(me if source is None else source)
+        temporary = files.temporary_of(path)
+        buffers = [np.empty(min(PIECE, size), np.uint8) for size in (mine, theirs)]
+        with ExitStack() as opened:
+            reading = (
+                self._try(lambda: opened.enter_context(files.open_unbuffered(self._path_of(me)))) if mine else None
+            )
+            writing = self._try(lambda: opened.enter_context(files.create(temporary))) if theirs else None
+            opened.callback(_remove, temporary)
+            for begin in range(0, max(mine, theirs), PIECE):
+                outgoing, incoming = (each[: max(0, n - begin)] for each, n in zip(buffers, (mine, theirs)))
+                works = []
+                if outgoing.size:
+                    self._try(partial(files.read_at, reading, begin, outgoing, self._path_of(me)))
+                    works.append(self._group.isend(outgoing, self._partners[me]))
+                if incoming.size:
+                    works.append(self._group.irecv(incoming, source))
+                yield from works
+                if incoming.size:
+                    self._try(partial(_write, writing, incoming))
+            if source is not None:
+                self._try(partial(self._keep, writing, temporary, path, source))
+
+    def _keep(self, file: Any, temporary: Path, path: Path, source: int) -> None:
+        """Give a copy its name, if it is what its rank has written."""
+        files.flush(file)
+        self._verify(source, temporary)
+        os.replace(temporary, path)
+        files.fsync_folder(path.parent)
+
+    def _try(self, act: Callable[[], Any]) -> Any:
+        if self.outcome.error is not None:
+            return None
+        tried = attempt(self._operation, act)
+        if tried.error is not None:
+            self.outcome = tried
+        return tried.outcome
+
+
+def _write(file: Any, data: Any) -> None:
+    file.write(data)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        os.unlink(path)
