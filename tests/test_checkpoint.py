@@ -547,7 +547,7 @@ def test_a_step_that_was_skipped_counts_when_it_has_been_saved_again(folder: Pat
 
 @pytest.mark.parametrize("failures", [3, 99])
 def test_a_file_server_that_is_away_for_a_moment(folder: Path, failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, wrapped, tried = two_steps(folder), files._open, []
+    x, wrapped, tried = two_steps(folder), files.open_unbuffered, []
 
     def fail(path: Path) -> Any:
         if "step-0000000002" in str(path) and len(tried) < failures:
@@ -557,7 +557,7 @@ def test_a_file_server_that_is_away_for_a_moment(folder: Path, failures: int, mo
 
     monkeypatch.setattr(files, "PAUSES", (0, 0, 0))
     if hc.get_rank() == hc.get_world_size() - 1:
-        monkeypatch.setattr(files, "_open", fail)
+        monkeypatch.setattr(files, "open_unbuffered", fail)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = checkpoint.load(folder, fall_back=True)

@@ -5,11 +5,8 @@ Nodes are pretended: a group is told that its ranks are on several, and each of 
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 

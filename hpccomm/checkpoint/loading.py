@@ -76,14 +76,12 @@ class Loading:
         if len(set(asked)) > 1:
             what = "(step, fall_back, whether local is given)"
             raise ValueError(f"{OPERATION}: ranks ask for different things: {what} is {asked}{here()}")
-        if self.nodes is None:
-            return self._load_from_folder(step, fall_back, "")
-        checkpoint, skipped = self._load_from_nodes(self.nodes, step)
+        checkpoint, skipped = self._load_from_nodes(self.nodes, step) if self.nodes is not None else (None, "")
         if checkpoint is None:
-            checkpoint = self._load_from_folder(step, fall_back, skipped)
-        elif skipped:
-            self._warn(skipped, checkpoint.step)
-        if step is None:
+            checkpoint, skipped = self._load_from_folder(step, fall_back, skipped)
+        if skipped and self.group.rank == 0:
+            warnings.warn(f"{skipped}loaded step {checkpoint.step} instead", RuntimeWarning, stacklevel=3)
+        if self.nodes is not None and step is None:
             self.nodes.skip_after(checkpoint.step)
         return checkpoint
 
@@ -105,8 +103,8 @@ class Loading:
                 skipped += f"{error}; "
         return None, skipped
 
-    def _load_from_folder(self, step: Any, fall_back: bool, damaged: str) -> Checkpoint:
-        """Return a step that is in the folder; `damaged` says which others are not whole."""
+    def _load_from_folder(self, step: Any, fall_back: bool, damaged: str) -> tuple[Checkpoint, str]:
+        """Return a step that is in the folder, and what is not whole; `damaged` says what is known of that."""
         below: int | None = None
         vanished = 0
         while True:
@@ -125,13 +123,7 @@ class Loading:
                 else:
                     raise type(error)(f"{damaged}{error}; {self._hint(before)}") from error.__cause__
             else:
-                if damaged:
-                    self._warn(damaged, chosen)
-                return checkpoint
-
-    def _warn(self, damaged: str, chosen: int) -> None:
-        if self.group.rank == 0:
-            warnings.warn(f"{damaged}loaded step {chosen} instead", RuntimeWarning, stacklevel=4)
+                return checkpoint, damaged
 
     def _choose(self, step: Any, below: int | None, damaged: str) -> tuple[int, int | None]:
         """Return the step to read and the one before it; on the first rank."""
