@@ -36,8 +36,12 @@ class Found:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The files that belong to it, with their sizes in bytes; empty without a manifest."""
-        return {} if self.body is None else files.sizes_of_files(self.body)
+        """The files that belong into the folder, with their sizes in bytes; empty without a manifest."""
+        if self.body is None:
+            return {}
+        sizes = files.sizes_of_files(self.body)
+        holds = self.body.get("local", {}).get("holds", sizes)  # a node's own folder has a part of the files
+        return {file: sizes[file] for file in holds}
 
     def path_of(self, file: str) -> Path:
         """Return the path of a rank's file; it has a manifest."""
@@ -52,11 +56,12 @@ class Found:
         """Read all files, and add those that are damaged to the problems."""
         if self.body is None:
             return
-        for file, shards in files.shards_of_files(self.body).items():
+        shards = files.shards_of_files(self.body)
+        for file in self.sizes:
             if _size(self.path_of(file)) is None:
                 continue  # is a problem already
             try:
-                files.verify_file(self.path_of(file), shards, self.body["block"])
+                files.verify_file(self.path_of(file), shards[file], self.body["block"])
             except (CheckpointError, OSError) as error:
                 self.problems.append(str(error))
 
@@ -80,6 +85,27 @@ def inspect(folder: Path) -> Iterator[Found]:
             elif size != nbytes:
                 found.problems.append(f"{found.path_of(file)} has {size} bytes, not {nbytes}")
         yield found
+
+
+def whole(found: list[Found], step: int | None = None) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Return the manifest and the files of the last step, or of `step`, from all folders that have some of its files.
+
+    CheckpointError if a file is in none of them.
+    """
+    published = [each for each in found if each.body is not None and step in (None, each.step)]
+    if not published:
+        raise CheckpointError("there is no manifest that can be read")
+    last = max(each.step for each in published)
+    of_last = [each for each in published if each.step == last]
+    missing: list[str] = []
+    for body in (each.body or {} for each in of_last):
+        same = [each for each in of_last if each.body and each.body["folder"] == body["folder"]]
+        paths = {file: each.path_of(file) for each in same for file in each.files_there()}
+        missing = sorted(files.sizes_of_files(body).keys() - paths.keys())
+        if not missing:
+            return body, paths
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    raise CheckpointError(f"step {last} is not whole: {missing[0]}{more} is missing; --step names another one")
 
 
 def _unpublished(folder: Path) -> set[int]:

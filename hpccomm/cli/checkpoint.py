@@ -10,8 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ..checkpoint import files
+from ..checkpoint.draining import drain
 from ..checkpoint.export import FORMATS, export
-from ..checkpoint.inspection import Found, inspect
+from ..checkpoint.inspection import Found, inspect, whole
+from ..checkpoint.local import check_owner, local_folder
 from ..checkpoint.together import CheckpointError
 from ..checkpoint.writer import in_words
 from ..debug.words import size_in_words
@@ -24,53 +27,77 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (_, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         command.add_argument("folder", metavar="FOLDER", type=Path, help="the folder given to checkpoint.save")
+        command.add_argument(
+            "--local", metavar="PATH", type=Path, action="append", default=[], required=name == "drain",
+            help="also what is in this node's own storage: the local= given to checkpoint.save",
+        )  # fmt: skip
         if name != "list":
-            command.add_argument("--step", type=int, help="this step alone (default: all; export: the last)")
+            command.add_argument("--step", type=int, help=f"this step alone (default: {STEPS.get(name, 'the last')})")
         if name == "export":
             command.add_argument("output", metavar="OUTPUT", type=Path, help=f"a new name: *{', *'.join(FORMATS)}")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return 0, or 1 if something is not whole, or 2 if there is nothing, or it can't be done."""
-    found = list(inspect(arguments.folder))
-    if (step := getattr(arguments, "step", None)) is not None:
-        found = [each for each in found if each.step == step]
+    step = getattr(arguments, "step", None)
+    folders = [arguments.folder, *(local_folder(local, arguments.folder) for local in arguments.local)]
     try:
+        for folder in folders[1:]:
+            check_owner(folder)
+        found = [each for folder in folders for each in inspect(folder) if step in (None, each.step)]
         if not found:
             which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            raise CheckpointError(f"there is {which} in {arguments.folder}")
-        return COMMANDS[arguments.what][0](found, arguments)
+            raise CheckpointError(f"there is {which} in {' or '.join(map(str, folders))}")
+        return COMMANDS[arguments.what][0](sorted(found, key=lambda each: each.step), arguments)
     except (CheckpointError, OSError) as error:
         print(f"hpccomm checkpoint: {error}", file=sys.stderr)
         return 2
 
 
-def _list(found: list[Found], _: argparse.Namespace) -> int:
+def _list(found: list[Found], arguments: argparse.Namespace) -> int:
     """Print a table of the steps, and what is wrong with them."""
-    return _report(found)
+    return _report(found, arguments.folder)
 
 
-def _verify(found: list[Found], _: argparse.Namespace) -> int:
+def _verify(found: list[Found], arguments: argparse.Namespace) -> int:
     """Read all files, and print the same table."""
     for each in found:
         each.verify()
-    return _report(found)
+    return _report(found, arguments.folder)
 
 
 def _export(found: list[Found], arguments: argparse.Namespace) -> int:
     """Write the arrays of the last step to one file."""
-    last = found[-1]
-    if last.body is None or last.problems:
-        raise CheckpointError(f"step {last.step}: {last.problems[0]}; --step names another one")
-    export(last.body, last.path_of, arguments.output)
-    arrays = len(last.body["arrays"]) + len(last.body["replicated"])
-    print(f"{arguments.output}: {arrays} array{'s' * (arrays != 1)} of step {last.step}")
+    body, paths = whole(found)
+    export(body, paths.__getitem__, arguments.output)
+    arrays = len(body["arrays"]) + len(body["replicated"])
+    print(f"{arguments.output}: {arrays} array{'s' * (arrays != 1)} of step {body['step']}")
     return 0
 
 
-def _report(found: list[Found]) -> int:
+def _drain(found: list[Found], arguments: argparse.Namespace) -> int:
+    """Copy the files of the last step from this node's storage to the shared folder."""
+    last = [each for each in found if each.step == found[-1].step]
+    if any(each.folder == arguments.folder and each.body is not None for each in last):
+        print(f"step {last[0].step} is in {arguments.folder}")
+        return 0
+    local = [each for each in last if each.folder != arguments.folder and each.body is not None]
+    if not local:
+        raise CheckpointError(f"step {last[0].step}: {last[0].problems[0]}; --step names another one")
+    there, of_all = 0, 0
+    for each in local:
+        there, of_all = drain(each, arguments.folder)
+    if there < of_all:
+        print(f"step {local[0].step}: {there} of {of_all} files are in {arguments.folder}; others are on other nodes")
+    else:
+        print(f"step {local[0].step} is in {arguments.folder}")
+    return 0
+
+
+def _report(found: list[Found], shared: Path) -> int:
     """Print a table, then the problems; return 1 if there are any."""
-    rows = [("step", "whole", "ranks", "arrays", "size", "saved"), *map(_row, found)]
+    rows: list[tuple[str, ...]] = [("step", "where", "whole", "files", "ranks", "arrays", "size", "saved")]
+    rows += [_row(each, "folder" if each.folder == shared else "node") for each in found]
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
@@ -80,13 +107,15 @@ def _report(found: list[Found]) -> int:
     return 1 if any(each.problems for each in found) else 0
 
 
-def _row(found: Found) -> tuple[str, ...]:
+def _row(found: Found, where: str) -> tuple[str, ...]:
     if (body := found.body) is None:
-        return str(found.step), "no", *"????"
+        return str(found.step), where, "no", *"?????"
     writer = body.get("writer", {})
     return (
         str(found.step),
+        where,
         "no" if found.problems else "yes",
+        f"{len(found.files_there())} of {len(files.sizes_of_files(body))}",
         str(body["ranks"]),
         str(len(body["arrays"]) + len(body["replicated"])),
         size_in_words(sum(found.sizes.values())),
@@ -94,8 +123,10 @@ def _row(found: Found) -> tuple[str, ...]:
     )
 
 
+STEPS = {"verify": "all of them"}
 COMMANDS: dict[str, tuple[Callable[[list[Found], argparse.Namespace], int], str]] = {
     "list": (_list, "the steps in a folder, and whether their files are there"),
     "verify": (_verify, "the same, of files that are read, and compared with their checksums"),
+    "drain": (_drain, "copy the last step from this node's own storage to the folder; on each node of the job"),
     "export": (_export, "write the arrays of a step to one file of HDF5, or to zarr"),
 }

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import zarr
 
-from hpccomm.checkpoint import export
+from hpccomm import checkpoint
+from hpccomm.checkpoint import export, files
+from hpccomm.checkpoint.local import local_folder
 from hpccomm.cli.main import main
 
 from ..arrays import assert_same
@@ -71,10 +73,10 @@ def test_a_table_of_what_is_there(saved: Path, capsys: pytest.CaptureFixture[str
     for what in ("list", "verify"):
         assert command(what, saved) == 0
         head, *rows = capsys.readouterr().out.splitlines()
-        assert head.split() == ["step", "whole", "ranks", "arrays", "size", "saved"]
+        assert head.split() == ["step", "where", "whole", "files", "ranks", "arrays", "size", "saved"]
         nbytes = sum(path.stat().st_size for path in saved.glob("step-*20-*/*"))
         for step, row in zip((10, 20), rows, strict=True):
-            assert row.split()[:4] == [str(step), "yes", "3", "10"]
+            assert row.split()[:8] == [str(step), "folder", "yes", "3", "of", "3", "3", "10"]
             assert f"{nbytes / 1024:.4g} KiB" in row
             assert f" on {os.uname().nodename}" in row
 
@@ -125,6 +127,78 @@ def test_where_there_is_nothing(tmp_path: Path, saved: Path, capsys: pytest.Capt
     assert capsys.readouterr().err == f"hpccomm checkpoint: there is no checkpoint in {tmp_path / 'none'}\n"
     assert command("verify", saved, "--step", 15) == 2
     assert "there is no checkpoint of step 15 in " in capsys.readouterr().err
+
+
+# -- two levels --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nodes(saved: Path, tmp_path: Path) -> list[Path]:
+    """The storage of two pretended nodes, with step 20 of `tmp_path / "shared"`, in which step 10 is."""
+    shared = shutil.copytree(saved, tmp_path / "shared")
+    storage = [tmp_path / "node-0", tmp_path / "node-1"]
+    for local, ranks in zip(storage, ((0, 2), (1, 2))):
+        folder = local_folder(local, shared)
+        data = folder / a_file(shared, 20, 0).parent.name
+        data.mkdir(parents=True)
+        for rank in ranks:
+            shutil.copy(a_file(shared, 20, rank), data)
+        holds = {"holds": [f"rank-{rank}.npy" for rank in ranks], "undrained": 1}
+        body = files.read_manifest(shared, 20) | {"local": holds}
+        (folder / "step-0000000020.json").write_bytes(files.sealed(body))
+    shutil.rmtree(a_file(shared, 20, 0).parent)
+    (shared / "step-0000000020.json").unlink()
+    return storage
+
+
+def test_what_is_on_a_node_is_listed_and_verified(
+    nodes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for what in ("list", "verify"):
+        assert command(what, tmp_path / "shared", "--local", nodes[0]) == 0
+        _, first, second = capsys.readouterr().out.splitlines()
+        assert first.split()[:6] == ["10", "folder", "yes", "3", "of", "3"]
+        assert second.split()[:6] == ["20", "node", "yes", "2", "of", "3"]
+    flip(damaged := a_file(local_folder(nodes[0], tmp_path / "shared"), 20, 2), -1)
+    assert command("verify", tmp_path / "shared", "--local", nodes[0], "--local", nodes[1]) == 1
+    problems = capsys.readouterr().out.splitlines()[4:]
+    assert problems == [f"step 20: {damaged} is damaged: a checksum is wrong"]
+
+
+def test_each_node_drains_what_it_has_and_the_last_completes_the_step(
+    nodes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = tmp_path / "shared"
+    assert command("drain", shared, "--local", nodes[1]) == 0
+    assert f"step 20: 2 of 3 files are in {shared}; others are on other nodes" in capsys.readouterr().out
+    assert checkpoint.steps(shared) == [10]
+    for _ in range(2):
+        assert command("drain", shared, "--local", nodes[0]) == 0
+        assert f"step 20 is in {shared}" in capsys.readouterr().out
+    assert command("verify", shared) == 0
+    assert "local" not in files.read_manifest(shared, 20)
+    found = checkpoint.load(shared, group=Alone())
+    for name, expected in whole(20).items():
+        assert_same(native({**found.arrays, **found.replicated}[name]), expected, name)
+
+
+def test_a_damaged_file_is_not_drained(nodes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = tmp_path / "shared"
+    flip(damaged := a_file(local_folder(nodes[0], shared), 20, 0), -1)
+    for local in nodes:
+        command("drain", shared, "--local", local)
+    assert f"{damaged} is damaged: a checksum is wrong" in capsys.readouterr().err
+    assert checkpoint.steps(shared) == [10]
+
+
+def test_an_export_from_the_storage_of_nodes(
+    nodes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared, output = tmp_path / "shared", tmp_path / "out.h5"
+    assert command("export", shared, output, "--local", nodes[0]) == 2
+    assert "step 20 is not whole: rank-1.npy is missing" in capsys.readouterr().err
+    assert command("export", shared, output, "--local", nodes[0], "--local", nodes[1]) == 0
+    check_hdf5(output, 20)
 
 
 # -- export ------------------------------------------------------------------------------------------
@@ -238,7 +312,7 @@ def test_a_damaged_file_leaves_no_export(
     assert "is damaged: a checksum is wrong" in capsys.readouterr().err
     a_file(folder, 20, 1).unlink()
     assert command("export", folder, output) == 2
-    assert "is missing; --step names another one" in capsys.readouterr().err
+    assert "step 20 is not whole: rank-1.npy is missing; --step names another one" in capsys.readouterr().err
     assert os.listdir(tmp_path) == [folder.name]
     assert command("export", folder, output, "--step", 10) == 0
 
@@ -266,8 +340,6 @@ def test_outputs_that_are_refused(saved: Path, tmp_path: Path, capsys: pytest.Ca
 def test_what_a_format_can_not_hold(
     tmp_path: Path, arrays: dict[str, Any], suffix: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from hpccomm import checkpoint
-
     folder = tmp_path / "checkpoints"
     checkpoint.save(folder, {}, 1, replicated={k: np.asarray(v) for k, v in arrays.items()}, group=Alone())
     assert command("export", folder, tmp_path / f"out{suffix}") == 2
