@@ -18,6 +18,7 @@ from .core import checks
 from .core.exact_rows import NOTHING, ExactRows, bits_of
 from .core.exact_sums import LAST_BIT_OF_PRODUCTS, PRECISION, ExactSum
 from .core.group import ProcessGroup
+from .core.reduce_op import ReduceOp
 from .errors import UnsupportedOperationError, here
 from .world import member
 
@@ -250,6 +251,11 @@ def _sum_over_axes(operation: str, values: Any, axes: tuple[int, ...], group: Gr
     if values.dtype.kind in "biu":
         _agreed(operation, [NOTHING], shape, values.dtype, group)
         return _over_ranks(values.sum(axis=axes), group)
+    if not axes:
+        _agreed(operation, [NOTHING], shape, values.dtype, group)
+        result = values.copy()
+        all_reduce(result, ReduceOp.REPRODUCIBLE_SUM, group)
+        return result
     columns = prod(values.shape[i] for i in axes)
     parts = [part.transpose(*kept, *axes).reshape(prod(shape), columns) for part in _real_parts(values)]
     bits = _agreed(operation, [bits_of(part) for part in parts], shape, values.dtype, group)

@@ -49,6 +49,7 @@ def world() -> Iterator[hc.ProcessGroup]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "python":
         monkeypatch.setattr(exact_sums, "two_grid_sums", lambda *_: None)
+        monkeypatch.setattr(exact_sums, "product_sums", lambda *_: None)
         monkeypatch.setattr(exact_sums, "exact_products", lambda *_: False)
 
 
@@ -186,13 +187,50 @@ def test_the_compiled_room_sums_what_two_grids_have_room_for(n: int) -> None:
     rng = np.random.default_rng(n)
     for low, high in ((-44, 0), (-1074, -1040), (950, 990)):
         values = np.ldexp(rng.uniform(-1, 1, n), rng.integers(low, high, n))
-        parts = exact_sums.two_grid_sums(values, SPARE, HUGE)
+        parts = exact_sums.two_grid_sums(values, 0, CHUNK, SPARE, HUGE)
+        if n == 0:
+            assert parts is None
+            continue
         assert parts is not None
-        assert parts[0] * Fraction(2) ** parts[1] + parts[2] * Fraction(2) ** parts[3] == total(values)
+        end, integers = parts
+        assert end == n
+        assert sum(number * Fraction(2) ** exponent for number, exponent in integers) == total(values)
     for other in (INF, -INF, NAN, -NAN, 2.0**1000, 2.0**-200):
         values = np.ones(n + 1)
         values[rng.integers(n + 1)] = other
-        assert exact_sums.two_grid_sums(values, SPARE, HUGE) is None or (n == 0 and other == 2.0**-200)
+        assert exact_sums.two_grid_sums(values, 0, CHUNK, SPARE, HUGE) is None or (n == 0 and other == 2.0**-200)
+
+
+@pytest.mark.serial
+@pytest.mark.skipif(room is None, reason="no compiled room")
+def test_the_compiled_room_goes_on_until_a_number_does_not_fit() -> None:
+    values = np.random.default_rng(1).uniform(-1, 1, 100)
+    for other in (4.0, -4.0, NAN, INF, 1.1 * 2.0**-90):
+        values[70] = other
+        for calls in (
+            lambda start: exact_sums.two_grid_sums(values, start, 10, SPARE, HUGE),
+            lambda start: exact_sums.product_sums(values, np.ones(100), start, 10, SPARE, HUGE),
+        ):
+            end, integers = calls(20)  # type: ignore[misc]
+            assert end == 70
+            assert sum(number * Fraction(2) ** exponent for number, exponent in integers) == total(values[20:70])
+            assert (calls(70) is None) is (abs(other) != 4)
+
+
+@pytest.mark.serial
+@pytest.mark.skipif(room is None, reason="no compiled room")
+@pytest.mark.parametrize("n", [*range(1, 10), 1023])
+def test_the_compiled_room_adds_up_products_and_their_errors(n: int) -> None:
+    rng = np.random.default_rng(n)
+    for low, high in ((-10, 10), (-470, -452), (470, 488)):
+        x, y = (np.ldexp(rng.uniform(0.5, 1, n), rng.integers(low, high, n)) for _ in range(2))
+        y *= rng.choice([-1.0, 1.0], n)
+        x[::3] = 0.0
+        found = exact_sums.product_sums(x, y, 0, CHUNK, SPARE, HUGE)
+        assert found is not None
+        assert found[0] == n
+        expected = sum((Fraction(a) * Fraction(b) for a, b in zip(x.tolist(), y.tolist())), Fraction(0))
+        assert sum(number * Fraction(2) ** exponent for number, exponent in found[1]) == expected
 
 
 @pytest.mark.serial

@@ -10,22 +10,28 @@ limbs of 2^31 ranks fit in an int64 when they are added.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import frexp, inf, isqrt, ldexp, nan
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..native import room
 
+Parts: TypeAlias = tuple[int, list[tuple[int, int]]]  # where a sum ends, and integers with their exponents
+
 try:
     if room is None:  # it is not wanted
         raise ImportError
-    from ..native._sums import exact_products, two_grid_sums
+    from ..native._sums import exact_products, product_sums, two_grid_sums
 except ImportError:
 
-    def two_grid_sums(values: Any, spare: int, huge: float) -> tuple[int, int, int, int] | None:
+    def two_grid_sums(values: Any, start: int, chunk: int, spare: int, huge: float) -> Parts | None:
         """Leave it to `grid_sums`."""
+        return None
+
+    def product_sums(x: Any, y: Any, start: int, chunk: int, spare: int, huge: float) -> Parts | None:
+        """Leave it to `product_with_error`."""
         return None
 
     def exact_products(x: Any, y: Any, product: Any, error: Any) -> bool:
@@ -99,18 +105,28 @@ class ExactSum:
 
     def add(self, values: Any, sign: int = 1) -> None:
         """Add, or with `sign` -1 subtract, each element of an array of one dimension."""
-        for start in range(0, values.size, CHUNK):
-            chunk = np.ascontiguousarray(values[start : start + CHUNK], np.float64)
-            if parts := two_grid_sums(chunk, SPARE, HUGE):
-                self.add_integer(sign * parts[0], parts[1])
-                self.add_integer(sign * parts[2], parts[3])
-                continue
-            top = largest(chunk)
-            if not top < inf:
-                chunk = self._without_specials(chunk, sign)
-                top = largest(chunk)
-            for sums, exponent in grid_sums(chunk, top):
-                self.add_integer(sign * int(sums), exponent)
+        for (numbers,) in _contiguous(values):
+            start = 0
+            while start < numbers.size:
+                if parts := two_grid_sums(numbers, start, CHUNK, SPARE, HUGE):
+                    start = self._add_parts(parts, sign)
+                else:
+                    self._add_chunk(numbers[start : start + CHUNK], sign)
+                    start += CHUNK
+
+    def _add_parts(self, parts: Parts, sign: int) -> int:
+        end, integers = parts
+        for number, exponent in integers:
+            self.add_integer(sign * number, exponent)
+        return end
+
+    def _add_chunk(self, values: Any, sign: int) -> None:
+        top = largest(values)
+        if not top < inf:
+            values = self._without_specials(values, sign)
+            top = largest(values)
+        for sums, exponent in grid_sums(values, top):
+            self.add_integer(sign * int(sums), exponent)
 
     def add_integer(self, number: int, exponent: int) -> None:
         """Add number * 2^exponent, which is a multiple of the last bit."""
@@ -119,25 +135,28 @@ class ExactSum:
 
     def add_products(self, x: Any, y: Any, sign: int = 1) -> None:
         """Add the product of each two elements of arrays of one dimension and of the same size."""
-        product, error = np.empty((2, min(x.size, CHUNK)))
-        for start in range(0, x.size, CHUNK):
-            pair = x[start : start + CHUNK], y[start : start + CHUNK]
-            a, b = (np.ascontiguousarray(each, np.float64) for each in pair)
+        for a, b in _contiguous(x, y):
             if x.dtype.itemsize <= 4:  # 24 bits by 24 bits
                 self.add(a * b, sign)
-            elif exact_products(a, b, product[: a.size], error[: a.size]):
-                self.add(product[: a.size], sign)
-                self.add(error[: a.size], sign)
-            else:
-                self._add_any_products(a, b, sign)
+                continue
+            start = 0
+            while start < a.size:
+                if parts := product_sums(a, b, start, CHUNK, SPARE, HUGE):
+                    start = self._add_parts(parts, sign)
+                else:
+                    chunk = slice(start, start + CHUNK)
+                    self._add_any_products(a[chunk], b[chunk], sign)
+                    start += CHUNK
 
     def _add_any_products(self, x: Any, y: Any, sign: int) -> None:
-        with_error = product_with_error(x, y)
-        if not with_error[2].all():
-            x, y = self._without_rare(x, y, with_error, sign)
-            with_error = product_with_error(x, y)
-        self.add(with_error[0], sign)
-        self.add(with_error[1], sign)
+        product, error = np.empty((2, x.size))
+        if not exact_products(x, y, product, error):
+            product, error, is_exact = product_with_error(x, y)
+            if not is_exact.all():
+                x, y = self._without_rare(x, y, product, is_exact, sign)
+                product, error, _ = product_with_error(x, y)
+        self.add(product, sign)
+        self.add(error, sign)
 
     def _without_specials(self, values: Any, sign: int) -> Any:
         """Count what is not finite, and return the rest."""
@@ -146,9 +165,8 @@ class ExactSum:
             self.specials[i] += int(count)
         return np.where(np.isfinite(values), values, 0.0)
 
-    def _without_rare(self, x: Any, y: Any, with_error: Any, sign: int) -> tuple[Any, Any]:
+    def _without_rare(self, x: Any, y: Any, product: Any, is_exact: Any, sign: int) -> tuple[Any, Any]:
         """Add the products that `product_with_error` can't make, one at a time, and return the other factors."""
-        product, _, is_exact = with_error
         is_finite = np.isfinite(x) & np.isfinite(y)
         self._without_specials(np.where(is_finite, 0.0, product), sign)
         rare = ~is_exact & is_finite
@@ -191,6 +209,15 @@ class ExactSum:
         if not_a_number or (plus and minus):
             return nan
         return inf if plus else -inf if minus else None
+
+
+def _contiguous(*arrays: Any) -> Iterator[Sequence[Any]]:
+    """Yield arrays of one dimension and of the same size, as float64, in chunks if they have to be converted."""
+    if all(each.dtype == np.float64 and each.flags.c_contiguous for each in arrays):
+        yield arrays
+        return
+    for start in range(0, arrays[0].size, CHUNK):
+        yield [np.ascontiguousarray(each[start : start + CHUNK], np.float64) for each in arrays]
 
 
 def count_specials(values: Any) -> tuple[Any, Any, Any]:

@@ -2,34 +2,98 @@
 """The sums of `core/exact_sums.py` in C, of numbers for which two grids are enough: a span of 2^45 in magnitude."""
 
 from libc.math cimport frexp, ldexp
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
 cdef extern from "sums.h" nogil:
-    double sums_largest(const double* x, size_t n)
-    int sums_of_two_grids(const double* x, size_t n, double first, double second, uint64_t* sums)
+    double sums_largest(const double* x, const double* y, size_t n)
+    int sums_of_two_grids(const double* x, size_t n, double limit, double first, double second, uint64_t* sums)
+    int sums_of_products(
+        const double* x, const double* y, size_t n, double limit, const double* grid, uint64_t* sums)
     int sums_products(const double* x, const double* y, size_t n, double* product, double* error)
 
 
-def two_grid_sums(const double[::1] values, int spare, double huge):
-    """Return an integer, its exponent, another one and its exponent; None if they are not the whole sum.
+cdef struct Total:  # of chunks: high * 2^32 + low
+    int64_t high
+    uint64_t low
 
-    `spare` and `huge` are SPARE and HUGE; there are at most CHUNK values.
+
+cdef inline void add(Total* total, uint64_t number) noexcept nogil:
+    total.high += <int64_t>number >> 32
+    total.low += <uint32_t>number
+
+
+cdef object whole(Total total):
+    return ((<object>total.high) << 32) + total.low
+
+
+cdef int next_grid(int grid, int spare) noexcept nogil:
+    return max(grid - 52 + spare, -1022)
+
+
+def two_grid_sums(const double[::1] values, size_t start, size_t chunk, int spare, double huge):
+    """Add up the values from `start` on, in chunks, until one does not fit the grids of the first one.
+
+    Return where that is, and twice an integer and its exponent; None if not even the first one fits.
+    `chunk`, `spare` and `huge` are CHUNK, SPARE and HUGE.
     """
-    cdef size_t n = values.shape[0]
+    cdef size_t n = values.shape[0], place = start, size
     cdef const double* x = &values[0] if n else NULL
     cdef uint64_t sums[2]
-    cdef int above, first, second, is_whole
-    cdef double top
+    cdef Total one = Total(0, 0), two = Total(0, 0)
+    cdef int above, first, second
+    cdef double top, limit
     with nogil:
-        top = sums_largest(x, n)
-        is_whole = top < huge
-        if is_whole:
+        top = sums_largest(x + start, NULL, min(chunk, n - start))
+        if top < huge:
             frexp(top, &above)
             first = max(above + 1 + spare, -1022)
-            second = max(first - 52 + spare, -1022)
-            is_whole = sums_of_two_grids(x, n, ldexp(1.5, first), ldexp(1.5, second), sums)
-    return (<int64_t>sums[0], first - 52, <int64_t>sums[1], second - 52) if is_whole else None
+            second = next_grid(first, spare)
+            limit = ldexp(1.0, first - 1 - spare)
+            while place < n:
+                size = min(chunk, n - place)
+                if not sums_of_two_grids(x + place, size, limit, ldexp(1.5, first), ldexp(1.5, second), sums):
+                    break
+                add(&one, sums[0])
+                add(&two, sums[1])
+                place += size
+    return (place, [(whole(one), first - 52), (whole(two), second - 52)]) if place > start else None
+
+
+def product_sums(const double[::1] x, const double[::1] y, size_t start, size_t chunk, int spare, double huge):
+    """Add up products as `two_grid_sums` does; return where that is, and four times an integer and its
+    exponent."""
+    cdef size_t n = x.shape[0], place = start, size, i
+    cdef uint64_t sums[4]
+    cdef Total totals[4]
+    cdef int above
+    cdef int first[4]
+    cdef double top, limit
+    cdef double grid[4]
+    if start >= n:
+        return None
+    with nogil:
+        top = sums_largest(&x[start], &y[start], min(chunk, n - start))
+        if top < huge:
+            frexp(top, &above)
+            first[0] = max(above + 1 + spare, -960)
+            first[1] = next_grid(first[0], spare)
+            first[2] = next_grid(first[0], 0)
+            first[3] = next_grid(first[2], spare)
+            limit = ldexp(1.0, first[0] - 1 - spare)
+            for i in range(4):
+                totals[i] = Total(0, 0)
+                grid[i] = ldexp(1.5, first[i])
+            while place < n:
+                size = min(chunk, n - place)
+                if not sums_of_products(&x[place], &y[place], size, limit, grid, sums):
+                    break
+                for i in range(4):
+                    add(&totals[i], sums[i])
+                place += size
+    if place == start:
+        return None
+    return place, [(whole(totals[i]), first[i] - 52) for i in range(4)]
 
 
 def exact_products(const double[::1] x, const double[::1] y, double[::1] product, double[::1] error):

@@ -10,6 +10,7 @@
 
 typedef double Doubles __attribute__((vector_size(32)));
 typedef int64_t Integers __attribute__((vector_size(32)));
+typedef uint64_t Bits __attribute__((vector_size(32)));
 #define EVERY(x) {x, x, x, x}
 
 /* gcc makes it for AVX2 as well, and the loader chooses. */
@@ -26,17 +27,22 @@ typedef int64_t Integers __attribute__((vector_size(32)));
         memcpy(&(four), (x) + (i), ((n) - (i) < 4 ? (n) - (i) : 4) * sizeof(double)); \
     } while (0)
 
-/* Returns the largest absolute value; INFINITY if there is an infinity or a NaN. */
+/* Returns the largest absolute value of x, or of the products of x and y; INFINITY if there is an infinity or a NaN. */
 FOR_THIS_CPU
-static double sums_largest(const double *x, size_t n)
+static double sums_largest(const double *x, const double *y, size_t n)
 {
     const Integers no_sign = EVERY(INT64_MAX);
-    Doubles most = EVERY(0.0), four;
+    Doubles most = EVERY(0.0), four, other;
     Integers is_special = EVERY(0);
     double largest = 0.0;
     for (size_t i = 0; i < n; i += 4) {
         if (n - i >= 4) memcpy(&four, x + i, sizeof(four));
         else LOAD(four, x, i, n);
+        if (y) {
+            if (n - i >= 4) memcpy(&other, y + i, sizeof(other));
+            else LOAD(other, y, i, n);
+            four *= other;
+        }
         Integers size = (Integers)four & no_sign;
         Integers is_larger = (Doubles)size > most;
         is_special |= (Integers)(four - four); /* NaN, and 0 of finite numbers */
@@ -49,46 +55,119 @@ static double sums_largest(const double *x, size_t n)
     return largest;
 }
 
-/* Adds up the bits of x + first, and of what is left + second; returns 1 if nothing is left then.
+/* What is added up on two grids: the bits of x + first, and of what is left + second.
 
-   Sums of bits wrap around, as unsigned integers do. */
-FOR_THIS_CPU
-static int sums_of_two_grids(const double *x, size_t n, double first, double second, uint64_t sums[2])
+   Sums of bits wrap around, as unsigned integers do. `is_left` says that something is left then. */
+typedef struct {
+    Doubles first, second;
+    Bits one, two;
+    Integers is_left;
+} Grids;
+
+static inline Grids sums_grids(double first, double second)
 {
-    const Doubles a = EVERY(first), b = EVERY(second);
-    typedef uint64_t Bits __attribute__((vector_size(32)));
-    Bits one = EVERY(0), two = EVERY(0);
-    Integers is_left = EVERY(0);
-    Doubles four;
-    for (size_t i = 0; i < n; i += 4) {
-        if (n - i >= 4) memcpy(&four, x + i, sizeof(four));
-        else LOAD(four, x, i, n);
-        Doubles moved = four + a;
-        one += (Bits)moved;
-        Doubles rest = four - (moved - a);
-        moved = rest + b;
-        two += (Bits)moved;
-        is_left |= (rest != (moved - b));
-    }
+    Grids grids = {EVERY(first), EVERY(second), EVERY(0), EVERY(0), EVERY(0)};
+    return grids;
+}
+
+static inline __attribute__((always_inline)) void sums_add(Grids *grids, const Doubles *numbers)
+{
+    const Doubles four = *numbers;
+    Doubles moved = four + grids->first;
+    grids->one += (Bits)moved;
+    Doubles rest = four - (moved - grids->first);
+    moved = rest + grids->second;
+    grids->two += (Bits)moved;
+    grids->is_left |= (rest != (moved - grids->second));
+}
+
+/* Writes the two sums of n numbers, without the bits of the grids; returns 1 if nothing is left. */
+static int sums_end(const Grids *grids, size_t n, uint64_t sums[2])
+{
+    const Bits one = grids->one, two = grids->two;
+    const Integers is_left = grids->is_left;
     size_t rounds = (n + 3) / 4 * 4; /* zeros have been added up as well */
     uint64_t bits[2];
-    memcpy(&bits[0], &first, sizeof(first));
-    memcpy(&bits[1], &second, sizeof(second));
+    memcpy(&bits[0], &grids->first, sizeof(bits[0]));
+    memcpy(&bits[1], &grids->second, sizeof(bits[1]));
     sums[0] = one[0] + one[1] + one[2] + one[3] - rounds * bits[0];
     sums[1] = two[0] + two[1] + two[2] + two[3] - rounds * bits[1];
     return !(is_left[0] | is_left[1] | is_left[2] | is_left[3]);
 }
 
-/* Writes x * y as it is rounded, and what was rounded off (Dekker); returns 1 if all of it is exact.
+/* Adds up numbers on two grids; returns 1 if these are the whole sum, and all are below the limit. */
+FOR_THIS_CPU
+static int sums_of_two_grids(const double *x, size_t n, double limit, double first, double second, uint64_t sums[2])
+{
+    const Integers no_sign = EVERY(INT64_MAX);
+    const Doubles limits = EVERY(limit);
+    Grids grids = sums_grids(first, second);
+    Doubles four;
+    for (size_t i = 0; i < n; i += 4) {
+        if (n - i >= 4) memcpy(&four, x + i, sizeof(four));
+        else LOAD(four, x, i, n);
+        sums_add(&grids, &four);
+        grids.is_left |= ~((Doubles)((Integers)four & no_sign) < limits);
+    }
+    return sums_end(&grids, n, sums);
+}
 
-   Every number here is exact, so that it makes no difference whether the compiler fuses a product and a sum. */
+/* The product of two numbers as it is rounded, and what was rounded off (Dekker).
+
+   `is_exact` says where that is all: nothing overflows or loses bits below 2^-1074. Every number here is exact, so that
+   it makes no difference whether the compiler fuses a product and a sum. */
+static inline __attribute__((always_inline)) void sums_multiply(
+    const Doubles *x, const Doubles *y, Doubles *product, Doubles *error, Integers *is_exact)
+{
+    const Doubles a = *x, b = *y;
+    const Integers no_sign = EVERY(INT64_MAX), half = EVERY(1 << 26), upper = EVERY(-(1 << 27));
+    const Doubles least = EVERY(0x1p-960), most = EVERY(0x1p1020), most_factor = EVERY(0x1p990), zero = EVERY(0.0);
+    /* 26 bits, rounded, and 26 bits with a sign */
+    Doubles a_high = (Doubles)(((Integers)a + half) & upper), a_low = a - a_high;
+    Doubles b_high = (Doubles)(((Integers)b + half) & upper), b_low = b - b_high;
+    Doubles p = a * b;
+    *error = a_low * b_low - (((p - a_high * b_high) - a_low * b_high) - a_high * b_low);
+    *product = p;
+    Doubles size = (Doubles)((Integers)p & no_sign);
+    Doubles of_a = (Doubles)((Integers)a & no_sign), of_b = (Doubles)((Integers)b & no_sign);
+    *is_exact &= (size > least) | (a == zero) | (b == zero);
+    *is_exact &= (size < most) & (of_a < most_factor) & (of_b < most_factor);
+}
+
+/* Adds up products on the first two grids and their errors on the others; returns 1 as `sums_of_two_grids` does. */
+FOR_THIS_CPU
+static int sums_of_products(
+    const double *x, const double *y, size_t n, double limit, const double grid[4], uint64_t sums[4])
+{
+    const Integers no_sign = EVERY(INT64_MAX);
+    const Doubles limits = EVERY(limit);
+    Grids products = sums_grids(grid[0], grid[1]), errors = sums_grids(grid[2], grid[3]);
+    Integers is_exact = EVERY(-1);
+    Doubles a, b, product, error;
+    for (size_t i = 0; i < n; i += 4) {
+        if (n - i >= 4) {
+            memcpy(&a, x + i, sizeof(a));
+            memcpy(&b, y + i, sizeof(b));
+        } else {
+            LOAD(a, x, i, n);
+            LOAD(b, y, i, n);
+        }
+        sums_multiply(&a, &b, &product, &error, &is_exact);
+        sums_add(&products, &product);
+        sums_add(&errors, &error);
+        is_exact &= (Doubles)((Integers)product & no_sign) < limits;
+    }
+    int is_whole = is_exact[0] && is_exact[1] && is_exact[2] && is_exact[3];
+    is_whole &= sums_end(&products, n, sums);
+    return sums_end(&errors, n, sums + 2) & is_whole;
+}
+
+/* Writes x * y as it is rounded, and what was rounded off; returns 1 if all of it is exact. */
 FOR_THIS_CPU
 static int sums_products(const double *x, const double *y, size_t n, double *product, double *error)
 {
-    const Integers no_sign = EVERY(INT64_MAX), half = EVERY(1 << 26), upper = EVERY(-(1 << 27));
-    const Doubles least = EVERY(0x1p-960), most = EVERY(0x1p1020), most_factor = EVERY(0x1p990), zero = EVERY(0.0);
     Integers is_exact = EVERY(-1);
-    Doubles a, b;
+    Doubles a, b, p, e;
     for (size_t i = 0; i < n; i += 4) {
         size_t count = n - i < 4 ? n - i : 4;
         if (count == 4) {
@@ -98,15 +177,7 @@ static int sums_products(const double *x, const double *y, size_t n, double *pro
             LOAD(a, x, i, n);
             LOAD(b, y, i, n);
         }
-        /* 26 bits, rounded, and 26 bits with a sign */
-        Doubles a_high = (Doubles)(((Integers)a + half) & upper), a_low = a - a_high;
-        Doubles b_high = (Doubles)(((Integers)b + half) & upper), b_low = b - b_high;
-        Doubles p = a * b;
-        Doubles e = a_low * b_low - (((p - a_high * b_high) - a_low * b_high) - a_high * b_low);
-        Doubles size = (Doubles)((Integers)p & no_sign);
-        Doubles of_a = (Doubles)((Integers)a & no_sign), of_b = (Doubles)((Integers)b & no_sign);
-        is_exact &= (size > least) | (a == zero) | (b == zero);
-        is_exact &= (size < most) & (of_a < most_factor) & (of_b < most_factor);
+        sums_multiply(&a, &b, &p, &e, &is_exact);
         if (count == 4) {
             memcpy(product + i, &p, sizeof(p));
             memcpy(error + i, &e, sizeof(e));
