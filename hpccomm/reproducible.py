@@ -18,6 +18,7 @@ from .core import checks
 from .core.exact_rows import NOTHING, ExactRows, bits_of
 from .core.exact_sums import LAST_BIT_OF_PRODUCTS, PRECISION, ExactSum
 from .core.group import ProcessGroup
+from .core.late import ON_THE_HOST, late
 from .core.reduce_op import ReduceOp
 from .errors import UnsupportedOperationError, here
 from .world import member
@@ -35,8 +36,8 @@ def reproducible_sum(
     Parameters
     ----------
     array : array
-        Host array of any layout. Its dtype is the same on all ranks; where `axis` is None its shape need not be, and it
-        may be empty.
+        Array of any layout. Its dtype is the same on all ranks; where `axis` is None its shape need not be, and it may
+        be empty. A GPU array is copied to the host, and added there.
     axis : int or tuple of int, optional
         The axes of the local arrays over which to sum, and then over the ranks; ``()`` sums over the ranks only. The
         shape of what remains is the same on all ranks. Default: all axes.
@@ -48,8 +49,8 @@ def reproducible_sum(
     Returns
     -------
     numpy scalar or numpy.ndarray
-        The sum on every rank, in the dtype of `array`: an array of the axes that remain, or a scalar if none does. Of
-        integers and bool it is NumPy's, in int64 or uint64, which wraps around.
+        The sum on every rank, on the host, in the dtype of `array`: an array of the axes that remain, or a scalar if
+        none does. Of integers and bool it is NumPy's, in int64 or uint64, which wraps around.
 
     Raises
     ------
@@ -58,7 +59,7 @@ def reproducible_sum(
     ValueError
         `array` has no such axis; or what remains of the ranks' arrays differs in shape or dtype: on all ranks.
     UnsupportedOperationError
-        `array` is on a GPU.
+        `array` is on another device than the host or a GPU.
 
     Notes
     -----
@@ -97,8 +98,8 @@ def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
     Parameters
     ----------
     x, y : array
-        Host arrays of the same shape and dtype, which may differ in shape from those of other ranks. Complex numbers
-        are not conjugated: ``reproducible_dot(x.conj(), y)`` is NumPy's vdot.
+        Arrays of the same shape and dtype, which may differ in shape from those of other ranks. Complex numbers are
+        not conjugated: ``reproducible_dot(x.conj(), y)`` is NumPy's vdot.
     group : ProcessGroup, optional
         Default: the world.
 
@@ -115,7 +116,7 @@ def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
     ValueError
         The shapes differ.
     UnsupportedOperationError
-        An array is on a GPU.
+        As :func:`reproducible_sum`.
 
     Notes
     -----
@@ -153,7 +154,7 @@ def reproducible_norm(x: Array, group: Group | None = None) -> Any:
     Parameters
     ----------
     x : array
-        Host array of any shape, which may differ between ranks, and the same dtype on all. Integers and bool are
+        Array of any shape, which may differ between ranks, and the same dtype on all. Integers and bool are
         converted to float64.
     group : ProcessGroup, optional
         Default: the world.
@@ -189,13 +190,13 @@ def reproducible_norm(x: Array, group: Group | None = None) -> Any:
 
 def _host(operation: str, argument: str, array: Array) -> Any:
     device, view = checks.readable(operation, argument, array)
-    if device != "cpu":
-        raise UnsupportedOperationError(f"{operation}: {argument} is on {device}; only host arrays are added{here()}")
+    if device not in ("cpu", "cuda", "rocm"):
+        raise UnsupportedOperationError(f"{operation}: {argument} is on {device}; copy it to the host first{here()}")
     if view.dtype.kind not in "biu" and _real(view.dtype).name not in PRECISION:
         raise TypeError(
             f"{operation}: {argument} is {view.dtype}; expected float64 or less, complex, integers or bool{here()}"
         )
-    return view
+    return view if device == "cpu" else late(ON_THE_HOST)(view)
 
 
 def _is_outside(operation: str, group: Group | None) -> bool:
