@@ -43,6 +43,7 @@ from .errors import (
     DistStoreError,
     DistTimeoutError,
     RankFailedError,
+    TooFewSparesError,
     UnsupportedOperationError,
 )
 from .world import (
@@ -107,7 +108,7 @@ if TYPE_CHECKING:
     from .shared import empty_shared, fence, peer_view
     from .sparse import all_to_all_sparse
     from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
-    from .survivors import agree, shrink_group
+    from .survivors import agree, replace_failed, shrink_group
     from .waiting import wait_all, wait_any
 
 __version__ = "0.1.0"
@@ -145,7 +146,7 @@ LATER = {
         "shared": "empty_shared fence peer_view",
         "sparse": "all_to_all_sparse",
         "store": "FileStore HashStore PrefixStore QueueEmptyError Store TCPStore",
-        "survivors": "agree shrink_group",
+        "survivors": "agree replace_failed shrink_group",
         "waiting": "wait_all wait_any",
     }.items()
     for name in names.split()
@@ -181,6 +182,7 @@ __all__ = [
     "RemovableHandle",
     "Store",
     "TCPStore",
+    "TooFewSparesError",
     "UnsupportedOperationError",
     "Work",
     "WorkStatus",
@@ -262,6 +264,7 @@ __all__ = [
     "reduce_scatter_tensor",
     "register_backend",
     "register_device",
+    "replace_failed",
     "reproducible_dot",
     "reproducible_norm",
     "reproducible_sum",

@@ -54,6 +54,8 @@ class DistBackendError(DistError):
 class RankFailedError(DistBackendError):
     """Ranks of the group have died, and MPI has survived it: :func:`hpccomm.shrink_group` makes a group of the others.
 
+    Or :func:`hpccomm.replace_failed` one in which spares have their places.
+
     Attributes
     ----------
     ranks : tuple of int
@@ -63,6 +65,10 @@ class RankFailedError(DistBackendError):
     def __init__(self, reason: str, ranks: Sequence[int] = (), operation: str = "") -> None:
         super().__init__(reason, operation)
         self.ranks = tuple(ranks)
+
+
+class TooFewSparesError(DistError):
+    """More ranks have died than spares are left, said on every survivor; :func:`hpccomm.shrink_group` needs none."""
 
 
 class DistNetworkError(DistError):
@@ -81,10 +87,10 @@ class UnsupportedOperationError(DistError, NotImplementedError):
     """A backend does not implement the operation asked of it."""
 
 
-_rank: int | None = None
+_rank: int | str | None = None
 
 
-def set_rank(rank: int | None) -> None:
+def set_rank(rank: int | str | None) -> None:
     """Name this process in messages from now on; `world` calls it at init (the rank) and destroy (None)."""
     global _rank
     _rank = rank

@@ -414,6 +414,12 @@ def next_name(description: str | None) -> str:
     return description or f"group {_made}"
 
 
+def count_names_anew() -> None:
+    """Number groups from 1 again, as a rank that has just come does."""
+    global _made
+    _made = 0
+
+
 def usable(operation: str, group: ProcessGroup) -> None:
     """Refuse a group from which no other can be made."""
     if group.is_destroyed:

@@ -1,20 +1,26 @@
-"""Going on without ranks that have died: what the survivors call.
+"""Going on without ranks that have died, or with spares in their places: what the survivors call.
 
-A shrunk world is a new world, and the program makes its groups again: global ranks are counted anew, and groups that
-changed their ranks under its hands would be wrong in silence. `agree` does not pass the door, for it works in failed
-groups. A communicator that is given up is not freed: MPI may still hold messages for it.
+The world that comes of it is a new one, and the program makes its groups again. After shrink_group global ranks are
+counted anew, and groups that changed their ranks under its hands would be wrong in silence; after replace_failed some
+ranks are other processes, which know of no group. `agree` does not pass the door, for it works in failed groups. A
+communicator that is given up is not freed: MPI may still hold messages for it.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
 
 from .core.group import ProcessGroup, child_of, make_group
 from .core.members import abridged
 from .core.non_member import Group
 from .core.options import fields_of
-from .errors import UnsupportedOperationError, here
-from .groups import usable
+from .errors import TooFewSparesError, UnsupportedOperationError, here
+from .groups import count_names_anew, usable
 from .job import failures, mpi_library
 from .world import connect, current_world, is_initialized, member, member_of, replace_world
+
+if TYPE_CHECKING:
+    from .job.reserve import Reserve
 
 
 def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
@@ -62,15 +68,90 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     """
     old = member_of("shrink_group", group)
     usable("shrink_group", old)
-    if not failures.is_on():
-        raise UnsupportedOperationError(
-            f"shrink_group: this job does not survive dead ranks; {failures.HOW_TO_START}{here()}"
-        )
+    _check_that_mpi_survives("shrink_group")
     is_world = is_initialized() and old is current_world()
     new = _of_survivors(old)
     if is_world:
         replace_world(new)
     with failures.translating("shrink_group", new.comm):
+        connect(new)
+    return new
+
+
+def replace_failed(group: ProcessGroup | None = None) -> ProcessGroup:
+    """Make the world again with spares in the places of the ranks that have died, after a :class:`RankFailedError`.
+
+    Every surviving rank of the world calls it. Those that still wait in a group for a rank that does not come are woken
+    by a RankFailedError, and have to call it too. Several ranks may have died, also during the call, spares among them.
+    The spares are those of ``init_process_group(spares=...)``, which returns on each that is called, with the rank of
+    a dead one and this world; its `is_replacement` is True.
+
+    The new world has the old one's size, and survivors keep their ranks: what depends on rank and size stays as it is.
+    ``group=None`` means the new world from here on. Groups, grids, node-shared arrays and persistent operations of the
+    old one refuse every operation. Make them again, all ranks by the same calls in the same order: they are the same
+    groups then. The state of the dead is lost: load it from a checkpoint.
+
+    Operations in flight in the old world end with RankFailedError. Its backends are closed, and made again when the
+    first array comes along.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The world, which is the default.
+
+    Returns
+    -------
+    ProcessGroup
+        The new world, with the name, the backends and the timeout of the old one, but not its hooks.
+
+    Raises
+    ------
+    TooFewSparesError
+        More ranks have died than spares are left, or there have never been any; on every rank. The world stays as it
+        is, for :func:`shrink_group`; spares that are left wait for the next call.
+    UnsupportedOperationError
+        The job does not survive dead ranks: it was not started with ``mpirun --with-ft ulfm`` (Open MPI).
+    ValueError
+        `group` is not the world.
+    DistError
+        `group` has been destroyed, shrunk or replaced before.
+
+    Examples
+    --------
+    >>> def run(world):  # with all groups that it needs
+    ...     hc.barrier(hc.new_group())
+    >>> world = hc.GroupMember.WORLD  # what init_process_group(spares=2) returned
+    >>> while True:
+    ...     try:
+    ...         run(world)
+    ...         break
+    ...     except hc.RankFailedError:
+    ...         world = hc.replace_failed(world)
+    """
+    old = member_of("replace_failed", group)
+    usable("replace_failed", old)
+    _check_that_mpi_survives("replace_failed")
+    if old is not current_world():
+        raise ValueError(f"replace_failed: {old!r} is not the world; give the world, or nothing{here()}")
+    reserve: Reserve | None = old.reserve
+    if reserve is None:
+        raise TooFewSparesError(
+            "the world was made without spares (init_process_group(spares=2) has two); shrink_group() makes a group of "
+            f"the ranks that are left{here()}",
+            "replace_failed",
+        )
+
+    def make(fields: dict[str, Any]) -> ProcessGroup:
+        fields["place"] = old.place.without_the_dead(fields["comm"], fields["nodes"])
+        return make_group(**{**fields_of(old), "ranks": (), **fields})
+
+    failures.revoke(old.comm)
+    new = cast("ProcessGroup", reserve.fill(old.rank, old.size, make))  # only a spare may get none
+    _abandon(old, reserve.replaced, "replaced", "replace_failed")
+    old.successor, new.reserve = new, reserve
+    count_names_anew()
+    replace_world(new)
+    with failures.translating("replace_failed", new.comm):
         connect(new)
     return new
 
@@ -108,6 +189,13 @@ def agree(flag: bool, group: Group | None = None) -> bool:
     return member(group).agree(flag)
 
 
+def _check_that_mpi_survives(operation: str) -> None:
+    if not failures.is_on():
+        raise UnsupportedOperationError(
+            f"{operation}: this job does not survive dead ranks; {failures.HOW_TO_START}{here()}"
+        )
+
+
 def _of_survivors(old: ProcessGroup) -> ProcessGroup:
     """Make the group of those ranks of `old` that live, and abandon `old`; each of them calls it."""
     comm, members = failures.shrink(old.comm)
@@ -115,21 +203,28 @@ def _of_survivors(old: ProcessGroup) -> ProcessGroup:
     ranks = tuple(old.ranks[rank] for rank in members)
     dead = tuple(rank for rank in old.ranks if rank not in ranks)
     limits = {"timeout": old.timeout, "on_timeout": old.on_timeout}
-    reason = f"because ranks {abridged(dead)} have died" if dead else "although nobody has died"
     if owner is old:
-        old.on_destroy = None
-        for child in list(old.children):
-            child.give_up(dead, f"was made from a group that has been shrunk, {reason}; make it again")
         mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
         nodes = tuple(old.nodes[rank] for rank in members)
         fields = fields_of(old)
         fields |= {"rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm, "nodes": nodes}
         with failures.translating("shrink_group", comm):
             fields["place"] = old.place.without_the_dead(comm, nodes)
-    old.give_up(dead, f"has been shrunk, {reason}; go on with what shrink_group returned")
+    _abandon(old, dead, "shrunk", "shrink_group")
     if owner is old:
         new = make_group(**fields)
+        new.reserve = old.reserve
     else:
         new = child_of(owner, comm, ranks, old.config, limits, old.name, old.description, is_duplicated=True)
     old.successor = new
     return new
+
+
+def _abandon(old: ProcessGroup, dead: tuple[int, ...], what: str, function: str) -> None:
+    """Give up a group, and, if it is a world, those made from it, for another one that `function` returns."""
+    reason = f"because ranks {abridged(dead)} have died" if dead else "although nobody has died"
+    if old.owner is old:
+        old.on_destroy = None
+        for child in list(old.children):
+            child.give_up(dead, f"was made from a group that has been {what}, {reason}; make it again")
+    old.give_up(dead, f"has been {what}, {reason}; go on with what {function} returned")

@@ -10,28 +10,32 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import errors
-from .core import observers
+from .core import checks, observers
 from .core.arrays import instead_of_mpi4pys
 from .core.c10d_names import c10d_names
 from .core.group import ProcessGroup, make_group
 from .core.options import time_limit
 from .core.registry import BackendConfig, is_backend_available
 from .debug import attach
-from .errors import DistBackendError, DistError, here
-from .job import mpi_library
+from .errors import DistBackendError, DistError, RankFailedError, UnsupportedOperationError, here
+from .job import failures, mpi_library
 from .native import room
 from .place_of_store import Place, WorldStore, agreed
 from .process.excepthook import AbortOnException
+from .process.stderr import tell
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from .core.annotations import Integer
     from .core.non_member import Group, NonMember
     from .job.peer_failure import PeerFailures
+    from .job.reserve import Reserve
     from .store import Store
     from .store.rendezvous import Method
 
 _world: ProcessGroup | None = None
+_had_spares = False  # of a world that has been destroyed: they have left the program
 _abort_on_exception = AbortOnException()
 _peer_failures: PeerFailures | None = None
 
@@ -143,6 +147,7 @@ def init_process_group(
     on_timeout: str | None = None,
     device_id: int | Literal["auto"] | None = None,
     on_peer_failure: Callable[[int | None], object] | None = None,
+    spares: Integer = 0,
 ) -> ProcessGroup:
     """Make the world group, of all ranks that mpirun or srun started. Every rank calls it, once.
 
@@ -181,6 +186,11 @@ def init_process_group(
         ``mpiexec -disable-auto-cleanup``. The rank is None where it is not known. It runs in a thread of its own, while
         the program goes on or waits for ever: it may write what is worth keeping, and then call ``os._exit``. It may
         not communicate. Default: the launcher ends the job.
+    spares : int
+        Ranks that are not in the world: they wait in here until :func:`replace_failed` gives them the place of a dead
+        rank, whose rank they have then (:attr:`~ProcessGroup.is_replacement` is True), or until the world ends, when
+        they leave the program (SystemExit with status 0). They are the last rank of each node in turn, beginning with
+        the last node; the others keep their order. Under ``mpirun --with-ft ulfm`` (Open MPI) only.
 
     Returns
     -------
@@ -196,8 +206,11 @@ def init_process_group(
         mpi4py finds no MPI library.
     DistNetworkError
         Rank 0 can't listen where `init_method` says (on every rank).
+    UnsupportedOperationError
+        There are to be `spares`, and the job does not survive dead ranks (the message says what to type).
     ValueError, TypeError
-        `backend` is malformed, `comm` is not an intracommunicator, or `rank` / `world_size` contradict MPI.
+        `backend` is malformed, `comm` is not an intracommunicator, `rank` / `world_size` contradict MPI, or as many
+        `spares` as ranks are asked for.
 
     Notes
     -----
@@ -233,18 +246,31 @@ def init_process_group(
             from .process import alone
 
             alone.check(mpi)
+        if _had_spares:
+            raise DistError(
+                "init_process_group: the spares of the world before have left the program; give a communicator of the "
+                "others, made while that world was there: comm=world.comm.Dup()"
+            )
         comm = mpi.COMM_WORLD
     elif not isinstance(comm, mpi.Intracomm):
         raise TypeError(f"init_process_group: comm is {comm!r}; expected an mpi4py intracommunicator")
     _agree_with_mpi(comm, rank, world_size)
     if method is not None:
         _agree_with_mpi(comm, method.rank, method.world_size, f" (by {init_method!r})")
+    spares = _checked_spares(spares, comm)
     observers.group_coming()
-    fields = mpi_library.membership(comm)
-    fields["comm"].Set_name("hpccomm world")
-    place = Place(WorldStore(store)) if store is not None else agreed(fields["comm"], fields["nodes"], method)
-    fields |= {**limit(fields["settings"]), "place": place}
-    world = make_group(**fields, config=config, name=group_name or "world", device_id=device)
+
+    def make(fields: dict[str, Any], method: Method | None = None) -> ProcessGroup:
+        place = Place(WorldStore(store)) if store is not None else agreed(fields["comm"], fields["nodes"], method)
+        fields |= {**limit(fields["settings"]), "place": place}
+        return make_group(**fields, config=config, name=group_name or "world", device_id=device)
+
+    if spares:
+        world = _with_spares(comm, spares, make, method)
+    else:
+        fields = mpi_library.membership(comm)
+        fields["comm"].Set_name("hpccomm world")
+        world = make(fields, method)
     world.on_destroy = _forget
     _world = world
     errors.set_rank(world.rank)
@@ -257,8 +283,54 @@ def init_process_group(
     keeps = world.settings.keeps_reports or world.settings.trace != "0"
     _abort_on_exception.at_the_end = attach.last_words() if keeps else None
     atexit.register(_leave, os.getpid())
-    connect(world)
+    try:
+        connect(world)
+    except RankFailedError:
+        if not world.is_replacement:  # of which the program is told by its first operation, where it expects that
+            raise
     return world
+
+
+def _checked_spares(spares: Integer, comm: Any) -> int:
+    spares, size = checks.integer("init_process_group: spares", spares), comm.Get_size()
+    if spares and not failures.is_on():
+        raise UnsupportedOperationError(
+            f"init_process_group: spares is {spares}, but this job does not survive dead ranks; {failures.HOW_TO_START}"
+        )
+    if not 0 <= spares < size:
+        raise ValueError(f"init_process_group: spares is {spares}; expected 0 to {size - 1}, for MPI has {size} ranks")
+    return spares
+
+
+def _with_spares(comm: Any, count: int, make: Callable[..., ProcessGroup], method: Method | None) -> ProcessGroup:
+    """Make a world without its spares; a spare waits until it has a place in one, or leaves the program."""
+    from .job.reserve import Reserve
+
+    reserve = Reserve(comm, count)
+    fields = reserve.begin()
+    if fields:
+        world = make(fields, method)
+    else:
+        world = _called(reserve, make)
+        world.is_replacement = True
+    world.reserve = reserve
+    return world
+
+
+def _called(reserve: Reserve, make: Callable[..., ProcessGroup]) -> ProcessGroup:
+    """Wait as a spare; return the world in which this rank has the place of a dead one, or leave the program."""
+    attach.prepare_spare(reserve.settings, reserve.processes)
+    errors.set_rank(f"{reserve.comm.Get_rank()}, a spare")
+    _abort_on_exception.install(reserve.comm.Get_size())
+    world = None
+    while world is None and (status := reserve.wait()) is None:
+        world = reserve.fill(None, 0, make)
+    _abort_on_exception.remove()
+    if world is not None:
+        return world
+    if status:
+        tell("hpccomm: all ranks of the world have died; the spares end")
+    raise SystemExit(status)
 
 
 def destroy_process_group(group: Group | None = None) -> None:
@@ -296,9 +368,9 @@ def destroy_process_group(group: Group | None = None) -> None:
     (current_world() if group is None else member(group)).destroy()
 
 
-def _forget(_: ProcessGroup) -> None:
+def _forget(world: ProcessGroup) -> None:
     """Forget the world, which has been destroyed."""
-    global _world, _peer_failures
+    global _world, _peer_failures, _had_spares
     _world = None
     errors.set_rank(None)
     _abort_on_exception.remove()
@@ -306,6 +378,9 @@ def _forget(_: ProcessGroup) -> None:
         _peer_failures.stop()
         _peer_failures = None
     atexit.unregister(_leave)
+    if world.reserve is not None:
+        _had_spares = True
+        world.reserve.dismiss(world.rank == 0)
 
 
 def replace_world(world: ProcessGroup) -> None:
@@ -320,6 +395,8 @@ def _leave(pid: int) -> None:
     """Wait for the other ranks, at the end of a program that has not destroyed its groups, as MPI_Finalize would."""
     if _world is not None and os.getpid() == pid and not mpi_library.is_finalized():
         _world.leave()
+        if _world.reserve is not None:
+            _world.reserve.dismiss(_world.rank == 0)
 
 
 def connect(group: ProcessGroup) -> None:

@@ -1,26 +1,32 @@
-"""Train on handwritten digits although ranks die: the survivors go back to the last checkpoint, and go on.
+"""Train on handwritten digits although ranks die: the others go back to the last checkpoint, and go on.
 
     mpirun --with-ft ulfm -n 4 python jobs/elastic_training.py
     mpirun --with-ft ulfm -n 4 python jobs/elastic_training.py --kill 1@100 --kill 3@250
+    mpirun --with-ft ulfm -n 6 python jobs/elastic_training.py --spares 2
 
-By default two ranks kill themselves (SIGKILL) at random steps. The others are told of it by RankFailedError; they make
-a group of those that are left, load the last checkpoint, share each batch among themselves, and go on. Killing takes
-Open MPI and --with-ft ulfm; with --kill none it runs on any MPI.
+By default two ranks kill themselves (SIGKILL) at random steps. The others are told of it by RankFailedError. With
+--spares some ranks wait until they are needed: they take the places of the dead, so the number of ranks stays the same.
+Without, or when all spares are used up, the survivors make a group of those that are left. Then all load the last
+checkpoint, share each batch among themselves, and go on. Spares and killing take Open MPI and --with-ft ulfm; with
+--kill none it runs on any MPI.
 
-The weights do not depend on the number of ranks, up to rounding, so the answer is the one of an undisturbed run. The
-job is right if as many ranks are left as should be, they hold bitwise the same weights, and the network reads more than
-95 % of the images it has never seen. Then its first rank writes a file, DONE, into the folder of the checkpoints: the
-exit status of mpirun is not enough, for it is that of the ranks that died, or 0 although a node was lost.
+The weights do not depend on the number of ranks, up to rounding; with enough spares they have the bits of an
+undisturbed run, as their digest in the last line shows. The job is right if as many ranks are left as should be, they
+hold bitwise the same weights, and the network reads more than 95 % of the images it has never seen. Then its first rank
+writes a file, DONE, into the folder of the checkpoints: the exit status of mpirun is not enough, for it is that of the
+ranks that died, or 0 although a node was lost.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -90,18 +96,26 @@ def train(training: Training, deaths: dict[int, int], me: int) -> None:
             training.save()
 
 
-def survive(training: Training) -> None:
-    """Go on with the ranks that are left, from the last checkpoint; another one may die meanwhile."""
+def go_on() -> None:
+    """Make the world whole again with spares, or else of the ranks that are left; another one may die meanwhile."""
     while True:
         try:
-            world = hc.shrink_group()
-            stopped_at = training.step
-            training.go_back()
+            try:
+                hc.replace_failed()
+            except hc.TooFewSparesError:
+                hc.shrink_group()
         except hc.RankFailedError:
             continue
-        if world.rank == 0:
-            print(f"step {stopped_at}: {world.size} ranks are left; back to step {training.step}", flush=True)
         return
+
+
+def meet(training: Training, is_new: bool) -> str:
+    """Tell the ranks that are new which folder the checkpoints are in; return in words what has happened."""
+    said: list[Any] = [None] * hc.get_world_size()
+    hc.all_gather_object(said, None if is_new else (training.options.folder, training.step))
+    training.options.folder, stopped_at = next(each for each in said if each is not None)
+    new = [rank for rank, each in enumerate(said) if each is None]
+    return f"step {stopped_at}: " + (f"ranks {new} are new" if new else f"{len(said)} ranks are left")
 
 
 def is_right(training: Training, images: np.ndarray, labels: np.ndarray, expected_ranks: int) -> tuple[bool, float]:
@@ -135,6 +149,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--kill", action="append", default=[], metavar="RANK@STEP", help="who dies when, or none (two at random)"
     )
+    parser.add_argument("--spares", type=int, default=0, metavar="N", help="ranks that wait until others die (0)")
     parser.add_argument("--folder", type=Path, help="of the checkpoints (a new one, removed at the end)")
     parser.add_argument("--require-accuracy", type=float, default=95, metavar="%", help="fail if not above this (95)")
     return parser.parse_args()
@@ -143,31 +158,45 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the job and return its exit status, the same on every rank that is left."""
     options = parse_arguments()
-    with hc.init_process_group() as world, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
+    # sums in rank order: the same bits on whichever nodes and processes the ranks are
+    world = hc.init_process_group("cpu:ordered", spares=options.spares)
+    with world, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
         me = world.rank
-        folder = [str(options.folder or own)]
-        hc.broadcast_object_list(folder, src=0)
-        options.folder = Path(folder[0])
-        (options.folder / MARKER).unlink(missing_ok=True)
+        options.folder = options.folder or Path(own)
         images, labels = load_digits(return_X_y=True)
         images = np.column_stack([images / 16, np.ones(len(images))])
         order = np.random.default_rng(0).permutation(len(images))  # the same test, whatever the seed
         train_set, test_set = np.split(order, [-TEST_IMAGES])
         training = Training(images[train_set], labels[train_set], options)
         deaths = choose_deaths(options, world.size)
-        expected_ranks = world.size - len(deaths)
+        expected_ranks = world.size - max(0, len(deaths) - options.spares)
+        if world.is_replacement:
+            deaths = {}  # the one that had its rank before has died
+        is_new = has_failed = world.is_replacement
         while True:
             try:
+                news = meet(training, is_new)
+                is_new = False
+                if has_failed:
+                    training.go_back()
+                    if hc.get_rank() == 0:
+                        print(f"{news}; back to step {training.step}", flush=True)
+                elif me == 0:
+                    (options.folder / MARKER).unlink(missing_ok=True)
                 train(training, deaths, me)
                 right, accuracy = is_right(training, images[test_set], labels[test_set], expected_ranks)
                 break
             except hc.RankFailedError:
-                survive(training)
+                go_on()
+                has_failed = True
         if hc.get_rank() == 0:
             if right:
                 (options.folder / MARKER).write_text(f"step {training.step}, accuracy {accuracy}\n")
+            digest = hashlib.sha256(training.weights.tobytes()).hexdigest()[:16]
             verdict = "OK" if right else "WRONG"
-            print(f"ranks {hc.get_world_size()}  test accuracy {accuracy:.1f} %  {verdict}", flush=True)
+            print(
+                f"ranks {hc.get_world_size()}  test accuracy {accuracy:.1f} %  weights {digest}  {verdict}", flush=True
+            )
         return 0 if right else 1
 
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 PUBLIC = [  # beside the operations
     "rank", "size", "ranks", "nodes", "local_rank", "local_ranks", "comm", "config", "device_id", "timeout", "name",
     "on_timeout", "description", "group_name", "group_desc", "is_destroyed", "sequence_number", "message_number",
-    "store", "on", "group_rank", "global_rank", "register_hook", "enable_timing", "destroy", "agree", "abort",
+    "is_replacement", "store", "on", "group_rank", "global_rank", "register_hook", "enable_timing", "destroy", "agree",
+    "abort",
 ]  # fmt: skip
 
 
@@ -75,6 +76,9 @@ class ProcessGroup(Operations):
         For messages; also ``group_name``.
     description : str
         For messages; also ``group_desc``.
+    is_replacement : bool
+        True in the world that :func:`init_process_group` returns on a spare: it has the place of a dead rank, but not
+        its state.
 
     Examples
     --------
@@ -94,7 +98,9 @@ class ProcessGroup(Operations):
         self.children: list[ProcessGroup] = []  # destroyed with it: those that it owns
         self.leaving: Any = None  # the meeting at the end, once begun
         self.on_destroy: Callable[[ProcessGroup], None] | None = None
-        self.successor: ProcessGroup | None = None  # what shrink_group has made of it
+        self.successor: ProcessGroup | None = None  # what shrink_group or replace_failed has made of it
+        self.reserve: Any = None  # the spares of a world
+        self.is_replacement = False
         self.async_saves: Any = None  # of checkpoints, which end before it does
         self._store: Any = None
 

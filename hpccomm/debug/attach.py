@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..core.group import ProcessGroup
+    from ..process.settings import Settings
 
 
 def prepare(group: ProcessGroup | None = None) -> None:
@@ -21,6 +22,14 @@ def prepare(group: ProcessGroup | None = None) -> None:
     start.begin(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), folder, is_wanted)
     if group is not None:
         start.configure(group.settings, group.processes)
+
+
+def prepare_spare(settings: Settings, processes: dict[int, int]) -> None:
+    """Give the watchdog of a spare, which has no group yet, the settings and the processes of its job."""
+    from mpi4py import MPI
+
+    start.begin(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), settings.debug_dir, settings.watchdog)
+    start.configure(settings, processes)
 
 
 def attach(group: ProcessGroup) -> None:

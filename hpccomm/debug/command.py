@@ -17,6 +17,7 @@ from ..process.proc import of_process
 from . import mailbox, report, stacks
 from .culprits import Verdict, verdict
 from .folder import put, runs
+from .words import by_number, ranks_in_words
 
 PATIENCE = 10.0  # seconds for ranks to write their reports
 FIRST_LOOK = 1.5  # seconds after which a rank that has just called init_process_group can be asked
@@ -199,6 +200,8 @@ def _show(arguments: argparse.Namespace, reports: list[dict[str, Any]], found: V
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(reports[-1]["time"]))
     _say(f"{len(reports)} of {size} ranks, {when} ({', '.join(sorted({each['reason'] for each in reports}))}):")
     _say("\n".join(found.lines))
+    if spares := [int(each["rank"]) for each in reports if each.get("spare")]:
+        _say(f"{ranks_in_words(spares)} {by_number(spares, 'waits as a spare', 'wait as spares')}")
     if arguments.stacks:
         for each in sorted(reports, key=lambda each: int(each["rank"])):
             _say(f"\nrank {each['rank']}, process {each['pid']} on {each['host']}")

@@ -132,6 +132,8 @@ class _Search:
         pending, seen = list(waiting), {each.rank for each in waiting}
         for each in pending:
             for rank, record in self._waits_for(each).items():
+                if self._is_spare(rank):
+                    continue  # it has been in the call that makes the world, as far as it has to be
                 if not self._ranks[rank].waits:
                     missed.setdefault(rank, {}).setdefault(key_of_operation(record), record)
                 elif rank not in seen:
@@ -352,6 +354,9 @@ class _Search:
         if report.get("ended"):
             return f"it has ended {report['ended']}{last_collectives(report)}"
         return f"it is in the program at {report['program']}{last_collectives(report)}"
+
+    def _is_spare(self, rank: int) -> bool:
+        return bool((self._ranks[rank].report or {}).get("spare"))
 
     def _who_waits(self, others: list[Reported], record: Record) -> str:
         waits = [wait for each in others for wait in each.waits if wait.record.number == record.number]

@@ -82,7 +82,7 @@ class Reporter:
         """Return the report of this process; `elapsed` has the seconds in each call, by its key."""
         elapsed = elapsed or {}
         me = threading.get_ident()
-        operations, left, seen = [], False, set()
+        operations, left, spare, seen = [], False, False, set()
 
         def add(record: Record, seconds: float, waits: bool) -> None:
             operations.append({**record.as_dict(), "seconds": seconds, "waits": waits})
@@ -90,6 +90,8 @@ class Reporter:
         for call in stacks.calls_in_flight(exactly=True):
             if call.record.name == "leave":
                 left = True
+            elif call.record.name == "spare":
+                spare = True
             else:
                 seen.add(key_of_operation(call.record))
                 add(call.record, elapsed.get(call.key, 0.0), waits=True)
@@ -114,6 +116,7 @@ class Reporter:
             "program": f"{line} in {function}" if line else "",
             "stands": self.standstill(),
             "left": left,
+            "spare": spare,
             "ended": ended,
             "operations": operations,
             "groups": {key_of(group): _group(group) for group in groups()}

@@ -29,6 +29,7 @@ from ..core.operations import Operations
 from ..core.persistent_work import PersistentWork
 from ..core.timeouts import KEEP_TIME, as_seconds
 from ..core.work import Work
+from ..job.reserve import Reserve
 from .mpi_calls import spec_of
 from .records import Record, describe, key_of_operation
 from .sources import LONGEST_TEXT, SOURCES, Source, named_in, text_of_call
@@ -48,6 +49,7 @@ METHODS: dict[CodeType, str] = {
 }
 POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
+SPARE = Reserve.wait.__code__  # a spare waits for its call
 WITHOUT_A_GROUP = {"init_process_group": "init_process_group", "on": "ProcessGroup.on"}  # they make the first one
 WAITS = re.compile(r"[Ww]ait(all|any|some)?\(")
 NAMES_OF_GROUPS = {"self", "group", "parent", "comm", "grid"}  # arguments of the functions that ranks call together
@@ -125,6 +127,10 @@ def _call_in(innermost: FrameType, waited_for: Work | None) -> CallInFlight | No
     for frame in _outward(innermost):
         code = frame.f_code
         can_raise = can_raise or code in KEEP_TIME
+        if code is SPARE:
+            return CallInFlight(
+                (_mark(frame), "spare"), _record_without_a_group("spare", frame), None, None, None, False
+            )
         if code is DOOR:
             call = _call_at_the_door(frame)
         elif code in others:
@@ -165,7 +171,7 @@ def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
     arguments = _arguments(frame)
     group = next((each for each in arguments.values() if isinstance(each, ProcessGroup)), None)
     if group is None and name in WITHOUT_A_GROUP:
-        record = Record(WITHOUT_A_GROUP[name], 0, "", "world", where=program_line(frame))
+        record = _record_without_a_group(WITHOUT_A_GROUP[name], frame)
         return CallInFlight((_mark(frame), name), record, None, None, _seconds(arguments.get("timeout")), False)
     if group is None:
         group = sys.modules["hpccomm"].GroupMember.WORLD
@@ -173,6 +179,10 @@ def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
         return None
     call = _call(frame, group, name, _last_number(group, name) + 1, arguments)
     return call._replace(can_raise=name == "destroy" or is_in_mismatch_check(group))
+
+
+def _record_without_a_group(name: str, frame: FrameType) -> Record:
+    return Record(name, 0, "", "world", where=program_line(frame))
 
 
 def _call_of_another(frame: FrameType, source: Source) -> CallInFlight | None:

@@ -364,8 +364,8 @@ def _end_at(when: float) -> NoReturn:
 
 
 def _has_left(call: CallInFlight) -> bool:
-    """Whether a rank only waits at the end of its program: the others may compute for hours."""
-    return call.record.name == "leave"
+    """Whether a rank only waits at the end of its program, or as a spare: the others may compute for hours."""
+    return call.record.name in ("leave", "spare")
 
 
 def _is_polled(observed: _Observed, now: float) -> bool:

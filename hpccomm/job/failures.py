@@ -26,6 +26,7 @@ HOW_TO_START = "start the job with Open MPI's `mpirun --with-ft ulfm`"
 PAUSE = 0.1  # seconds between two looks for deaths
 LONGEST_NEWS = 5.0  # seconds until a rank that a death has disturbed knows who has died
 
+next_step = "shrink_group() makes a group of the ranks that are left"  # or replace_failed, where there are spares
 kept: list[Any] = []  # buffers that MPI may still write to, because an operation on them has failed
 
 
@@ -155,7 +156,7 @@ def rank_failed(operation: str, ranks: tuple[int, ...]) -> RankFailedError:
         who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {'have' if len(ranks) > 1 else 'has'} died"
     else:
         who = "another rank has given the group up"
-    return RankFailedError(f"{who}; shrink_group() makes a group of the ranks that are left{here()}", ranks, operation)
+    return RankFailedError(f"{who}; {next_step}{here()}", ranks, operation)
 
 
 @contextlib.contextmanager
@@ -186,11 +187,39 @@ def shrink(comm: Any) -> tuple[Any, list[int]]:
         new, spare = _shrunk(new), None  # another rank has died meanwhile
     watch(new, None)
     keep_spare(new, spare)
+    return new, _ranks_in(comm, new)
+
+
+def survivors_of(comm: Any) -> tuple[Any, list[int]]:
+    """Return what `shrink` does, of a communicator that is not watched and has been revoked."""
+    from mpi4py import MPI
+
+    new = _shrunk(comm)
+    new.Set_errhandler(MPI.ERRORS_RETURN)
+    return new, _ranks_in(comm, new)
+
+
+def dead_in(comm: Any) -> frozenset[int]:
+    """Return the ranks of a communicator that have died."""
+    from mpi4py import MPI
+
+    failed, everybody = comm.Get_failed(), comm.Get_group()
+    ranks = frozenset(MPI.Group.Translate_ranks(failed, None, everybody)) if failed.Get_size() else frozenset()
+    everybody.Free()
+    if failed != MPI.GROUP_EMPTY:
+        failed.Free()
+    return ranks
+
+
+def _ranks_in(comm: Any, new: Any) -> list[int]:
+    """Return the rank in `comm` of each rank of `new`."""
+    from mpi4py import MPI
+
     old_group, new_group = comm.Get_group(), new.Get_group()
     members = MPI.Group.Translate_ranks(new_group, None, old_group)
     old_group.Free()
     new_group.Free()
-    return new, list(members)
+    return list(members)
 
 
 def _shrunk(comm: Any) -> Any:
@@ -267,11 +296,7 @@ def _dead() -> frozenset[int]:
     from mpi4py import MPI
 
     MPI.COMM_SELF.Iprobe()  # MPI learns of deaths only while it makes progress
-    failed = MPI.COMM_WORLD.Get_failed()
-    ranks = frozenset(ranks_in_the_job(failed)) if failed.Get_size() else frozenset()
-    if failed != MPI.GROUP_EMPTY:
-        failed.Free()
-    return ranks
+    return dead_in(MPI.COMM_WORLD)
 
 
 def _revoke_with(dead: frozenset[int]) -> None:

@@ -57,6 +57,7 @@ SEEN_ELSEWHERE = {
     "checkpoint.save_async": "as load",
     "checkpoint.finish": "all_gather_single, in a group of its own",
     "shrink_group": "it needs dead ranks: tests/faults",
+    "replace_failed": "likewise",
     "ProcessGroup.agree": "agree",
     "ProcessGroup.leave": "tests/faults: a rank at the end of its program",
     "all_gather_into_tensor": "all_gather_single",
