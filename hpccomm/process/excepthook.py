@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import errors
+from .abort import abort
 from .shared_files import MAPPED_LATER, take_names_away
 
 PATIENCE = 1.5  # seconds for ranks that Ctrl-C finds inside MPI to say where they are
@@ -59,8 +60,6 @@ class AbortOnException:
                 traceback.print_exception(kind, error, trace)
         if os.getpid() != self._pid or _goes_on():
             return
-        from mpi4py import MPI
-
         if self.at_the_end is not None:
             with contextlib.suppress(Exception):
                 self.at_the_end(f"{kind.__name__}: {error}")
@@ -74,7 +73,7 @@ class AbortOnException:
         if issubclass(kind, KeyboardInterrupt):
             time.sleep(PATIENCE)
         take_names_away(MAPPED_LATER)
-        MPI.COMM_WORLD.Abort(1)
+        abort(1)
 
 
 def _goes_on() -> bool:
@@ -114,8 +113,6 @@ def end_with(end: SystemExit, where: str = " inside `with` of the world") -> Non
     status = end.code if isinstance(end.code, int) else int(end.code is not None)
     if not status & 0xFF or os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") == "0":
         return
-    from mpi4py import MPI
-
     from .printed import let_launcher_read
     from .stderr import tell_with_rank
 
@@ -124,4 +121,4 @@ def end_with(end: SystemExit, where: str = " inside `with` of the world") -> Non
     tell_with_rank([f"hpccomm: sys.exit({end.code!r}){where} ends the job"])
     let_launcher_read()
     take_names_away(MAPPED_LATER)
-    MPI.COMM_WORLD.Abort(status & 0xFF)
+    abort(status & 0xFF)

@@ -306,6 +306,20 @@ def test_without_a_handler_the_error_ends_the_job(tmp_path: Path) -> None:
     assert "RankFailedError: barrier #1 of 'world': rank 1 has died" in ended.stderr
 
 
+@survives
+def test_an_exception_ends_a_job_of_four_ranks_which_mpi_abort_does_not(tmp_path: Path) -> None:
+    program = """
+        if me == 1:
+            raise KeyError("mine")
+        hc.recv(x, src=1 if me == 0 else 0)
+        """
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(BEGIN) + textwrap.dedent(program))
+    ended = launch(4, sys.executable, file, tmp_path, "[]", timeout=60, env={"MPIEXEC_ARGS": "--with-ft ulfm"})
+    assert ended.returncode == 1
+    assert "[rank 1] KeyError: 'mine'" in ended.stderr
+
+
 def test_without_fault_tolerance_shrink_group_says_how_to_start_the_job(process_group: hc.ProcessGroup) -> None:
     with pytest.raises(hc.UnsupportedOperationError, match=r"start the job with Open MPI's `mpirun --with-ft ulfm`"):
         hc.shrink_group()

@@ -8,15 +8,20 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.debug import stacks
+from hpccomm.debug.report import Reporter
+from hpccomm.debug.watchdog import Watchdog
 from hpccomm.job import failures
-from hpccomm.job.reserve import chosen, placed
+from hpccomm.job.reserve import Reserve, chosen, placed
 
 from ..launch import launch
 
@@ -36,6 +41,9 @@ BEGIN = """
 
     def die(pid=os.getpid()):
         os.kill(pid, signal.SIGKILL)
+
+    def is_running(pid):
+        return Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
 
     def wait_for(file):
         while not (FOLDER / file).exists():
@@ -243,3 +251,284 @@ def test_two_dead_ranks_are_replaced_and_groups_grids_and_arrays_are_made_again(
         for name in ("pair", "grid"):
             assert "was made from a group that has been replaced, because ranks 0, 3" in each["refusals"][name]
         assert "make it with empty_shared" in each["refusals"]["shared"]
+
+
+@survives
+def test_a_spare_that_dies_is_no_failure_and_the_next_one_is_called(tmp_path: Path) -> None:
+    program = """
+        (FOLDER / f"pid {PROCESS}").write_text(str(os.getpid()))
+        world = hc.init_process_group(spares=2)
+        if not world.is_replacement:
+            if PROCESS == 0:
+                pid = int((FOLDER / "pid 3").read_text())
+                die(pid)
+                while is_running(pid):
+                    time.sleep(0.01)
+            hc.barrier()
+            end = time.monotonic() + 0.5  # longer than news of a death take
+            while time.monotonic() < end:
+                seen["before"] = sum_of_ranks()
+            hc.barrier()
+            if PROCESS == 1:
+                die()
+            try:
+                while True:
+                    hc.barrier()
+            except hc.RankFailedError as error:
+                seen["ranks"] = error.ranks
+                world = hc.replace_failed()
+        seen["world"] = [world.rank, world.size, world.is_replacement, sum_of_ranks()]
+        hc.destroy_process_group()
+        write_down()
+        """
+    seen, _ = run(program, tmp_path, 5)
+    expected = {"before": 3, "ranks": [1]}
+    assert seen == {
+        0: {**expected, "world": [0, 3, False, 3]},
+        2: {**expected, "world": [2, 3, False, 3]},
+        4: {"world": [1, 3, True, 3]},
+    }
+
+
+@survives
+def test_more_dead_ranks_than_spares_are_told_on_every_survivor_and_the_spare_stays_for_later(tmp_path: Path) -> None:
+    program = """
+        world = hc.init_process_group(spares=1)
+        victims = [] if world.is_replacement else [(1, 2), (0,), (3,)]
+        for dead in victims:
+            hc.barrier()
+            if PROCESS in dead:
+                die()
+            try:
+                while True:
+                    hc.barrier()
+            except hc.RankFailedError:
+                pass
+            try:
+                world = hc.replace_failed()
+            except hc.TooFewSparesError as error:
+                seen.setdefault("texts", []).append(str(error))
+                world = hc.shrink_group()
+            seen.setdefault("worlds", []).append([world.rank, world.size, sum_of_ranks()])
+            if dead == (0,):
+                break
+        if world.is_replacement:
+            seen["replacement"] = [world.rank, world.size, sum_of_ranks()]
+        hc.barrier()
+        if PROCESS == 3:
+            die()
+        try:
+            while True:
+                hc.barrier()
+        except hc.RankFailedError:
+            pass
+        try:
+            hc.replace_failed()
+        except hc.TooFewSparesError as error:
+            seen.setdefault("texts", []).append(str(error))
+            world = hc.shrink_group()
+        seen["last"] = [world.rank, world.size, sum_of_ranks()]
+        hc.destroy_process_group()
+        write_down()
+        """
+    seen, _ = run(program, tmp_path, 6)
+    assert sorted(seen) == [4, 5]
+    two, none = "2 ranks have died, and 1 spare is left", "1 rank has died, and no spares are left"
+    assert f"{two}; shrink_group() makes a group of the 3 that live (rank 4)" in seen[4]["texts"][0]
+    assert f"{none}; shrink_group() makes a group of the 2 that live" in seen[4]["texts"][1]
+    assert f"{none}; shrink_group()" in seen[5]["texts"][0]
+    assert seen[4]["worlds"] == [[2, 3, 3], [2, 3, 3]]
+    assert seen[5]["replacement"] == [0, 3, 3]
+    assert [seen[5]["last"], seen[4]["last"]] == [[0, 2, 1], [1, 2, 1]]
+
+
+# -- deaths meanwhile ----------------------------------------------------------------------------------
+
+# In the middle of replace_failed, by the function of the reserve in which a process dies.
+STAGES = ["_shrink", "_give_places", "_split", "_make", "_fields"]
+MEANWHILE = """
+    stage, victim = STAGE, VICTIM
+    if PROCESS == victim:
+        from hpccomm.job.reserve import Reserve
+        known, calls = getattr(Reserve, stage), []
+
+        def dying(*arguments):
+            calls.append(1)
+            if len(calls) > (stage in ("_split", "_fields") and victim < 3):  # these make the first world, too
+                WHEN
+            return known(*arguments)
+
+        setattr(Reserve, stage, dying)
+    world = hc.init_process_group(spares=3)
+    if not world.is_replacement:
+        hc.barrier()
+        if PROCESS == 1:
+            die()
+        try:
+            while True:
+                hc.barrier()
+        except hc.RankFailedError:
+            pass
+        world = hc.replace_failed()
+    while True:
+        try:
+            seen["world"] = [world.rank, world.size, sum_of_ranks(), sum_of_ranks(hc.new_group([0, 1]))]
+            hc.barrier()
+            break
+        except hc.RankFailedError:  # the death came after all had agreed
+            world = hc.replace_failed()
+    hc.destroy_process_group()
+    write_down()
+"""
+
+
+@survives
+@pytest.mark.parametrize(
+    ("stage", "victim"),
+    [
+        pytest.param(stage, victim, marks=[] if (stage, victim) in [("_split", 2), ("_make", 3)] else pytest.mark.slow)
+        for stage in STAGES
+        for victim in (0, 2, 3, 5)  # two of the world, a spare that is called and one that is not
+    ],
+)
+def test_a_death_in_the_middle_of_replace_failed_begins_it_again(stage: str, victim: int, tmp_path: Path) -> None:
+    program = MEANWHILE.replace("STAGE", repr(stage)).replace("VICTIM", str(victim)).replace("WHEN", "die()")
+    seen, _ = run(program, tmp_path, 6)
+    worlds = sorted(each["world"][:3] for each in seen.values())
+    assert worlds == [[rank, 3, 3] for rank in range(3)]
+    assert 1 not in seen
+    assert victim not in seen or stage not in ("_shrink", "_give_places")  # it has died, or was not asked to do this
+    assert {process for process in (0, 2) if process != victim} <= set(seen)
+
+
+# -- the end of the job --------------------------------------------------------------------------------
+
+
+@survives
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("if PROCESS == 1: raise KeyError('mine')", None, "[rank 1] KeyError: 'mine'"),
+        ("if PROCESS == 1:\n    with world: sys.exit(5)", 5, "sys.exit(5) inside `with` of the world ends the job"),
+        (
+            "if PROCESS == 1: os.kill(int((FOLDER / 'pid 3').read_text()), signal.SIGINT)",
+            None,
+            "[rank 3, a spare] KeyboardInterrupt",
+        ),
+    ],
+)
+def test_what_ends_the_job_ends_the_spares(how: str, status: int | None, said: str, tmp_path: Path) -> None:
+    program = """
+        (FOLDER / f"pid {PROCESS}").write_text(str(os.getpid()))
+        world = hc.init_process_group(spares=2)
+        hc.barrier()
+        """
+    program = f"{textwrap.dedent(program)}{how}\nhc.recv(np.ones(1), src=1 - world.rank)\n"
+    _, ended = run(program, tmp_path, 4)
+    assert ended.returncode == status if status else ended.returncode not in (0, 124)
+    assert said in ended.stderr
+
+
+@survives
+def test_spares_end_when_all_ranks_of_the_world_have_died(tmp_path: Path) -> None:
+    _, ended = run("hc.init_process_group(spares=2)\ndie()\n", tmp_path, 4)
+    assert ended.returncode not in (0, 124)
+    assert "hpccomm: all ranks of the world have died; the spares end" in ended.stderr
+
+
+# -- the watchdog --------------------------------------------------------------------------------------
+
+
+@survives
+def test_the_watchdog_sees_a_spare_that_waits_and_does_not_take_it_for_a_hang(tmp_path: Path) -> None:
+    program = """
+        from hpccomm.debug import culprits, start, watchdog
+
+        world = hc.init_process_group(spares=2)
+        if world.rank == 1:
+            wait_for("0.json")
+        elif world.rank == 0:
+            import threading
+            def inquire():
+                found = []
+                while not found or not any(each["operations"] for each in found):
+                    found = start.current()._reports("a test")
+                spares = [each for each in found if each["rank"] > 1]
+                seen["spares"] = {each["rank"]: [each["spare"], each["operations"]] for each in spares}
+                verdict = culprits.verdict(found, 4)
+                seen["culprits"], seen["lines"] = verdict.culprits, verdict.lines
+                write_down()
+            threading.Thread(target=inquire).start()
+        hc.barrier()
+        """
+    seen, ended = run(program, tmp_path, 4)
+    assert seen[0]["spares"] == {"2": [True, []], "3": [True, []]}
+    assert seen[0]["culprits"] == [1]
+    assert seen[0]["lines"][0].startswith("rank 1 never reached barrier #1 of 'world'")
+    assert ended.returncode == 0
+
+
+@pytest.mark.once
+def test_no_time_limit_hits_a_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve: Any = SimpleNamespace(comm=SimpleNamespace(Iprobe=lambda *_: looks.append(call()) or len(looks) > 1))
+    reserve.comm.Recv = lambda *_: None
+    looks: list[Any] = []
+
+    def call() -> Any:
+        return stacks.call_of_thread(threading.get_ident())
+
+    assert Reserve.wait(reserve) == 0
+    assert looks[0].record.name == "spare"
+    assert looks[0].key == looks[1].key
+    told: list[Any] = []
+    dog = Watchdog(Reporter(0, 2, "unused"))
+    monkeypatch.setattr(dog, "_time_out", told.append)
+    monkeypatch.setattr(dog, "_in_flight", lambda: looks[:1])
+    for now in (0.0, 1e6):
+        dog.look(now)
+    assert not told
+
+
+# -- the job -------------------------------------------------------------------------------------------
+
+
+def digest_of_training(folder: Path, ranks: int, *arguments: str) -> tuple[str, list[str]]:
+    """Return what the last line says of the weights, and the lines before it."""
+    arguments = ("--steps", "200", *arguments)
+    job = [sys.executable, "jobs/elastic_training.py", "--folder", folder, *arguments]
+    ended = launch(ranks, *job, env={"MPIEXEC_ARGS": "--with-ft ulfm"})
+    *lines, last = ended.stdout.splitlines()
+    assert last.endswith(" OK"), f"{ended.stdout}\n{ended.stderr}"
+    assert last.startswith("ranks 3 ")
+    assert (folder / "DONE").exists()
+    return last.split()[last.split().index("weights") + 1], lines
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return digest_of_training(tmp_path_factory.mktemp("undisturbed"), 3, "--kill", "none")[0]
+
+
+DEATHS = {
+    "rank 0": (["0@60"], ["step 60: ranks [0] are new; back to step 50"]),
+    "rank 1": (["1@60"], ["step 60: ranks [1] are new; back to step 50"]),
+    "rank 2": (["2@60"], ["step 60: ranks [2] are new; back to step 50"]),
+    "two at once": (["0@60", "2@60"], ["step 60: ranks [0, 2] are new; back to step 50"]),
+    "all, one after the other": (["2@10", "0@110", "1@190"], [""] * 3),
+}
+
+
+@survives
+@pytest.mark.parametrize(
+    "who", [pytest.param(who, marks=[] if who in ("rank 0", "two at once") else pytest.mark.slow) for who in DEATHS]
+)
+def test_training_with_spares_ends_with_the_bits_of_an_undisturbed_run(
+    who: str, undisturbed: str, tmp_path: Path
+) -> None:
+    deaths, expected = DEATHS[who]
+    spares = len(deaths)
+    arguments = [word for each in deaths for word in ("--kill", each)]
+    digest, lines = digest_of_training(tmp_path, 3 + spares, "--spares", str(spares), *arguments)
+    assert digest == undisturbed
+    assert len(lines) == len(expected)
+    assert all(line.startswith(text) for line, text in zip(lines, expected))
