@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from .sparse import all_to_all_sparse
     from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
     from .survivors import agree, replace_failed, shrink_group
+    from .tasks import RankExecutor, executor
     from .waiting import wait_all, wait_any
 
 __version__ = "0.1.0"
@@ -147,6 +148,7 @@ LATER = {
         "sparse": "all_to_all_sparse",
         "store": "FileStore HashStore PrefixStore QueueEmptyError Store TCPStore",
         "survivors": "agree replace_failed shrink_group",
+        "tasks": "RankExecutor executor",
         "waiting": "wait_all wait_any",
     }.items()
     for name in names.split()
@@ -177,6 +179,7 @@ __all__ = [
     "PrefixStore",
     "ProcessGroup",
     "QueueEmptyError",
+    "RankExecutor",
     "RankFailedError",
     "ReduceOp",
     "RemovableHandle",
@@ -214,6 +217,7 @@ __all__ = [
     "destroy_process_group",
     "device_of",
     "empty_shared",
+    "executor",
     "exscan",
     "fence",
     "gather",

@@ -300,7 +300,7 @@ class Watchdog:
         self._wait_for_the_verdict(self._patience() + 1, until_it_is_there=True)  # less than others wait in destroy
         return self.reporter.conclusion()
 
-    def _end(self) -> None:
+    def _end(self) -> NoReturn:
         """End the job: the launcher ends the other ranks when one has ended like this. MPI_Abort might hang.
 
         Those that can end by themselves do so at the same time: the launcher then returns their status, and not that of
@@ -413,6 +413,22 @@ def places() -> dict[int, str]:
         return {} if watchdog is None else watchdog.places()
     except OSError:  # no folder can be written to
         return {}
+
+
+def end_job(why: str) -> NoReturn:
+    """End the job with status 124, saying why, and where the reports of all ranks are."""
+    watchdog = current()
+    lines = [why, f"the job ends with status {STATUS}"]
+    if watchdog is None:
+        tell("\n".join(f"hpccomm: {line}" for line in lines), stderr.uncaptured())
+        _end_at(time.time())
+    try:
+        with contextlib.suppress(OSError):  # no folder can be written to
+            watchdog.inquire()
+            lines.insert(1, watchdog._where_reports_are())
+        tell("\n".join(f"hpccomm: {line}" for line in lines), stderr.uncaptured())
+    finally:
+        watchdog._end()
 
 
 def dump(reason: str = "asked by the program") -> Path:

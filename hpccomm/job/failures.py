@@ -126,6 +126,28 @@ def dead_ranks(comm: MPI.Intracomm | None, is_likely: bool) -> tuple[int, ...]:
         time.sleep(0.001)
 
 
+def dead_members(comm: MPI.Intracomm) -> tuple[int, ...]:
+    """Return the ranks of `comm` that have died. MPI does not tell of them again where one receives from any rank."""
+    if not is_on():
+        return ()
+    from mpi4py import MPI
+
+    comm.Ack_failed()
+    failed, members = comm.Get_failed(), comm.Get_group()
+    ranks = MPI.Group.Translate_ranks(failed, None, members)
+    members.Free()
+    if failed != MPI.GROUP_EMPTY:
+        failed.Free()
+    return tuple(ranks)
+
+
+def is_death(error: MPI.Exception) -> bool:
+    """Return whether an error of MPI says that a rank has died."""
+    from mpi4py import MPI
+
+    return is_on() and error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING)
+
+
 def revoke(comm: MPI.Intracomm) -> None:
     """Wake everybody who waits in `comm` or a descendant of it."""
     with _lock:

@@ -72,6 +72,11 @@ def in_buckets() -> None:
     buckets.wait()
 
 
+def pool() -> None:
+    with hc.executor():
+        pass
+
+
 def started(name: str) -> Any:
     ready[name].start()
     return ready[name]
@@ -118,6 +123,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "coalescing": grouped,
     "collect_all": lambda: hc.collect_all([work().get_future()]).wait(),
     "empty_shared": lambda: hc.empty_shared(4),
+    "executor": pool,
     "exscan": lambda: hc.exscan(x),
     "fence": lambda: hc.fence(ready["shared"]),
     "gather": lambda: hc.gather(x, [x.copy(), x.copy()] if hc.get_rank() == 1 else None, dst=1),

@@ -49,7 +49,8 @@ DOES_NOT_WAIT = {
     *("Work.get_future", "Work.give_up", "Work.poll", "Work.translate_error"),
     *("PersistentWork.belong_to", "PersistentWork.group", "ProcessGroup.agree_on"),
     *("Work.fail", "Work.group", "Work.has_ended", "Work.is_told", "Work.op_type", "Work.sequence_number"),
-    "coalescing.wait",
+    *("RankExecutor.map", "RankExecutor.num_workers", "RankExecutor.shutdown", "RankExecutor.starmap"),
+    *("RankExecutor.submit", "coalescing.wait"),
 }
 SEEN_ELSEWHERE = {
     "init_process_group": "the test below",

@@ -1,0 +1,418 @@
+"""The dispatcher: rank 0's part of a pool. It hands out tasks, takes results, and knows who is late or dead.
+
+It works in a thread of its own, which calls MPI. Below MPI_THREAD_MULTIPLE it works while the program waits for a
+result.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+from mpi4py.util import pkl5
+
+from ..core.future import Driven
+from ..core.timeouts import as_seconds, pause, pauses
+from ..errors import DistBackendError, DistTimeoutError, RankFailedError, UnsupportedOperationError, here, log_exception
+from ..job import failures
+from .messages import TAG, Call, Outcome, Stop, error_of
+
+if TYPE_CHECKING:
+    from ..core.group import ProcessGroup
+
+QUICK = 0.01  # seconds: after a call as short as this, a worker gets one in advance, which hides the way of messages
+DEATHS = 2  # of workers, in one task: then it is not given to a third
+PAUSE = 0.1  # seconds between two looks at the clock
+LONGEST_GOODBYE = 5.0  # seconds, at the end of a program that has not waited
+
+
+class TaskFuture(Driven):
+    """The Future of a task."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__()
+        self._dispatcher = dispatcher
+        self.is_driven = dispatcher.has_thread
+
+    def look(self) -> None:
+        """Let the dispatcher work, which has no thread."""
+        self._dispatcher.look()
+
+    def start(self) -> None:
+        """Refuse to be completed without being waited for, where there is no thread."""
+        if not self.is_driven:
+            raise UnsupportedOperationError(
+                "add_done_callback, as_completed and wait of an executor's futures need MPI_THREAD_MULTIPLE, which "
+                "mpi4py asks for unless mpi4py.rc.thread_level says otherwise; result() and map() work without it"
+                + here()
+            )
+
+
+class Task:
+    """A call, and the Future of its result."""
+
+    def __init__(self, call: Call, future: TaskFuture) -> None:
+        self.call = call
+        self.future = future
+        self.has_begun = False
+        self.deaths = 0  # of the ranks that were at it
+
+    def begin(self) -> bool:
+        """Return whether the task is to be done; it can't be cancelled any more."""
+        if not self.has_begun:
+            self.has_begun = self.future.set_running_or_notify_cancel()
+        return self.has_begun
+
+    def succeed(self, result: Any) -> None:
+        """Complete its Future, unless it is late."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self.future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Complete its Future with an error, unless it is late."""
+        if self.begin():
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                self.future.set_exception(error)
+
+
+class Served:
+    """A worker, as rank 0 knows it."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank  # in the group
+        self.sent: deque[tuple[Task, Any]] = deque()  # with the request of the message; the first is being done
+        self.since = time.monotonic()  # when it has begun the first
+        self.is_ready = False  # the initializer has returned
+        self.is_quick = False
+        self.was_told = False  # that it is at its task for long
+        self.is_late = False  # its task has failed for that: nobody waits for it any more
+
+
+class Dispatcher:
+    """The dispatcher of an executor.
+
+    `task_timeout` is in seconds; None: there is no limit, but it is told when a task takes longer than the group's
+    operations may.
+    """
+
+    def __init__(self, group: ProcessGroup, comm: MPI.Intracomm, task_timeout: float | None) -> None:
+        self._group = group
+        self._raw = comm
+        self._comm = pkl5.Intracomm(comm)
+        self._task_timeout = task_timeout
+        self._tasks: deque[Task] = deque()
+        self._workers = {rank: Served(rank) for rank in range(1, group.size)}
+        self._idle: deque[Served] = deque()
+        self._stopping: list[tuple[int, Any]] = []
+        self._clock = time.monotonic()
+        self._is_closing = self._is_ending = False
+        self._has_lost = False  # a worker: then the communicator is not freed
+        self._broken: BaseException | None = None
+        self._lock = threading.Lock()  # of the tasks and the flags
+        self._looking = threading.Lock()
+        self._news = threading.Event()
+        self.is_over = threading.Event()  # nobody waits for a task any more, and the workers have been released
+        self.has_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        if self.has_thread:
+            self._thread = threading.Thread(target=self._run, name="hpccomm-executor", daemon=True)
+            self._thread.start()
+            atexit.register(self._at_exit)  # before MPI_Finalize, as the progress thread
+
+    # -- what the executor calls -------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """The number of workers that are alive."""
+        return len(self._workers)
+
+    def submit(self, call: Call) -> TaskFuture:
+        """Queue a call."""
+        future = TaskFuture(self)
+        with self._lock:
+            if self._broken is not None:
+                raise concurrent.futures.BrokenExecutor(str(self._broken)) from self._broken
+            self._tasks.append(Task(call, future))
+        self._news.set()
+        return future
+
+    def close(self, cancels: bool) -> None:
+        """Release the workers when the tasks are done; cancel first those that have not begun."""
+        with self._lock:
+            self._is_closing = True
+            if cancels:
+                for task in self._tasks:
+                    task.future.cancel()
+        self._news.set()
+
+    def wait(self) -> None:
+        """Wait until the workers have been released."""
+        if self.has_thread:
+            self.is_over.wait()
+            return
+        looks = pauses()
+        while not self.is_over.is_set():
+            if self.look():
+                looks = pauses()
+            pause(next(looks))
+
+    # -- the thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        looks = pauses()
+        while not (self._has_ended() or self._is_ending):
+            if self.look():
+                looks = pauses()
+            elif not self._is_waiting():
+                if not self._has_ended():
+                    self._news.wait()
+                    self._news.clear()
+            elif (seconds := next(looks)) == 0:
+                pause(0)
+            else:
+                self._news.wait(seconds)
+                self._news.clear()
+        self.is_over.set()
+        atexit.unregister(self._at_exit)
+
+    def _is_waiting(self) -> bool:
+        """Return whether something may come from a worker, or is on its way to one."""
+        return bool(self._stopping) or any(each.sent or not each.is_ready for each in self._workers.values())
+
+    def _has_ended(self) -> bool:
+        return self.is_over.is_set() and not self._workers and not self._stopping
+
+    def _at_exit(self) -> None:
+        self._is_ending = True
+        self._news.set()
+        self._thread.join(LONGEST_GOODBYE)
+
+    def look(self) -> bool:
+        """Take what has come, hand out what can be; return whether there was anything."""
+        if not self._looking.acquire(blocking=False):
+            return False
+        try:
+            has_come = self._take()
+            self._hand_out()
+            now = time.monotonic()
+            if now > self._clock + PAUSE:
+                self._clock = now
+                self._look_at_the_clock(now)
+            self._release()
+        except BaseException as error:
+            if not self.has_thread and not isinstance(error, Exception):  # Ctrl-C
+                raise
+            self._break(error)  # nobody would complete the futures
+            return False
+        else:
+            return has_come
+        finally:
+            self._looking.release()
+
+    # -- tasks -------------------------------------------------------------------------------------------
+
+    def _take(self) -> bool:
+        """Take the outcomes that have come."""
+        status = MPI.Status()
+        has_come = False
+        while True:
+            try:
+                message = self._comm.improbe(MPI.ANY_SOURCE, TAG, status)
+                if message is None:
+                    return has_come
+                outcome: Outcome | Exception = Outcome(*message.recv())
+            except MPI.Exception as error:
+                self._bury_the_dead(error)
+                continue
+            except Exception as error:  # the pickle's
+                outcome = error
+            has_come = True
+            self._settle(self._workers[status.Get_source()], outcome)
+
+    def _settle(self, worker: Served, outcome: Outcome | Exception) -> None:
+        rank = self._group.ranks[worker.rank]
+        if not worker.is_ready:
+            worker.is_ready = True
+            failure = None if isinstance(outcome, Exception) else outcome.failure
+            if failure is not None:
+                broken = concurrent.futures.BrokenExecutor(f"the initializer has failed on rank {rank}{here()}")
+                broken.__cause__ = error_of(failure, "the initializer", rank)
+                self._break(broken)
+        else:
+            task, request = worker.sent.popleft()
+            request.wait()
+            worker.is_late = worker.was_told = False
+            worker.since = time.monotonic()
+            if isinstance(outcome, Exception):
+                error = TypeError(f"the result of {task.call} can't be made of its pickle ({outcome!r}){here()}")
+                error.__cause__ = outcome
+                task.fail(error)
+            elif outcome.failure is not None:
+                task.fail(error_of(outcome.failure, task.call, rank))
+            else:
+                worker.is_quick = outcome.seconds < QUICK
+                task.succeed(outcome.result)
+        self._supply(worker)
+
+    def _hand_out(self) -> None:
+        for _ in range(len(self._idle)):
+            if not self._tasks:
+                return
+            self._supply(self._idle.popleft())
+
+    def _supply(self, worker: Served) -> None:
+        """Give a worker its next task, and one in advance where tasks are short and many."""
+        wanted = 2 if worker.is_quick and len(self._tasks) > len(self._workers) else 1
+        while len(worker.sent) < wanted and worker.rank in self._workers and (task := self._next()) is not None:
+            self._send(worker, task)
+        if not worker.sent and worker.rank in self._workers:
+            self._idle.append(worker)
+
+    def _next(self) -> Task | None:
+        while True:
+            with self._lock:
+                if not self._tasks:
+                    return None
+                task = self._tasks.popleft()
+            if task.begin():
+                return task
+
+    def _send(self, worker: Served, task: Task) -> None:
+        try:
+            request = self._comm.isend(tuple(task.call), worker.rank, TAG)
+        except MPI.Exception as error:
+            self._tasks.appendleft(task)
+            self._bury_the_dead(error)
+        except Exception as error:
+            reason = TypeError(
+                f"{task.call} can't be pickled ({type(error).__name__}: {error}); its function has to be defined at "
+                f"the top of a module or of the program{here()}"
+            )
+            reason.__cause__ = error
+            task.fail(reason)
+        else:
+            if not worker.sent:
+                worker.since = time.monotonic()
+            worker.sent.append((task, request))
+
+    # -- what goes wrong ---------------------------------------------------------------------------------
+
+    def _bury_the_dead(self, error: MPI.Exception) -> None:
+        """Give the tasks of workers that have died to others; raise `error` if nobody has."""
+        dead = [self._workers.pop(rank) for rank in failures.dead_members(self._raw) if rank in self._workers]
+        if not dead and not failures.is_death(error):
+            raise error
+        self._has_lost = self._has_lost or bool(dead)
+        for worker in dead:
+            if worker in self._idle:
+                self._idle.remove(worker)
+            for task, request in reversed(worker.sent):
+                failures.kept.append(request)
+                self._tasks.appendleft(task)
+            if worker.sent:
+                self._blame(worker.sent[0][0], self._group.ranks[worker.rank])
+            elif not worker.is_ready or not self._is_closing:
+                self._tell(f"rank {self._group.ranks[worker.rank]} has died; the others go on")
+        if not self._workers:
+            raise self._all_have_died()
+
+    def _blame(self, task: Task, rank: int) -> None:
+        """Count the death of a rank in a task, which nobody else gets if it was not the first."""
+        task.deaths += 1
+        if task.deaths < DEATHS:
+            self._tell(f"rank {rank} has died in the task {task.call}, which is given to another rank")
+            return
+        self._tasks.remove(task)
+        text = f"{DEATHS} ranks have died in the task {task.call}, the last one was rank {rank}"
+        task.fail(RankFailedError(f"{text}; it is given to no other{here()}", (rank,)))
+
+    def _all_have_died(self) -> RankFailedError:
+        ranks = self._group.ranks[1:]
+        return RankFailedError(f"executor: all ranks that could do a task have died{here()}", ranks)
+
+    def _break(self, error: BaseException) -> None:
+        """Fail what has not begun, and what is submitted later; where MPI has failed, also what is under way."""
+        is_of_workers = isinstance(error, concurrent.futures.BrokenExecutor)
+        if isinstance(error, MPI.Exception):
+            error = DistBackendError(f"executor: MPI reports: {error.Get_error_string().strip()}{here()}")
+        elif not isinstance(error, concurrent.futures.BrokenExecutor | RankFailedError):
+            log_exception("the dispatcher of an executor raised")
+        with self._lock:
+            self._broken = self._broken or error
+            waiting = list(self._tasks)
+            self._tasks.clear()
+        if not is_of_workers:
+            waiting += [task for worker in self._workers.values() for task, _ in worker.sent]
+            self._has_lost = True
+            self._workers.clear()
+            self._idle.clear()
+            self._stopping.clear()
+        for task in waiting:
+            task.fail(error)
+
+    def _look_at_the_clock(self, now: float) -> None:
+        limit = self._task_timeout or as_seconds(self._group.timeout)
+        for worker in list(self._workers.values()):
+            if (worker.sent or not worker.is_ready) and now - worker.since > limit and not worker.was_told:
+                worker.was_told = True
+                self._time_out(worker, now - worker.since)
+
+    def _time_out(self, worker: Served, seconds: float) -> None:
+        """Say where a worker is that is at its task for too long, and do what `on_timeout` of the group says."""
+        from ..debug.watchdog import end_job, places
+
+        members = self._raw.Get_group()
+        process = failures.ranks_in_the_job(members)[worker.rank]
+        members.Free()
+        task = worker.sent[0][0] if worker.sent else None
+        what = "the initializer of the executor" if task is None else f"the task {task.call}"
+        place = places().get(process) or "a place that is not known"
+        text = f"rank {self._group.ranks[worker.rank]} has been in {what} for {seconds:.3g} s, at {place}"
+        action = "" if self._task_timeout is None else self._group.on_timeout
+        if action == "abort":
+            end_job(f"{text}; task_timeout of the executor is {self._task_timeout:g} s")
+        elif action == "raise" and task is not None:
+            worker.is_late = True
+            task.fail(DistTimeoutError(f"executor: {text}; task_timeout is {self._task_timeout:g} s{here()}"))
+            self._tasks.extendleft(in_advance for in_advance, _ in list(worker.sent)[1:])  # whoever is first
+        else:
+            self._tell(f"{text}; task_timeout= of hc.executor ends such tasks" if not action else text)
+
+    def _tell(self, text: str) -> None:
+        from ..process.stderr import tell
+
+        tell(f"hpccomm: executor: {text}")
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def _release(self) -> None:
+        """Tell the workers to stop when nothing is left to do; those that are late, when they come."""
+        with self._lock:
+            is_done = self._is_closing and not self._tasks
+        if not is_done or any((each.sent or not each.is_ready) and not each.is_late for each in self._workers.values()):
+            return
+        while self._idle:
+            worker = self._idle.popleft()
+            self._stopping.append((worker.rank, self._comm.isend(Stop(self._has_lost), worker.rank, TAG)))
+            del self._workers[worker.rank]
+        self._stopping = [each for each in self._stopping if not self._has_gone(*each)]
+        if not self._stopping:
+            if not self._workers and not self._has_lost:
+                self._has_lost = True  # once
+                self._raw.Free()
+            self.is_over.set()
+
+    def _has_gone(self, rank: int, request: Any) -> bool:
+        try:
+            return bool(request.test()[0])
+        except MPI.Exception:
+            self._has_lost = True
+            if rank not in failures.dead_members(self._raw):
+                raise
+            failures.kept.append(request)
+            return True

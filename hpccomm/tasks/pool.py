@@ -1,0 +1,315 @@
+"""What programs see of a pool of ranks: the block, and the executor in it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from ..core.checks import integer
+from ..core.group import ProcessGroup
+from ..core.non_member import Group
+from ..core.timeouts import as_seconds
+from ..errors import DistError, here
+from ..groups import usable
+from ..job import failures, mpi_library
+from ..world import member
+from .messages import Call, apply_to_each
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+_serving: list[ProcessGroup] = []  # the groups of the executors that this rank is in
+
+
+def executor(
+    group: Group | None = None,
+    *,
+    initializer: Callable[..., object] | None = None,
+    initargs: Sequence[Any] = (),
+    task_timeout: timedelta | float | None = None,
+) -> Pool:
+    """Make the ranks of a group a pool: rank 0 hands out calls of functions, the other ranks make them.
+
+    Every rank of the group calls it, in a ``with`` statement. Rank 0 gets a :class:`RankExecutor`, which is a
+    :class:`concurrent.futures.Executor`. The others serve it inside ``with``, until rank 0 has left its block, and get
+    None then: ``if executor is not None:`` keeps them from the block. (mpi4py's MPICommExecutor has this convention. As
+    there, the block of a rank that got None ends without an error where it uses a method of the executor.)
+
+    In a group of one rank, the calls are made in a thread of this rank, without pickling.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        Default: the world. A rank outside the group gets None.
+    initializer : callable, optional
+        Each worker calls it once, before its first task, with `initargs`. It is not sent: every rank gives its own.
+    initargs : sequence
+        Its arguments.
+    task_timeout : timedelta or float (seconds), optional
+        How long a task may take; beyond, the group's `on_timeout` says what happens. ``"abort"``: the job ends, with
+        the worker, the task and the line that it is at. ``"raise"``: the task's Future gets a DistTimeoutError that
+        says these, and its worker no other task before it has come back. ``"warn"``: they are printed. Default: no
+        limit, but they are printed once a task takes longer than the group's `timeout`.
+
+    Returns
+    -------
+    context manager
+        Of a RankExecutor on rank 0 of the group, of None elsewhere.
+
+    Raises
+    ------
+    DistError
+        A rank of the group is in the block of another executor: the ranks there serve that one.
+    ValueError, TypeError
+        `task_timeout` is not positive, or no time; `initializer` is not callable.
+
+    Examples
+    --------
+    >>> with hc.executor() as executor:
+    ...     if executor is not None:  # rank 0
+    ...         print(list(executor.map(pow, [1, 2, 3], [2, 2, 2])))
+    [1, 4, 9]
+    """
+    seconds = None if task_timeout is None else as_seconds(task_timeout, "executor: task_timeout")
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"executor: task_timeout is {seconds:g} s; expected a positive time, or None{here()}")
+    if initializer is not None and not callable(initializer):
+        raise TypeError(f"executor: initializer is {initializer!r}; expected a function{here()}")
+    found = member(group)
+    if not isinstance(found, ProcessGroup):
+        return Pool(None, None, None, (), None)
+    usable("executor", found)
+    _check_nesting(found)
+    found.agree_on("executor")
+    comm = None
+    if found.size > 1:
+        with failures.translating("executor", found.comm):
+            found.comm.Barrier()  # Dup might hold the GIL until all ranks have come
+            comm = found.comm.Dup()
+        comm.Set_errhandler(mpi_library.load().ERRORS_RETURN)  # not `private`: it survives the death of a worker
+    return Pool(found, comm, initializer, tuple(initargs), seconds)
+
+
+def _check_nesting(group: ProcessGroup) -> None:
+    for other in _serving:
+        common = sorted({*group.ranks} & {*other.ranks} - {group.ranks[group.rank]})
+        if common:
+            raise DistError(
+                f"executor: rank{'s' * (len(common) > 1)} {', '.join(map(str, common))} of {group.name!r} serve the "
+                f"executor of {other.name!r} that this rank is in; leave its block first, or give a group of other "
+                f"ranks{here()}"
+            )
+
+
+class Pool:
+    """The block of an executor."""
+
+    def __init__(
+        self,
+        group: ProcessGroup | None,
+        comm: MPI.Intracomm | None,
+        initializer: Callable[..., object] | None,
+        initargs: tuple[Any, ...],
+        task_timeout: float | None,
+    ) -> None:
+        self._group = group
+        self._comm = comm
+        self._initializer = initializer
+        self._initargs = initargs
+        self._task_timeout = task_timeout
+        self._executor: RankExecutor | None = None
+
+    def __enter__(self) -> RankExecutor | None:
+        if self._group is None:
+            return None
+        if self._group.rank > 0:
+            self._serve(self._group)
+            return None
+        _serving.append(self._group)
+        if self._comm is None:
+            tasks: _Tasks = _InThisRank(self._initializer, self._initargs)
+        else:
+            from .dispatcher import Dispatcher
+
+            tasks = Dispatcher(self._group, self._comm, self._task_timeout)
+        self._executor = RankExecutor(tasks)
+        return self._executor
+
+    def _serve(self, group: ProcessGroup) -> None:
+        from .worker import Worker
+
+        comm: Any = self._comm
+        _serving.append(group)
+        try:
+            with failures.translating("executor", group.comm):
+                has_lost = Worker(group, comm).serve(self._initializer, self._initargs)
+        finally:
+            _serving.remove(group)
+        if not has_lost:
+            comm.Free()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._executor is None:
+            return _is_use_of_none(error)
+        try:
+            self._executor.shutdown(wait=kind is None, cancel_futures=kind is not None)
+        finally:
+            _serving.remove(self._group)  # type: ignore[arg-type]
+        return False
+
+
+def _is_use_of_none(error: BaseException | None) -> bool:
+    """Return whether a worker's block has used the executor, which is None there."""
+    if not isinstance(error, AttributeError) or error.obj is not None or not hasattr(RankExecutor, error.name or ""):
+        return False
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None  # in the block itself
+
+
+class _Tasks(Protocol):
+    """What does the tasks of an executor."""
+
+    @property
+    def size(self) -> int:
+        """The number of workers that are alive."""
+
+    def submit(self, call: Call) -> concurrent.futures.Future[Any]:
+        """Queue a call."""
+
+    def close(self, cancels: bool) -> None:
+        """Release the workers when the tasks are done; cancel first those that have not begun."""
+
+    def wait(self) -> None:
+        """Wait until the workers have been released."""
+
+
+class _InThisRank:
+    """Does tasks in a thread of this rank, the only one of its group."""
+
+    size = 1
+
+    def __init__(self, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]) -> None:
+        self._threads = concurrent.futures.ThreadPoolExecutor(1, "hpccomm-executor", initializer, initargs)
+
+    def submit(self, call: Call) -> concurrent.futures.Future[Any]:
+        return self._threads.submit(call.fn, *call.args, **call.kwargs)
+
+    def close(self, cancels: bool) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=cancels)
+
+    def wait(self) -> None:
+        self._threads.shutdown()
+
+
+class RankExecutor(concurrent.futures.Executor):
+    """The executor that rank 0 has in the block of :func:`executor`: other ranks make the calls.
+
+    Functions, arguments and results are pickled; large NumPy arrays inside them travel apart and without a copy, so
+    arguments may not be changed before the call is done. A function travels by its name: it has to be defined on every
+    rank, before the block. Each worker does one task after the other, and gets the next when it has done one; where
+    tasks take less than 10 ms, one in advance.
+
+    An exception in a task is raised by its Future, with the traceback on the worker as its cause. Under ``mpirun
+    --with-ft ulfm`` the task of a worker that has died is given to another one, once.
+
+    Examples
+    --------
+    >>> with hc.executor() as executor:
+    ...     if executor is not None:
+    ...         future = executor.submit(sorted, [3, 1, 2], reverse=True)
+    ...         print(future.result(), executor.num_workers)  # on 4 ranks: [3, 2, 1] 3
+    [3, 2, 1] 1
+    """
+
+    def __init__(self, tasks: _Tasks) -> None:
+        self._tasks = tasks
+        self._is_shut_down = False
+
+    @property
+    def num_workers(self) -> int:
+        """The number of ranks that do tasks and are alive; 1 in a group of one rank."""
+        return self._tasks.size
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[T]:
+        """Queue the call ``fn(*args, **kwargs)``.
+
+        Parameters
+        ----------
+        fn : callable
+            With its arguments picklable.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Of its result. ``cancel()`` works until the call has been sent to a worker.
+
+        Raises
+        ------
+        RuntimeError
+            After `shutdown`.
+        concurrent.futures.BrokenExecutor
+            The initializer has failed on a worker, or all workers have died.
+        """
+        if self._is_shut_down:
+            raise RuntimeError(f"executor: cannot schedule new futures after shutdown{here()}")
+        return self._tasks.submit(Call(fn, args, kwargs))
+
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[T]:
+        """Return the results of ``fn`` for the items of the iterables, in their order, each as soon as it is there.
+
+        Parameters
+        ----------
+        fn : callable
+            Takes as many arguments as there are iterables.
+        timeout : float (seconds), optional
+            Raise TimeoutError where a result is not there so long after the call of `map`.
+        chunksize : int
+            The number of calls that travel together; worth it where a call takes less than a millisecond.
+
+        Returns
+        -------
+        iterator
+            An exception of a call is raised in the place of its result, or of that of the first of its chunk.
+        """
+        return self.starmap(fn, zip(*iterables), timeout=timeout, chunksize=chunksize)
+
+    def starmap(
+        self, fn: Callable[..., T], iterable: Iterable[Sequence[Any]], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[T]:
+        """Return the results of ``fn(*each)`` for each of the iterable; the rest is as for :meth:`map`."""
+        chunksize = integer("executor: chunksize", chunksize)
+        if chunksize < 1:
+            raise ValueError(f"executor: chunksize is {chunksize}; expected 1 or more{here()}")
+        chunks = list(_chunks(iterable, chunksize))
+        results = super().map(apply_to_each, itertools.repeat(fn), chunks, timeout=timeout)
+        return itertools.chain.from_iterable(results)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Release the workers when the tasks are done; the end of the block calls it.
+
+        Parameters
+        ----------
+        wait : bool
+            True: return when they are released. False: at once.
+        cancel_futures : bool
+            True: cancel the tasks that have not begun. The block does so where it ends with an exception.
+        """
+        self._is_shut_down = True
+        self._tasks.close(cancel_futures)
+        if wait:
+            self._tasks.wait()
+
+
+def _chunks(iterable: Iterable[Sequence[Any]], size: int) -> Iterator[list[tuple[Any, ...]]]:
+    calls = map(tuple, iterable)
+    while chunk := list(itertools.islice(calls, size)):
+        yield chunk

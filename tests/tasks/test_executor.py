@@ -1,0 +1,345 @@
+"""A pool of ranks does what Python's own map and executors do."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import math
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpccomm as hc
+from hpccomm.tasks.messages import RemoteTraceback
+
+from ..launch import until
+
+pytestmark = pytest.mark.usefixtures("process_group")
+needs_two = pytest.mark.mpi(min_size=2)
+needs_three = pytest.mark.mpi(min_size=3)
+
+
+def square(x: float) -> float:
+    return x * x
+
+
+def ranks(_: object) -> int:
+    return hc.get_rank()
+
+
+def stretched(array: np.ndarray, factor: float) -> np.ndarray:
+    assert array.flags.writeable
+    return array * factor
+
+
+def sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def pass_through(gate: Path) -> str:
+    until(gate.exists, "open gate")
+    return gate.name
+
+
+def raises(kind: type[BaseException], *arguments: object) -> None:
+    raise kind(*arguments)
+
+
+def in_words(number: int) -> str:
+    if number == 7:
+        raise LookupError(f"no word for {number}")
+    return str(number)
+
+
+class TwoArguments(Exception):
+    """It has a pickle of which it can't be made."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} in {where}")
+
+
+class Unloadable:
+    """It has a pickle of which it can't be made."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return math.sqrt, (-1.0,)
+
+
+def unloadable(_: object = None) -> Unloadable:
+    return Unloadable()
+
+
+def generator(n: int) -> Iterator[int]:
+    return iter(lambda: n, 3)
+
+
+_settings: dict[str, Any] = {}
+
+
+def settings(_: object) -> dict[str, Any]:
+    return _settings
+
+
+def test_map_is_that_of_python() -> None:
+    with hc.executor() as executor:
+        if executor is not None:
+            for chunksize in (1, 3, 100):
+                assert list(executor.map(square, range(50), chunksize=chunksize)) == list(map(square, range(50)))
+            assert list(executor.map(pow, range(5), [2, 3, 4])) == [0, 1, 16]
+            assert list(executor.map(square, [])) == []
+            calls = [(2, 5), (3, 2), (10, 3)]
+            assert list(executor.starmap(pow, calls, chunksize=2)) == list(itertools.starmap(pow, calls))
+            assert executor.num_workers == max(1, hc.get_world_size() - 1)
+
+
+def test_it_is_an_executor_of_python() -> None:
+    with hc.executor() as executor:
+        if executor is None:
+            return
+        assert isinstance(executor, concurrent.futures.Executor)
+        futures = {executor.submit(pow, base, exp=3): base for base in range(8)}
+        assert {f.result(): futures[f] for f in concurrent.futures.as_completed(futures)} == {n**3: n for n in range(8)}
+        done, not_done = concurrent.futures.wait([executor.submit(sorted, [2, 1], reverse=True)])
+        assert [each.result() for each in done] == [[2, 1]]
+        assert not not_done
+        called: list[object] = []
+        came = threading.Event()
+        future = executor.submit(square, 3)
+        future.add_done_callback(lambda each: (called.append(each.result()), came.set()))
+        assert came.wait(60)
+        assert called == [9]
+        assert future.exception() is None
+
+
+def test_workers_get_none_and_do_the_tasks() -> None:
+    with hc.executor() as executor:
+        assert (executor is None) == (hc.get_rank() > 0)
+        if executor is not None:
+            expected = {0} if hc.get_world_size() == 1 else set(range(1, hc.get_world_size()))
+            seen: set[int] = set()
+            while seen < expected:  # a slow worker may come late to its first
+                seen |= set(executor.map(ranks, range(20)))
+            assert seen == expected
+    hc.barrier()
+
+
+def test_arrays_of_any_size_come_back_as_they_are() -> None:
+    with hc.executor() as executor:
+        if executor is not None:
+            arrays = [np.arange(float(n)) for n in (0, 3, 1 << 12, 1 << 20)] + [np.eye(300)[::2, ::3]]
+            for array, result in zip(arrays, executor.map(stretched, arrays, itertools.repeat(2.0)), strict=True):
+                assert np.array_equal(result, 2 * array)
+                result[:1] = 0  # writable
+
+
+def test_results_come_one_by_one_in_order(tmp_path: Path) -> None:
+    with hc.executor() as executor:
+        if executor is not None:
+            gates = [tmp_path / "open", tmp_path / "closed"]
+            gates[0].touch()
+            results = executor.map(pass_through, gates)
+            assert next(results) == "open"
+            gates[1].touch()
+            assert list(results) == ["closed"]
+
+
+@needs_three
+def test_a_long_task_holds_up_one_worker_only(tmp_path: Path) -> None:
+    with hc.executor() as executor:
+        if executor is not None:
+            gate = tmp_path / "gate"
+            long = executor.submit(pass_through, gate)
+            others = list(executor.map(ranks, range(50)))
+            assert not long.done()
+            assert len(set(others)) <= hc.get_world_size() - 2
+            gate.touch()
+            assert long.result() == "gate"
+
+
+def test_an_exception_comes_with_the_traceback_of_the_worker() -> None:
+    with hc.executor() as executor:
+        if executor is None:
+            return
+        with pytest.raises(LookupError, match="no word for 7") as raised:
+            list(executor.map(in_words, range(10)))
+        if hc.get_world_size() > 1:
+            assert isinstance(raised.value.__cause__, RemoteTraceback)
+            text = str(raised.value.__cause__)
+            assert "in in_words" in text
+            assert "LookupError: no word for 7" in text
+            assert ", in in_words(7):" in text
+            assert "hpccomm/tasks" not in text
+        with pytest.raises(SystemExit) as left:
+            executor.submit(raises, SystemExit, 5).result()
+        assert left.value.code == 5
+        assert executor.submit(square, 2).result() == 4  # that worker has not left
+
+
+@needs_two
+def test_what_cannot_be_pickled_is_an_error_that_says_so() -> None:
+    with hc.executor() as executor:
+        if executor is None:
+            return
+        cases = [
+            (executor.submit(lambda: 1), TypeError, "can't be pickled .*top of a module"),
+            (executor.submit(square, threading.Lock()), TypeError, r"square\(lock\) can't be pickled"),
+            (executor.submit(generator, 3), TypeError, r"the result of generator\(3\), a callable_iterator, can't be"),
+            (executor.submit(unloadable), TypeError, r"the result of unloadable\(\) can't be made of its pickle"),
+            (executor.submit(square, Unloadable()), TypeError, "a call can't be made of its pickle on rank"),
+            (
+                executor.submit(raises, TwoArguments, "salt", "soup"),
+                hc.DistError,
+                "raised .*TwoArguments: salt in soup",
+            ),
+        ]
+        for future, kind, text in cases:
+            with pytest.raises(kind, match=text):
+                future.result()
+        assert executor.submit(square, 2).result() == 4
+
+
+def test_futures_are_cancelled_before_they_begin() -> None:
+    with hc.executor() as executor:
+        if executor is not None:
+            busy = [executor.submit(sleep, 0.2) for _ in range(executor.num_workers)]
+            waiting = [executor.submit(square, k) for k in range(5)]
+            assert waiting[-1].cancel()
+            assert [each.result() for each in waiting[:-1]] == [0, 1, 4, 9]
+            assert waiting[-1].cancelled()
+            assert all(each.result() for each in busy)
+            waiting = [executor.submit(sleep, 0.2) for _ in range(executor.num_workers + 3)]
+            executor.shutdown(cancel_futures=True)
+            assert any(each.cancelled() for each in waiting[-3:])
+            assert all(each.done() for each in waiting)
+            with pytest.raises(RuntimeError, match="after shutdown"):
+                executor.submit(square, 1)
+
+
+def test_map_has_a_timeout() -> None:
+    with hc.executor() as executor:
+        if executor is not None:
+            results = executor.map(sleep, [0.5] * 3, timeout=0.01)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                list(results)
+
+
+def test_the_initializer_is_called_once_by_each_worker() -> None:
+    with hc.executor(initializer=lambda **_: None) as executor:
+        if executor is not None:
+            assert executor.submit(square, 3).result() == 9
+    _settings.clear()
+    with hc.executor(initializer=_settings.update, initargs=({"scale": hc.get_rank()},)) as executor:
+        if executor is not None:
+            own = 0 if hc.get_world_size() == 1 else 1
+            assert executor.submit(settings, 0).result()["scale"] >= own
+
+
+def test_an_initializer_that_fails_breaks_the_executor() -> None:
+    with hc.executor(initializer=in_words, initargs=(7,)) as executor:
+        if executor is not None:
+            with pytest.raises(concurrent.futures.BrokenExecutor):
+                executor.submit(square, 1).result()
+            with pytest.raises(concurrent.futures.BrokenExecutor):
+                executor.submit(square, 1)
+    hc.barrier()
+
+
+def test_workers_are_released_where_the_block_raises() -> None:
+    def block() -> None:
+        with hc.executor() as executor:
+            if executor is not None:
+                executor.map(sleep, [0.01] * 20)
+                raise KeyError("of the block")
+
+    if hc.get_rank() == 0:
+        with pytest.raises(KeyError, match="of the block"):
+            block()
+    else:
+        block()
+    hc.barrier()
+    with hc.executor() as executor:  # another one, at once
+        if executor is not None:
+            assert executor.submit(square, 2).result() == 4
+
+
+@needs_two
+def test_a_block_without_if_ends_on_workers_where_it_uses_the_executor() -> None:
+    reached = []
+    with hc.executor() as executor:
+        reached.append(1)
+        assert list(executor.map(square, [1, 2])) == [1, 4]  # type: ignore[union-attr]
+        reached.append(2)
+    assert reached == ([1, 2] if hc.get_rank() == 0 else [1])
+
+    def block() -> None:
+        with hc.executor() as executor:
+            if executor is None:
+                executor.color  # type: ignore[attr-defined]  # noqa: B018
+
+    if hc.get_rank() > 0:
+        with pytest.raises(AttributeError, match="color"):
+            block()
+    else:
+        block()
+
+
+@needs_two
+def test_an_executor_of_a_part_of_the_world() -> None:
+    group = hc.new_group([0, hc.get_world_size() - 1])
+    with hc.executor(group) as executor:
+        if executor is not None:
+            assert set(executor.map(ranks, range(5))) == {hc.get_world_size() - 1}
+    halves = hc.split_group(color=hc.get_rank() % 2)
+    with hc.executor(halves) as executor:  # two at the same time
+        if executor is not None:
+            assert list(executor.map(square, range(9))) == list(map(square, range(9)))
+
+
+def nested(_: object) -> str:
+    with hc.ProcessGroup.on(__import__("mpi4py.MPI").MPI.COMM_SELF) as alone, hc.executor(alone) as inner:
+        assert inner is not None
+        assert inner.submit(square, 4).result() == 16
+    try:
+        with hc.executor():
+            return "no error"
+    except hc.DistError as error:
+        return str(error)
+
+
+@needs_two
+def test_nested_executors() -> None:
+    with hc.executor() as executor:
+        if executor is not None:
+            with pytest.raises(hc.DistError, match="serve the executor of 'world' that this rank is in"):
+                hc.executor()
+            assert "serve the executor of 'world'" in executor.submit(nested, 0).result()
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(ValueError, match="task_timeout is 0 s"):
+        hc.executor(task_timeout=0)
+    with pytest.raises(TypeError, match="task_timeout is 'long'"):
+        hc.executor(task_timeout="long")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="initializer is 3"):
+        hc.executor(initializer=3)  # type: ignore[arg-type]
+    with hc.executor() as executor:
+        if executor is not None:
+            with pytest.raises(ValueError, match="chunksize is 0"):
+                executor.map(square, [1], chunksize=0)
+
+
+def test_many_executors_leave_nothing_behind() -> None:
+    def threads() -> int:
+        return sum(thread.name == "hpccomm-executor" for thread in threading.enumerate())
+
+    for _ in range(20):
+        with hc.executor() as executor:
+            if executor is not None:
+                assert executor.submit(square, 3).result() == 9
+    until(lambda: threads() == 0, "end of the threads")

@@ -1,0 +1,210 @@
+"""Workers that die or hang, and programs at lower thread levels: jobs of their own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+from ..launch import launch
+
+pytestmark = pytest.mark.serial
+OPEN_MPI = MPI.get_vendor()[0] == "Open MPI"
+survives = pytest.mark.skipif(not OPEN_MPI, reason="only Open MPI survives dead ranks (mpirun --with-ft ulfm)")
+ULFM = {"MPIEXEC_ARGS": "--with-ft ulfm"}
+
+BEGIN = """
+import os, signal, sys, time
+import hpccomm as hc
+
+def square(x):
+    return x * x
+
+def die_once(x, folder):
+    mark = os.path.join(folder, "died")
+    if x == 3 and not os.path.exists(mark):
+        open(mark, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x * x
+
+def die(x):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def hang(x):
+    while True:
+        time.sleep(0.01)  # here
+
+"""
+
+
+def run(ranks: int, program: str, folder: Path, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    file = folder / "program.py"
+    file.write_text(BEGIN + program)
+    ended = launch(ranks, sys.executable, file, folder, env={"HPCCOMM_DEBUG_DIR": str(folder), **(env or {})})
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@survives
+def test_the_task_of_a_dead_worker_is_given_to_another(tmp_path: Path) -> None:
+    program = """
+world = hc.init_process_group()
+with hc.executor() as executor:
+    if executor is not None:
+        print(list(executor.map(die_once, range(40), [sys.argv[1]] * 40)), executor.num_workers)
+world = hc.shrink_group()
+hc.barrier()
+print("of", world.size)
+hc.destroy_process_group()
+"""
+    _, printed, told = run(4, program, tmp_path, ULFM)
+    assert f"{[x * x for x in range(40)]} 2" in printed, told
+    assert printed.count("of 3") == 3
+    assert "has died in the task die_once(3, " in told
+
+
+@survives
+def test_a_task_that_kills_its_workers_is_not_given_to_all_of_them(tmp_path: Path) -> None:
+    program = """
+hc.init_process_group()
+with hc.executor() as executor:
+    if executor is not None:
+        future = executor.submit(die, 5)
+        try:
+            future.result()
+        except hc.RankFailedError as error:
+            print("failed:", error)
+        print(list(executor.map(square, range(4))), executor.num_workers)
+hc.shrink_group()
+hc.destroy_process_group()
+"""
+    _, printed, told = run(4, program, tmp_path, ULFM)
+    assert "failed: 2 ranks have died in the task die(5)" in printed, told
+    assert "[0, 1, 4, 9] 1" in printed
+
+
+@survives
+def test_an_executor_without_workers_says_so(tmp_path: Path) -> None:
+    program = """
+import concurrent.futures
+hc.init_process_group()
+with hc.executor() as executor:
+    if executor is not None:
+        futures = [executor.submit(die, k) for k in range(3)]
+        for future in futures:
+            print("failed:", type(future.exception()).__name__, future.exception())
+        try:
+            executor.submit(square, 1).result()
+        except concurrent.futures.BrokenExecutor as error:
+            print("broken:", error)
+hc.shrink_group()
+hc.destroy_process_group()
+"""
+    _, printed, told = run(2, program, tmp_path, ULFM)
+    assert printed.count("failed: RankFailedError executor: all ranks that could do a task have died") == 3, told
+    assert "broken: executor: all ranks" in printed
+
+
+def test_a_worker_that_is_killed_ends_the_job_without_fault_tolerance(tmp_path: Path) -> None:
+    program = """
+hc.init_process_group()
+with hc.executor() as executor:
+    if executor is not None:
+        print(list(executor.map(die, range(4))))
+print("beyond")
+"""
+    status, printed, told = run(3, program, tmp_path)
+    assert status not in (0, 124)
+    assert "beyond" not in printed
+    assert "9" in printed + told  # the launcher names the process and its signal
+
+
+@pytest.mark.parametrize("action", ["abort", "raise", "warn"])
+def test_a_task_that_hangs_is_named(action: str, tmp_path: Path) -> None:
+    program = f"""
+hc.init_process_group(on_timeout={action!r})
+with hc.executor(task_timeout=1) as executor:
+    if executor is not None:
+        future = executor.submit(hang, 7)
+        try:
+            future.result(timeout=None if {action != "warn"} else 6)
+        except TimeoutError as error:
+            print("raised", error)
+        except BaseException as error:
+            print("other", type(error), error)
+        print(list(executor.map(square, range(4)))[3])
+        sys.stdout.flush()
+        os._exit(7)
+"""
+    status, printed, told = run(3, program, tmp_path)
+    text = "has been in the task hang(7) for 1"
+    line = 1 + BEGIN.splitlines().index("        time.sleep(0.01)  # here")
+    place = f"program.py:{line} in hang, in time.sleep(0.01)"
+    if action == "raise":
+        assert text in printed, told
+        assert place in printed
+    else:
+        assert text in told, printed
+        assert place in told
+    if action == "abort":
+        assert "the job ends with status 124" in told
+        assert status == 124
+        assert "raised" not in printed
+    else:
+        assert "\n9\n" in printed  # the other worker does tasks
+        assert status not in (0, 124)
+
+
+def test_a_task_without_a_limit_is_told_of(tmp_path: Path) -> None:
+    program = """
+hc.init_process_group(timeout=1)
+with hc.executor() as executor:
+    if executor is not None:
+        future = executor.submit(time.sleep, 4)
+        print("slept", future.result())
+"""
+    status, printed, told = run(2, program, tmp_path)
+    assert (status, "slept None" in printed) == (0, True), told
+    assert "has been in the task sleep(4) for 1" in told
+    assert "task_timeout= of hc.executor ends such tasks" in told
+
+
+@pytest.mark.parametrize("level", ["single", "funneled", "serialized"])
+def test_thread_levels(level: str, tmp_path: Path) -> None:
+    program = """
+hc.init_process_group()
+import threading
+with hc.executor() as executor:
+    if executor is not None:
+        print(list(executor.map(square, range(5))), executor.submit(square, 9).result())
+        print("hpccomm-executor" in [thread.name for thread in threading.enumerate()])
+        try:
+            executor.submit(square, 1).add_done_callback(print)
+        except hc.UnsupportedOperationError as error:
+            print(error)
+hc.barrier()
+print("end")
+"""
+    status, printed, told = run(2, f"import mpi4py; mpi4py.rc.thread_level = {level!r}\n{program}", tmp_path)
+    assert status == 0, told
+    assert "[0, 1, 4, 9, 16] 81" in printed
+    assert "False" in printed
+    assert "need MPI_THREAD_MULTIPLE" in printed
+    assert printed.count("end") == 2
+
+
+def test_ctrl_c_in_the_block_ends_the_job(tmp_path: Path) -> None:
+    program = """
+hc.init_process_group()
+with hc.executor() as executor:
+    if executor is not None:
+        future = executor.submit(hang, 1)
+        while not future.running():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+        future.result()
+"""
+    status, _, told = run(2, program, tmp_path)
+    assert status not in (0, 124)
+    assert "KeyboardInterrupt on rank 0 ends the job" in told
