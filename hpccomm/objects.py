@@ -5,19 +5,28 @@ arrays) are sent out of band, without a copy into the pickle (PEP 574). Unpickli
 code that the sender chose: that is fine inside one job, and nowhere else.
 
 An object that can't be pickled raises the same TypeError on every rank that takes part, and the group goes on.
+
+With ``async_op=True`` the collectives return a :class:`Work`, which fills the lists and has such an error. The object
+is copied into its pickle in the call, and may be changed from then on. The first one of a group waits for the other
+ranks, as the first sparse exchange does. Each pickle goes straight to whom it is for: on many ranks the blocking form
+is faster.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .core.annotations import Integer
+from .core.annotations import Integer, asynchronous
 from .core.c10d_names import c10d_names
 from .core.non_member import Group
+from .core.work import Work
 from .world import member
 
 
-def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = None) -> None:
+@asynchronous
+def all_gather_object(
+    object_list: list[Any], obj: Any, group: Group | None = None, async_op: bool = False
+) -> Work | None:
     """Collect an object of every rank in a list, on every rank.
 
     Parameters
@@ -28,10 +37,12 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
         This rank's contribution, picklable.
     group : ProcessGroup, optional
         Default: the world.
+    async_op : bool
+        True: return a Work at once, which fills the list.
 
     Returns
     -------
-    None
+    Work or None
 
     Raises
     ------
@@ -46,17 +57,22 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
     >>> hc.all_gather_object(names, f"rank {hc.get_rank()}")
     >>> names  # on 2 ranks: ['rank 0', 'rank 1']
     ['rank 0']
+    >>> work = hc.all_gather_object(names, {"rank": hc.get_rank()}, async_op=True)
+    >>> work.result()  # is names; on 2 ranks: [{'rank': 0}, {'rank': 1}]
+    [{'rank': 0}]
     """
-    member(group).all_gather_object(object_list, obj)
+    return member(group).all_gather_object(object_list, obj, async_op)
 
 
+@asynchronous
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
     dst: Integer | None = None,
     group: Group | None = None,
     group_dst: Integer | None = None,
-) -> None:
+    async_op: bool = False,
+) -> Work | None:
     """Collect an object of every rank in a list, on one rank.
 
     Parameters
@@ -67,10 +83,12 @@ def gather_object(
         On the destination: one slot per rank, overwritten. Elsewhere: None.
     dst, group, group_dst
         As for :func:`gather`.
+    async_op : bool
+        As for :func:`all_gather_object`.
 
     Returns
     -------
-    None
+    Work or None
 
     Raises
     ------
@@ -85,13 +103,18 @@ def gather_object(
     ['rank 0']
     """
     found = member(group)
-    found.gather_object(obj, object_gather_list, found.root("gather_object", "dst", dst, group_dst))
+    return found.gather_object(obj, object_gather_list, found.root("gather_object", "dst", dst, group_dst), async_op)
 
 
+@asynchronous
 @c10d_names("device")
 def broadcast_object_list(
-    object_list: list[Any], src: Integer | None = None, group: Group | None = None, group_src: int | None = None
-) -> None:
+    object_list: list[Any],
+    src: Integer | None = None,
+    group: Group | None = None,
+    group_src: int | None = None,
+    async_op: bool = False,
+) -> Work | None:
     """Copy the objects of a list from one rank to all, in place.
 
     Parameters
@@ -100,10 +123,12 @@ def broadcast_object_list(
         Read on the source, overwritten on the others: the same length everywhere, or ValueError.
     src, group, group_src
         As for :func:`broadcast`, with rank 0 as the default.
+    async_op : bool
+        As for :func:`all_gather_object`.
 
     Returns
     -------
-    None
+    Work or None
 
     Examples
     --------
@@ -113,16 +138,19 @@ def broadcast_object_list(
     [{'steps': 10}, 'fast']
     """
     found = member(group)
-    found.broadcast_object_list(object_list, found.root("broadcast_object_list", "src", src, group_src))
+    root = found.root("broadcast_object_list", "src", src, group_src)
+    return found.broadcast_object_list(object_list, root, async_op)
 
 
+@asynchronous
 def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
     src: Integer | None = None,
     group: Group | None = None,
     group_src: Integer | None = None,
-) -> None:
+    async_op: bool = False,
+) -> Work | None:
     """Hand out the objects of a list on one rank, one to each rank.
 
     Parameters
@@ -133,10 +161,12 @@ def scatter_object_list(
         On the source: one object per rank. Elsewhere it is ignored.
     src, group, group_src
         As for :func:`scatter`.
+    async_op : bool
+        As for :func:`all_gather_object`.
 
     Returns
     -------
-    None
+    Work or None
 
     Raises
     ------
@@ -153,7 +183,7 @@ def scatter_object_list(
     """
     found = member(group)
     root = found.root("scatter_object_list", "src", src, group_src)
-    found.scatter_object_list(scatter_object_output_list, scatter_object_input_list, root)
+    return found.scatter_object_list(scatter_object_output_list, scatter_object_input_list, root, async_op)
 
 
 @c10d_names("device", "use_batch")

@@ -237,3 +237,103 @@ def test_lists_that_differ_in_length_between_ranks(process_group: hc.ProcessGrou
         with pytest.raises(ValueError, match="object_list has 1 slots, but 2 objects were sent"):
             hc.broadcast_object_list(slots)
     go_on(process_group)
+
+
+# -- asynchronously ----------------------------------------------------------------------------------
+
+
+def test_asynchronous_collectives_fill_their_lists(groups: Groups) -> None:
+    for group in groups:
+        first, last = group.ranks[0], group.ranks[-1]
+        every: list[Any] = [None] * group.size
+        on_last: list[Any] | None = [None] * group.size if hc.get_rank() == last else None
+        copied = [thing(last), "two"] if hc.get_rank() == last else [None, None]
+        mine: list[Any] = [None, "kept"]
+        source = [thing(rank) for rank in group.ranks] if hc.get_rank() == first else None
+        works = [
+            hc.all_gather_object(every, thing(hc.get_rank()), group, async_op=True),
+            hc.gather_object(thing(hc.get_rank()), on_last, last, group, async_op=True),
+            hc.broadcast_object_list(copied, last, group, async_op=True),
+            hc.scatter_object_list(mine, source, group=group, async_op=True),
+        ]
+        for work in works[group.rank :] + works[: group.rank]:  # each rank waits in an order of its own
+            assert work.wait()
+        assert works[0].result() is every
+        for gathered in (every, on_last or []):
+            for rank, each in zip(group.ranks, gathered, strict=False):
+                assert_things(each, thing(rank))
+                each["large"][0] = 1  # writable
+        assert_things(copied[0], thing(last))
+        assert copied[1] == "two"
+        assert_things(mine[0], thing(hc.get_rank()))
+        assert mine[1] == "kept"
+
+
+def test_many_at_once_and_in_between(process_group: hc.ProcessGroup) -> None:
+    n = process_group.size
+    lists: list[list[Any]] = [[None] * n for _ in range(30)]
+    works = [hc.all_gather_object(each, (process_group.rank, k), async_op=True) for k, each in enumerate(lists)]
+    slots: list[Any] = [None] * n
+    hc.all_gather_object(slots, process_group.rank)
+    go_on(process_group)
+    hc.wait_all(works[::-1])
+    assert lists == [[(rank, k) for rank in range(n)] for k in range(30)]
+    assert slots == list(range(n))
+
+
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_an_unpicklable_object_fails_the_work_of_every_rank(process_group: hc.ProcessGroup, where: str) -> None:
+    n, me = process_group.size, process_group.rank
+    bad = 0 if where == "first" else n - 1
+    slots: list[Any] = ["old"] * n
+    mine: Any = UNPICKLABLE if me == bad else "fine"
+    works = {
+        "all_gather_object": hc.all_gather_object(slots, mine, async_op=True),
+        "gather_object": hc.gather_object(mine, slots if me == 0 else None, async_op=True),
+        "broadcast_object_list": hc.broadcast_object_list([mine], bad, async_op=True),
+        "scatter_object_list": hc.scatter_object_list(slots, [mine] * n if me == bad else None, bad, async_op=True),
+    }
+    for name, work in works.items():
+        with pytest.raises(TypeError, match=f"{name}: on rank {bad} of the group, a l(ock|ist) can't be pickled"):
+            work.wait()
+    assert slots == ["old"] * n
+    go_on(process_group)
+
+
+@needs_two
+def test_an_asynchronous_broadcast_of_another_length(process_group: hc.ProcessGroup) -> None:
+    work = hc.broadcast_object_list([1, 2] if process_group.rank == 0 else [None], async_op=True)
+    if process_group.rank == 0:
+        assert work.wait()
+    else:
+        with pytest.raises(ValueError, match="object_list has 1 slots, but 2 objects were sent"):
+            work.wait()
+    go_on(process_group)
+
+
+def test_one_rank_waits_while_another_is_in_a_later_operation(process_group: hc.ProcessGroup) -> None:
+    slots: list[Any] = [None] * process_group.size
+    work = hc.all_gather_object(slots, thing(process_group.rank), async_op=True)
+    if process_group.rank % 2:
+        go_on(process_group)
+        assert work.wait()
+    else:
+        assert work.wait()
+        go_on(process_group)
+    for rank, each in enumerate(slots):
+        assert_things(each, thing(rank))
+
+
+def test_the_object_may_be_changed_at_once(process_group: hc.ProcessGroup) -> None:
+    slots: list[Any] = [None] * process_group.size
+    mine = np.full(300_000, process_group.rank)
+    work = hc.all_gather_object(slots, mine, async_op=True)
+    mine[:] = -1
+    work.wait()
+    assert [int(each.max()) for each in slots] == list(range(process_group.size))
+
+
+def test_a_future_of_objects(process_group: hc.ProcessGroup) -> None:
+    slots: list[Any] = [None] * process_group.size
+    future = hc.all_gather_object(slots, process_group.rank, async_op=True).get_future()
+    assert future.then(lambda done: sum(done.value())).wait() == sum(range(process_group.size))

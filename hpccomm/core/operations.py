@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -359,39 +359,80 @@ class Operations(Members):
 
     # -- Python objects --------------------------------------------------------------------------
 
-    def all_gather_object(self, object_list: list[Any], obj: Any) -> None:
+    @asynchronous_method
+    def all_gather_object(self, object_list: list[Any], obj: Any, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.all_gather_object`."""
-        calls.slots(self, "all_gather_object", "object_list", object_list)
-        object_list[:] = self._step("all_gather_object", OBJECTS, obj)
+        name = "all_gather_object"
+        calls.slots(self, name, "object_list", object_list)
+        if async_op:
+            return self._exchange(
+                (name, object_list, obj),
+                dict.fromkeys(range(self.size), obj),
+                lambda came: _fill(name, object_list, list(came.values())),
+            )
+        object_list[:] = self._step(name, OBJECTS, obj)
+        return None
 
-    def gather_object(self, obj: Any, object_gather_list: list[Any] | None = None, root: int = 0) -> None:
+    @asynchronous_method
+    def gather_object(
+        self, obj: Any, object_gather_list: list[Any] | None = None, root: int = 0, async_op: bool = False
+    ) -> Work | None:
         """See :func:`hpccomm.gather_object`."""
-        root = calls.rank(self, "gather_object: root", root)
-        if calls.has_list(self, "gather_object", "object_gather_list", object_gather_list, "destination", root):
-            calls.slots(self, "gather_object", "object_gather_list", object_gather_list)
-        gathered = self._step("gather_object", OBJECTS, obj, root)
-        if object_gather_list is not None and self.rank == root:
-            object_gather_list[:] = gathered
+        name, root, gathered = "gather_object", calls.rank(self, "gather_object: root", root), object_gather_list
+        if calls.has_list(self, name, "object_gather_list", gathered, "destination", root):
+            calls.slots(self, name, "object_gather_list", gathered)
+        slots = gathered if self.rank == root else None
+        if async_op:
+            return self._exchange(
+                (name, slots, obj, root),
+                {root: obj},
+                lambda came: None if slots is None else _fill(name, slots, list(came.values())),
+            )
+        objects = self._step(name, OBJECTS, obj, root)
+        if slots is not None:
+            slots[:] = objects
+        return None
 
-    def broadcast_object_list(self, object_list: list[Any], root: int = 0) -> None:
+    @asynchronous_method
+    def broadcast_object_list(self, object_list: list[Any], root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast_object_list`."""
-        root = calls.rank(self, "broadcast_object_list: root", root)
-        objects = self._step("broadcast_object_list", OBJECTS, list(object_list), root)
-        _fill("broadcast_object_list", object_list, objects)
+        name, root = "broadcast_object_list", calls.rank(self, "broadcast_object_list: root", root)
+        objects = list(object_list)
+        if async_op:
+            return self._exchange(
+                (name, object_list, objects, root),
+                dict.fromkeys(range(self.size), objects) if self.rank == root else {},
+                lambda came: None if self.rank == root else _fill(name, object_list, came[root]),
+            )
+        _fill(name, object_list, self._step(name, OBJECTS, objects, root))
+        return None
 
+    @asynchronous_method
     def scatter_object_list(
-        self, scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, root: int = 0
-    ) -> None:
+        self,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        root: int = 0,
+        async_op: bool = False,
+    ) -> Work | None:
         """See :func:`hpccomm.scatter_object_list`."""
         name, root = "scatter_object_list", calls.rank(self, "scatter_object_list: root", root)
-        if not scatter_object_output_list:
+        output = scatter_object_output_list
+        if not output:
             raise ValueError(f"{name}: scatter_object_output_list is empty; expected one slot{here()}")
         objects = None
         if self.rank == root:  # c10d ignores the list elsewhere, and programs for it pass one
             calls.has_list(self, name, "scatter_object_input_list", scatter_object_input_list, "source", root)
             calls.slots(self, name, "scatter_object_input_list", scatter_object_input_list)
             objects = scatter_object_input_list
-        scatter_object_output_list[0] = self._step(name, OBJECTS, objects, root)
+        if async_op:
+            return self._exchange(
+                (name, output, objects, root),
+                dict(enumerate(objects or ())),
+                lambda came: _fill(name, output, [came[root], *output[1:]]),
+            )
+        output[0] = self._step(name, OBJECTS, objects, root)
+        return None
 
     def send_object_list(self, object_list: list[Any], dst: int, tag: int = 0) -> None:
         """See :func:`hpccomm.send_object_list`."""
@@ -424,6 +465,15 @@ class Operations(Members):
         """Do an operation that has no asynchronous form."""
         step = partial(getattr(self.door.backends[device], name), *arguments)
         return self.door.run(Call((name, device, None, arguments)), False, step)
+
+    def _exchange(
+        self, call: tuple[Any, ...], objects: dict[int, Any], fill: Callable[[dict[int, Any]], None]
+    ) -> Work | None:
+        """Begin the asynchronous form of a collective of objects: its name, its result and its arguments are `call`."""
+        name, result, *arguments = call
+        transport: Any = self.door.backends[OBJECTS]
+        step = partial(transport.exchange_objects, name, objects, fill)
+        return self.door.run(Call((name, OBJECTS, result, tuple(arguments))), True, step)
 
 
 def _fill(operation: str, slots: list[Any], objects: list[Any]) -> None:

@@ -2,14 +2,15 @@
 
 In place of an object that can't be pickled an `_Unpicklable` travels, so that every rank raises the same error and none
 waits. A collective begins with a block of the same few bytes of each rank, in one call of MPI. That is all where every
-pickle fits; otherwise it says so, and mpi4py's collective follows, which needs several calls.
+pickle fits; otherwise it says so, and mpi4py's collective follows, which needs several calls. The asynchronous form
+of a collective is in `object_exchange.py`.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..core.work import Work
 from ..errors import DistBackendError, DistError, here
 from ..job.mpi_library import private
 from . import sparse_exchange
+from .object_exchange import ObjectExchange
 from .sparse_exchange import ConsensusExchange, CountedExchange
 from .works import as_backend_error
 
@@ -42,6 +44,7 @@ class ObjectTransport(Backend):
         self._messages = pkl5.Intracomm(options.comm)
         self._turns = 0  # of sparse exchanges
         self._unfinished: deque[ConsensusExchange] = deque()
+        self._sending: list[list[MPI.Request]] = []  # of exchanges of objects
 
     @cached_property
     def _collectives(self) -> pkl5.Intracomm:
@@ -63,6 +66,38 @@ class ObjectTransport(Backend):
                 exchange.block()
             return exchange if async_op else None
         return ConsensusExchange(self._comm, self._unfinished, *arguments)
+
+    def exchange_objects(
+        self, operation: str, objects: Mapping[int, Any], fill: Callable[[dict[int, Any]], None]
+    ) -> ObjectExchange:
+        """Send an object to some ranks, and call `fill` with those of others, by their rank, when they have come.
+
+        The asynchronous form of every collective of objects. If one can't be pickled, all ranks are told instead.
+        """
+        pickled: dict[int, bytes] = {}  # by id: many are the same object
+        for obj in objects.values():
+            if id(obj) not in pickled:
+                try:
+                    pickled[id(obj)] = pkl5.pickle.dumps(obj)
+                except Exception as error:
+                    reason = pickle.dumps(self._unpicklable(obj, error))
+                    sent = dict.fromkeys(range(self.size), reason)
+                    break
+        else:
+            sent = {rank: pickled[id(obj)] for rank, obj in objects.items()}
+        self._turns += 1
+
+        def finish(came: dict[int, bytearray]) -> None:
+            fill(dict(zip(came, _unwrapped(operation, list(map(pkl5.pickle.loads, came.values()))))))
+
+        self._sending = [each for each in self._sending if not MPI.Request.Testall(each)]
+        exchange = ObjectExchange(self._comm, self._turns, sent, finish)
+        self._sending.append(exchange.sends)
+        return exchange
+
+    def close(self) -> None:
+        for sends in self._sending:
+            MPI.Request.Waitall(sends)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         """Return every rank's object."""
@@ -145,8 +180,10 @@ class ObjectTransport(Backend):
         try:
             return _Pickled(obj)
         except Exception as error:  # pickling runs any __reduce__, so it can raise anything
-            reason = f"a {type(obj).__name__} can't be pickled ({type(error).__name__}: {error})"
-            return _Unpicklable(self.rank, reason)
+            return self._unpicklable(obj, error)
+
+    def _unpicklable(self, obj: Any, error: Exception) -> _Unpicklable:
+        return _Unpicklable(self.rank, f"a {type(obj).__name__} can't be pickled ({type(error).__name__}: {error})")
 
 
 class _Pickled:

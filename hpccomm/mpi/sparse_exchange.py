@@ -34,6 +34,12 @@ NOTHING = [bytearray(), 0, MPI.BYTE]
 LENGTH = np.dtype(np.int64)  # with which each block begins
 
 
+def tags_of(turn: int) -> range:
+    """Return the three tags of an exchange, by its number among those of its group."""
+    first = SPARSE + 3 * (turn % SPARSE_TURNS)
+    return range(first, first + 3)
+
+
 class SparseExchange(Work):
     """One exchange.
 
@@ -53,8 +59,7 @@ class SparseExchange(Work):
     ) -> None:
         super().__init__()
         self._comm = comm
-        self._head = SPARSE + 3 * (turn % SPARSE_TURNS)  # tags
-        self._data, self._barrier = self._head + 1, self._head + 2
+        self._head, self._data, self._barrier = tags_of(turn)
         self._came: dict[int, Any] = {}
         self._received, self._names = received, names
         self._requests: list[MPI.Request] = []

@@ -97,6 +97,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "all_gather": lambda: hc.all_gather([x.copy(), x.copy()], x),
     "all_gather_coalesced": lambda: hc.all_gather_coalesced([[x.copy()], [x.copy()]], [x]),
     "all_gather_object": lambda: hc.all_gather_object([None, None], 1),
+    "all_gather_object, async": lambda: hc.all_gather_object([None, None], 1, async_op=True).wait(),
     "all_gather_single": lambda: hc.all_gather_single(np.empty(4), x),
     "all_gather_single_coalesced": lambda: hc.all_gather_single_coalesced([np.empty(4)], [x]),
     "all_gather_single_init": lambda: hc.all_gather_single_init(np.empty(4), x).free() or hc.barrier(),
