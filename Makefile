@@ -60,6 +60,7 @@ test-foreign: $(FOREIGN)/.foreign ## run tests and programs of others under hpcc
 	$(FOREIGN)/bin/python -m tests.foreign.suite $(FOREIGN)/bin $(ARGS)
 	$(FOREIGN)/bin/python -m tests.foreign.pylops_twin $(FOREIGN)/bin
 	$(FOREIGN)/bin/python -m tests.foreign.exchanges $(FOREIGN)/bin
+	$(FOREIGN)/bin/python -m tests.foreign.samplers $(FOREIGN)/bin
 
 test-foreign-debian: .venv-foreign-debian/.foreign ## the same for h5py and petsc4py of Debian, with its Open MPI; without these packages it says which
 	! test -e $< || .venv-foreign-debian/bin/python -m tests.foreign.suite .venv-foreign-debian/bin $(ARGS)
