@@ -71,7 +71,7 @@ class LocalLevel(Destination):
         """Take the lock of this node's folder, which no other user may enter."""
         files.make_folder(self.folder.parent)
         with suppress(FileExistsError):
-            os.mkdir(self.folder, 0o700)
+            os.mkdir(self.folder, mode=0o700)
         check_owner(self.folder)
         files.fsync_folder(self.folder.parent)
         try:

@@ -109,18 +109,20 @@ class Alone(hc.ProcessGroup):
         object_list[:] = [obj]
 
 
-def save(how: str, folder: Path, step: int, content: int, is_the_end: IsTheEnd, group: hc.ProcessGroup) -> Calls:
+def save(
+    how: str, folder: Path, step: int, content: int, is_the_end: IsTheEnd, group: hc.ProcessGroup, **options: Any
+) -> Calls:
     """Save what `content` stands for as `step`; `how` is the name of a function."""
     calls = Calls(is_the_end)
     calls.watch()
-    save_all(how, folder, step, content, group)
+    save_all(how, folder, step, content, group, **options)
     return calls
 
 
-def save_all(how: str, folder: Path, step: int, content: int, group: hc.ProcessGroup) -> None:
+def save_all(how: str, folder: Path, step: int, content: int, group: hc.ProcessGroup, **options: Any) -> None:
     """Do the same, unwatched."""
     arrays, both = state(content, group.rank), {"both": np.arange(content, content + 3)}
-    getattr(hc.checkpoint, how)(folder, arrays, step, replicated=both, keep=1, group=group)
+    getattr(hc.checkpoint, how)(folder, arrays, step, replicated=both, keep=1, group=group, **options)
     for array in (*arrays.values(), *both.values()):  # the program goes on
         array[...] = 0
     hc.checkpoint.finish(group)
