@@ -22,6 +22,7 @@ T = TypeVar("T", bound="Communicator | None")
 
 SHARING = 23000  # the first version of NCCL that lets ranks share a GPU
 MAY_SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
+HOST_ID = "NCCL_HOSTID"  # by which NCCL tells hosts apart, and refuses a GPU only to ranks of the same (its src/init.cc)
 
 
 def connect(
@@ -110,7 +111,7 @@ def _unique_id(nccl: NCCL) -> tuple[str | None, Any]:
 
 def _may_share(nccl: NCCL) -> bool:
     try:
-        return nccl.version() >= SHARING and os.environ.get(MAY_SHARE) == "1"
+        return HOST_ID in os.environ or (nccl.version() >= SHARING and os.environ.get(MAY_SHARE) == "1")
     except Exception:  # it shows when NCCL is used; the others must not wait for this rank
         return False
 

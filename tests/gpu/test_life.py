@@ -201,6 +201,18 @@ def test_ranks_that_share_a_gpu_are_named(machine: Any, monkeypatch: pytest.Monk
         assert gpus.values(array) == SIZE
 
 
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_nccl_takes_for_ranks_of_other_hosts_may_share_a_gpu(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.identities, machine.version = {gpus.own(): "the same"}, 22703
+    monkeypatch.setenv("NCCL_HOSTID", f"rank-{RANK}")
+    with hc.init_process_group():
+        array = gpus.array(np.ones(1))
+        hc.all_reduce(array)
+        assert gpus.values(array) == SIZE
+
+
 def test_a_variable_that_makes_nccl_not_block_is_refused_on_every_rank(
     machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
