@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -374,6 +375,26 @@ def test_memory_is_kept_from_save_to_save(
         checkpoint.save_async(folder, {"x": x}, step, keep_memory=keep_memory, group=group)
         assert_same(checkpoint.load(folder, group=group).arrays["x"], x)
     assert len([nbytes for nbytes in allocated if nbytes]) == allocations
+
+
+@pytest.mark.parametrize("keep_memory", [None, 0])
+def test_memory_that_is_not_kept_is_free_when_the_work_has_ended(
+    folder: Path, keep_memory: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocated, allocate = [], copies._allocated
+
+    def note(nbytes: int, is_page_locked: bool) -> Any:
+        memory = allocate(nbytes, is_page_locked)
+        allocated.extend([weakref.ref(memory)] if nbytes else [])
+        return memory
+
+    monkeypatch.setattr(copies, "_allocated", note)
+    group = hc.new_group()
+    work = checkpoint.save_async(folder, {"x": np.ones(100)}, 1, keep_memory=keep_memory, group=group)
+    work.wait()
+    gc.collect()
+    (memory,) = allocated
+    assert (memory() is None) == (keep_memory == 0)
 
 
 # -- the end of the program --------------------------------------------------------------------------

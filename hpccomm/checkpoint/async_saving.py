@@ -121,6 +121,7 @@ class AsyncSaves:
             saving.release()
             raise
         under_way[self] = None
+        work.add_done_callback(self._free)
         return work
 
     def finish(self) -> None:
@@ -151,6 +152,11 @@ class AsyncSaves:
         self._under_way = None
         under_way.pop(self, None)
         work.let_go()
+        self._free(work)
+
+    def _free(self, work: Any) -> None:
+        """Keep the memory for copies, or free it; the copies are written."""
+        work.saving.views.clear()
         self._copies.keep(work.saving.keep_memory)
 
     def _copy(self, saving: Saving) -> None:

@@ -53,9 +53,14 @@ class WriterLock:
                     return not is_broken and other.get("host", mine["host"]) == mine["host"]
             except BlockingIOError:
                 if other.get("job") != mine["job"] or not mine["job"] or other["restarts"] >= mine["restarts"]:
+                    what_to_do = f"If that process is gone for certain, remove {self._path}"
+                    if all(other.get(key) == mine[key] for key in ("host", "pid")):
+                        what_to_do = (
+                            "It is this process, with another group: checkpoint.finish(group=...) ends its save"
+                        )
                     raise CheckpointError(
                         f"{in_words(other)} is saving to {self._path.parent}, since {other.get('since', 'now')}; one "
-                        f"job at a time may write to a folder. If that process is gone for certain, remove {self._path}"
+                        f"job at a time may write to a folder. {what_to_do}"
                     ) from None
                 # Slurm has restarted this job, so it has ended the holder: the lock is its dead node's or a child's
                 os.unlink(self._path)

@@ -296,6 +296,9 @@ class ProcessGroup(Operations):
         DistTimeoutError
             An operation is still in flight after the group's timeout (a receive that nobody sends to, for example:
             `Work.abort` takes it back), or another rank has not called it by then. The group is not destroyed.
+        checkpoint.CheckpointError
+            On every rank: the checkpoint of `checkpoint.save_async` that was under way has failed. The group is not
+            destroyed.
         DistError
             Inside a coalescing() block.
         """

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,6 +31,15 @@ pytestmark = [
 
 both_ways = pytest.mark.parametrize("how", ["save", "save_async"])
 Made = list[tuple[str, str]]
+
+
+KILLS = [
+    (2, 1, program.HALF, "rank-1.npy.tmp"),
+    (2, 1, "replace", "rank-1.npy"),
+    (3, 0, "fsync", "rank-0.npy.tmp"),
+    (3, 0, "replace", "step-0000000003.json"),
+    (4, 0, "unlink", ".json"),
+]
 
 
 def in_a_child(how: str, folder: Path, step: int, content: int, kill_at: int = 0) -> Made:
@@ -121,13 +131,7 @@ def test_ranks_of_jobs_are_killed_one_job_after_the_other(tmp_path: Path, how: s
     command = (sys.executable, "-m", program.__name__, how, folder)
     assert launch(2, *command, "1").returncode == 0
     whole = 1
-    for step, rank, call, path in [
-        (2, 1, program.HALF, "rank-1.npy.tmp"),
-        (2, 1, "replace", "rank-1.npy"),
-        (3, 0, "fsync", "rank-0.npy.tmp"),
-        (3, 0, "replace", "step-0000000003.json"),
-        (4, 0, "unlink", ".json"),
-    ]:
+    for step, rank, call, path in KILLS[:: 2 if how == "save_async" else 1]:
         ended = launch(2, *command, str(step), str(rank), call, path)
         assert ended.returncode not in (0, 124), ended.stderr
         whole = 4 if step == 4 else whole
@@ -140,41 +144,38 @@ def test_ranks_of_jobs_are_killed_one_job_after_the_other(tmp_path: Path, how: s
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "the next step"])
 @both_ways
-def test_killed_before_every_line(tmp_path: Path, how: str, step: int) -> None:
-    # also of the thread: the lines of its threads are counted together, as they come
+@pytest.mark.parametrize("remainder", range(4))  # of the lines' numbers
+def test_killed_before_every_line(tmp_path: Path, remainder: int, how: str, step: int) -> None:
+    # the lines of all threads are counted together, as they come
     base, folder = tmp_path / "base", tmp_path / "folder"
     in_a_child(how, base, 1, content=1)
-    before = after = 0
-    while True:
+    found = []
+    for number in count(4 + remainder, 4):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(base, folder)
-        if not is_killed_before_line(before + after + 1, how, folder, step):
+        if not is_killed_before_line(number, how, folder, step):
             break
-        try:
-            check(folder, 1)
-            before += 1
-        except AssertionError:
-            check(folder, 2)
-            after += 1
+        found.append(int(checkpoint.load(folder, group=program.Alone()).replicated["both"][0]))
+        check(folder, found[-1])
         in_a_child(how, folder, 3, content=3)
         check(folder, 3)
         assert len(os.listdir(folder)) == 2, "litter is left"
     check(folder, 2)
-    assert before > 100
-    assert after > 20
+    assert found == sorted(found)
+    assert {*found} == {1, 2}
 
 
 def is_killed_before_line(number: int, how: str, folder: Path, step: int) -> bool:
     """Save in a forked process that is killed before the line of this number in hpccomm.checkpoint."""
-    count = 0
+    lines = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal count
+        nonlocal lines
         if "hpccomm/checkpoint" not in frame.f_code.co_filename:
             return None
         if event == "line":
-            count += 1
-            if count == number:
+            lines += 1
+            if lines == number:
                 os.kill(os.getpid(), signal.SIGKILL)
         return trace
 
