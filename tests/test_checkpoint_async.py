@@ -174,6 +174,21 @@ def test_ranks_may_complete_it_in_different_calls(folder: Path) -> None:
     assert checkpoint.steps(folder) == [1]
 
 
+def test_the_program_uses_the_group_while_it_is_under_way(folder: Path, go_on: threading.Event) -> None:
+    rank, size = hc.get_rank(), hc.get_world_size()
+    x = np.full(3, float(rank))
+    checkpoint.save_async(folder, {"x": x}, 1)
+    for number in range(3):
+        hc.all_reduce(x)
+        assert everybodys(number) == [number] * size
+        with hc.new_group() as group:
+            hc.barrier(group)
+        if number == 1:
+            go_on.set()
+    checkpoint.finish()
+    assert_same(checkpoint.load(folder).arrays["x"], np.full(3, float(rank)))
+
+
 def test_a_work_that_is_dropped_is_completed(folder: Path) -> None:
     for step in range(1, 4):
         checkpoint.save_async(folder, {"x": np.full(3, step)}, step)
