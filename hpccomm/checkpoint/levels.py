@@ -90,10 +90,11 @@ class Levels:
         copying = Copying(
             self.messages(), operation, local.partners, sizes, lambda rank: local.data / file_of(rank), verify
         )
-        copying.outcome = attempt(operation, lambda: self._refuse_shared(copying.sources))
+        copying.kept = attempt(operation, lambda: self._refuse_shared(copying.sources))
         local.copies = copying.sources
         yield from copying.steps()
-        yield from agreed(group, operation, copying.outcome, lambda: local.undo(group.rank))
+        for outcome in (copying.sent, copying.kept):  # a copy of what could not be read is damaged
+            yield from agreed(group, operation, outcome, lambda: local.undo(group.rank))
 
     def _refuse_shared(self, sources: list[int]) -> None:
         for rank in sources:

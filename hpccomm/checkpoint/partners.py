@@ -39,8 +39,8 @@ def partners_of(nodes: Sequence[int]) -> list[int | None]:
 class Copying:
     """This rank's part in the copying: its file goes to its partner, and others come.
 
-    Between the messages are reads and writes that may fail. Then the messages go on, without them, because others wait
-    for them.
+    Between the messages are reads and writes that may fail. Then the messages go on without them, because others wait
+    for them; `sent` and `kept` have what has come of them.
     """
 
     def __init__(
@@ -58,11 +58,12 @@ class Copying:
         self._sizes = [size or 0 for size in sizes]  # without a file: nothing to send
         self._path_of = path_of  # of a rank's file, on any node
         self._verify = verify  # a copy of a rank's file, at a path
-        self.outcome = Attempt(None)
+        self.sent = Attempt(None)
+        self.kept = Attempt(None)
         self.sources = [rank for rank, partner in enumerate(partners) if partner == group.rank and self._sizes[rank]]
 
     def steps(self) -> Steps[None]:
-        """Send and receive; `outcome` has what has come of it."""
+        """Send and receive."""
         turns = self._turns()
         for turn in range(max(turns) + 1):
             source = self.sources[turn] if turn < len(self.sources) else None
@@ -84,24 +85,24 @@ class Copying:
         temporary = files.temporary_of(path)
         buffers = [np.empty(min(PIECE, size), np.uint8) for size in (mine, theirs)]
         with ExitStack() as opened:
-            reading = (
-                self._try(lambda: opened.enter_context(files.open_unbuffered(self._path_of(me)))) if mine else None
-            )
-            writing = self._try(lambda: opened.enter_context(files.create(temporary))) if theirs else None
             opened.callback(_remove, temporary)
+            reading = (
+                self._read(lambda: opened.enter_context(files.open_unbuffered(self._path_of(me)))) if mine else None
+            )
+            writing = self._write(lambda: opened.enter_context(files.create(temporary))) if theirs else None
             for begin in range(0, max(mine, theirs), PIECE):
                 outgoing, incoming = (each[: max(0, n - begin)] for each, n in zip(buffers, (mine, theirs)))
                 works = []
                 if outgoing.size:
-                    self._try(partial(files.read_at, reading, begin, outgoing, self._path_of(me)))
+                    self._read(partial(files.read_at, reading, begin, outgoing, self._path_of(me)))
                     works.append(self._group.isend(outgoing, self._partners[me]))
                 if incoming.size:
                     works.append(self._group.irecv(incoming, source))
                 yield from works
                 if incoming.size:
-                    self._try(partial(_write, writing, incoming))
+                    self._write(partial(_write, writing, incoming))
             if source is not None:
-                self._try(partial(self._keep, writing, temporary, path, source))
+                self._write(partial(self._keep, writing, temporary, path, source))
 
     def _keep(self, file: Any, temporary: Path, path: Path, source: int) -> None:
         """Give a copy its name, if it is what its rank has written."""
@@ -110,13 +111,17 @@ class Copying:
         os.replace(temporary, path)
         files.fsync_folder(path.parent)
 
-    def _try(self, act: Callable[[], Any]) -> Any:
-        if self.outcome.error is not None:
-            return None
-        tried = attempt(self._operation, act)
-        if tried.error is not None:
-            self.outcome = tried
-        return tried.outcome
+    def _read(self, act: Callable[[], Any]) -> Any:
+        """Do something with this rank's file, unless something has failed before."""
+        if self.sent.error is None:
+            self.sent = attempt(self._operation, act)
+        return self.sent.outcome
+
+    def _write(self, act: Callable[[], Any]) -> Any:
+        """Do something with a copy, unless something has failed before."""
+        if self.kept.error is None:
+            self.kept = attempt(self._operation, act)
+        return self.kept.outcome
 
 
 def _write(file: Any, data: Any) -> None:
