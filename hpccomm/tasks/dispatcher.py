@@ -64,9 +64,10 @@ class Task:
         self.deaths = 0  # of the ranks that were at it
 
     def begin(self) -> bool:
-        """Return whether the task is to be done; it can't be cancelled any more."""
-        if not self.has_begun:
-            self.has_begun = self.future.set_running_or_notify_cancel()
+        """Return whether the task is to be done: it has neither been cancelled, nor failed because it was late."""
+        if self.has_begun:
+            return self.future.running()
+        self.has_begun = self.future.set_running_or_notify_cancel()
         return self.has_begun
 
     def succeed(self, result: Any) -> None:
@@ -135,6 +136,8 @@ class Dispatcher:
         """Queue a call."""
         future = TaskFuture(self)
         with self._lock:
+            if self._is_closing:
+                raise RuntimeError(f"executor: cannot schedule new futures after shutdown{here()}")
             if self._broken is not None:
                 raise concurrent.futures.BrokenExecutor(str(self._broken)) from self._broken
             self._tasks.append(Task(call, future))
@@ -145,9 +148,8 @@ class Dispatcher:
         """Release the workers when the tasks are done; cancel first those that have not begun."""
         with self._lock:
             self._is_closing = True
-            if cancels:
-                for task in self._tasks:
-                    task.future.cancel()
+        for task in list(self._tasks) if cancels else ():
+            task.future.cancel()
         self._news.set()
 
     def wait(self) -> None:
@@ -232,7 +234,9 @@ class Dispatcher:
             except Exception as error:  # the pickle's
                 outcome = error
             has_come = True
-            self._settle(self._workers[status.Get_source()], outcome)
+            worker = self._workers.get(status.Get_source())
+            if worker is not None:  # not broken
+                self._settle(worker, outcome)
 
     def _settle(self, worker: Served, outcome: Outcome | Exception) -> None:
         rank = self._group.ranks[worker.rank]
@@ -337,16 +341,15 @@ class Dispatcher:
 
     def _break(self, error: BaseException) -> None:
         """Fail what has not begun, and what is submitted later; where MPI has failed, also what is under way."""
-        is_of_workers = isinstance(error, concurrent.futures.BrokenExecutor)
         if isinstance(error, MPI.Exception):
             error = DistBackendError(f"executor: MPI reports: {error.Get_error_string().strip()}{here()}")
-        elif not isinstance(error, concurrent.futures.BrokenExecutor | RankFailedError):
+        elif not isinstance(error, concurrent.futures.BrokenExecutor | RankFailedError) and self._broken is None:
             log_exception("the dispatcher of an executor raised")
         with self._lock:
             self._broken = self._broken or error
             waiting = list(self._tasks)
             self._tasks.clear()
-        if not is_of_workers:
+        if isinstance(error, DistBackendError):  # RankFailedError, too: nobody is left
             waiting += [task for worker in self._workers.values() for task, _ in worker.sent]
             self._has_lost = True
             self._workers.clear()

@@ -41,7 +41,8 @@ def executor(
     None then: ``if executor is not None:`` keeps them from the block. (mpi4py's MPICommExecutor has this convention. As
     there, the block of a rank that got None ends without an error where it uses a method of the executor.)
 
-    In a group of one rank, the calls are made in a thread of this rank, without pickling.
+    In a group of one rank, the calls are made in a thread of this rank, without pickling, and `task_timeout` has no
+    effect.
 
     Parameters
     ----------
@@ -124,10 +125,14 @@ class Pool:
         self._initargs = initargs
         self._task_timeout = task_timeout
         self._executor: RankExecutor | None = None
+        self._was_entered = False
 
     def __enter__(self) -> RankExecutor | None:
         if self._group is None:
             return None
+        if self._was_entered:
+            raise RuntimeError(f"executor: its block can be entered once; call hc.executor() again{here()}")
+        self._was_entered = True
         if self._group.rank > 0:
             self._serve(self._group)
             return None
@@ -230,7 +235,6 @@ class RankExecutor(concurrent.futures.Executor):
 
     def __init__(self, tasks: _Tasks) -> None:
         self._tasks = tasks
-        self._is_shut_down = False
 
     @property
     def num_workers(self) -> int:
@@ -257,8 +261,6 @@ class RankExecutor(concurrent.futures.Executor):
         concurrent.futures.BrokenExecutor
             The initializer has failed on a worker, or all workers have died.
         """
-        if self._is_shut_down:
-            raise RuntimeError(f"executor: cannot schedule new futures after shutdown{here()}")
         return self._tasks.submit(Call(fn, args, kwargs))
 
     def map(
@@ -303,7 +305,6 @@ class RankExecutor(concurrent.futures.Executor):
         cancel_futures : bool
             True: cancel the tasks that have not begun. The block does so where it ends with an exception.
         """
-        self._is_shut_down = True
         self._tasks.close(cancel_futures)
         if wait:
             self._tasks.wait()

@@ -328,10 +328,13 @@ def test_arguments_are_checked() -> None:
         hc.executor(task_timeout="long")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="initializer is 3"):
         hc.executor(initializer=3)  # type: ignore[arg-type]
-    with hc.executor() as executor:
+    block = hc.executor()
+    with block as executor:
         if executor is not None:
             with pytest.raises(ValueError, match="chunksize is 0"):
                 executor.map(square, [1], chunksize=0)
+    with pytest.raises(RuntimeError, match="can be entered once"), block:
+        pass
 
 
 def test_many_executors_leave_nothing_behind() -> None:
