@@ -32,6 +32,9 @@ def die_once(x, folder):
 def die(x):
     os.kill(os.getpid(), signal.SIGKILL)
 
+def rank(x):
+    return hc.get_rank()
+
 def wait_for(file):
     while not os.path.exists(file):
         time.sleep(0.01)
@@ -131,7 +134,7 @@ print("beyond")
     status, printed, told = run(3, program, tmp_path)
     assert status not in (0, 124)
     assert "beyond" not in printed
-    assert "9" in printed + told  # the launcher names the process and its signal
+    assert "signal 9" in printed + told  # the launcher says so
 
 
 @pytest.mark.parametrize("action", ["abort", "raise", "warn"])
@@ -167,6 +170,31 @@ with hc.executor(task_timeout=1) as executor:
     else:
         assert "9" in printed.splitlines()  # the other worker does tasks
         assert status not in (0, 124)
+
+
+def test_a_worker_that_is_late_comes_back(tmp_path: Path) -> None:
+    program = """
+hc.init_process_group(on_timeout="raise")
+gate = os.path.join(sys.argv[1], "gate")
+with hc.executor(task_timeout=1) as executor:
+    if executor is not None:
+        list(executor.map(square, range(50)))  # workers get quick tasks in advance now
+        late = executor.submit(wait_for, gate)
+        print([executor.submit(square, k).result() for k in range(9)])
+        print([each.result() for each in [executor.submit(square, k) for k in range(9)]])
+        print(type(late.exception()).__name__)
+        open(gate, "w").close()
+        ranks = set()
+        while len(ranks) < 2:
+            ranks |= set(executor.map(rank, range(20)))
+hc.barrier()
+print("end")
+"""
+    status, printed, told = run(3, program, tmp_path)
+    assert status == 0, told
+    assert printed.count(str([k * k for k in range(9)])) == 2
+    assert "DistTimeoutError" in printed
+    assert printed.count("end") == 3
 
 
 def test_a_task_without_a_limit_is_told_of(tmp_path: Path) -> None:
