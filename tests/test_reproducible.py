@@ -51,6 +51,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(exact_sums, "two_grid_sums", lambda *_: None)
         monkeypatch.setattr(exact_sums, "product_sums", lambda *_: None)
         monkeypatch.setattr(exact_sums, "exact_products", lambda *_: False)
+        monkeypatch.setattr(exact_rows, "add_rows", None)
+        monkeypatch.setattr(exact_rows, "extent", lambda _: None)
 
 
 in_both_ways = pytest.mark.usefixtures("way")
@@ -268,6 +270,7 @@ def test_a_rank_outside_the_group_is_warned_and_gets_nothing() -> None:
 # -- over axes ---------------------------------------------------------------------------------------
 
 
+@in_both_ways
 @every_kind
 @pytest.mark.parametrize("axis", [0, 1, -1, (0, 2), (-2, -1), (), (0, 1, 2), None])
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
@@ -287,6 +290,7 @@ def test_axes(kind: Kind, axis: Any, dtype: Any) -> None:
         assert_is(value, closest(number, dtype), dtype)
 
 
+@in_both_ways
 @pytest.mark.parametrize("shape", [(40000, 3), (3, 40000), (1000, 100), (70000, 1), (0, 3), (3, 0)], ids=str)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_rows_of_any_length(shape: tuple[int, int], axis: int) -> None:

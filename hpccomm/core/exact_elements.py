@@ -168,7 +168,7 @@ def _write(output: Any, values: Any) -> None:
 def _agreed(backend: Backend, operation: str, inputs: Sequence[Any]) -> Bits:
     """Return the largest bits of all ranks, whose arrays are alike."""
     sizes = [each.size for each in inputs]
-    bits = np.max([bits_of(each[:, None], PRECISION[each.dtype.name][0]) for each in inputs], axis=0)
+    bits = np.max([bits_of(each, PRECISION[each.dtype.name][0]) for each in inputs], axis=0)
     code = zlib.crc32(f"{sizes} {inputs[0].dtype}".encode())
     message = np.array([*bits, code, -code], np.int64)
     work = backend.all_reduce(message, ReduceOp.MAX, False)

@@ -8,28 +8,46 @@ from typing import Any
 
 import numpy as np
 
-from .exact_sums import CHUNK, LAST_BIT, LIMB, MANY, MASK, PRECISION, count_specials, grid_sums, largest
+from ..native import room
+from .exact_sums import CHUNK, HUGE, LAST_BIT, LIMB, MANY, MASK, PRECISION, SPARE, count_specials, grid_sums, largest
+
+try:
+    if room is None:  # it is not wanted
+        raise ImportError
+    from ..native._sums import add_rows, extent
+except ImportError:
+    add_rows = None  # type: ignore[assignment]
+
+    def extent(values: Any) -> tuple[float, float] | None:
+        """Leave it to `bits_of`."""
+        return None
+
 
 NARROW = 256  # columns of a chunk, where there are many rows
 NOTHING = (-4096, -4096, 0)
+TWO_GRIDS = 2 * (52 - SPARE) - 1  # bits of which two grids leave nothing
 
 
-def bits_of(rows: Any, precision: int = 53) -> tuple[int, int, int]:
-    """Return three numbers, of which the largest over all ranks are needed, for an array of two dimensions.
+def bits_of(values: Any, precision: int = 53) -> tuple[int, int, int]:
+    """Return three numbers for an array, of which the largest over all ranks are needed.
 
     All values, of `precision` bits, are below 2^first and multiples of 2^-second; the third is 1 if something is not
     finite.
     """
     first, second, third = NOTHING
-    for _, chunk in _chunks(rows):
-        sizes = np.abs(chunk)
-        top = float(sizes.max())
-        if not top < inf:
-            third = 1
-            sizes[~np.isfinite(sizes)] = 0.0
+    flat = values.ravel("K")
+    for start in range(0, flat.size, CHUNK):
+        chunk = np.ascontiguousarray(flat[start : start + CHUNK], np.float64)
+        top, lowest = extent(chunk) or (0.0, 0.0)
+        if not top:
+            sizes = np.abs(chunk)
+            is_finite = np.isfinite(sizes)
+            if not is_finite.all():
+                third = 1
+                sizes[~is_finite] = 0.0
             top = float(sizes.max())
-        if top:
             lowest = float(sizes.min(where=sizes > 0, initial=inf))
+        if top:
             first = max(first, frexp(top)[1])
             second = max(second, -max(frexp(lowest)[1] - precision, LAST_BIT))
     return first, second, third
@@ -60,7 +78,7 @@ class ExactRows:
     """
 
     def __init__(self, count: int, bits: tuple[int, int, int]) -> None:
-        first, second, self.has_specials = bits
+        first, second, self.has_specials = self._bits = bits
         self.last_bit = -second
         size = 0 if first == NOTHING[0] else (first + second) // LIMB + 4  # 64 bits for 2^64 numbers, one for the sign
         self.memory = np.zeros((size + 3 * self.has_specials, count), np.int64)
@@ -69,6 +87,11 @@ class ExactRows:
 
     def add(self, rows: Any) -> None:
         """Add the elements of each row."""
+        first, second, has_specials = self._bits
+        grid = max(first + 1 + SPARE, -1022)
+        if add_rows is not None and not has_specials and grid < frexp(HUGE)[1] and first + second <= TWO_GRIDS:
+            self._add_on_two_grids(rows, grid)
+            return
         for chosen, chunk in _chunks(rows):
             top = largest(chunk)
             if not top < inf:
@@ -78,6 +101,20 @@ class ExactRows:
                 top = largest(chunk)
             for sums, exponent in grid_sums(chunk, top):
                 self.add_integers(self.limbs[:, chosen], sums, exponent - self.last_bit)
+        self.carry()
+
+    def _add_on_two_grids(self, rows: Any, grid: int) -> None:
+        second = max(grid - 52 + SPARE, -1022)
+        sums, totals = np.empty((2, len(rows)), np.uint64), np.zeros((4, len(rows)), np.int64)
+        if rows.dtype == np.float64 and rows.dtype.itemsize in rows.strides:
+            add_rows(rows, grid, second, CHUNK, sums, totals)
+        else:
+            for chosen, chunk in _chunks(rows):
+                own = np.zeros((4, len(chunk)), np.int64)
+                add_rows(chunk, grid, second, CHUNK, np.empty((2, len(chunk)), np.uint64), own)
+                totals[:, chosen] += own
+        for numbers, exponent in zip(totals, (grid - 20, grid - 52, second - 20, second - 52)):
+            self.add_integers(self.limbs, numbers, exponent - self.last_bit)
         self.carry()
 
     def add_integers(self, limbs: Any, numbers: Any, bit: int) -> None:

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """The sums of `core/exact_sums.py` in C, of numbers for which two grids are enough: a span of 2^45 in magnitude."""
 
-from libc.math cimport frexp, ldexp
+from libc.math cimport INFINITY, frexp, ldexp
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
@@ -11,6 +11,10 @@ cdef extern from "sums.h" nogil:
     int sums_of_products(
         const double* x, const double* y, size_t n, double limit, const double* grid, uint64_t* sums)
     int sums_products(const double* x, const double* y, size_t n, double* product, double* error)
+    int sums_extent(const double* x, size_t n, double* extent)
+    void sums_down(
+        const double* x, size_t count, size_t columns, size_t stride, double first, double second,
+        uint64_t* one, uint64_t* two)
 
 
 cdef struct Total:  # of chunks: high * 2^32 + low
@@ -105,3 +109,46 @@ def exact_products(const double[::1] x, const double[::1] y, double[::1] product
     with nogil:
         is_exact = sums_products(&x[0], &y[0], n, &product[0], &error[0])
     return is_exact
+
+
+def extent(const double[::1] values):
+    """Return the largest absolute value, and the smallest one but 0; None if there is none, or one is not finite."""
+    cdef size_t n = values.shape[0]
+    cdef double found[2]
+    cdef int is_finite
+    if n == 0:
+        return None
+    with nogil:
+        is_finite = sums_extent(&values[0], n, found)
+    return (found[0], found[1]) if is_finite and found[0] > 0 else None
+
+
+def add_rows(const double[:, :] rows, int first, int second, size_t chunk, uint64_t[:, ::1] sums, int64_t[:, ::1] totals):
+    """Add the sums of rows, whose numbers fit two grids of these exponents, to `totals`; one of the strides is 8.
+
+    For the sum of each row on each grid there is a total of two numbers: the first counts 2^32. `sums` has room for the
+    two sums of every row.
+    """
+    cdef size_t count = rows.shape[0], columns = rows.shape[1], row, start = 0, size
+    cdef double grid[2]
+    cdef uint64_t found[2]
+    grid[0], grid[1] = ldexp(1.5, first), ldexp(1.5, second)
+    if count == 0 or columns == 0:
+        return
+    with nogil:
+        while start < columns:
+            size = min(chunk, columns - start)
+            if rows.strides[1] == sizeof(double):
+                for row in range(count):
+                    sums_of_two_grids(&rows[row, start], size, INFINITY, grid[0], grid[1], found)
+                    sums[0, row], sums[1, row] = found[0], found[1]
+            else:
+                sums_down(
+                    &rows[0, start], size, count, rows.strides[1] // <Py_ssize_t>sizeof(double), grid[0], grid[1],
+                    &sums[0, 0], &sums[1, 0])
+            for row in range(count):
+                totals[0, row] += <int64_t>sums[0, row] >> 32
+                totals[1, row] += <uint32_t>sums[0, row]
+                totals[2, row] += <int64_t>sums[1, row] >> 32
+                totals[3, row] += <uint32_t>sums[1, row]
+            start += size

@@ -189,4 +189,55 @@ static int sums_products(const double *x, const double *y, size_t n, double *pro
     return is_exact[0] && is_exact[1] && is_exact[2] && is_exact[3];
 }
 
+/* Writes the largest absolute value, and the smallest one but 0 (INFINITY if there is none); returns 1 if all are finite. */
+FOR_THIS_CPU
+static int sums_extent(const double *x, size_t n, double extent[2])
+{
+    const Integers no_sign = EVERY(INT64_MAX);
+    const Doubles none = EVERY(INFINITY), zero = EVERY(0.0);
+    Doubles most = zero, least = none, four;
+    Integers is_special = EVERY(0);
+    for (size_t i = 0; i < n; i += 4) {
+        if (n - i >= 4) memcpy(&four, x + i, sizeof(four));
+        else LOAD(four, x, i, n);
+        is_special |= (Integers)(four - four);
+        Integers size = (Integers)four & no_sign;
+        Integers is_larger = (Doubles)size > most;
+        most = (Doubles)((size & is_larger) | ((Integers)most & ~is_larger));
+        Integers is_smaller = ((Doubles)size < least) & ((Doubles)size > zero);
+        least = (Doubles)((size & is_smaller) | ((Integers)least & ~is_smaller));
+    }
+    extent[0] = 0.0;
+    extent[1] = INFINITY;
+    for (int lane = 0; lane < 4; lane++) {
+        if (is_special[lane] & INT64_MAX) return 0;
+        if (most[lane] > extent[0]) extent[0] = most[lane];
+        if (least[lane] < extent[1]) extent[1] = least[lane];
+    }
+    return 1;
+}
+
+/* Adds up `count` rows, `stride` numbers apart, element by element on two grids, which all of them fit. */
+FOR_THIS_CPU
+static void sums_down(const double *x, size_t count, size_t columns, size_t stride, double first, double second,
+                      uint64_t *one, uint64_t *two)
+{
+    memset(one, 0, columns * sizeof(*one));
+    memset(two, 0, columns * sizeof(*two));
+    uint64_t bits[2];
+    memcpy(&bits[0], &first, sizeof(first));
+    memcpy(&bits[1], &second, sizeof(second));
+    for (size_t row = 0; row < count; row++, x += stride) {
+        for (size_t i = 0; i < columns; i++) {
+            double moved = x[i] + first;
+            uint64_t added;
+            memcpy(&added, &moved, sizeof(added));
+            one[i] += added - bits[0];
+            moved = x[i] - (moved - first) + second;
+            memcpy(&added, &moved, sizeof(added));
+            two[i] += added - bits[1];
+        }
+    }
+}
+
 #endif
