@@ -17,7 +17,7 @@ from ..errors import UnsupportedOperationError, here
 from .backend import Backend, finished
 from .calls import Call
 from .exact_rows import ExactRows, bits_of
-from .exact_sums import CHUNK, PRECISION, count_specials
+from .exact_sums import PART, PRECISION, count_specials
 from .late import FROM_THE_HOST, ON_THE_HOST, late
 from .reduce_op import ReduceOp
 from .work import Work
@@ -50,16 +50,16 @@ class Digits:
     def of(self, values: Any) -> Any:
         """Return the digits of a flat array, a row for each place; then the counts of nan, inf and -inf, if any are."""
         memory = np.zeros((self.count + 3 * self.has_specials, values.size), np.int64)
-        for start in range(0, values.size, CHUNK):
-            part = slice(start, start + CHUNK)
-            rest = values[part].astype(np.float64)
+        for start in range(0, values.size, PART):
+            chosen = slice(start, start + PART)
+            rest = values[chosen].astype(np.float64)
             if self.has_specials:
-                memory[self.count :, part] = count_specials(rest[:, None])
+                memory[self.count :, chosen] = count_specials(rest[:, None])
                 rest[~np.isfinite(rest)] = 0.0
             for i in reversed(range(self.count)):
                 exponent = self.last_bit + self.width * i
                 digits = np.trunc(_scaled(rest, -exponent))
-                memory[i, part] = digits
+                memory[i, chosen] = digits
                 rest -= digits * 2.0**exponent
         return memory
 
@@ -69,9 +69,9 @@ class Digits:
         is_short = self.count <= 2 and self._largest_sum <= self.width + WIDEST and dtype.name != "bfloat16"
         rounding = self._rounded_at_once if is_short and not self.has_specials else self._rounded_by_limbs
         with np.errstate(all="ignore"):
-            for start in range(0, result.size, CHUNK):
-                part = slice(start, start + CHUNK)
-                result[part] = rounding(memory[:, part], dtype)
+            for start in range(0, result.size, PART):
+                chosen = slice(start, start + PART)
+                result[chosen] = rounding(memory[:, chosen], dtype)
         return result
 
     def _rounded_at_once(self, sums: Any, dtype: np.dtype[Any]) -> Any:
@@ -108,8 +108,10 @@ def _make_odd(values: Any, lost: Any) -> None:
     and correctly rounded sums, IEEE Transactions on Computers 57, 2008).
     """
     bits = values.view(np.int64)
-    step = np.where((lost > 0) == (values > 0), 1, -1)
-    np.add(bits, step, out=bits, where=(lost != 0) & (bits & 1 == 0))
+    is_even = (lost != 0) & (bits & 1 == 0)
+    is_below = (lost > 0) == (values > 0)
+    bits += is_even & is_below
+    bits -= is_even & ~is_below
 
 
 def reduce(group: Operations, call: Call, async_op: bool) -> Work | None:

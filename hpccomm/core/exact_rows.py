@@ -106,7 +106,8 @@ class ExactRows:
     def _add_on_two_grids(self, rows: Any, grid: int) -> None:
         second = max(grid - 52 + SPARE, -1022)
         sums, totals = np.empty((2, len(rows)), np.uint64), np.zeros((4, len(rows)), np.int64)
-        if rows.dtype == np.float64 and rows.dtype.itemsize in rows.strides:
+        is_regular = rows.flags.aligned and rows.itemsize in rows.strides and min(rows.strides) >= 0
+        if is_regular and rows.dtype == np.float64:
             add_rows(rows, grid, second, CHUNK, sums, totals)
         else:
             for chosen, chunk in _chunks(rows):

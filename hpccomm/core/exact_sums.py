@@ -40,7 +40,7 @@ except ImportError:
 
 
 CHUNK = 1 << 14  # elements at once, so that three copies stay in the cache
-PRODUCTS = CHUNK // 2  # likewise of products, so that malloc keeps the memory of their temporary arrays
+PART = CHUNK // 2  # likewise where many temporary arrays are made: so small that malloc keeps their memory
 SPARE = 3  # bits: of CHUNK elements below 2^(k-1-SPARE) the sum fits in 63 bits
 LAST_BIT = -1074  # of float64: 2^-1074 is its smallest number
 LAST_BIT_OF_PRODUCTS = 2 * LAST_BIT
@@ -145,9 +145,9 @@ class ExactSum:
                 if parts := product_sums(a, b, start, CHUNK, SPARE, HUGE):
                     start = self._add_parts(parts, sign)
                 else:
-                    chunk = slice(start, start + PRODUCTS)
+                    chunk = slice(start, start + PART)
                     self._add_any_products(a[chunk], b[chunk], sign)
-                    start += PRODUCTS
+                    start += PART
 
     def _add_any_products(self, x: Any, y: Any, sign: int) -> None:
         product, error = np.empty((2, x.size))
