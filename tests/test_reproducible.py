@@ -203,6 +203,17 @@ def test_the_compiled_room_sums_what_two_grids_have_room_for(n: int) -> None:
         assert exact_sums.two_grid_sums(values, 0, CHUNK, SPARE, HUGE) is None or (n == 0 and other == 2.0**-200)
 
 
+@in_both_ways
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("n", [4096, 3 * 4096, CHUNK])  # 4096 times the bits of 1.5 * 2^k are 2^63, modulo 2^64
+def test_nothing_warns_or_raises_where_integers_wrap_around(n: int) -> None:
+    with np.errstate(all="raise"):
+        for value in (-1.0, 1.0, 2.0**-1074):
+            own = np.full(n if RANK == 0 else 0, value)
+            assert_is(hc.reproducible_sum(own), n * value)
+            assert_is(hc.reproducible_sum(own.reshape(1, -1), axis=1)[0], n * value)
+
+
 @pytest.mark.serial
 @pytest.mark.skipif(room is None, reason="no compiled room")
 def test_the_compiled_room_goes_on_until_a_number_does_not_fit() -> None:

@@ -156,6 +156,17 @@ def test_reduce_scatter(dtype: str, async_op: bool) -> None:
     assert_are(output, expected[ends[RANK] - sizes[RANK] : ends[RANK]])
 
 
+@pytest.mark.filterwarnings("error")
+def test_nothing_warns_or_raises() -> None:
+    given = [np.array([1e308, 1e-308, 5e-324, 1.0]), np.array([6e4, 6e-8, 1.0], np.float16)]
+    with np.errstate(all="raise"):
+        for values in given:
+            mine = values.copy() if RANK == 0 else np.zeros_like(values)
+            hc.all_reduce(mine, "reproducible_sum")
+            assert_are(mine, values)
+            hc.all_reduce(values.copy(), "reproducible_sum")  # too large for float16 on two ranks and more
+
+
 def test_integers_are_summed_as_ever() -> None:
     mine = np.arange(5) + RANK
     hc.all_reduce(mine, "reproducible_sum")

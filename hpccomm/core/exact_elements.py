@@ -56,11 +56,12 @@ class Digits:
             if self.has_specials:
                 memory[self.count :, chosen] = count_specials(rest[:, None])
                 rest[~np.isfinite(rest)] = 0.0
-            for i in reversed(range(self.count)):
-                exponent = self.last_bit + self.width * i
-                digits = np.trunc(_scaled(rest, -exponent))
-                memory[i, chosen] = digits
-                rest -= digits * 2.0**exponent
+            with np.errstate(all="ignore"):  # what is too small in it is not in this digit
+                for i in reversed(range(self.count)):
+                    exponent = self.last_bit + self.width * i
+                    digits = np.trunc(_scaled(rest, -exponent))
+                    memory[i, chosen] = digits
+                    rest -= digits * 2.0**exponent
         return memory
 
     def rounded(self, memory: Any, dtype: np.dtype[Any]) -> Any:

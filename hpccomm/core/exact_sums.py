@@ -74,8 +74,8 @@ def grid_sums(values: Any, top: float) -> Iterator[tuple[Any, int]]:
         magic = ldexp(1.5, k)
         np.add(rest, magic, out=moved)
         sums = np.add.reduce(moved.view(np.int64), axis=-1)
-        sums -= _wrapped(values.shape[-1] * (((k + 1023) << 52) + (1 << 51)))  # the bits of magic
-        yield sums, k - 52
+        bits = _wrapped(values.shape[-1] * (((k + 1023) << 52) + (1 << 51)))  # of magic
+        yield np.subtract(sums, bits), k - 52  # `-` would warn where a scalar wraps around
         np.subtract(moved, magic, out=moved)
         if not np.not_equal(moved, rest).any():
             return
