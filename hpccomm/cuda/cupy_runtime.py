@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import itertools
 import platform
 import sys
 from typing import Any
@@ -16,7 +17,7 @@ from . import driver
 from .seam import Kernel
 
 UNIQUE = 8  # bytes of a UUID
-HAVE_KERNELS = frozenset(map(np.dtype, "?bhilqBHILQefdFD"))  # which ml_dtypes' float8_e5m2, of kind "f", is not
+MOST_DIMENSIONS = 3  # of arrays whose kernels are loaded early: CuPy compiles one for each number of them
 NUMBERS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}  # by their size in bytes
 INSTALL = "pip install 'hpccomm[cuda13]' (or [cuda12], for an older driver)"
 
@@ -122,6 +123,12 @@ class Runtime:
         elif target.nbytes:
             with cupy.cuda.Device(target.data.device_id), _stream(stream):
                 _as_numbers(target)[...] = _as_numbers(source).reshape(target.shape)
+
+    def load_copies(self, device: int, stream: int) -> None:
+        with cupy.cuda.Device(device), _stream(stream):
+            for number, dimensions in itertools.product(NUMBERS.values(), range(1, MOST_DIMENSIONS + 1)):
+                strided = cupy.empty((4,) * dimensions, number)[(slice(None, None, 2),) * dimensions]
+                strided[...] = strided.copy()
 
     def add(self, target: Any, source: Any, stream: int) -> None:
         with cupy.cuda.Device(target.data.device_id), _stream(stream):
@@ -231,6 +238,6 @@ class _Foreign:
 
 
 def _as_numbers(array: Any) -> Any:
-    """Return a view as numbers of the same size of an array whose dtype has no kernels in CuPy (float8, ...)."""
+    """Return a view as numbers of the same size, of which `load_copies` has loaded CuPy's kernels; or the array."""
     number = NUMBERS.get(array.dtype.itemsize)
-    return array if array.dtype in HAVE_KERNELS or number is None else array.view(number)
+    return array if number is None else array.view(number)

@@ -98,6 +98,9 @@ class Runtime(Protocol):
     def copy(self, target: Any, source: Any, stream: int) -> None:
         """Copy the values of `source` to `target`, which has the same dtype and size; any layouts."""
 
+    def load_copies(self, device: int, stream: int) -> None:
+        """Load the kernels of `copy` for strided arrays of up to three dimensions, by using them."""
+
     def add(self, target: Any, source: Any, stream: int) -> None:
         """Add the values of `source` to `target`, which has the same dtype and shape; any layouts."""
 

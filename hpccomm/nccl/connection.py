@@ -32,6 +32,9 @@ from .plan import ISSUING, Plan, refuse_capture
 
 DEFAULT_STREAM = 0  # of whichever GPU is the current one
 LONGEST_ABORT = 5.0  # seconds
+# GPUs on which the kernels of unpacking are loaded. CUDA loads a kernel at its first launch, and may wait there until
+# the GPU has nothing to do (its programming guide, "Lazy Loading"): behind a receive, while the sender waits for this.
+HAVE_KERNELS: set[int] = set()
 ABANDONED: list[Any] = []  # arrays that NCCL may still use, because it could not be aborted
 
 
@@ -61,6 +64,10 @@ class Connection:
         self._batch: list[tuple[Plan, Any, CudaWork]] | None = None
         if time_limit is not None:
             time_limit.failure = lambda: self.failure
+        if device not in HAVE_KERNELS:
+            HAVE_KERNELS.add(device)
+            with on_device(runtime, device):
+                runtime.load_copies(device, self.stream)
         self._async_errors = AsyncErrors(self._look, self.fail)
 
     # -- operations ------------------------------------------------------------------------------

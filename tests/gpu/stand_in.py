@@ -223,6 +223,7 @@ class Machine:
         self.calls: list[str] = []  # the functions of the seam, in the order of their calls
         self.held = False
         self.capturing: dict[int, Graph] = {}  # by stream
+        self.loaded: set[tuple[int, int]] = set()  # kernels of copies: bytes of an element, dimensions
         self.relaxed = threading.local()  # the threads that may call CUDA while another one captures
         self.launched: dict[int, int] = {}  # while a graph is: for each stream of its capture, the one it is now
         self.version = 23000
@@ -480,6 +481,14 @@ def on_stream(function: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
+def _load(arrays: tuple[Any, ...]) -> None:
+    """Load the kernel of a copy, for which CUDA may wait until the GPU has nothing to do."""
+    kernels = {(each.itemsize, each.ndim) for each in arrays if not each.flags.c_contiguous} - MACHINE.loaded
+    if kernels and MACHINE.messages:
+        MACHINE.finds("a kernel is loaded behind a message that has not come")
+    MACHINE.loaded |= kernels
+
+
 def _refuse_captured(event: int) -> None:
     if MACHINE.events[event].graph is not None:
         raise CUDAError("cudaErrorCapturedEvent: operation not permitted on an event last recorded in a capture")
@@ -601,10 +610,14 @@ class Runtime:
         assert target.dtype == source.dtype
         assert target.size == source.size
         _check_default_stream(stream, target.data.device_id)
+        _load((target, source))
         MACHINE.runs(stream, "a copy", (extent(source),), (extent(target),))
         if np.shares_memory(as_numpy(target), as_numpy(source)):
             MACHINE.finds("a copy reads memory that it writes")
         as_numpy(target)[...] = as_numpy(source).reshape(target.shape)
+
+    def load_copies(self, device: int, stream: int) -> None:
+        MACHINE.loaded |= set(itertools.product((1, 2, 4, 8, 16), (1, 2, 3)))
 
     @on_stream
     def add(self, target: Any, source: Any, stream: int) -> None:

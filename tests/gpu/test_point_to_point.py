@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.nccl import connection
 
 from ..arrays import assert_same, backwards, contiguous, strided
 from . import gpus
@@ -33,6 +36,23 @@ def test_send_and_recv(process_group: hc.ProcessGroup, layout: object, shape: tu
             array = gpus.array(np.zeros(shape), layout)
             assert hc.recv(array, sender) == sender
             assert_same(gpus.values(array), np.full(shape, sender + 1.0))
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_kernels_that_unpack_are_loaded_before_a_receive_waits(
+    process_group: hc.ProcessGroup, machine: Any, monkeypatch: pytest.MonkeyPatch, ndim: int
+) -> None:
+    monkeypatch.setattr(machine, "loaded", set())
+    monkeypatch.setattr(connection, "HAVE_KERNELS", set())
+    n, me = process_group.size, process_group.rank
+    with hc.new_group() as group:
+        hc.all_reduce(gpus.array(np.ones(1)), group=group)
+        output = gpus.array(np.zeros((2,) * ndim), strided)
+        if me > 0:
+            hc.irecv(output, me - 1, group).wait()
+            assert_same(gpus.values(output), np.full((2,) * ndim, 3.0))
+        if me < n - 1:
+            hc.send(gpus.array(np.full((2,) * ndim, 3.0)), me + 1, group)
 
 
 @pytest.mark.parametrize("async_op", [False, True])

@@ -446,6 +446,9 @@ class Runtime(cupy_runtime.Runtime):
         elif target.nbytes:
             CUDA.copy(target, source, stream)
 
+    def load_copies(self, device: int, stream: int) -> None:
+        CUDA.load_copies(device, stream)
+
     def to_host(self, host: Any, array: Any, stream: int) -> None:
         HOST_ARRAYS[host.ctypes.data] = host
         super().to_host(host, array, stream)
