@@ -163,7 +163,7 @@ class Connection:
             self._batch.append((plan, arrays, work))
             return work
         plan.unpack(stream)
-        if host_waits or (self._wait_blocks and not plan.is_persistent):  # which is being captured
+        if host_waits or (self._wait_blocks and not self.runtime.is_capturing(stream)):
             self.runtime.synchronize_stream(stream)
             self.raise_failure()
         return None

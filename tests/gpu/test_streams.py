@@ -224,6 +224,19 @@ def test_a_captured_blocking_operation_is_done_at_every_launch(process_group: hc
         assert_same(gpus.values(array), np.full(4, total(process_group) + process_group.size * (value - 1)))
 
 
+def test_calls_that_block_the_host_can_be_captured(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = gpus.array(np.ones(3))
+    hc.all_reduce(array)
+    backend: Any = process_group.door.backends["cuda"]
+    monkeypatch.setattr(backend._connection, "_wait_blocks", True)  # HPCCOMM_BLOCKING_WAIT=1
+    with gpus.captured() as graph:
+        hc.all_reduce(array)
+    graph.launch()
+    assert_same(gpus.values(array), np.full(3, float(process_group.size**2)))
+
+
 def test_in_a_capture_what_a_replay_would_get_wrong_is_refused() -> None:
     array, with_gaps = gpus.array(np.ones(4)), gpus.array(np.ones(4), strided)
     hc.all_reduce(array)
