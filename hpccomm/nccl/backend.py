@@ -86,7 +86,8 @@ class NCCLBackend(Backend):
         self.last = self._connection.last
         if settings.intra_node != "0":
             by_host = settings.intra_node == "host"
-            self._intra_node = IntraNode(self._runtime, self._mpi, device, self._connection.stream, by_host)
+            with seam.on_device(self._runtime, device):
+                self._intra_node = IntraNode(self._runtime, self._mpi, device, self._connection.stream, by_host)
         else:
             self._fast_path.open(self._connection, self._options.device)
         return self._connection

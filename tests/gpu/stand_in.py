@@ -687,6 +687,8 @@ class Runtime:
 
     @on_stream
     def clear(self, memory: int, nbytes: int, stream: int) -> None:
+        if MACHINE.gpus_of_streams.get(stream, MACHINE.device) != MACHINE.device:
+            raise CUDAError("cudaErrorInvalidResourceHandle: a stream of another GPU")
         MACHINE.runs(stream, "clearing", writes=((memory, memory + nbytes),))
         _bytes(memory, nbytes, 1)[:] = 0
 

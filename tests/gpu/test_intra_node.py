@@ -120,6 +120,17 @@ def test_an_address_that_is_not_aligned_on_some_ranks(world: hc.ProcessGroup) ->
     assert_same(gpus.values(array), np.full(996, sum(range(1, SIZE + 1)), np.float32))
 
 
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@pytest.mark.several_gpus
+def test_the_gpu_of_the_array_need_not_be_the_current_one(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", "host")
+    machine.devices, machine.device = 2, 0
+    with hc.init_process_group() as group:
+        hc.all_reduce(gpus.array(np.ones(4, np.float32), device=1))
+        backend: Any = group.door.backends["cuda"]
+        assert backend._intra_node.topology.links is Links.ALL
+
+
 def test_which_calls_are_made(world: hc.ProcessGroup, machine: Any) -> None:
     hc.all_reduce(gpus.array(np.ones(4, np.float32)))
     machine.calls.clear()
