@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="Communicator | None")
 
 SHARING = 23000  # the first version of NCCL that lets ranks share a GPU
+# Variables that are not to have these values, and why.
+REFUSED = {
+    "NCCL_COMM_BLOCKING": ("0", "NCCL_COMM_BLOCKING=0 is set, and hpccomm chooses itself what blocks; unset it"),
+    "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM": (
+        "1",
+        "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1 is set, and that stream is another one in NCCL's own threads; unset it",
+    ),
+}
 MAY_SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
 HOST_ID = "NCCL_HOSTID"  # by which NCCL tells hosts apart, and refuses a GPU only to ranks of the same (its src/init.cc)
 
@@ -36,8 +44,9 @@ def connect(
     comm: Any = options.comm
     rank, ranks = options.rank, options.ranks
     visible = visible_gpus(runtime, device)
-    if os.environ.get("NCCL_COMM_BLOCKING") == "0":
-        visible = VisibleGPUs(error="NCCL_COMM_BLOCKING=0 is set, and hpccomm chooses itself what blocks; unset it")
+    for name, (value, why) in REFUSED.items():
+        if os.environ.get(name) == value:
+            visible = VisibleGPUs(error=why)
     visible_to, may_share = zip(*comm.allgather((visible, _may_share(nccl))))
     devices = choose(visible_to, ranks)
     device = devices[rank]

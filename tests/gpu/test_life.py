@@ -215,10 +215,13 @@ def test_ranks_that_nccl_takes_for_ranks_of_other_hosts_may_share_a_gpu(
 
 def test_a_variable_that_makes_nccl_not_block_is_refused_on_every_rank(
     machine: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("setting", ["NCCL_COMM_BLOCKING=0", "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1"])
+def test_a_variable_with_which_nccl_would_not_work_is_refused_on_every_rank(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
     if RANK == SIZE - 1:
-        monkeypatch.setenv("NCCL_COMM_BLOCKING", "0")
-    match = f"rank {SIZE - 1} has no usable GPU: NCCL_COMM_BLOCKING=0 is set, .*unset it"
+        monkeypatch.setenv(*setting.split("="))
+    match = f"rank {SIZE - 1} has no usable GPU: {setting} is set, .*unset it"
     with hc.init_process_group(), pytest.raises(hc.DistBackendError, match=match):
         hc.all_reduce(gpus.array(np.ones(1)))
 
