@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
+from ..core.timeouts import pause, pauses
 from ..core.work import COMPLETED, IN_FLIGHT, Work, WorkStatus
 from ..errors import DistBackendError, here
 from .seam import Runtime, on_device
@@ -71,9 +72,21 @@ class CudaWork(Work):
         return self._event != 0 and self._ask(self._runtime.is_done)
 
     def block(self) -> None:
-        """Block the host until the event has passed; raise the error of the transport."""
+        """Block the host until the event has passed; raise the error of the transport.
+
+        The group's messages of the host in flight go on meanwhile: what this waits for may be a rank that waits for one
+        (NCCL's user guide, "MPI Progress").
+        """
         self._raise_failure()
         try:
+            for gap in pauses():
+                on_host = [each for each in list(self.flight.door.in_flight) if not each.any_thread_may_poll]
+                if not on_host or self._ask(self._runtime.is_done):
+                    break
+                for each in on_host:
+                    each.has_ended()
+                pause(gap)
+                self._raise_failure()
             self._ask(self._runtime.synchronize_event)
             self._raise_failure()
         finally:

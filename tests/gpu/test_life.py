@@ -213,8 +213,6 @@ def test_ranks_that_nccl_takes_for_ranks_of_other_hosts_may_share_a_gpu(
         assert gpus.values(array) == SIZE
 
 
-def test_a_variable_that_makes_nccl_not_block_is_refused_on_every_rank(
-    machine: Any, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("setting", ["NCCL_COMM_BLOCKING=0", "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1"])
 def test_a_variable_with_which_nccl_would_not_work_is_refused_on_every_rank(
     machine: Any, monkeypatch: pytest.MonkeyPatch, setting: str

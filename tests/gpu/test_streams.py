@@ -209,6 +209,32 @@ def test_what_else_an_operation_costs(process_group: hc.ProcessGroup, machine: A
     machine.held = False
 
 
+def test_messages_of_the_host_go_on_while_it_waits_for_the_gpu(process_group: hc.ProcessGroup, machine: Any) -> None:
+    class Message(hc.Work):
+        """A message for which the rank waits that the GPU waits for."""
+
+        def poll(self) -> bool:
+            machine.held = False
+            return not giving_up.is_alive()
+
+    def give_up() -> None:
+        given_up.append(machine.held)
+        machine.held = False
+
+    given_up: list[bool] = []
+    giving_up = threading.Timer(20, give_up)
+    array, message = gpus.array(np.ones(3)), Message()
+    machine.held = True
+    work = hc.all_reduce(array, async_op=True)
+    process_group.door.follow(message, "send", np.ones(3), 0, 0)
+    giving_up.start()
+    work.synchronize()
+    giving_up.cancel()
+    giving_up.join()
+    message.wait()
+    assert not given_up
+
+
 # -- CUDA graphs -------------------------------------------------------------------------------------
 
 
