@@ -102,9 +102,9 @@ def _check_nesting(group: ProcessGroup) -> None:
         common = sorted({*group.ranks} & {*other.ranks} - {group.ranks[group.rank]})
         if common:
             raise DistError(
-                f"executor: rank{'s' * (len(common) > 1)} {', '.join(map(str, common))} of {group.name!r} serve the "
-                f"executor of {other.name!r} that this rank is in; leave its block first, or give a group of other "
-                f"ranks{here()}"
+                f"executor: this rank is in the block of the executor of {other.name!r}, and so "
+                f"{'are ranks' if len(common) > 1 else 'is rank'} {', '.join(map(str, common))} of {group.name!r}; "
+                f"leave that block first, or give a group of other ranks{here()}"
             )
 
 

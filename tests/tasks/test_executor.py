@@ -204,29 +204,38 @@ def test_what_cannot_be_pickled_is_an_error_that_says_so() -> None:
         assert executor.submit(square, 2).result() == 4
 
 
-def test_futures_are_cancelled_before_they_begin() -> None:
+def test_futures_are_cancelled_before_they_begin(tmp_path: Path) -> None:
     with hc.executor() as executor:
         if executor is not None:
-            busy = [executor.submit(sleep, 0.2) for _ in range(executor.num_workers)]
+            first, second = tmp_path / "first", tmp_path / "second"
+            busy = [executor.submit(pass_through, first) for _ in range(executor.num_workers)]
             waiting = [executor.submit(square, k) for k in range(5)]
             assert waiting[-1].cancel()
+            first.touch()
             assert [each.result() for each in waiting[:-1]] == [0, 1, 4, 9]
             assert waiting[-1].cancelled()
-            assert all(each.result() for each in busy)
-            waiting = [executor.submit(sleep, 0.2) for _ in range(executor.num_workers + 3)]
-            executor.shutdown(cancel_futures=True)
-            assert any(each.cancelled() for each in waiting[-3:])
-            assert all(each.done() for each in waiting)
+            assert all(each.result() == "first" for each in busy)
+            busy = [executor.submit(pass_through, second) for _ in range(executor.num_workers)]
+            until(lambda: all(each.running() for each in busy), "task that has begun")
+            assert not busy[0].cancel()
+            waiting = [executor.submit(square, k) for k in range(5)]
+            executor.shutdown(wait=False, cancel_futures=True)
+            assert all(each.cancelled() for each in waiting)
             with pytest.raises(RuntimeError, match="after shutdown"):
                 executor.submit(square, 1)
+            second.touch()
+            executor.shutdown()
+            assert all(each.result() == "second" for each in busy)
 
 
-def test_map_has_a_timeout() -> None:
+def test_map_has_a_timeout(tmp_path: Path) -> None:
     with hc.executor() as executor:
         if executor is not None:
-            results = executor.map(sleep, [0.5] * 3, timeout=0.01)
+            gate = tmp_path / "gate"
+            results = executor.map(pass_through, [gate] * 3, timeout=0.01)
             with pytest.raises(concurrent.futures.TimeoutError):
                 list(results)
+            gate.touch()
 
 
 def test_the_initializer_is_called_once_by_each_worker() -> None:
@@ -316,9 +325,9 @@ def nested(_: object) -> str:
 def test_nested_executors() -> None:
     with hc.executor() as executor:
         if executor is not None:
-            with pytest.raises(hc.DistError, match="serve the executor of 'world' that this rank is in"):
+            with pytest.raises(hc.DistError, match="this rank is in the block of the executor of 'world', and so"):
                 hc.executor()
-            assert "serve the executor of 'world'" in executor.submit(nested, 0).result()
+            assert "is in the block of the executor of 'world'" in executor.submit(nested, 0).result()
 
 
 def test_arguments_are_checked() -> None:
