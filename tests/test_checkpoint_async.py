@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import weakref
@@ -205,6 +206,23 @@ def test_a_wait_with_a_timeout_can_be_called_again(folder: Path, go_on: threadin
         work.wait(0.01)
     go_on.set()
     work.wait()
+    assert checkpoint.steps(folder) == [1]
+
+
+def test_a_wait_that_a_signals_handler_ends_can_be_called_again(folder: Path, go_on: threading.Event) -> None:
+    def stop(number: int, frame: object) -> None:
+        raise InterruptedError("stop")
+
+    work = checkpoint.save_async(folder, {"x": np.ones(3)}, 1)
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(InterruptedError, match="stop"):
+            work.wait()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    go_on.set()
+    assert work.wait()
     assert checkpoint.steps(folder) == [1]
 
 
