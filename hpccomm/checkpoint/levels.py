@@ -77,7 +77,14 @@ class Levels:
                 f"or partner=False if that is all right{here()}"
             )
 
-    def copy(self, group: ProcessGroup, operation: str, sizes: list[int | None], body: dict[str, Any]) -> Steps[None]:
+    def copy(
+        self,
+        group: ProcessGroup,
+        operation: str,
+        sizes: list[int | None],
+        body: dict[str, Any],
+        undo: Callable[[], None],
+    ) -> Steps[None]:
         """Give each rank's partner a copy of its file, and verify those that this rank has got; `body` has the sums."""
         local = self.local
         if not any(map(_is_one, local.partners)):
@@ -94,7 +101,7 @@ class Levels:
         local.copies = copying.sources
         yield from copying.steps()
         for outcome in (copying.sent, copying.kept):  # a copy of what could not be read is damaged
-            yield from agreed(group, operation, outcome, lambda: local.undo(group.rank))
+            yield from agreed(group, operation, outcome, undo)
 
     def _refuse_shared(self, sources: list[int]) -> None:
         for rank in sources:

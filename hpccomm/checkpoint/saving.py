@@ -9,6 +9,7 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,6 +53,7 @@ class Saving:
     views: Views = field(default_factory=dict)
     first: dict[str, Any] = field(default_factory=dict)  # what the first rank has been given, described
     written: Attempt = field(init=False)
+    drained: Attempt = field(init=False)  # with `levels`, where it is time to
     is_written: threading.Event = field(default_factory=threading.Event)
 
     def run(self, metadata: Any, keep: Any, overwrite: bool) -> list[str]:
@@ -89,6 +91,8 @@ class Saving:
     def write(self) -> None:
         """Write this rank's file; what comes of it, also an error, is told in the first step of `end`."""
         self.written = attempt(self.operation, self._write)
+        if self.levels is not None and self.levels.is_drained and self.written.error is None:
+            self.drained = attempt(self.operation, self._drain)
         self.is_written.set()
 
     def end(self) -> Steps[list[str]]:
@@ -103,24 +107,31 @@ class Saving:
 
     def _end(self) -> Steps[list[str]]:
         first = self._folders()[0]
-        written = yield from agreed(self.group, self.operation, self.written, lambda: first.undo(self.group.rank))
+        written = yield from agreed(self.group, self.operation, self.written, self._undo)
         if self.levels is not None:
             sizes = [each["nbytes"] for each in written]
-            yield from self.levels.copy(self.group, self.operation, sizes, self._manifest(first, written))
-        warnings = yield from self._complete(first, written)
+            yield from self.levels.copy(self.group, self.operation, sizes, self._manifest(first, written), self._undo)
+        warnings = yield from self._complete(first, written, self._undo)
         if self.levels is not None:
             warnings = self.levels.warnings + warnings
             if self.levels.is_drained:
-                yield from self._agreed(self._drain, lambda: self.where.undo(self.group.rank))
-                warnings += yield from self._complete(self.where, written)
+                undo = partial(self.where.undo, self.group.rank)
+                yield from agreed(self.group, self.operation, self.drained, undo)
+                warnings += yield from self._complete(self.where, written, undo)
         return warnings
 
-    def _complete(self, where: Destination, written: list[dict[str, Any]]) -> Steps[list[str]]:
+    def _complete(
+        self, where: Destination, written: list[dict[str, Any]], undo: Callable[[], None]
+    ) -> Steps[list[str]]:
         """Publish what is written at a destination, and remove what is older there; return warnings."""
-        yield from self._agreed(lambda: self._verify(where, written), lambda: where.undo(self.group.rank))
+        yield from self._agreed(lambda: self._verify(where, written), undo)
         # From here on no rank removes its file: the manifest may be there, even if this rank sees an error.
         yield from self._agreed(lambda: self._publish(where, written))
         return self._prune(where) if self._leads(where) else []
+
+    def _undo(self) -> None:
+        for each in self._folders():
+            each.undo(self.group.rank)
 
     def _leads(self, where: Destination) -> bool:
         return self.group.rank == where.leader
