@@ -54,7 +54,8 @@ def all_to_all_sparse(
     -----
     Up to 64 ranks all of them are told first how much to expect. Beyond, nobody is: it is found out by non-blocking
     consensus (T. Hoefler, C. Siebert, A. Lumsdaine: Scalable communication protocols for dynamic sparse data exchange,
-    PPoPP 2010).
+    PPoPP 2010). A thread looks after asynchronous ones, so that ranks may wait for them in any order; below
+    MPI_THREAD_MULTIPLE there is none, and a rank that waits needs the others to wait for the same one.
 
     Examples
     --------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -191,6 +192,25 @@ def test_the_first_asynchronous_one_waits_for_nobody() -> None:
         for dst in range(1, SIZE):
             hc.send(np.zeros(1), dst)
     check_received(work.result(), {source: np.array([source]) for source in range(SIZE)} if RANK == 0 else {})
+
+
+@pytest.mark.skipif(SIZE == 1, reason="there is no other rank")
+@pytest.mark.parametrize("between", ["a barrier", "another exchange"])
+def test_ranks_wait_for_large_ones_in_different_orders(between: str) -> None:
+    after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    sent = np.full(1 << 19, float(RANK))  # 4 MiB: no MPI sends it before the receiver has come
+
+    def begin() -> hc.Work:
+        return hc.all_to_all_sparse({after: sent}, async_op=True)
+
+    waits: list[Any] = [begin(), begin()]
+    if between == "a barrier":
+        waits[1].wait()
+        waits[1] = SimpleNamespace(wait=hc.barrier)
+    first = waits[0]
+    for work in waits if RANK == 0 else waits[::-1]:
+        work.wait()
+    check_received(first.result(), {before: np.full(1 << 19, float(before))})
 
 
 def test_nothing_at_all() -> None:

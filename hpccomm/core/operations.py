@@ -355,7 +355,13 @@ class Operations(Members):
         transport: Any = self.door.backends[OBJECTS]
         step = partial(transport.all_to_all_sparse, given, received, ranks, async_op or self.door.timeout is not None)
         work = self.door.run(Call(("all_to_all_sparse", OBJECTS, received, (given,))), async_op, step)
-        return work if async_op else received
+        if not async_op:
+            return received
+        if work is not None and work.needs_looks:
+            from .progress import drive
+
+            drive(work)
+        return work
 
     # -- Python objects --------------------------------------------------------------------------
 

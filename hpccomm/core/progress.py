@@ -1,6 +1,6 @@
-"""The progress thread: it completes the Works for which callbacks of Futures wait.
+"""The progress thread: it completes the Works for which callbacks of Futures, or other ranks, wait.
 
-Started by the first callback, it sleeps when there is nothing to drive. It needs MPI_THREAD_MULTIPLE, which mpi4py asks
+Started by the first of them, it sleeps when there is nothing to drive. It needs MPI_THREAD_MULTIPLE, which mpi4py asks
 for by default.
 """
 
@@ -53,7 +53,8 @@ def is_ahead_of(work: Work) -> bool:
 
 
 def _queue_of(work: Work) -> Hashable:
-    return work if work.op_type in MESSAGES or work.group is None else work.group
+    is_alone = work.op_type in MESSAGES or work.needs_looks or work.group is None
+    return work if is_alone else work.group
 
 
 def look_now() -> None:

@@ -95,6 +95,7 @@ class Work:
     was_asked = False  # since the watchdog has looked, which sets it back
     is_let_go_at_once = False  # or only when many are in flight
     is_driven = False  # by the progress thread, because a callback of its Future waits
+    needs_looks = False  # whether other ranks may wait until somebody looks at it: the progress thread does
     keeps_time = False  # whether the transport ends it itself when a group with on_timeout="raise" has waited too long
     op_type: str = property(attrgetter("flight.op_type"))  # type: ignore[assignment]  # these are C, no further frame
     sequence_number: int = property(attrgetter("flight.number"))  # type: ignore[assignment]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -48,6 +49,7 @@ class SparseExchange(Work):
     """
 
     translate_error = MPIWork.translate_error
+    needs_looks = MPI.Query_thread() == MPI.THREAD_MULTIPLE  # what is large is received when its size has been seen
 
     def __init__(
         self,
@@ -92,8 +94,8 @@ class SparseExchange(Work):
 class CountedExchange(SparseExchange):
     """A block for every rank first, then the messages that were too long for it.
 
-    That of one exchange needs nothing of another but progress, which MPI makes in any call: so ranks may wait for
-    several in different orders.
+    What is large needs the receiver to look at this exchange. Between start and wait the progress thread does, so ranks
+    may wait for several in different orders, and for other operations in between.
     """
 
     def __init__(self, comm: MPI.Intracomm, async_op: bool, *arguments: Any) -> None:
@@ -181,8 +183,10 @@ class ConsensusExchange(SparseExchange):
 
     The barrier is made of messages, since MPI_Ibarrier would have to be called in the same order on all ranks as other
     collectives. Several exchanges may be in flight, for which ranks may wait in different orders: so each looks after
-    those before it.
+    those before it, and one thread at a time does.
     """
+
+    _looking = threading.Lock()
 
     def __init__(self, comm: MPI.Intracomm, unfinished: deque[ConsensusExchange], *arguments: Any) -> None:
         super().__init__(comm, *arguments)
@@ -195,11 +199,16 @@ class ConsensusExchange(SparseExchange):
 
     def poll(self) -> bool:
         """Take what has come, also of the exchanges before this one; return whether all ranks have done so."""
-        for each in list(self._unfinished):
-            if each is self:
-                break
-            each.advance()
-        return self.advance()
+        if not self._looking.acquire(blocking=False):
+            return False
+        try:
+            for each in list(self._unfinished):
+                if each is self:
+                    break
+                each.advance()
+            return self.advance()
+        finally:
+            self._looking.release()
 
     def advance(self) -> bool:
         """Take what has come of this one; return whether it is done."""
