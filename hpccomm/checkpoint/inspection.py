@@ -41,7 +41,7 @@ class Found:
             return {}
         sizes = files.sizes_of_files(self.body)
         holds = self.body.get("local", {}).get("holds", sizes)  # a node's own folder has a part of the files
-        return {file: sizes[file] for file in holds}
+        return {file: sizes[file] for file in holds if file in sizes}
 
     def path_of(self, file: str) -> Path:
         """Return the path of a rank's file; it has a manifest."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hpccomm import checkpoint
 from hpccomm.checkpoint.local import local_folder
 
 from ..arrays import assert_same
+from ..launch import launch
 from . import killed_while_saving as program
 from .forked_ranks import ForkedRank, run
 
@@ -117,3 +119,37 @@ def test_killed_at_every_call(tmp_path: Path, rank: int, request: pytest.Fixture
         assert loaded(base) == 3
         for folder in folders(base):
             assert len(os.listdir(folder)) == 2, "litter is left"
+
+
+ON_NODES = """
+import sys
+import hpccomm as hc
+from tests.faults import killed_while_saving as program
+base, step = sys.argv[1], int(sys.argv[2])
+with hc.init_process_group() as world:
+    assert hc.get_node_count() == 2
+    local = f"{base}/node-{hc.get_node_rank()}"
+    if step:
+        program.save_all("save", base + "/shared", step, step, world, local=local)
+    else:
+        found = hc.checkpoint.load(base + "/shared", local=local)
+        print(f"rank {world.rank}: {found.step} {found.arrays['weights'].sum():.12g}", flush=True)
+"""
+
+
+@pytest.mark.parametrize("lost", NODES)
+def test_a_node_of_mpi_is_lost_with_its_folder(tmp_path: Path, lost: int) -> None:
+    def job(ranks: int, step: int) -> str:
+        pretended = {"MPIR_CVAR_NUM_CLIQUES": "2"}  # MPICH's
+        ended = launch(ranks, sys.executable, "-c", ON_NODES, tmp_path, str(step), env=pretended)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    for step in (1, 2):
+        job(3, step)
+    shutil.rmtree(storage(tmp_path, lost))
+    parts = [program.state(2, rank)["weights"] for rank in range(3)]
+    for ranks in (3, 2):
+        expected = parts if ranks == 3 else np.array_split(np.concatenate(parts), ranks)
+        said = [f"rank {rank}: 2 {part.sum():.12g}" for rank, part in enumerate(expected)]
+        assert sorted(job(ranks, 0).splitlines()) == said
