@@ -120,13 +120,14 @@ def replace_failed(group: ProcessGroup | None = None) -> ProcessGroup:
     --------
     >>> def run(world):  # with all groups that it needs
     ...     hc.barrier(hc.new_group())
-    >>> world = hc.GroupMember.WORLD  # what init_process_group(spares=2) returned
-    >>> while True:
-    ...     try:
-    ...         run(world)
-    ...         break
-    ...     except hc.RankFailedError:
-    ...         world = hc.replace_failed(world)
+    >>> world = hc.GroupMember.WORLD  # what init_process_group(spares=2) returned on 6 ranks
+    >>> try:
+    ...     run(world)
+    ... except hc.RankFailedError:
+    ...     world = hc.replace_failed(world)
+    ...     run(world)
+    >>> world.size  # 4
+    1
     """
     old = member_of("replace_failed", group)
     usable("replace_failed", old)

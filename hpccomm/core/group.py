@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
 
 from ..errors import DistError, DistStoreError, UnsupportedOperationError, here
 from ..job import failures, mpi_library
-from ..process.abort import abort
 from ..process.excepthook import end_with
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import observers, registry
@@ -392,6 +391,8 @@ class ProcessGroup(Operations):
 
     def abort(self, status: int = 1) -> NoReturn:
         """End the whole MPI job at once, every rank of it, with exit status `status` (MPI_Abort)."""
+        from ..process.abort import abort
+
         for backend in list(self.door.backends.values()):
             backend.abort()
         take_names_away(MAPPED_LATER)

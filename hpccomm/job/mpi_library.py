@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError
 from ..process import forked
-from ..process.abort import note_those_left_alive
 from ..process.shared_files import MAPPED_AT_INIT, take_names_away
 from . import failures
 
@@ -101,6 +100,8 @@ def number_nodes(comm: MPI.Intracomm) -> tuple[tuple[int, ...], dict[int, int]]:
     mine = MPI.COMM_WORLD.Get_rank(), os.getpid(), namespace("pid")
     processes = {rank: pid for rank, pid, namespace in node.allgather(mine) if namespace == mine[2]}
     if failures.is_on():
+        from ..process.abort import note_those_left_alive
+
         note_those_left_alive(processes.values(), MPI.COMM_WORLD.Get_size())
     node.Free()
     lowest_of_rank = comm.allgather(lowest)

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 from .. import errors
-from .abort import abort
 from .shared_files import MAPPED_LATER, take_names_away
 
 PATIENCE = 1.5  # seconds for ranks that Ctrl-C finds inside MPI to say where they are
@@ -46,6 +45,7 @@ class AbortOnException:
         """Print as the previous hook does, then end every rank; a forked process only prints."""
         import traceback
 
+        from .abort import abort
         from .printed import let_launcher_read
         from .stderr import tell, tell_with_rank
 
@@ -113,6 +113,7 @@ def end_with(end: SystemExit, where: str = " inside `with` of the world") -> Non
     status = end.code if isinstance(end.code, int) else int(end.code is not None)
     if not status & 0xFF or os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") == "0":
         return
+    from .abort import abort
     from .printed import let_launcher_read
     from .stderr import tell_with_rank
 
