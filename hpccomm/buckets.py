@@ -44,8 +44,8 @@ class GradientBuckets:
         backend sends half precision as it is; MPI's reduces it in float32, so nothing is saved, and values are rounded.
     reproducible : bool
         Reduce by ``ReduceOp.REPRODUCIBLE_SUM``, and divide by the number of ranks afterwards if `op` is AVG: no bit
-        depends on the order of the ranks, the MPI library or the buckets. Two to four times the bytes are sent, and
-        `ready` waits for the other ranks at the last array of each bucket.
+        depends on the order of the ranks, the MPI library or the buckets. Two to four times the bytes are sent
+        where gradients are of similar magnitude, and `ready` waits for the other ranks at the last array of a bucket.
 
     Attributes
     ----------
