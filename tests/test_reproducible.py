@@ -89,6 +89,23 @@ def test_a_sum_is_the_closest_number_whatever_the_split_and_the_order(kind: Kind
     assert_is(hc.reproducible_sum(values if RANK == SIZE - 1 else values[:0], exact=True), expected)
 
 
+@pytest.mark.serial
+@in_both_ways
+@every_kind
+def test_the_messages_of_any_number_of_ranks_have_one_sum(kind: Kind) -> None:
+    rng = np.random.default_rng(KINDS.index(kind))
+    values = kind(rng, 3000)
+    expected = closest(total(values))
+    for ranks in (*range(1, 9), 1000):
+        own = np.split(rng.permutation(values), np.sort(rng.integers(0, 3001, ranks - 1)))
+        sums = [exact_sums.ExactSum() for _ in own]
+        for each, part in zip(sums, own):
+            each.add(part)
+        whole = exact_sums.ExactSum()
+        whole.receive(sum(each.message() for each in sums))
+        assert_is(whole.rounded(np.dtype(np.float64)), expected)
+
+
 @every_kind
 def test_the_group_of_one_rank_has_the_same_bits(kind: Kind, world: hc.ProcessGroup) -> None:
     values = kind(np.random.default_rng(9), 1000)
