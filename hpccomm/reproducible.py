@@ -16,7 +16,7 @@ import numpy as np
 from .collectives import all_reduce
 from .core import checks
 from .core.exact_rows import NOTHING, ExactRows, bits_of
-from .core.exact_sums import LAST_BIT_OF_PRODUCTS, PRECISION, ExactSum
+from .core.exact_sums import LAST_BIT_OF_PRODUCTS, PRECISION, ExactSum, real_dtype
 from .core.group import ProcessGroup
 from .core.late import ON_THE_HOST, late
 from .core.reduce_op import ReduceOp
@@ -185,14 +185,14 @@ def reproducible_norm(x: Array, group: Group | None = None) -> Any:
     for part in _real_parts(values):
         flat = part.ravel("K")
         total.add_products(flat, flat)
-    return _exchanged([total], group)[0].root(_real(values.dtype))
+    return _exchanged([total], group)[0].root(real_dtype(values.dtype))
 
 
 def _host(operation: str, argument: str, array: Array) -> Any:
     device, view = checks.readable(operation, argument, array)
     if device not in ("cpu", "cuda", "rocm"):
         raise UnsupportedOperationError(f"{operation}: {argument} is on {device}; copy it to the host first{here()}")
-    if view.dtype.kind not in "biu" and _real(view.dtype).name not in PRECISION:
+    if view.dtype.kind not in "biu" and real_dtype(view.dtype).name not in PRECISION:
         raise TypeError(
             f"{operation}: {argument} is {view.dtype}; expected float64 or less, complex, integers or bool{here()}"
         )
@@ -219,17 +219,12 @@ def _axes(operation: str, axis: Integer | Sequence[Integer] | None, dimensions: 
     return tuple(sorted(axes))
 
 
-def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of the parts of a complex number."""
-    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
-
-
 def _real_parts(values: Any) -> list[Any]:
     return [values.real, values.imag] if values.dtype.kind == "c" else [values]
 
 
 def _joined(sums: Sequence[ExactSum], dtype: np.dtype[Any]) -> Any:
-    parts = [each.rounded(_real(dtype)) for each in sums]
+    parts = [each.rounded(real_dtype(dtype)) for each in sums]
     return parts[0] if len(parts) == 1 else dtype.type(complex(*parts))
 
 

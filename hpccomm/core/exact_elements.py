@@ -17,7 +17,7 @@ from ..errors import UnsupportedOperationError, here
 from .backend import Backend, finished
 from .calls import Call
 from .exact_rows import ExactRows, bits_of
-from .exact_sums import PART, PRECISION, count_specials
+from .exact_sums import PART, PRECISION, count_specials, real_dtype
 from .late import FROM_THE_HOST, ON_THE_HOST, late
 from .reduce_op import ReduceOp
 from .work import Work
@@ -127,7 +127,7 @@ def reduce(group: Operations, call: Call, async_op: bool) -> Work | None:
     backend, named = group.door.backends["cpu"], call.named
     given = named["inputs"] if "inputs" in named else [named["array"]]
     output = named.get("output", given[0])
-    part = _real(output.dtype)
+    part = real_dtype(output.dtype)
     inputs = [_numbers(array, part) for array in given]
     if call.name == "reduce_scatter_single":
         inputs = np.split(inputs[0], group.size)
@@ -148,11 +148,6 @@ def reduce(group: Operations, call: Call, async_op: bool) -> Work | None:
     work: Work | None = getattr(backend, call.name)(*named.values(), async_op)
     is_written = {"reduce": named.get("root") == group.rank, "exscan": group.rank > 0}.get(call.name, True)
     return finished(work, deliver) if is_written else work
-
-
-def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of the parts of a complex number."""
-    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
 
 
 def _numbers(array: Any, part: np.dtype[Any]) -> Any:

@@ -267,3 +267,8 @@ def rounded(number: int, last_bit: int, dtype: np.dtype[Any]) -> float:
     except OverflowError:
         value = inf
     return -value if number < 0 else value
+
+
+def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the parts of a complex number."""
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
