@@ -16,6 +16,7 @@ from ..core.sparse import assign_sum
 from . import driver
 from .seam import Kernel
 
+CAPTURE_INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
 UNIQUE = 8  # bytes of a UUID
 MOST_DIMENSIONS = 3  # of arrays whose kernels are loaded early: CuPy compiles one for each number of them
 NUMBERS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}  # by their size in bytes
@@ -68,7 +69,12 @@ class Runtime:
         return cupy.cuda.get_current_stream(device).ptr  # type: ignore[no-any-return]
 
     def is_capturing(self, stream: int) -> bool:
-        return bool(cuda.streamIsCapturing(stream))
+        try:
+            return bool(cuda.streamIsCapturing(stream))
+        except cuda.CUDARuntimeError:
+            raise
+        except RuntimeError as error:  # CuPy's own, where an earlier error has ended the capture
+            raise cuda.CUDARuntimeError(CAPTURE_INVALIDATED) from error
 
     def synchronize_stream(self, stream: int) -> None:
         cuda.streamSynchronize(stream)

@@ -123,6 +123,19 @@ def test_errors_of_cuda_are_known_as_such(runtime: cupy_runtime.Runtime, error: 
     assert runtime.explain(error)
 
 
+def test_an_invalidated_capture_is_an_error_of_cuda_too(
+    runtime: cupy_runtime.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(stream: int) -> bool:
+        raise RuntimeError("the stream was capturing, but an error has invalidated the capture sequence")
+
+    kind = cupy.cuda.runtime.CUDARuntimeError
+    monkeypatch.setattr(cupy_runtime, "cuda", types.SimpleNamespace(streamIsCapturing=raises, CUDARuntimeError=kind))
+    with pytest.raises(kind, match="cudaErrorStreamCaptureInvalidated") as caught:
+        runtime.is_capturing(1)
+    assert runtime.explain(caught.value)
+
+
 def test_the_drivers_errors_are_too(runtime: cupy_runtime.Runtime) -> None:
     assert cupy.cuda.driver.CUDADriverError in cupy_runtime.ERRORS
     assert runtime.explain(KeyError("mine")) is None
