@@ -117,7 +117,7 @@ class Backend:
     exchange_tag = 0  # of the messages of `exchange`, where it is made of them
     fast_path = FastPath()  # of a backend of host arrays
     gpu_fast_path = GPUFastPath()  # of a backend of GPU arrays
-    last: Work | None = None  # a blocking operation that a GPU may still be at, for the watchdog
+    last_on_gpu: Work | None = None  # a blocking operation that a GPU may still be at, for the watchdog
 
     MPI, GLOO, NCCL = "mpi", "gloo", "nccl"  # c10d's names of backends; and Backend("gloo") is "gloo"
 

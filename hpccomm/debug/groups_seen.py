@@ -79,7 +79,7 @@ def works_in_flight() -> list[Work | PersistentWork]:
     works: list[Work | PersistentWork] = []
     for group in groups():
         works += [*_snapshot(group.door.in_flight), *(each for each in list(group.door.persistent) if each.is_active)]
-        lasts = [getattr(backend, "last", None) for backend in _snapshot(group.door.backends.values())]
+        lasts = [getattr(backend, "last_on_gpu", None) for backend in _snapshot(group.door.backends.values())]
         works += [last for last in lasts if last is not None and last.group is not None]
     return works
 

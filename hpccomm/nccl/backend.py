@@ -83,7 +83,7 @@ class NCCLBackend(Backend):
     def _connected(self, comm: seam.Communicator, device: int, time_limit: TimeLimit | None) -> Connection:
         settings = self._options.settings
         self._connection = Connection(self._runtime, comm, device, settings.blocking_wait, time_limit)
-        self.last = self._connection.last
+        self.last_on_gpu = self._connection.last
         if settings.intra_node != "0":
             by_host = settings.intra_node == "host"
             with seam.on_device(self._runtime, device):

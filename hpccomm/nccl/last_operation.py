@@ -47,8 +47,12 @@ class LastOperation(CudaWork):
         self.flight = flight_of((door, name, door.number_of(name), alike, peer, None, None))
 
     def poll(self) -> bool:
-        """Return True once the event has passed; raise the error of the transport."""
-        return self._event == 0 or super().poll()
+        """Return True once the event has passed, and belong to no group then; raise the error of the transport."""
+        flight = self.flight
+        has_passed = self._event == 0 or super().poll()
+        if has_passed and self.flight is flight:  # no other thread has marked another operation
+            self.flight = NOT_FOLLOWED
+        return has_passed
 
     def close(self) -> None:
         """Give the event away; every operation has ended."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.debug import watchdog
+from hpccomm.debug import groups_seen, watchdog
 from hpccomm.debug.report import Reporter
 from hpccomm.nccl import last_operation
 
@@ -50,6 +50,7 @@ def test_a_blocking_operation_is_seen_until_the_gpu_has_done_it(
     finally:
         machine.held = False
     assert seen(dog) == []
+    assert groups_seen.works_in_flight() == []  # nor has a report it
     hc.broadcast(array, 0)
     assert seen(dog) == []
 
@@ -71,11 +72,11 @@ def test_so_is_a_message(dog: watchdog.Watchdog, machine: Any, process_group: hc
 @pytest.mark.usefixtures("dog", "machine")
 def test_what_is_captured_is_not_marked(process_group: hc.ProcessGroup) -> None:
     array = gpus.array(np.ones(3))
-    number = process_group.sequence_number
+    last: Any = process_group.door.backends["cuda"].last_on_gpu
+    assert last.poll()
     with gpus.captured() as graph:
         hc.all_reduce(array)
-    last: Any = process_group.door.backends["cuda"].last
-    assert last.sequence_number == number
+    assert last.group is None
     graph.launch()
 
 
@@ -97,7 +98,7 @@ def test_the_event_of_a_group_that_is_gone_is_another_groups(machine: Any, dog: 
     for _ in range(3):
         group = hc.new_group()
         hc.all_reduce(array, group=group)
-        last: Any = group.door.backends["cuda"].last
+        last: Any = group.door.backends["cuda"].last_on_gpu
         events.add(last._event)
         group.destroy()
         assert last.poll()
