@@ -78,15 +78,15 @@ class CudaWork(Work):
         (NCCL's user guide, "MPI Progress").
         """
         self._raise_failure()
+        for gap in pauses() if threading.get_ident() == MAIN else ():  # in others MPI may not be called
+            on_host = [each for each in list(self.flight.door.in_flight) if not each.any_thread_may_poll]
+            if not on_host or self._ask(self._runtime.is_done):
+                break
+            for each in on_host:
+                each.has_ended()
+            pause(gap)
+            self._raise_failure()
         try:
-            for gap in pauses():
-                on_host = [each for each in list(self.flight.door.in_flight) if not each.any_thread_may_poll]
-                if not on_host or self._ask(self._runtime.is_done):
-                    break
-                for each in on_host:
-                    each.has_ended()
-                pause(gap)
-                self._raise_failure()
             self._ask(self._runtime.synchronize_event)
             self._raise_failure()
         finally:
