@@ -165,7 +165,7 @@ def init_process_group(
         How long an operation may take, and destroy and `monitored_barrier` wait. Default: ``HPCCOMM_TIMEOUT`` (in
         seconds), or 30 minutes.
     world_size, rank : int, optional
-        For scripts written for torch.distributed: compared with MPI's.
+        For scripts written for torch.distributed: compared with MPI's, which count the spares.
     store : Store, optional
         Instead of `init_method`: the store in which the groups have theirs. Every rank gives one, of the same table.
     group_name : str, optional
@@ -274,7 +274,7 @@ def init_process_group(
     world.on_destroy = _forget
     _world = world
     errors.set_rank(world.rank)
-    _abort_on_exception.install(world.size)
+    _abort_on_exception.install(world.size + spares)
     if on_peer_failure is not None:
         local: dict[int | None, int] = {rank: pid for rank, pid in world.processes.items() if pid != os.getpid()}
         from .job.peer_failure import PeerFailures

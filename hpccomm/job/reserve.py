@@ -75,11 +75,6 @@ class Reserve:
         failures.next_step = "replace_failed() gives the places of the dead to spares"
         self.replaced: tuple[int, ...] = ()  # ranks of the world, in the last call of `fill`
 
-    @property
-    def is_spare(self) -> bool:
-        """Whether this rank is one."""
-        return self.comm.Get_rank() in self.spares
-
     def begin(self) -> dict[str, Any]:
         """Return the fields of the first world, or none on a spare; all ranks call it."""
         working = [rank for rank in range(self.comm.Get_size()) if rank not in self.spares]
