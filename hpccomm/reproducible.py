@@ -59,7 +59,7 @@ def reproducible_sum(
     ValueError
         `array` has no such axis; or what remains of the ranks' arrays differs in shape or dtype: on all ranks.
     UnsupportedOperationError
-        `array` is on another device than the host or a GPU.
+        `array` is on another device than the host or a GPU; or this is inside a coalescing() block.
 
     Notes
     -----
@@ -200,9 +200,12 @@ def _host(operation: str, argument: str, array: Array) -> Any:
 
 
 def _is_outside(operation: str, group: Group | None) -> bool:
-    """Return whether this rank is not in the group, with the warning of every operation then."""
+    """Return whether this rank is not in the group, with the warning of every operation then; refuse in a block."""
     members = member(group)
     if isinstance(members, ProcessGroup):
+        block = members.door.block
+        if block is not None and block.is_of_this_thread():
+            block.refuse(operation)
         return False
     members.warn(operation)
     return True

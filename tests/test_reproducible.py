@@ -469,6 +469,15 @@ def test_refusals(call: Any, error: type[Exception], message: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("name", ["reproducible_sum", "reproducible_norm"])
+def test_in_a_coalescing_block_there_would_be_no_sum_yet(name: str) -> None:
+    with (
+        hc.coalescing(),
+        pytest.raises(hc.UnsupportedOperationError, match=f"{name}: can't be collected in a coalescing"),
+    ):
+        getattr(hc, name)(np.ones(2))
+
+
 @several
 @pytest.mark.parametrize("dtype", ["f8", "i4"])
 def test_other_shapes_are_refused_on_all_ranks(dtype: Any) -> None:
