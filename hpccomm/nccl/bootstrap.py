@@ -30,7 +30,9 @@ REFUSED = {
     ),
 }
 MAY_SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
-HOST_ID = "NCCL_HOSTID"  # by which NCCL tells hosts apart, and refuses a GPU only to ranks of the same (its src/init.cc)
+HOST_ID = (
+    "NCCL_HOSTID"  # NCCL refuses a shared GPU to ranks of one host only, and tells hosts apart by it (src/init.cc)
+)
 
 
 def connect(
