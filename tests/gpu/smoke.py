@@ -119,6 +119,16 @@ def copies_of_strided_arrays() -> None:
 
 
 @check
+def kernels_that_copy_are_loaded_early() -> None:
+    runtime, device, stream = on_a_gpu()
+    runtime.relax_captures()
+    began = time.monotonic()
+    runtime.load_copies(device, stream)
+    runtime.synchronize_stream(stream)
+    print(f"{time.monotonic() - began:.2f} s")
+
+
+@check
 def copies_of_dtypes_of_ml_dtypes() -> None:
     if importlib.util.find_spec("ml_dtypes") is None:
         skip("ml_dtypes is not installed")

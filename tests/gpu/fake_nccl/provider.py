@@ -70,6 +70,12 @@ class Runtime(cupy_runtime.Runtime):
     def synchronize_event(self, event: int) -> None:
         pass
 
+    def relax_captures(self) -> None:
+        pass
+
+    def load_copies(self, device: int, stream: int) -> None:
+        pass
+
     def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
         """Return an array of CuPy's over memory of the host."""
         host = np.zeros(shape, dtype)
