@@ -70,7 +70,10 @@ class Operations(Members):
 
                 call, step = sparse.all_reduce(self, self.door.backends, array, op, async_op)
                 return self.door.run(call, async_op, step)
-        return self._reduce(calls.all_reduce(self, array, op), async_op)
+        call = calls.all_reduce(self, array, op)
+        if call.arguments[-1] is ReduceOp.REPRODUCIBLE_SUM:
+            return self._reduce(call, async_op)
+        return self.door.run(call, async_op)
 
     @asynchronous_method
     def reduce(self, array: Array, root: int = 0, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:

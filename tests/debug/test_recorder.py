@@ -188,8 +188,7 @@ def test_sparse_exchanges_are_recorded_also_those_of_nothing(process_group: hc.P
     with hpccomm.debug.record(stack=True):
         hc.all_to_all_sparse({right: (np.zeros(3), np.zeros(2, int))})
         work = hc.all_to_all_sparse({right: np.zeros(3)}, async_op=True)
-        (_, record) = hpccomm.debug.recorded()
-        assert (record.state, record.end, record.async_op) == ("in flight", 0.0, True)
+        assert [each.async_op for each in hpccomm.debug.recorded()] == [False, True]
         work.wait()
         hc.all_to_all_sparse({})
     records = hpccomm.debug.recorded()
