@@ -22,7 +22,6 @@ from .job import failures, mpi_library
 from .native import room
 from .place_of_store import Place, WorldStore, agreed
 from .process.excepthook import AbortOnException
-from .process.stderr import tell
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -329,6 +328,8 @@ def _called(reserve: Reserve, make: Callable[..., ProcessGroup]) -> ProcessGroup
     if world is not None:
         return world
     if status:
+        from .process.stderr import tell
+
         tell("hpccomm: all ranks of the world have died; the spares end")
     raise SystemExit(status)
 
