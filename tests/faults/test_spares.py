@@ -46,6 +46,13 @@ BEGIN = """
         while not (FOLDER / file).exists():
             time.sleep(0.01)
 
+    def wait_for_a_death():
+        try:
+            while True:
+                hc.barrier()
+        except hc.RankFailedError as error:
+            return error
+
     def sum_of_ranks(group=None):
         x = np.array([float(hc.get_rank())])
         hc.all_reduce(x, group=group)
@@ -185,11 +192,8 @@ def test_two_dead_ranks_are_replaced_and_groups_grids_and_arrays_are_made_again(
             hc.barrier()
             if world.rank in (0, 3):
                 die()
-            try:
-                while True:
-                    hc.barrier()
-            except hc.RankFailedError as error:
-                seen["ranks"], seen["text"] = error.ranks, str(error)
+            error = wait_for_a_death()
+            seen["ranks"], seen["text"] = error.ranks, str(error)
             new = hc.replace_failed(world)
             seen["same"] = [new is hc.GroupMember.WORLD, new is world]
             seen["refusals"] = {}
@@ -294,11 +298,7 @@ def test_more_dead_ranks_than_spares_are_told_on_every_survivor_and_the_spare_st
             hc.barrier()
             if PROCESS in dead:
                 die()
-            try:
-                while True:
-                    hc.barrier()
-            except hc.RankFailedError:
-                pass
+            wait_for_a_death()
             try:
                 world = hc.replace_failed()
             except hc.TooFewSparesError as error:
@@ -312,11 +312,7 @@ def test_more_dead_ranks_than_spares_are_told_on_every_survivor_and_the_spare_st
         hc.barrier()
         if PROCESS == 3:
             die()
-        try:
-            while True:
-                hc.barrier()
-        except hc.RankFailedError:
-            pass
+        wait_for_a_death()
         try:
             hc.replace_failed()
         except hc.TooFewSparesError as error:
@@ -360,11 +356,7 @@ MEANWHILE = """
         hc.barrier()
         if PROCESS == 1:
             die()
-        try:
-            while True:
-                hc.barrier()
-        except hc.RankFailedError:
-            pass
+        wait_for_a_death()
         world = hc.replace_failed()
     while True:
         try:
@@ -447,7 +439,7 @@ def test_the_watchdog_sees_a_spare_that_waits_and_does_not_take_it_for_a_hang(tm
             import threading
             def inquire():
                 found = []
-                while not found or not any(each["operations"] for each in found):
+                while len(found) < 4 or not any(each["operations"] for each in found):  # a watchdog answers after 1 s
                     found = start.current()._reports("a test")
                 spares = [each for each in found if each["rank"] > 1]
                 seen["spares"] = {each["rank"]: [each["spare"], each["operations"]] for each in spares}
