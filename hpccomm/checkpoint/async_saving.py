@@ -14,10 +14,9 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +29,7 @@ from ..groups import usable
 from ..job import failures, mpi_library
 from .copies import Copies
 from .saving import Saving
-from .together import CheckpointError, Steps
-
-T = TypeVar("T")
-Exchanges = Generator[Work, None, T]  # yields Works to wait for, and returns an outcome
-
+from .together import CheckpointError, Exchanges, exchanged, waited_for
 
 under_way: dict[AsyncSaves, None] = {}  # those that have a save under way, in the order of their beginning
 
@@ -48,7 +43,7 @@ class AsyncSave(Work):
             op_type="checkpoint.save_async", number=saving.step, timeout=group.door.timeout
         )
         self.saving = saving
-        self._exchanges = exchanged(group, saving.end())
+        self._exchanges = exchanged(saving.end(), functools.partial(words_of_all, group))
         self._exchange: Work | None = None
         self.lost: Exception | None = None  # the reason why it has been given up
         writer.put(saving)
@@ -136,7 +131,7 @@ class AsyncSaves:
             if not work.is_told:  # it is too late, or a signal's handler has raised
                 raise
             self._end(work)
-            if isinstance(error, DistError) or not all(self._votes(was_seen)):
+            if isinstance(error, DistError) or not all(waited_for(words_of_all(self.own, was_seen))):
                 raise
         else:
             self._end(work)
@@ -170,14 +165,6 @@ class AsyncSaves:
             saving.views[kind][name] = copy
         saving.given = {}
 
-    def _votes(self, mine: bool) -> list[bool]:
-        exchanges = words_of_all(self.own, mine)
-        while True:
-            try:
-                next(exchanges).wait()
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-
 
 def _write(savings: SimpleQueue[Saving | None]) -> None:
     """Write this rank's files, in a thread of its own."""
@@ -204,22 +191,6 @@ def own_group(group: ProcessGroup) -> ProcessGroup:
     group.children.append(own)
     own.on_destroy = group.children.remove
     return own
-
-
-def exchanged(group: ProcessGroup, steps: Steps[T]) -> Exchanges[T]:
-    """Do steps to their end, without blocking."""
-    with closing(steps):
-        words: Any = None
-        while True:
-            try:
-                mine = steps.send(words)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            if isinstance(mine, Work):
-                yield mine
-                words = None
-            else:
-                words = yield from words_of_all(group, mine)
 
 
 def words_of_all(group: ProcessGroup, mine: object) -> Exchanges[list[Any]]:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import time
 import warnings
@@ -174,6 +175,24 @@ def patiently(read: Callable[[], T]) -> T:
 
 
 # -- writing -----------------------------------------------------------------------------------------
+
+
+def size_of(path: Path) -> int | None:
+    """Return the size of a file in bytes; None if it is not there."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def contents_of(path: Path) -> Callable[[Any], None]:
+    """Return what writes the contents of a file to another, for `write_durably`."""
+
+    def write(out: Any) -> None:
+        with open(path, "rb") as file:
+            shutil.copyfileobj(file, out, BLOCK)
+
+    return write
 
 
 def write_durably(path: Path, write: Callable[[Any], object], undo: Callable[[], object] = lambda: None) -> int:

@@ -50,7 +50,7 @@ class Found:
 
     def files_there(self) -> list[str]:
         """Return the files that are there with the sizes that they should have."""
-        return [file for file, nbytes in self.sizes.items() if _size(self.path_of(file)) == nbytes]
+        return [file for file, nbytes in self.sizes.items() if files.size_of(self.path_of(file)) == nbytes]
 
     def verify(self) -> None:
         """Read all files, and add those that are damaged to the problems."""
@@ -58,7 +58,7 @@ class Found:
             return
         shards = files.shards_of_files(self.body)
         for file in self.sizes:
-            if _size(self.path_of(file)) is None:
+            if files.size_of(self.path_of(file)) is None:
                 continue  # is a problem already
             try:
                 files.verify_file(self.path_of(file), shards[file], self.body["block"])
@@ -79,7 +79,7 @@ def inspect(folder: Path) -> Iterator[Found]:
             yield Found(step, folder, None, [str(error)])
             continue
         for file, nbytes in found.sizes.items():
-            size = _size(found.path_of(file))
+            size = files.size_of(found.path_of(file))
             if size is None:
                 found.problems.append(f"{found.path_of(file)} is missing")
             elif size != nbytes:
@@ -112,10 +112,3 @@ def _unpublished(folder: Path) -> set[int]:
     with suppress(FileNotFoundError):
         return {int(match[1]) for match in map(files.DATA.fullmatch, os.listdir(folder)) if match}
     return set()
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None

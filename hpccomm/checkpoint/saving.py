@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 import zlib
 from collections.abc import Callable, Mapping
@@ -233,8 +232,7 @@ class Saving:
         if not path.exists():
             return
         try:
-            with open(path, "rb") as file:
-                self.where.write(self.group.rank, lambda out: shutil.copyfileobj(file, out, files.BLOCK))
+            self.where.write(self.group.rank, files.contents_of(path))
         except OSError as error:
             raise CheckpointError(f"{error}; step {self.step} is complete on the nodes, but not there") from error
 

@@ -14,6 +14,7 @@ T = TypeVar("T")
 # What ranks do in turns: it yields this rank's word for all, and is sent the words of all ranks; or it yields a Work to
 # wait for. It returns an outcome.
 Steps = Generator[tuple[Any, int, str] | Work, list[Any], T]
+Exchanges = Generator[Work, None, T]  # yields Works to wait for, and returns an outcome
 
 
 class CheckpointError(RuntimeError):
@@ -68,8 +69,8 @@ def agreed(
     raise RAISED.get(KINDS[kind], KINDS[kind])(f"{operation}: {text}{where}") from mine.error
 
 
-def at_once(group: ProcessGroup, steps: Steps[T]) -> T:
-    """Do steps to their end; every rank calls it."""
+def exchanged(steps: Steps[T], words_of_all: Callable[[Any], Exchanges[list[Any]]]) -> Exchanges[T]:
+    """Do steps to their end, without blocking but for what `words_of_all` does with this rank's word."""
     with closing(steps):
         words: Any = None
         while True:
@@ -77,12 +78,33 @@ def at_once(group: ProcessGroup, steps: Steps[T]) -> T:
                 mine = steps.send(words)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
-            words = None
             if isinstance(mine, Work):
-                mine.wait()
+                yield mine
+                words = None
             else:
-                words = [None] * group.size
-                group.all_gather_object(words, mine)
+                words = yield from words_of_all(mine)
+
+
+def waited_for(exchanges: Exchanges[T]) -> T:
+    """Wait for all Works, and return the outcome; every rank calls it."""
+    with closing(exchanges):
+        while True:
+            try:
+                next(exchanges).wait()
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+
+def at_once(group: ProcessGroup, steps: Steps[T]) -> T:
+    """Do steps to their end; every rank calls it."""
+
+    def words_of_all(mine: object) -> Exchanges[list[Any]]:
+        words: list[Any] = [None] * group.size
+        group.all_gather_object(words, mine)
+        yield from ()
+        return words
+
+    return waited_for(exchanged(steps, words_of_all))
 
 
 def together(group: ProcessGroup, operation: str, act: Callable[[], T]) -> list[T]:

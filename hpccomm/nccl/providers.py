@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,8 @@ MODULES = ("nccl4py_nccl", "cupy_nccl", "libnccl")
 def NCCL() -> Provider:
     """Return the first that can be loaded; ImportError has what the last one says."""
     importlib.import_module("hpccomm.cuda.cupy_runtime")  # whose absence is the first to be told of
-    for module in MODULES[:-1]:
-        try:
-            return importlib.import_module(f"{__package__}.{module}").NCCL()  # type: ignore[no-any-return]
-        except ImportError:
-            continue
-    return importlib.import_module(f"{__package__}.{MODULES[-1]}").NCCL()  # type: ignore[no-any-return]
+    *before, last = (f"{__package__}.{module}" for module in MODULES)
+    for module in before:
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(module).NCCL()  # type: ignore[no-any-return]
+    return importlib.import_module(last).NCCL()  # type: ignore[no-any-return]
