@@ -191,11 +191,11 @@ class ConsensusExchange(SparseExchange):
     def __init__(self, comm: MPI.Intracomm, unfinished: deque[ConsensusExchange], *arguments: Any) -> None:
         super().__init__(comm, *arguments)
         self._unfinished = unfinished
-        unfinished.append(self)
         self._is_done = False
         self._taken = [comm.Issend([head, MPI.BYTE], rank, self._head) for rank, head in self._heads.items()]
         self._distance = 1  # of the partners in the barrier's next round: its algorithm is dissemination
         self._round: MPI.Request | None = None
+        unfinished.append(self)  # from here on a thread that waits for a later one looks after it
 
     def poll(self) -> bool:
         """Take what has come, also of the exchanges before this one; return whether all ranks have done so."""
