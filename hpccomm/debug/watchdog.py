@@ -241,10 +241,16 @@ class Watchdog:
             exact = next(same, call)
             what = f"{exact.record} at {exact.record.where} {after}"
             if reporter.claim(elapsed):
-                lines = self.inquire().lines
-                self._tell_end([what, *lines, self._where_reports_are()], action, ends)
-            else:  # another rank gives the verdict, and ends the job
+                lines = [what, *self.inquire().lines, self._where_reports_are()]
+                if ends and _has_gone_on(call):
+                    ends = False
+                    lines.append("it has ended while the ranks were asked: the job goes on")
+                self._tell_end(lines, action, ends)
+            else:  # another rank gives the verdict, and ends the job, unless its own call has gone on
                 self._wait_for_the_verdict(2 * PATIENCE + FOLDER_PERIOD, until_it_is_there=not ends)
+                ends = ends and not _has_gone_on(call)
+                if ends:
+                    self._tell_end([what, *reporter.conclusion().splitlines()], action, ends)
         except OSError as error:
             self._tell_end([what, f"reports can't be written: {error}"], action, ends)
         except Exception as error:
@@ -366,6 +372,14 @@ def _end_at(when: float) -> NoReturn:
 def _has_left(call: CallInFlight) -> bool:
     """Whether a rank only waits at the end of its program, or as a spare: the others may compute for hours."""
     return call.record.name in ("leave", "spare")
+
+
+def _has_gone_on(call: CallInFlight) -> bool:
+    """Whether a call has ended since it has been seen."""
+    work = None if call.work is None else call.work()
+    if work is not None and work in works_in_flight():
+        return False
+    return all(each.key != call.key for each in stacks.calls_in_flight(without=threading.get_ident()))
 
 
 def _is_polled(observed: _Observed, now: float) -> bool:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -678,3 +679,37 @@ def test_the_job_ends_also_where_nothing_can_be_written(
     assert "all_reduce #7 of 'world' (32 B float64) at train.py:91 has not ended within 30 min (rank 3)" in said
     assert "reports can't be written: [Errno 28] No space left on device" in said
     assert ended == [True]
+
+
+@pytest.mark.parametrize("claims", [True, False], ids=["this rank asks", "another rank asks"])
+@pytest.mark.parametrize("goes_on", [True, False], ids=["it goes on", "it stays"])
+def test_a_call_that_ends_while_the_ranks_are_asked_ends_no_job(
+    process_group: hc.ProcessGroup,
+    tmp_path: Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    claims: bool,
+    goes_on: bool,
+) -> None:
+    record = stacks.describe(process_group, "all_reduce", 7, {"array": np.ones(4)}, where="train.py:91")
+    in_flight = [stacks.CallInFlight(("all_reduce", 7), record, process_group, None, None, False)]
+    monkeypatch.setattr(stacks, "calls_in_flight", lambda without=0, exactly=False: in_flight[:])
+    watchdog = Watchdog(Reporter(3, 4, tmp_path))
+    ended: list[bool] = []
+
+    def asked(*_: Any, **__: Any) -> Any:
+        if goes_on:
+            in_flight.clear()
+        return SimpleNamespace(lines=["rank 1 never reached it"])
+
+    monkeypatch.setattr(watchdog, "_end", lambda: ended.append(True))
+    monkeypatch.setattr(watchdog.reporter, "claim", lambda seconds: claims)
+    monkeypatch.setattr(watchdog, "inquire", asked)
+    monkeypatch.setattr(watchdog, "_wait_for_the_verdict", asked)
+    watchdog.look(0.0)
+    watchdog.look(1801.0)
+    said = capsys.readouterr().err
+    assert ended == ([] if goes_on else [True])
+    assert ("the job goes on" in said) == (goes_on and claims)
+    assert ("the job ends with status 124" in said) == (not goes_on)
+    assert ("rank 1 never reached it" in said) == claims
