@@ -15,7 +15,8 @@ studies.gpu_overhead  ... to NCCL's calls
 studies.halo        a step of halo exchange, beside what programs write by hand
 studies.redistribute  a change of layouts, likewise
 studies.sparse      an exchange with ranks that do not know of it, likewise
-studies.beside      the table of those three
+studies.accelerate  mpi4py's reductions under `hpccomm run --accelerate`, beside mpi4py
+studies.beside      the table of those four
 studies.overlap     the share of an asynchronous operation that hides behind computing
 studies.startup     time that the start of a program takes
 studies.tune        the table of tuning: sizes at which an operation changes its algorithm

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +44,7 @@ ALONE = {
     "sparse": "Arrays to some ranks, which do not know of them, likewise. Not together with others.",
     "checkpoint": "How long a program stands still for a checkpoint, written in the working directory, and how long it "
     "takes. Not together with others.",
+    "accelerate": "What mpi4py's reductions take under `hpccomm run --accelerate`. Not together with others.",
     "pairs": "Latency and bandwidth between every two ranks; slow pairs are named. Not together with others.",
 }
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -316,45 +318,19 @@ def _pairs(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[st
     return pairs.text(found, world.size), [vars(pair) for pair in found]
 
 
-def _halo(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
-    from .studies import halo
-
-    return _beside(halo, arguments, world)
-
-
-def _redistribute(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
-    from .studies import redistribute
-
-    return _beside(redistribute, arguments, world)
-
-
-def _sparse(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
-    from .studies import sparse
-
-    return _beside(sparse, arguments, world)
-
-
-def _checkpoint(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
-    from .studies import checkpoint
-
-    return _beside(checkpoint, arguments, world)
-
-
-def _beside(study: Any, arguments: argparse.Namespace, world: hc.ProcessGroup) -> tuple[str, Any]:
-    """Return the text and the document of a study beside what programs write by hand."""
+def _beside(name: str, arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
+    """Return the text and the document of a study beside what programs do without hpccomm."""
+    study = importlib.import_module(f"{__package__}.studies.{name}")
     sizes = sizes_of(arguments.begin, arguments.end, arguments.factor)
     found = list(study.steps(world, sizes, _plan(arguments)))
     return study.text(found), [vars(step) | {"ratio": step.ratio} for step in found]
 
 
-STUDIES = {  # by option, or by word
+STUDIES: dict[str, Callable[..., tuple[str, Any]]] = {  # by option, or by word
     "overhead": _overhead,
     "tune": _tune,
     "pairs": _pairs,
-    "halo": _halo,
-    "redistribute": _redistribute,
-    "sparse": _sparse,
-    "checkpoint": _checkpoint,
+    **{name: partial(_beside, name) for name in ("halo", "redistribute", "sparse", "checkpoint", "accelerate")},
 }
 
 
