@@ -189,6 +189,11 @@ class Work:
         return self._status is not IN_FLIGHT
 
     @property
+    def waits_on_stream(self) -> bool:
+        """True if `wait` makes a stream of a GPU wait, and not the host."""
+        return False
+
+    @property
     def is_told(self) -> bool:
         """True if it has ended and the hooks, which have the last word, have been called."""
         return self._told
@@ -420,6 +425,9 @@ class JoinedWork(Work):
         """Wait for all, also where one has failed; raise the error of the first that has."""
         first: Exception | None = None
         for work in self._works:
+            if work.waits_on_stream and work._status is IN_FLIGHT and self.group is not None:
+                work.flight = self.flight  # it goes on after `wait`, and the group ends it
+                self.flight.door.in_flight[work] = None
             try:
                 work.wait()
             except Exception as error:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
+from ..core.arrays import count_of
+from ..core.flight import flight_of
 from ..core.timeouts import pause, pauses
 from ..core.work import COMPLETED, IN_FLIGHT, Work, WorkStatus
 from ..errors import DistBackendError, here
@@ -19,11 +22,14 @@ MAIN = threading.main_thread().ident
 class CudaWork(Work):
     """An operation on a stream; an event marks its end.
 
-    `release` takes the event back once it has passed; `failure` returns the error of the transport, or None.
+    `release` takes the event back once it has passed; `failure` returns the error of the transport, or None; `kept` has
+    by event what must not be freed before.
     """
 
     is_let_go_at_once = True  # its arrays are memory of the GPU
     any_thread_may_poll = True
+    called_on: int | None = None  # the current stream of the call
+    _rest: CudaWork | None = None  # what the group has in this one's place, once its arrays are the program's
 
     def __init__(
         self,
@@ -33,6 +39,7 @@ class CudaWork(Work):
         failure: Callable[[], Exception | None],
         wait_blocks: bool,
         event: int = 0,
+        kept: dict[int, Any] | None = None,
     ) -> None:
         super().__init__()
         self._runtime = runtime
@@ -40,7 +47,13 @@ class CudaWork(Work):
         self._release = release
         self._failure = failure
         self._wait_blocks = wait_blocks
-        self._event = event  # 0 until its batch has been launched
+        self._event = event  # 0 until its batch has been launched, and where there is a `_rest`
+        self._kept = {} if kept is None else kept
+
+    @property
+    def waits_on_stream(self) -> bool:
+        """True if `wait` makes a stream wait; the host would have to wait before the last part of the operation."""
+        return not self._wait_blocks and self._finish is None
 
     def launched(self, event: int) -> None:
         """Set the event recorded behind the operation's batch."""
@@ -48,8 +61,10 @@ class CudaWork(Work):
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Make this thread's current stream wait for the operation; with a `timeout`, block the host."""
-        if timeout is not None or self._wait_blocks or self._finish is not None:
+        if timeout is not None or not self.waits_on_stream:
             return super().wait(timeout)
+        if self._rest is not None:
+            return self._rest.wait()
         if self._runtime.current_device() != self._device:
             with on_device(self._runtime, self._device):
                 return self.wait()
@@ -59,8 +74,26 @@ class CudaWork(Work):
         return super().wait()
 
     def _make_stream_wait(self) -> bool:
-        self._runtime.wait(self._runtime.current_stream(self._device), self._event)
+        current = self._runtime.current_stream(self._device)
+        self._runtime.wait(current, self._event)
+        if current == self.called_on and self.operation is None and not self._callbacks:
+            self._let_go()
         return False  # whether it has ended
+
+    def _let_go(self) -> None:
+        """Let the group keep the event, but no arrays: what follows on the stream of the call comes behind now.
+
+        So they are the program's alone, as those of a blocking operation: it may have their memory again at once.
+        """
+        door, name, number, result, *others = self.flight
+        if self not in door.in_flight:  # it is a part of another Work
+            return
+        rest = CudaWork(self._runtime, self._device, self._release, self._failure, self._wait_blocks, self._event)
+        rest.flight = flight_of((door, name, number, described(result), *others))
+        self._kept[self._event] = ()
+        self._event, self._rest = 0, rest
+        door.in_flight[rest] = None
+        door.in_flight.pop(self, None)
 
     def synchronize(self) -> None:
         """Block the host until the result is in the output arrays."""
@@ -68,6 +101,10 @@ class CudaWork(Work):
 
     def poll(self) -> bool:
         """Return True once the event has passed; raise the error of the transport."""
+        if self._rest is not None:
+            if (error := self._rest.exception()) is not None:
+                raise error
+            return self._rest.has_ended()
         self._raise_failure()
         return self._event != 0 and self._ask(self._runtime.is_done)
 
@@ -77,6 +114,8 @@ class CudaWork(Work):
         The group's messages of the host in flight go on meanwhile: what this waits for may be a rank that waits for one
         (NCCL's user guide, "MPI Progress").
         """
+        if self._rest is not None:
+            return self._rest.synchronize()
         self._raise_failure()
         for gap in pauses() if threading.get_ident() == MAIN else ():  # in others MPI may not be called
             on_host = [each for each in list(self.flight.door.in_flight) if not each.any_thread_may_poll]
@@ -113,6 +152,13 @@ class CudaWork(Work):
         if mine and self._status is not IN_FLIGHT and self._event:  # without one its batch has failed
             self._release(self._event)
         return mine
+
+
+def described(result: Any) -> Any:
+    """Return what reports want to know of the arrays of a result, in lists as they are: not their memory."""
+    if isinstance(result, list | tuple):
+        return [described(each) for each in result]
+    return SimpleNamespace(dtype=result.dtype, size=count_of(result)) if hasattr(result, "dtype") else None
 
 
 def told_by_cuda(runtime: Runtime, error: Exception, operation: str = "") -> DistBackendError | None:

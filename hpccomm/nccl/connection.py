@@ -64,6 +64,7 @@ class Connection:
         self._batch: list[tuple[Plan, Any, CudaWork]] | None = None
         if time_limit is not None:
             time_limit.failure = lambda: self.failure
+        self._called_on: int | None = None  # the current stream of the last call
         if device not in HAVE_KERNELS:
             HAVE_KERNELS.add(device)
             with on_device(runtime, device):
@@ -128,6 +129,7 @@ class Connection:
             self._last = stream
         return stream
 
+        self._called_on = current
     def _follow(self, stream: int, earlier: int) -> None:
         """Make a stream wait for what is on an earlier one so far."""
         self.runtime.record(self._order, earlier)
@@ -179,7 +181,11 @@ class Connection:
                 self._fail_in_call(error)
 
     def _work(self, event: int = 0) -> CudaWork:
-        return CudaWork(self.runtime, self.device, self._release, self._why_ended, self._wait_blocks, event)
+        work = CudaWork(
+            self.runtime, self.device, self._release, self._why_ended, self._wait_blocks, event, self._in_flight
+        )
+        work.called_on = self._called_on
+        return work
 
     @contextmanager
     def _issuing(self) -> Iterator[None]:

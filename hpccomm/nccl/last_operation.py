@@ -10,11 +10,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..core.flight import NOT_FOLLOWED, flight_of
 from ..cuda.seam import Runtime, on_device
-from ..cuda.work import CudaWork
+from ..cuda.work import CudaWork, described
 
 if TYPE_CHECKING:
     from ..core.door import Door
@@ -43,8 +41,7 @@ class LastOperation(CudaWork):
             self._runtime.record(self._event, stream)
         while isinstance(arrays, list | tuple):
             arrays = arrays[0] if arrays else None
-        alike = None if arrays is None else np.broadcast_to(np.empty((), arrays.dtype), arrays.shape)  # without memory
-        self.flight = flight_of((door, name, door.number_of(name), alike, peer, None, None))
+        self.flight = flight_of((door, name, door.number_of(name), described(arrays), peer, None, None))
 
     def poll(self) -> bool:
         """Return True once the event has passed, and belong to no group then; raise the error of the transport."""

@@ -55,6 +55,19 @@ def test_a_blocking_operation_is_seen_until_the_gpu_has_done_it(
     assert seen(dog) == []
 
 
+def test_an_asynchronous_operation_is_seen_also_after_a_stream_waits_for_it(
+    dog: watchdog.Watchdog, machine: Any, process_group: hc.ProcessGroup
+) -> None:
+    array = gpus.array(np.ones(3))
+    machine.held = True
+    try:
+        hc.all_reduce(array, async_op=True).wait()
+        assert seen(dog) == [("all_reduce", process_group.sequence_number, 24)]
+    finally:
+        machine.held = False
+    assert seen(dog) == []
+
+
 def test_so_is_a_message(dog: watchdog.Watchdog, machine: Any, process_group: hc.ProcessGroup) -> None:
     me, n = process_group.rank, process_group.size
     array, got = gpus.array(np.full(3, float(me))), gpus.array(np.zeros(3))

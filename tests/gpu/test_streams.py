@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import hpccomm as hc
 
 from ..arrays import assert_same, strided
+from ..launch import until
 from . import gpus
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -595,6 +597,100 @@ def test_a_dropped_array_without_its_work_is_a_race(machine: Any) -> None:
     gc.collect()
     races, machine.races = machine.races, []
     assert any(race.startswith("the reuse of dropped memory") for race in races)
+
+def test_arrays_that_the_stream_of_the_call_waits_for_are_the_programs_alone(
+    process_group: hc.ProcessGroup, machine: Any
+) -> None:
+    """As those of a blocking operation: what has their memory next on that stream comes behind the operation."""
+    hc.all_reduce(gpus.array(np.ones(1)), async_op=True).synchronize()
+    for layout in (np.array, strided):
+        array = gpus.array(np.ones(1000), layout)
+        alive = weakref.ref(array)
+        machine.held = True  # the GPU is not done
+        work = hc.all_reduce(array, async_op=True)
+        work.wait()
+        assert work.result() is array
+        assert not work.is_completed()
+        del array, work
+        gc.collect()
+        assert alive() is None
+        assert not machine.races
+        machine.held = False
+    process_group.door.reap()
+    assert not process_group.door.in_flight
+
+
+def test_arrays_that_another_stream_waits_for_are_kept(machine: Any) -> None:
+    array = gpus.array(np.ones(1000))
+    alive = weakref.ref(array)
+    machine.held = True
+    work = hc.all_reduce(array, async_op=True)
+    with gpus.another_stream():
+        work.wait()
+    del array, work
+    gc.collect()
+    assert alive() is not None
+    assert not machine.races
+    machine.held = False
+
+
+def test_a_work_that_a_stream_waits_for_goes_on_as_before(process_group: hc.ProcessGroup, machine: Any) -> None:
+    array = gpus.array(np.ones(3))
+    for finish in (
+        lambda work: work.synchronize(),
+        lambda work: work.wait(10),
+        lambda work: work.get_future().wait(),
+        lambda work: until(work.is_completed, "end of the operation"),
+    ):
+        machine.held = True
+        work = hc.all_reduce(array, async_op=True)
+        number = work.sequence_number
+        work.wait()
+        with pytest.raises(hc.DistTimeoutError, match=f"all_reduce #{number}: not done after 0.01 s"):
+            work.wait(0.01)
+        with gpus.another_stream():
+            work.wait()
+            gpus.values(array)  # no race: this stream waits as well
+        assert work.status is hc.WorkStatus.IN_FLIGHT
+        timer = threading.Timer(0.05, setattr, (machine, "held", False))
+        timer.start()
+        finish(work)
+        assert not machine.held
+        timer.join()
+        assert work.is_success()
+        assert work.sequence_number == number
+    process_group.door.reap()
+    assert not process_group.door.in_flight
+
+
+def test_whose_wait_makes_a_stream_wait(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = gpus.array(np.ones(3))
+    work = hc.all_reduce(array, async_op=True)
+    assert work.waits_on_stream
+    work.synchronize()
+    with hc.new_group(backend="cpu:mpi,cuda:mpi") as group:
+        work = hc.all_reduce(array, group=group, async_op=True)
+        assert not work.waits_on_stream
+        work.wait()
+    monkeypatch.setattr(process_group, "settings", process_group.settings._replace(blocking_wait=True))
+    with hc.new_group() as group:
+        assert not hc.all_reduce(array, group=group, async_op=True).waits_on_stream
+
+
+def test_what_a_coalescing_block_has_started_is_let_go(process_group: hc.ProcessGroup) -> None:
+    arrays = [gpus.array(np.ones(1000)) for _ in range(2)]
+    alive = [weakref.ref(array) for array in arrays]
+    with hc.coalescing(async_ops=True) as block:
+        for array in arrays:
+            hc.all_reduce(array)
+    block.wait()
+    del array, arrays, block
+    gc.collect()
+    assert [each() for each in alive] == [None, None]
+    hc.all_reduce(gpus.array(np.ones(1)), async_op=True).synchronize()
+    process_group.door.reap()
+    assert not process_group.door.in_flight
+
 
 
 def test_temporary_memory_belongs_to_the_operations_stream(process_group: hc.ProcessGroup) -> None:
