@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -98,6 +99,20 @@ class PendingGPUWork(PendingWork):
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: D102
         with current_stream(self._device):
             return super().wait(timeout)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a Future that is complete at once, where `wait` does not block the host, as in torch's own NCCL.
+
+        It has an event of a stream that waits for the operation, and makes the stream wait on which it is waited for.
+        """
+        if self._future is None and self._work.waits_on_stream:
+            ended: torch.futures.Future[Any] = torch.futures.Future(devices=self._devices())
+            with torch.cuda.stream(torch.cuda.Stream(self._device)):
+                with suppress(Exception):  # `_value` raises it
+                    self.wait()
+                ended.set_result(self._result)
+            self._future = ended.then(self._value)
+        return super().get_future()
 
     def _devices(self) -> list[int | str | torch.device]:
         return [self._device]

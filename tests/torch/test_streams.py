@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpccomm.core.work import CompletedWork
+from hpccomm.core.work import CompletedWork, Work
 from hpccomm.torch import arrays, backend, streams
+from hpccomm.torch.work import PendingGPUWork
 
 from ..launch import ROOT, clean_environment
 
@@ -74,6 +76,57 @@ def test_a_work_waits_in_that_stream_and_its_future_is_of_that_gpu(
     assert waiting.wait()
     assert happened == [*BEFORE, *AFTER]
     assert waiting._devices() == [GPU]
+
+
+class OnStream(Work):
+    """An operation that never ends, and for which a stream can wait."""
+
+    waits_on_stream = True  # type: ignore[assignment]
+
+    def __init__(self, happened: list[str], failure: Exception | None = None) -> None:
+        super().__init__()
+        self._happened, self._failure = happened, failure
+
+    def wait(self, timeout: object = None) -> bool:
+        self._happened.append("wait")
+        return not self.poll()
+
+    def poll(self) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        return False
+
+
+@pytest.fixture
+def pending(happened: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Works on GPU 1, whose Futures are torch's for the host, as this torch may have no other."""
+
+    @contextmanager
+    def on(stream: str) -> Any:
+        happened.append(stream)
+        yield
+        happened.append(f"no {stream}")
+
+    monkeypatch.setattr(backend, "THERE_ARE_GPUS", True)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"a stream of GPU {device.index}")
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(PendingGPUWork, "_devices", lambda _: [])
+    return lambda work: backend.pending(work, [torch.ones(1)])
+
+
+def test_a_future_is_complete_at_once_on_a_stream_that_waits(happened: list[str], pending: Callable[..., Any]) -> None:
+    work = pending(OnStream(happened))
+    future = work.get_future()
+    assert future.done()  # torch's event of that stream is what is waited for
+    assert future.wait() is work._result
+    assert happened == ["a stream of GPU 1", *BEFORE, "wait", *AFTER, "no a stream of GPU 1"]
+    assert work.get_future() is future
+
+
+def test_a_future_of_a_group_that_has_failed_raises(happened: list[str], pending: Callable[..., Any]) -> None:
+    future = pending(OnStream(happened, ValueError("NCCL reports ncclRemoteError"))).get_future()
+    with pytest.raises(RuntimeError, match="ncclRemoteError"):
+        future.wait()
 
 
 def test_torchs_streams_have_the_protocol_that_cupy_wants() -> None:
