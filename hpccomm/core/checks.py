@@ -213,6 +213,8 @@ def _kind_of(dtype: Any) -> str:
 
 
 def _instead(array: Any, op: ReduceOp) -> str:
+    if array.dtype.name.startswith("float8"):  # NCCL rounds to 8 bits after each addition: 16 + 1 is 16
+        return "; it is a format to store and to send, so convert to float16 or float32 first"
     if op is ReduceOp.AVG:
         return "; convert to a floating-point dtype, or use SUM and divide"
     if _kinds[array.dtype] in "-V":

@@ -41,6 +41,21 @@ class Packing:
         self._unpacking.append((self._runtime.copy, array, buffer))
         return buffer
 
+    def joined_buffer(self, arrays: Sequence[Any]) -> Any:
+        """Return the beginning of memory for `arrays`, of one size, one behind the other; `unpack` copies it to them.
+
+        It is their own where they lie so.
+        """
+        first = arrays[0]
+        if all(
+            each.flags.c_contiguous and each.data.ptr == first.data.ptr + i * first.nbytes
+            for i, each in enumerate(arrays)
+        ):
+            return first
+        buffer = self.empty((len(arrays), first.size), first.dtype)
+        self._unpacking += [(self._runtime.copy, array, part) for array, part in zip(arrays, buffer, strict=True)]
+        return buffer
+
     def adding_buffer(self, array: Any) -> Any:
         """Return a contiguous array; `unpack` adds its values to `array`."""
         buffer = self.empty(array.shape, array.dtype)

@@ -226,11 +226,15 @@ class NCCLBackend(Backend):
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
         all_outputs = [*chain(*output_lists)]
         plan = self._plan(async_op, *arrays, *all_outputs)
-        sent = plan.unaliased(arrays, all_outputs)
-        for root, outputs in enumerate(output_lists):  # a broadcast of each: the sizes may differ
-            for array, output in zip(sent, outputs, strict=True):
+        # One way on all ranks: by the sizes, and by whether a graph is captured, which may have no temporary memory.
+        may_copy = plan.is_persistent or not self._runtime.is_capturing(plan.stream)
+        for sent, outputs in zip(plan.unaliased(arrays, all_outputs), zip(*output_lists, strict=True), strict=True):
+            if may_copy and len({output.size for output in outputs}) == 1:
+                plan.all_gather(sent, plan.joined_buffer(outputs))
+                continue
+            for root, output in enumerate(outputs):
                 buffer = plan.recv_buffer(output)
-                plan.broadcast(array if root == self.rank else buffer, buffer, root)
+                plan.broadcast(sent if root == self.rank else buffer, buffer, root)
         return self._end(plan, async_op, (output_lists, arrays))
 
     def all_gather_single_coalesced(self, outputs: list[Any], arrays: list[Any], async_op: bool) -> Work | None:

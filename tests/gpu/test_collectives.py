@@ -250,6 +250,46 @@ def test_all_to_all(groups: Groups, dtype: Any, native: bool, request: pytest.Fi
         assert_same(gpus.values(output), np.stack(given[group.rank]), layout, shape, group, async_op)
 
 
+def gathers(machine: Any) -> list[str]:
+    """Return which functions of NCCL have been called since the last time, and how often."""
+    called = [call for call in machine.calls if call in ("all_gather", "broadcast", "group_start")]
+    machine.calls.clear()
+    return called
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("layout", [contiguous, strided, "in one array"])
+def test_lists_of_equal_sizes_are_one_call_of_nccl(
+    process_group: hc.ProcessGroup, machine: Any, layout: Any, async_op: bool
+) -> None:
+    n = process_group.size
+    array = gpus.array(np.full(3, process_group.rank))
+    if layout == "in one array":
+        outputs = [*gpus.array(np.zeros((n, 3), int))]
+    else:
+        outputs = [gpus.array(np.zeros(3, int), layout) for _ in range(n)]
+    gathers(machine)
+    call(hc.all_gather, outputs, array, async_op=async_op)
+    assert gathers(machine) == ["all_gather"]
+    for rank, output in enumerate(outputs):
+        assert_same(gpus.values(output), np.full(3, rank))
+
+
+def test_in_a_capture_lists_are_broadcasts_which_need_no_memory(process_group: hc.ProcessGroup, machine: Any) -> None:
+    n = process_group.size
+    array = gpus.array(np.full(3, process_group.rank))
+    outputs = [gpus.array(np.zeros(3, int)) for _ in range(n)]
+    hc.all_gather(outputs, array)
+    gathers(machine)
+    with gpus.captured() as graph:
+        hc.all_gather(outputs, array)
+    assert gathers(machine) == ["group_start"] * (n > 1) + ["broadcast"] * n
+    gpus.write(array, np.full(3, 10 + process_group.rank))
+    graph.launch()
+    for rank, output in enumerate(outputs):
+        assert_same(gpus.values(output), np.full(3, 10 + rank))
+
+
 def test_uneven_sizes(groups: Groups) -> None:
     for group in groups:
         sizes = list(range(group.size))  # rank 0's is empty

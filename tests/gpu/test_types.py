@@ -59,6 +59,19 @@ def test_some_dtypes_move_and_do_not_reduce(process_group: hc.ProcessGroup, dtyp
     assert_same(gpus.values(array), given)
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(("dtype", "end"), [(ml_dtypes.float8_e4m3fn, 16), (ml_dtypes.float8_e5m2, 8)])
+def test_eight_bits_are_not_reduced_because_a_sum_of_ones_would_end_early(dtype: Any, end: int) -> None:
+    """NCCL can, from 2.24 and sm_90 on: it rounds to 8 bits after each addition (its src/device/reduce_kernel.h)."""
+    total = dtype(0)
+    for _ in range(64):  # ranks
+        total = dtype(np.float16(total) + np.float16(1))
+    assert total == end
+    for op in (hc.ReduceOp.SUM, hc.ReduceOp.AVG, hc.ReduceOp.PREMUL_SUM(2.0)):
+        with pytest.raises(TypeError, match="a format to store and to send, so convert to float16 or float32"):
+            hc.all_reduce(gpus.array(np.ones(2, dtype)), op)
+
+
 @pytest.mark.parametrize(
     ("dtype", "op"),
     [
