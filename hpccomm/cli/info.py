@@ -152,15 +152,19 @@ def _cupy(gpu: bool) -> Iterator[Fact]:
 
 
 def _nccl() -> str:
+    from ..cuda import seam
     from ..job.mpi_library import path_of_library
 
     try:
-        nccl = importlib.import_module("cupy.cuda.nccl")
-        version = int(nccl.get_version())  # 22703: 2.27.3 (nccl.h: major * 10000 + minor * 100 + patch, from 2.9 on)
-    except Exception as error:
-        return f"no: CuPy can't load it: {error}; {INSTALL_CUPY}"
-    where = path_of_library("libnccl")
-    return f"{version // 10000}.{version // 100 % 100}.{version % 100}" + (f", {where}" if where else "")
+        nccl = seam.nccl()
+        version = nccl.version()  # 22703: 2.27.3 (nccl.h: major * 10000 + minor * 100 + patch, from 2.9 on)
+    except (
+        Exception
+    ) as error:  # ImportError, which says what to install; or what a library finds wrong with this machine
+        return f"no: {error}"
+    where = path_of_library("libnccl") or path_of_library("librccl")
+    number = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+    return f"{number}, called by {nccl.bindings}" + (f", {where}" if where else "")
 
 
 def _gpus(cupy: object) -> str:

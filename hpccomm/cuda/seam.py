@@ -209,6 +209,7 @@ class Communicator(Protocol):
 class NCCL(Protocol):
     """The functions of NCCL that do not belong to one communicator."""
 
+    bindings: str  # by which hpccomm calls it
     has_all_to_all: bool  # since NCCL 2.28
 
     def version(self) -> int:

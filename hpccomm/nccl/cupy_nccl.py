@@ -29,6 +29,8 @@ import cupy_backends.cuda.libs.nccl as linked  # the module that is linked to li
 class NCCL(libnccl.NCCL):
     """CuPy's functions, and those of libnccl."""
 
+    bindings = "cupy.cuda.nccl"
+
     def load(self) -> ctypes.CDLL:
         nccl.get_version()  # the first call may be what loads the library
         # Symbols come from what CuPy's module is linked to, also where another libnccl has been loaded.

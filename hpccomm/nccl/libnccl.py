@@ -129,6 +129,8 @@ class Library:
 class NCCL:
     """The NCCL half of the provider, without any bindings; those of CuPy and nccl4py override parts of it."""
 
+    bindings = "ctypes"
+
     def __init__(self) -> None:
         # Operations of several groups may be in flight at once, on streams of their own. With this, NCCL 2.26 and newer
         # launches them in the order of the calls; otherwise they might wait for each other for ever.

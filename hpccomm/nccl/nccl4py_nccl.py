@@ -20,6 +20,8 @@ if not hasattr(nccl, "Comm"):
 class NCCL(libnccl.NCCL):
     """libnccl's functions; operations of communicators that block are those of nccl4py."""
 
+    bindings = "nccl4py"
+
     def load(self) -> ctypes.CDLL:
         """Return the libnccl that nccl4py calls."""
         find.load()  # before nccl4py looks for it

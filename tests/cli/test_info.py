@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from mpi4py import MPI
 
 from hpccomm.cli import info
 from hpccomm.cli import main as cli
+from hpccomm.cuda import seam
 from hpccomm.job import cuda_aware
 from hpccomm.job.mpi_library import path_of_library
 
@@ -36,7 +38,6 @@ def fake_cupy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "cuda").mkdir(parents=True)
     (package / "__init__.py").write_text("__version__ = '14.0.0'\nfrom . import cuda\n")
     (package / "cuda" / "__init__.py").write_text("from . import runtime\n")
-    (package / "cuda" / "nccl.py").write_text("def get_version(): return 22703\n")
     (package / "cuda" / "runtime.py").write_text(
         "def getDeviceCount(): return 2\ndef getDeviceProperties(device): return {'name': b'H200 %d' % device}\n"
     )
@@ -46,6 +47,19 @@ def fake_cupy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     yield package
     for name in [name for name in sys.modules if name.split(".")[0] == "cupy"]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module with an NCCL, behind the seam."""
+    module = tmp_path / "provider_of_test_info.py"
+    module.write_text("class NCCL:\n    bindings = 'nccl4py'\n    def version(self): return 22703\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HPCCOMM_GPU_PROVIDER", module.stem)
+    monkeypatch.delitem(sys.modules, module.stem, raising=False)
+    seam.nccl.cache_clear()
+    yield module
+    seam.nccl.cache_clear()
 
 
 def test_mpi_is_described_as_it_is(no_cupy: None) -> None:
@@ -66,21 +80,21 @@ def test_without_cupy_it_says_what_to_install(no_cupy: None) -> None:
 
 
 @pytest.mark.serial
-@pytest.mark.usefixtures("fake_cupy")
+@pytest.mark.usefixtures("fake_cupy", "provider")
 def test_cupy_nccl_and_gpus() -> None:
     found = facts()
     assert found["CuPy"] == "14.0.0"
-    assert found["NCCL"].split(",")[0] == "2.27.3"  # and its file, if another test has loaded one
+    assert found["NCCL"].startswith("2.27.3, called by nccl4py")  # and its file, if another test has loaded one
     assert found["GPUs"] == "not looked at; hpccomm info --gpu does"
     assert facts(gpu=True)["GPUs"] == "H200 0, H200 1"
 
 
 @pytest.mark.serial
-def test_each_part_may_be_missing(fake_cupy: Path) -> None:
-    (fake_cupy / "cuda" / "nccl.py").write_text("raise ImportError('libnccl.so.2: no such file')\n")
+def test_each_part_may_be_missing(fake_cupy: Path, provider: Path) -> None:
+    provider.write_text("raise ImportError('there is no NCCL library: pip install it')\n")
     (fake_cupy / "cuda" / "runtime.py").write_text("def getDeviceCount(): raise RuntimeError('no driver')\n")
     found = facts(gpu=True)
-    assert found["NCCL"].startswith("no: CuPy can't load it: libnccl.so.2: no such file; pip install")
+    assert found["NCCL"] == "no: there is no NCCL library: pip install it"
     assert found["GPUs"] == "no: no driver"
 
 

@@ -829,6 +829,8 @@ def group_end() -> Communicator | None:
 class NCCL:
     """The NCCL half of the provider."""
 
+    bindings = "the stand-in"
+
     @property
     def has_all_to_all(self) -> bool:
         return MACHINE.has_all_to_all

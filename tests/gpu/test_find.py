@@ -54,22 +54,29 @@ comm.group_end()
 comm.split(0, 0, None).destroy()
 comm.destroy()
 print(type(nccl).__module__, nccl.version())
+from hpccomm.cli import info
+print(info._nccl())
 """
 
 
 @pytest.mark.parametrize(
-    ("hidden", "expected"),
+    ("hidden", "expected", "told"),
     [
-        ([], "nccl4py_nccl"),
-        (["nccl"], "cupy_nccl"),
-        (["nccl", "cupy.cuda.nccl", "cupy_backends.cuda.libs.nccl"], "libnccl"),
+        ([], "nccl4py_nccl", "nccl4py"),
+        (["nccl"], "cupy_nccl", "cupy.cuda.nccl"),
+        (["nccl", "cupy.cuda.nccl", "cupy_backends.cuda.libs.nccl"], "libnccl", "ctypes"),
     ],
 )
-def test_the_first_bindings_that_are_there_are_used(library: Path, hidden: list[str], expected: str) -> None:
+def test_the_first_bindings_that_are_there_are_used_and_told(
+    library: Path, hidden: list[str], expected: str, told: str
+) -> None:
     if "nccl" not in hidden and importlib.util.find_spec("nccl") is None:
         pytest.skip("nccl4py is not installed")
     ended = run(PROGRAM.format(hidden=hidden), HPCCOMM_NCCL_LIBRARY=str(library))
-    assert ended.stdout.split() == [f"hpccomm.nccl.{expected}", str(VERSION)], ended.stderr
+    assert ended.stdout.splitlines() == [
+        f"hpccomm.nccl.{expected} {VERSION}",
+        f"9.99.1, called by {told}, {library}",  # as hpccomm info
+    ], ended.stderr
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
