@@ -31,9 +31,11 @@ def finish(group: ProcessGroup, deadline: float) -> list[str]:
     A Work that has timed out already is left to `give_up_the_rest`, because the others may be in `destroy` themselves;
     but not one that a thread is executing: MPI could not be finalised under it.
     """
-    for work in list(group.door.in_flight):
-        if work.has_timed_out:
-            continue
+    works, looks = [work for work in list(group.door.in_flight) if not work.has_timed_out], pauses()
+    # All in turn: a GPU may wait for a rank that waits for a message of the host, which goes on when it is looked at.
+    while sum(work.has_ended() for work in works) < len(works) and time.monotonic() < deadline:
+        pause(next(looks))
+    for work in works:
         try:
             work.wait(max(0.0, deadline - time.monotonic()))
         except DistTimeoutError as error:

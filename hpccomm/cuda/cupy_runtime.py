@@ -7,6 +7,7 @@ import importlib.resources
 import itertools
 import platform
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from .seam import Kernel
 
 CAPTURE_INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
 UNIQUE = 8  # bytes of a UUID
-MOST_DIMENSIONS = 3  # of arrays whose kernels are loaded early: CuPy compiles one for each number of them
 NUMBERS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}  # by their size in bytes
 INSTALL = "pip install 'hpccomm[cuda13]' (or [cuda12], for an older driver)"
 
@@ -130,10 +130,10 @@ class Runtime:
             with cupy.cuda.Device(target.data.device_id), _stream(stream):
                 _as_numbers(target)[...] = _as_numbers(source).reshape(target.shape)
 
-    def load_copies(self, device: int, stream: int) -> None:
+    def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
         with cupy.cuda.Device(device), _stream(stream):
-            for number, dimensions in itertools.product(NUMBERS.values(), range(1, MOST_DIMENSIONS + 1)):
-                strided = cupy.empty((4,) * dimensions, number)[(slice(None, None, 2),) * dimensions]
+            for number, ndim in itertools.product(NUMBERS.values(), dimensions):  # CuPy compiles a kernel for each
+                strided = cupy.empty((4,) * ndim, number)[(slice(None, None, 2),) * ndim]
                 strided[...] = strided.copy()
 
     def add(self, target: Any, source: Any, stream: int) -> None:

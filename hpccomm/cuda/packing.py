@@ -108,6 +108,12 @@ class Packing:
         self.copy(buffer, array)
         return buffer
 
+    @property
+    def dimensions(self) -> int:
+        """The most dimensions of an array that `unpack` copies to by a kernel."""
+        arrays = [array for _, array, _ in self._unpacking if not array.flags.c_contiguous]
+        return max((array.ndim for array in arrays), default=0)
+
     def unpack(self, stream: int) -> None:
         """Copy the buffers of `recv_buffer` and `in_place` to their arrays, and add those of `adding_buffer`."""
         for move, array, buffer in self._unpacking:

@@ -12,7 +12,7 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -98,8 +98,8 @@ class Runtime(Protocol):
     def copy(self, target: Any, source: Any, stream: int) -> None:
         """Copy the values of `source` to `target`, which has the same dtype and size; any layouts."""
 
-    def load_copies(self, device: int, stream: int) -> None:
-        """Load the kernels of `copy` for strided arrays of up to three dimensions, by using them."""
+    def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
+        """Load the kernels of `copy` for strided arrays of these numbers of dimensions, by using them."""
 
     def add(self, target: Any, source: Any, stream: int) -> None:
         """Add the values of `source` to `target`, which has the same dtype and shape; any layouts."""

@@ -19,8 +19,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..core.flight import flight_of
 from ..core.work import Work
 from ..cuda.seam import Communicator, Runtime, on_device
 from ..cuda.time_limit import TimeLimit
@@ -30,11 +31,16 @@ from .async_errors import AsyncErrors
 from .last_operation import LastOperation
 from .plan import ISSUING, Plan, refuse_capture
 
+if TYPE_CHECKING:
+    from ..core.door import Door
+
 DEFAULT_STREAM = 0  # of whichever GPU is the current one
 LONGEST_ABORT = 5.0  # seconds
-# GPUs on which the kernels of unpacking are loaded. CUDA loads a kernel at its first launch, and may wait there until
-# the GPU has nothing to do (its programming guide, "Lazy Loading"): behind a receive, while the sender waits for this.
-HAVE_KERNELS: set[int] = set()
+# For each GPU, up to how many dimensions the kernels of unpacking are loaded. CUDA loads a kernel at its first launch,
+# and may wait there until the GPU has nothing to do (its programming guide, "Lazy Loading"): behind a receive, while
+# the sender waits for this.
+HAVE_KERNELS: dict[int, int] = {}
+AT_ONCE, AT_MOST = 3, 8  # dimensions: when connecting, and before an operation on an array that has more
 ABANDONED: list[Any] = []  # arrays that NCCL may still use, because it could not be aborted
 
 
@@ -58,18 +64,23 @@ class Connection:
         self._last_own: int | None = None  # the stream of the last operation that was on `stream` or the default one
         self._last: int | None = None  # the stream of the last operation, which has waited for `_last_own`
         self.last = LastOperation(runtime, device, self._why_ended)
+        self._called_on: int | None = None  # the current stream of the last call
         self._order = runtime.create_event(device)
         self._events: list[int] = []  # not in use
         self._in_flight: dict[int, Any] = {}  # plan and arrays, until the event that is the key has passed
         self._batch: list[tuple[Plan, Any, CudaWork]] | None = None
         if time_limit is not None:
             time_limit.failure = lambda: self.failure
-        self._called_on: int | None = None  # the current stream of the last call
-        if device not in HAVE_KERNELS:
-            HAVE_KERNELS.add(device)
-            with on_device(runtime, device):
-                runtime.load_copies(device, self.stream)
+        self._load_kernels(AT_ONCE)
         self._async_errors = AsyncErrors(self._look, self.fail)
+
+    def _load_kernels(self, dimensions: int) -> None:
+        """Load the kernels that unpack arrays of so many dimensions, and of fewer: CuPy joins those it can."""
+        loaded, dimensions = HAVE_KERNELS.get(self.device, 0), min(dimensions, AT_MOST)
+        if dimensions > loaded:
+            HAVE_KERNELS[self.device] = dimensions
+            with on_device(self.runtime, self.device):
+                self.runtime.load_copies(range(loaded + 1, dimensions + 1), self.device, self.stream)
 
     # -- operations ------------------------------------------------------------------------------
 
@@ -96,6 +107,7 @@ class Connection:
     def prepare(self, plan: Plan) -> None:
         """Block the host until the temporary memory of a persistent plan may be used on any stream."""
         if plan.alive:
+            self._load_kernels(plan.dimensions)
             with on_device(self.runtime, self.device):
                 self.runtime.synchronize_stream(plan.stream)
 
@@ -117,6 +129,7 @@ class Connection:
 
     def _ordered_stream(self, current: int, async_op: bool) -> int:
         stream = self.stream if async_op else current
+        self._called_on = current
         if self._batch is None:
             if stream != current:
                 self._follow(stream, current)
@@ -129,7 +142,6 @@ class Connection:
             self._last = stream
         return stream
 
-        self._called_on = current
     def _follow(self, stream: int, earlier: int) -> None:
         """Make a stream wait for what is on an earlier one so far."""
         self.runtime.record(self._order, earlier)
@@ -149,14 +161,16 @@ class Connection:
         self._issue(function, arguments, self._next_stream(async_op=True))
         return self._work(self._end_event(None, arrays))
 
-    def end(self, plan: Plan, async_op: bool, arrays: Any, host_waits: bool = False) -> Work | None:
-        """Run a plan; with `host_waits` block the host until a blocking operation is done."""
+    def end(self, plan: Plan, async_op: bool, arrays: Any) -> Work | None:
+        """Run a plan."""
         if plan.switches_device:
             with on_device(self.runtime, self.device):
-                return self._run(plan, plan.stream, async_op, arrays, host_waits)
-        return self._run(plan, plan.stream, async_op, arrays, host_waits)
+                return self._run(plan, plan.stream, async_op, arrays)
+        return self._run(plan, plan.stream, async_op, arrays)
 
-    def _run(self, plan: Plan, stream: int, async_op: bool, arrays: Any, host_waits: bool = False) -> Work | None:
+    def _run(self, plan: Plan, stream: int, async_op: bool, arrays: Any) -> Work | None:
+        if plan.alive:
+            self._load_kernels(plan.dimensions)
         self._issue(plan.run, (), stream)
         if async_op:
             if self._batch is None:
@@ -165,7 +179,7 @@ class Connection:
             self._batch.append((plan, arrays, work))
             return work
         plan.unpack(stream)
-        if host_waits or (self._wait_blocks and not self.runtime.is_capturing(stream)):
+        if self._wait_blocks and not self.runtime.is_capturing(stream):
             self.runtime.synchronize_stream(stream)
             self.raise_failure()
         return None
@@ -202,12 +216,12 @@ class Connection:
         self.fail(f"no end of a call: {error}")
         raise error
 
-    def _end_event(self, plan: Plan | None, arrays: Any) -> int:
-        """Return an event behind an operation on `stream`; keep what it uses until then."""
+    def _end_event(self, plan: Plan | None, arrays: Any, stream: int | None = None) -> int:
+        """Return an event behind an operation, on the connection's stream or another; keep what it uses until then."""
         if plan is not None:
             plan.unpack(self.stream)
         event = self._events.pop() if self._events else self.runtime.create_event(self.device)
-        self.runtime.record(event, self.stream)
+        self.runtime.record(event, self.stream if stream is None else stream)
         self._in_flight[event] = plan, arrays
         return event
 
@@ -232,10 +246,17 @@ class Connection:
                     for each, arrays, work in launched:  # nothing was on the stream before the end of the group
                         work.launched(self._end_event(each, arrays))
 
-    def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
-        """Split the communicator (ncclCommSplit); every rank of the group calls it."""
+    def wait_for(self, stream: int, door: Door, operation: str) -> None:
+        """Block the host until everything on the stream is done; messages of the host of `door`'s group go on."""
         with on_device(self.runtime, self.device):
-            self.runtime.synchronize_stream(self._next_stream(async_op=True))  # NCCL wants nothing in flight
+            work = self._work(self._end_event(None, (), stream))
+            work.flight = flight_of((door, operation, door.number_of(operation), None, None, None, None))
+            work.synchronize()
+
+    def split(self, color: int, key: int, door: Door, time_limit: TimeLimit | None) -> Communicator | None:
+        """Split the communicator (ncclCommSplit); every rank of the group, which is that of `door`, calls it."""
+        with on_device(self.runtime, self.device):
+            self.wait_for(self._next_stream(async_op=True), door, "new_group")  # NCCL wants nothing in flight
             with self._issuing():
                 return self.comm.split(color, key, time_limit)
 

@@ -117,7 +117,7 @@ def kernels_that_copy_are_loaded_early() -> None:
     runtime, device, stream = on_a_gpu()
     runtime.relax_captures()
     began = time.monotonic()
-    runtime.load_copies(device, stream)
+    runtime.load_copies((1, 2, 3), device, stream)
     runtime.synchronize_stream(stream)
     print(f"{time.monotonic() - began:.2f} s")
 

@@ -25,7 +25,7 @@ import time
 import weakref
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
@@ -616,8 +616,8 @@ class Runtime:
             MACHINE.finds("a copy reads memory that it writes")
         as_numpy(target)[...] = as_numpy(source).reshape(target.shape)
 
-    def load_copies(self, device: int, stream: int) -> None:
-        MACHINE.loaded |= set(itertools.product((1, 2, 4, 8, 16), (1, 2, 3)))
+    def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
+        MACHINE.loaded |= set(itertools.product((1, 2, 4, 8, 16), dimensions))
 
     @on_stream
     def add(self, target: Any, source: Any, stream: int) -> None:

@@ -211,29 +211,39 @@ def test_what_else_an_operation_costs(process_group: hc.ProcessGroup, machine: A
     machine.held = False
 
 
-def test_messages_of_the_host_go_on_while_it_waits_for_the_gpu(process_group: hc.ProcessGroup, machine: Any) -> None:
+@pytest.mark.parametrize("wait", ["synchronize", "barrier", "new_group", "destroy"])
+def test_messages_of_the_host_go_on_while_it_waits_for_the_gpu(
+    process_group: hc.ProcessGroup, machine: Any, wait: str
+) -> None:
     class Message(hc.Work):
         """A message for which the rank waits that the GPU waits for."""
 
         def poll(self) -> bool:
+            giving_up.cancel()
             machine.held = False
-            return not giving_up.is_alive()
+            return True
 
     def give_up() -> None:
-        given_up.append(machine.held)
+        given_up.append("nobody has looked at the message")
         machine.held = False
 
-    given_up: list[bool] = []
+    given_up: list[str] = []
     giving_up = threading.Timer(20, give_up)
-    array, message = gpus.array(np.ones(3)), Message()
-    machine.held = True
-    work = hc.all_reduce(array, async_op=True)
-    process_group.door.follow(message, "send", np.ones(3), 0, 0)
-    giving_up.start()
-    work.synchronize()
-    giving_up.cancel()
+    array = gpus.array(np.ones(3))
+    with hc.new_group(backend="nccl" if wait == "barrier" else "cpu:mpi,cuda:nccl") as group:
+        hc.all_reduce(array, group=group)
+        machine.held = True
+        work = hc.all_reduce(array, group=group, async_op=True)
+        group.door.follow(Message(), "send", np.ones(3), 0, 0)
+        giving_up.start()
+        if wait == "synchronize":
+            work.synchronize()
+        elif wait == "barrier":
+            hc.barrier(group)
+        elif wait == "new_group":
+            hc.split_group(group, [[*range(group.size)]]).destroy()
+        assert machine.held is (wait == "destroy")
     giving_up.join()
-    message.wait()
     assert not given_up
 
 
@@ -588,16 +598,6 @@ def test_what_nccl_uses_is_kept_without_the_work(
     assert not races
 
 
-def test_a_dropped_array_without_its_work_is_a_race(machine: Any) -> None:
-    """The counterpart of the test above: the stand-in does see it."""
-    machine.held = True
-    work = hc.all_reduce(gpus.array(np.ones(1000)), async_op=True)
-    work.flight = work.flight._replace(result=None)
-    work.group.door.backends["cuda"]._connection._in_flight.clear()
-    gc.collect()
-    races, machine.races = machine.races, []
-    assert any(race.startswith("the reuse of dropped memory") for race in races)
-
 def test_arrays_that_the_stream_of_the_call_waits_for_are_the_programs_alone(
     process_group: hc.ProcessGroup, machine: Any
 ) -> None:
@@ -691,6 +691,16 @@ def test_what_a_coalescing_block_has_started_is_let_go(process_group: hc.Process
     process_group.door.reap()
     assert not process_group.door.in_flight
 
+
+def test_a_dropped_array_without_its_work_is_a_race(machine: Any) -> None:
+    """The counterpart of the test above: the stand-in does see it."""
+    machine.held = True
+    work = hc.all_reduce(gpus.array(np.ones(1000)), async_op=True)
+    work.flight = work.flight._replace(result=None)
+    work.group.door.backends["cuda"]._connection._in_flight.clear()
+    gc.collect()
+    races, machine.races = machine.races, []
+    assert any(race.startswith("the reuse of dropped memory") for race in races)
 
 
 def test_temporary_memory_belongs_to_the_operations_stream(process_group: hc.ProcessGroup) -> None:

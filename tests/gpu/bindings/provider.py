@@ -16,7 +16,7 @@ import importlib
 import itertools
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -446,8 +446,8 @@ class Runtime(cupy_runtime.Runtime):
         elif target.nbytes:
             CUDA.copy(target, source, stream)
 
-    def load_copies(self, device: int, stream: int) -> None:
-        CUDA.load_copies(device, stream)
+    def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
+        CUDA.load_copies(dimensions, device, stream)
 
     def to_host(self, host: Any, array: Any, stream: int) -> None:
         HOST_ARRAYS[host.ctypes.data] = host

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 import cupy
@@ -73,7 +74,7 @@ class Runtime(cupy_runtime.Runtime):
     def relax_captures(self) -> None:
         pass
 
-    def load_copies(self, device: int, stream: int) -> None:
+    def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
         pass
 
     def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
