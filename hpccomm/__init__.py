@@ -105,7 +105,7 @@ if TYPE_CHECKING:
         get_world_size,
     )
     from .reproducible import reproducible_dot, reproducible_norm, reproducible_sum
-    from .shared import empty_shared, fence, peer_view
+    from .shared import empty_shared, empty_symmetric, fence, peer_view
     from .sparse import all_to_all_sparse
     from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
     from .survivors import agree, replace_failed, shrink_group
@@ -144,7 +144,7 @@ LATER = {
         "get_local_size get_node_count get_node_local_rank get_node_rank "
         "get_process_group_ranks get_rank get_world_size",
         "reproducible": "reproducible_dot reproducible_norm reproducible_sum",
-        "shared": "empty_shared fence peer_view",
+        "shared": "empty_shared empty_symmetric fence peer_view",
         "sparse": "all_to_all_sparse",
         "store": "FileStore HashStore PrefixStore QueueEmptyError Store TCPStore",
         "survivors": "agree replace_failed shrink_group",
@@ -217,6 +217,7 @@ __all__ = [
     "destroy_process_group",
     "device_of",
     "empty_shared",
+    "empty_symmetric",
     "executor",
     "exscan",
     "fence",

@@ -1,4 +1,4 @@
-"""Node-shared arrays: NumPy arrays that the other ranks of the node can read and write directly.
+"""Node-shared arrays: NumPy arrays that the other ranks of the node can read and write directly; their sister on GPUs.
 
 The group's backend for host arrays has to be MPI: otherwise these functions raise UnsupportedOperationError.
 """
@@ -63,6 +63,59 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
            [1., 1., 1.]], dtype=float32)
     """
     return member(group).empty_shared(shape, dtype)
+
+
+def empty_symmetric(shape: int | tuple[int, ...], dtype: Any = float, group: Group | None = None) -> Any:
+    """Make a GPU array on each rank, in memory that NCCL registers with all of them: ncclCommWindowRegister.
+
+    Every rank of the group calls it, on its GPU in the group, and gets an array of its own. NCCL's kernels may then
+    read and write the arrays of other ranks directly. Every operation takes such arrays: they are CuPy's. NCCL asks
+    that in one operation all ranks use them or none does, whole or the same contiguous part. Where the GPUs have no
+    symmetric memory, they are ordinary arrays. No GPU has run this function yet.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        The same on every rank.
+    dtype : dtype
+        The same on every rank; any but object and foreign byte order. Default: float64.
+    group : ProcessGroup, optional
+        Default: the world. The array belongs to this group, which is connected if it was not.
+
+    Returns
+    -------
+    cupy.ndarray
+        Contiguous, its values arbitrary.
+
+    Raises
+    ------
+    ValueError
+        Shape or dtype differ between ranks (on every rank; the message names both), or `shape` is negative.
+    DistBackendError
+        A GPU has no room for it (on every rank), or NCCL is older than 2.27.
+    UnsupportedOperationError
+        The group's GPU arrays do not go over NCCL.
+    TypeError
+        `dtype` holds Python objects or has a foreign byte order.
+
+    Notes
+    -----
+    The memory (ncclMemAlloc, in units of some MiB) is given back when the group is destroyed; if a rank still has the
+    array or a view of it by then, it stays, until the process ends. What uses the array on other streams than the
+    current one has to end before the group is destroyed.
+
+    Examples
+    --------
+    >>> try:
+    ...     x = hc.empty_symmetric((2, 3), np.float32)
+    ... except hc.DistBackendError:  # here is no GPU
+    ...     x = np.empty((2, 3), np.float32)
+    >>> x[...] = 1
+    >>> hc.all_reduce(x)
+    >>> x.sum().item()  # on 4 ranks: 24.0
+    6.0
+    """
+    return member(group).empty_symmetric(shape, dtype)
 
 
 def peer_view(array: np.ndarray, rank: Integer, group: Group | None = None) -> np.ndarray:

@@ -266,6 +266,15 @@ class Backend:
         """Make an array on each rank, in memory that the ranks of its node share."""
         raise self._lacks("empty_shared")
 
+    def empty_symmetric(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Make an array on each rank, in memory of the GPU that NCCL has registered with those of the others."""
+        raise self._is_not_nccl("empty_symmetric")
+
+    @property
+    def nccl_handle(self) -> int:
+        """The address of the ncclComm_t."""
+        raise self._is_not_nccl("nccl_handle")
+
     def peer_view(self, array: Any, rank: int) -> Any:
         """Return a view of the part of the node-shared `array` on another rank of the node, without communication."""
         raise self._lacks("peer_view")
@@ -331,6 +340,13 @@ class Backend:
         plain = getattr(self, operation.removesuffix("_coalesced"))
         works = [work for arrays in columns if (work := plain(*arrays, *arguments)) is not None]
         return JoinedWork(works) if works else None
+
+    def _is_not_nccl(self, operation: str) -> UnsupportedOperationError:
+        return UnsupportedOperationError(
+            f"backend {self.name!r} does not have it, NCCL has: make a group with "
+            f"new_group(backend='cpu:mpi,cuda:nccl'){here()}",
+            operation,
+        )
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(

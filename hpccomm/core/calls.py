@@ -302,14 +302,14 @@ def time_to_wait(name: str, timeout: timedelta | float) -> float:
     return seconds
 
 
-def empty_shared(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def new_array(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Accept lengths of 0 or more and any dtype that can be moved; return both."""
     given = shape if isinstance(shape, tuple | list) else (shape,)
-    lengths = tuple(checks.integer("empty_shared: a length of shape", length) for length in given)
+    lengths = tuple(checks.integer(f"{name}: a length of shape", length) for length in given)
     if any(length < 0 for length in lengths):
-        raise ValueError(f"empty_shared: shape is {shape}; a length can't be negative{here()}")
+        raise ValueError(f"{name}: shape is {shape}; a length can't be negative{here()}")
     kind = np.dtype(dtype)
-    checks.writable("empty_shared", "the array", np.empty(0, kind))
+    checks.writable(name, "the array", np.empty(0, kind))
     return lengths, kind
 
 

@@ -272,3 +272,13 @@ def splits(operation: str, argument: str, array: Any, given: SplitSizes, ranks: 
             f"that add up to the {shape[0]} rows of {argument}{here()}"
         )
     return [count * row for count in counts]
+
+
+def same_new_array(operation: str, wishes: Sequence[tuple[tuple[int, ...], Any]]) -> None:
+    """Raise if the ranks of a group, in whose order `wishes` are, want arrays of different shapes or dtypes."""
+    for rank, (shape, dtype) in enumerate(wishes):
+        if (shape, dtype) != wishes[0]:
+            raise ValueError(
+                f"{operation}: rank {rank} of the group asks for shape {shape} and dtype {dtype}, but rank 0 "
+                f"for {wishes[0][0]} and {wishes[0][1]}; all ranks must ask for the same{here()}"
+            )

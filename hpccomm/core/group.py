@@ -36,7 +36,7 @@ PUBLIC = [  # beside the operations
     "rank", "size", "ranks", "nodes", "local_rank", "local_ranks", "comm", "config", "device_id", "timeout", "name",
     "on_timeout", "description", "group_name", "group_desc", "is_destroyed", "sequence_number", "message_number",
     "is_replacement", "store", "on", "group_rank", "global_rank", "register_hook", "enable_timing", "destroy", "agree",
-    "abort",
+    "abort", "nccl_handle",
 ]  # fmt: skip
 
 
@@ -203,6 +203,23 @@ class ProcessGroup(Operations):
                 raise DistStoreError(f"{self!r} has no store: it was made without MPI{here()}")
             self._store = self.place.open(self.timeout)
         return self._store
+
+    @property
+    def nccl_handle(self) -> int:
+        """The address of the ncclComm_t that connects this rank's GPU to the others', for libraries that call NCCL.
+
+        It is hpccomm's: others must not free it, and not use it after the group has been destroyed or has failed. What
+        they put on it comes in the same order on every rank, among hpccomm's own operations too, and not from two
+        threads at once. In groups with ``on_timeout="raise"`` its calls may return ncclInProgress.
+
+        Raises
+        ------
+        DistError
+            The ranks are not connected yet; the message says how.
+        UnsupportedOperationError
+            The group's GPU arrays do not go over NCCL.
+        """
+        return self.door.backends["cuda"].nccl_handle
 
     # -- operations, as they pass the door ------------------------------------------------------
 

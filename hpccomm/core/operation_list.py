@@ -101,6 +101,7 @@ OPERATIONS: dict[str, OperationSpec] = {
         _spec("send_object_list", "objects dst tag", "Python objects to one rank", ""),
         _spec("recv_object_list", "src tag", "Python objects from one rank, or from any", ""),
         _spec("empty_shared", "shape dtype", "an array that the ranks of a node share", ""),
+        _spec("empty_symmetric", "shape dtype", "an array in memory that the GPUs of the group share", ""),
         _spec("fence", "array", "what was written to a node-shared array is there for all", ""),
         _spec("coalescing", "calls*", "what a coalescing() block has collected"),
     )

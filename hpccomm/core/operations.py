@@ -459,7 +459,12 @@ class Operations(Members):
 
     def empty_shared(self, shape: int | tuple[int, ...], dtype: Any = float) -> np.ndarray:
         """See :func:`hpccomm.empty_shared`."""
-        return self._step("empty_shared", "cpu", *calls.empty_shared(shape, dtype))  # type: ignore[no-any-return]
+        wish = calls.new_array("empty_shared", shape, dtype)
+        return self._step("empty_shared", "cpu", *wish)  # type: ignore[no-any-return]
+
+    def empty_symmetric(self, shape: int | tuple[int, ...], dtype: Any = float) -> Any:
+        """See :func:`hpccomm.empty_symmetric`."""
+        return self._step("empty_symmetric", "cuda", *calls.new_array("empty_symmetric", shape, dtype))
 
     def peer_view(self, array: np.ndarray, rank: int) -> np.ndarray:
         """See :func:`hpccomm.peer_view`; `rank` is one of the group. It communicates nothing, and is not numbered."""

@@ -123,6 +123,10 @@ class Runtime:
         with cupy.cuda.Device(device), _stream(stream):  # CuPy's memory pool belongs to the stream
             return cupy.empty(shape, dtype)
 
+    def view(self, memory: int, nbytes: int, shape: tuple[int, ...], dtype: Any, device: int, owner: Any) -> Any:
+        unowned = cupy.cuda.UnownedMemory(memory, nbytes, owner, device)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(unowned, 0))
+
     def copy(self, target: Any, source: Any, stream: int) -> None:
         if target.nbytes and target.flags.c_contiguous and source.flags.c_contiguous:
             cuda.memcpyAsync(target.data.ptr, source.data.ptr, target.nbytes, cuda.memcpyDefault, stream)

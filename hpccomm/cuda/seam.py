@@ -98,6 +98,9 @@ class Runtime(Protocol):
     def copy(self, target: Any, source: Any, stream: int) -> None:
         """Copy the values of `source` to `target`, which has the same dtype and size; any layouts."""
 
+    def view(self, memory: int, nbytes: int, shape: tuple[int, ...], dtype: Any, device: int, owner: Any) -> Any:
+        """Return an array over memory of a GPU; it and its views keep `owner`."""
+
     def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
         """Load the kernels of `copy` for strided arrays of these numbers of dimensions, by using them."""
 
@@ -193,6 +196,16 @@ class Communicator(Protocol):
     def all_to_all(self, send: int, recv: int, count: int, datatype: int, stream: int) -> None:
         """ncclAlltoAll, where `NCCL.has_all_to_all`; `count` is that of one part."""
 
+    @property
+    def handle(self) -> int:
+        """The address of the ncclComm_t."""
+
+    def register_window(self, memory: int, nbytes: int) -> int:
+        """ncclCommWindowRegister, symmetric; return the ncclWindow_t, 0 where the GPUs have no symmetric memory."""
+
+    def deregister_window(self, window: int) -> None:
+        """ncclCommWindowDeregister; nothing may be in flight in its memory. Not collective."""
+
     def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
         """ncclCommSplit; None for ``color=-1``. Nothing may be in flight on this communicator."""
 
@@ -220,6 +233,12 @@ class NCCL(Protocol):
 
     def connect(self, size: int, unique_id: Any, rank: int, time_limit: TimeLimit | None) -> Communicator:
         """Return a communicator on the current GPU (ncclCommInitRank), which blocks unless there is a `time_limit`."""
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of memory of the current GPU that can be registered (ncclMemAlloc)."""
+
+    def free(self, memory: int) -> None:
+        """Free memory from `allocate` (ncclMemFree)."""
 
     def explain(self, error: Exception) -> str | None:
         """Return the text of an error of NCCL, with that of its last error; None for another error."""

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..core import checks
 from ..core.arithmetic import UFUNCS, multiplied
 from ..core.overlap import address_of, extent
 from ..core.reduce_op import ReduceOp
@@ -173,12 +174,7 @@ class SharedArrays:
         needed = self._node.size * nbytes
         refusal = why_no_room(needed) if self._node.size > 1 else ""
         wishes = self._comm.allgather((shape, dtype, needed, refusal))
-        for rank, wish in enumerate(wishes):
-            if wish[:2] != wishes[0][:2]:
-                raise ValueError(
-                    f"empty_shared: rank {rank} of the group asks for shape {wish[0]} and dtype {wish[1]}, but rank 0 "
-                    f"for {wishes[0][0]} and {wishes[0][1]}; all ranks must ask for the same{here()}"
-                )
+        checks.same_new_array("empty_shared", [wish[:2] for wish in wishes])
         for _, _, needed, refusal in wishes:
             if refusal:
                 raise MemoryError(

@@ -1,7 +1,8 @@
 """NCCLBackend: GPU arrays over NCCL, each operation one call or one group of calls.
 
 PREMUL_SUM multiplies by a kernel, so that it works for complex factors and with every NCCL. ncclGather and ncclScatter
-are not used: they want one contiguous buffer, not a list of arrays.
+are not used: they want one contiguous buffer of equal parts, but sizes may differ between ranks, and no rank knows
+those of the others. NCCL makes the same sends and receives of them (`taskAppend` in src/enqueue.cc of 2.30).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from .fast_path import NCCLFastPath
 from .intra_node import IntraNode
 from .persistent import NCCLPersistentWork
 from .plan import Plan
+from .symmetric import SymmetricArrays
 from .types import reduced
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class NCCLBackend(Backend):
         self._nccl = seam.nccl()
         self._connection: Connection | None = None
         self._intra_node: IntraNode | None = None
+        self._symmetric: SymmetricArrays | None = None
         self._meeting: MPI.Request | None = None
         self.gpu_fast_path = self._fast_path = NCCLFastPath(self)
 
@@ -310,10 +313,7 @@ class NCCLBackend(Backend):
                 operation,
             )
         if self._connection is None and self.size > 2:
-            raise DistError(
-                f"{operation}: the ranks of the group are not connected by NCCL yet, and that takes all of them: "
-                f"start with init_process_group(device_id=...), or call a collective on GPU arrays first{here()}"
-            )
+            raise self._unconnected(operation)
         plan = self._plan(async_op, *arrays)
         plan.message = operation
         return plan
@@ -335,9 +335,24 @@ class NCCLBackend(Backend):
             connection.wait_for(plan.stream, self._fast_path.door, "barrier")
         return work
 
+    @property
+    def nccl_handle(self) -> int:
+        if self._connection is None:
+            raise self._unconnected("nccl_handle")
+        self._connection.raise_failure()
+        return self._connection.comm.handle
+
+    def empty_symmetric(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        connection = self._connection or self._connect()
+        if self._symmetric is None:
+            self._symmetric = SymmetricArrays(self._nccl, self._mpi, connection)
+        return self._symmetric.empty(shape, dtype)
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.destroy(min(as_seconds(self._options.timeout), LONGEST_DESTROY))
+        if self._symmetric is not None:
+            self._symmetric.close()
         if self._intra_node is not None:
             self._intra_node.close(others_come=self._connection is None or self._connection.failure is None)
 
@@ -350,6 +365,12 @@ class NCCLBackend(Backend):
             return DistTimeoutError(f"{operation}: {error}")
         text = self._nccl.explain(error) or self._runtime.explain(error)
         return error if text is None else DistBackendError(f"NCCL reports {text}{here()}", operation)
+
+    def _unconnected(self, operation: str) -> DistError:
+        return DistError(
+            f"{operation}: the ranks of the group are not connected by NCCL yet, and that takes all of them: "
+            f"start with init_process_group(device_id=...), or call a collective on GPU arrays first{here()}"
+        )
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(

@@ -69,6 +69,7 @@ class Connection:
         self._events: list[int] = []  # not in use
         self._in_flight: dict[int, Any] = {}  # plan and arrays, until the event that is the key has passed
         self._batch: list[tuple[Plan, Any, CudaWork]] | None = None
+        self._windows: list[int] = []
         if time_limit is not None:
             time_limit.failure = lambda: self.failure
         self._load_kernels(AT_ONCE)
@@ -260,6 +261,13 @@ class Connection:
             with self._issuing():
                 return self.comm.split(color, key, time_limit)
 
+    def register_window(self, memory: int, nbytes: int) -> None:
+        """Register symmetric memory, while the connection lasts; every rank of the group calls it, on its GPU."""
+        with self._issuing():
+            window = self.comm.register_window(memory, nbytes)
+            if window:
+                self._windows.append(window)
+
     def raise_failure(self) -> None:
         """Raise the error of NCCL that has ended everything on the stream, if there is one."""
         if self.failure is not None:
@@ -315,7 +323,8 @@ class Connection:
     def destroy(self, timeout: float) -> None:
         """Finish what is in flight and free everything; every rank of the group calls it."""
         self._async_errors.stop()
-        if self.failure is None and not within(timeout, self._destroy_communicator):
+        current = self.runtime.current_stream(self.device)  # of this thread
+        if self.failure is None and not within(timeout, partial(self._destroy_communicator, current)):
             self.fail("no end of what is in flight")
             raise DistTimeoutError(
                 f"NCCL's communicator could not be destroyed within {timeout:g} s, and was given up. Has every rank "
@@ -327,13 +336,16 @@ class Connection:
                 self.runtime.destroy_event(event)
             self.runtime.destroy_stream(self.stream)
 
-    def _destroy_communicator(self) -> None:
+    def _destroy_communicator(self, current: int) -> None:
         self.runtime.use_device(self.device)
-        self.runtime.synchronize_stream(self.stream)
+        for stream in (self.stream, current) if self._windows else (self.stream,):
+            self.runtime.synchronize_stream(stream)
         with self._lock:
             if self.failure is not None:  # it has been aborted meanwhile
                 return
             self._is_being_destroyed = True
+        for window in self._windows:
+            self.comm.deregister_window(window)
         self.comm.destroy()
 
 

@@ -20,6 +20,7 @@ from . import find
 SUCCESS, IN_PROGRESS = 0, 7
 UNIQUE_ID_BYTES = 128
 UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
+SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
 STILL_WRITTEN: list[c_void_p] = []  # pointers that NCCL may yet set: the call did not end in time
 
 # nccl.h's ncclResult_t. CuPy's own table ends before the last ones.
@@ -77,6 +78,10 @@ FUNCTIONS = {
     "ncclGetUniqueId": (POINTER(UniqueId),),
     "ncclCommInitRankConfig": (POINTER(COMM), c_int, UniqueId, c_int, POINTER(Config)),
     "ncclCommSplit": (COMM, c_int, c_int, POINTER(COMM), POINTER(Config)),
+    "ncclMemAlloc": (POINTER(c_void_p), c_size_t),  # since 2.19
+    "ncclMemFree": (BUFFER,),
+    "ncclCommWindowRegister": (COMM, BUFFER, c_size_t, POINTER(c_void_p), c_int),  # since 2.27
+    "ncclCommWindowDeregister": (COMM, c_void_p),
     "ncclCommGetAsyncError": (COMM, POINTER(c_int)),
     "ncclCommFinalize": (COMM,),
     "ncclCommDestroy": (COMM,),
@@ -169,6 +174,14 @@ class NCCL:
             raise
         return connected
 
+    def allocate(self, nbytes: int) -> int:
+        memory = c_void_p()
+        self._check(self.library["ncclMemAlloc"](memory, nbytes))
+        return memory.value or 0
+
+    def free(self, memory: int) -> None:
+        self._check(self.library["ncclMemFree"](memory))
+
     def blocking(self, comm: c_void_p) -> Communicator:
         """Return a communicator that has been made, and blocks."""
         return Communicator(self.library, comm, time_limit=None)
@@ -223,23 +236,44 @@ class Communicator:
         state = c_int()
         return self._library["ncclCommGetAsyncError"](self._comm, state) or state.value
 
+    @property
+    def handle(self) -> int:
+        """The address of the ncclComm_t."""
+        return self._comm.value or 0
+
     def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
-        made = COMM()
-        code = self._library["ncclCommSplit"](self._comm, color, key, made, Config(blocking=time_limit is None))
+        made, config = COMM(), Config(blocking=time_limit is None)
+        code = self._library["ncclCommSplit"](self._comm, color, key, made, config)
+        self._finish_later(code, made, is_set=color >= 0)
+        return Communicator(self._library, made, time_limit) if made else None
+
+    def register_window(self, memory: int, nbytes: int) -> int:
+        window = c_void_p()
+        code = self._library["ncclCommWindowRegister"](self._comm, memory, nbytes, window, SYMMETRIC)
+        self._finish_later(code, window, is_set=False)  # it stays NULL where there is no symmetric memory
+        return window.value or 0
+
+    def deregister_window(self, window: int) -> None:
+        self.finish(self._library["ncclCommWindowDeregister"](self._comm, window))
+
+    def _finish_later(self, code: int, made: c_void_p, is_set: bool) -> None:
+        """Wait for the end of a call that answers ncclSuccess at once, and whose thread sets `made`.
+
+        So do ncclCommSplit and ncclCommWindowRegister (src/init.cc and src/dev_runtime.cc of NCCL 2.28 to 2.30).
+        """
+
+        def is_in_progress() -> bool:
+            state = self._state()
+            return state == IN_PROGRESS or (state == SUCCESS and is_set and not made)
+
         try:
             if code == SUCCESS and self._time_limit is not None:
-                # Unlike other calls it answers so at once, and a thread sets `made` (its src/init.cc, 2.28 to 2.30).
-                self._time_limit.wait_while(lambda: self._is_splitting(color, made))
+                self._time_limit.wait_while(is_in_progress)
                 code = self._state()
             self.finish(code)
         except Exception:
             STILL_WRITTEN.append(made)
             raise
-        return Communicator(self._library, made, time_limit) if made else None
-
-    def _is_splitting(self, color: int, made: c_void_p) -> bool:
-        state = self._state()
-        return state == IN_PROGRESS or (state == SUCCESS and color >= 0 and not made)
 
     def async_error(self) -> str | None:
         state = self._state()

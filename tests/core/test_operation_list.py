@@ -34,15 +34,16 @@ def test_every_operation_is_a_function_with_the_forms_of_the_list(name: str) -> 
 MADE_OF_OTHERS = {"all_reduce_sparse", "coalescing", "all_to_all_sparse"} | OF_SEVERAL | OF_GRIDS
 OF_OBJECTS = {name for name in OPERATIONS if "object" in name}
 OF_ARRAYS = OPERATIONS.keys() - MADE_OF_OTHERS - OF_OBJECTS
-SHARED = {"empty_shared", "fence"}
+ON_GPUS = {"empty_symmetric"}
+SHARED = {"empty_shared", "fence"} | ON_GPUS
 MEASURED = OF_ARRAYS - SHARED - {"send", "recv", "monitored_barrier"}  # messages are measured in patterns of their own
 PLACES = {
     "hpccomm/core/operations.py": OF_ARRAYS | OF_OBJECTS | OF_SEVERAL | {"all_to_all_sparse"},
     "hpccomm/core/backend.py": OF_ARRAYS,
-    "hpccomm/mpi/backend.py": OF_ARRAYS,
+    "hpccomm/mpi/backend.py": OF_ARRAYS - ON_GPUS,
     "hpccomm/mpi/objects.py": OF_OBJECTS | {"all_to_all_sparse"},
     "hpccomm/mpi/ordered.py": {name for name in OF_ARRAYS if OPERATIONS[name].reduces and "coalesced" not in name},
-    "hpccomm/nccl/backend.py": OF_ARRAYS - SHARED - {"scan", "exscan", "monitored_barrier"},
+    "hpccomm/nccl/backend.py": OF_ARRAYS - (SHARED - ON_GPUS) - {"scan", "exscan", "monitored_barrier"},
     "hpccomm/gloo/backend.py": {name for name in OF_ARRAYS - SHARED - {"scan", "exscan"} if "coalesced" not in name},
     "hpccomm/bench/operations.py": MEASURED,
     "hpccomm/bench/contenders/mpi4py_calls.py": MEASURED,

@@ -127,6 +127,7 @@ def machine() -> Iterator[Any]:
         "capturing",
         "version",
         "has_all_to_all",
+        "has_symmetric",
         "failures",
         "cuda_failures",
         "async_error",

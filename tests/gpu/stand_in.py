@@ -228,6 +228,8 @@ class Machine:
         self.launched: dict[int, int] = {}  # while a graph is: for each stream of its capture, the one it is now
         self.version = 23000
         self.has_all_to_all = True
+        self.has_symmetric = True
+        self.symmetric: dict[int, np.ndarray] = {}  # memory of NCCL's, by its address
         self.failures: list[Exception] = []  # raised by the next calls of NCCL, one by one
         self.cuda_failures: list[Exception] = []  # and by those of CUDA that look for them
         self.async_error: str | None = None
@@ -605,6 +607,10 @@ class Runtime:
     def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
         return MACHINE.allocated(shape, dtype, device, stream)
 
+    def view(self, memory: int, nbytes: int, shape: tuple[int, ...], dtype: Any, device: int, owner: Any) -> Any:
+        unowned = cupy.cuda.UnownedMemory(memory, nbytes, owner, device_id=device)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(unowned, 0))
+
     @on_stream
     def copy(self, target: Any, source: Any, stream: int) -> None:
         assert target.dtype == source.dtype
@@ -849,6 +855,21 @@ class NCCL:
         made.begin(made.find_together(size, unique_id, rank))
         return made
 
+    def allocate(self, nbytes: int) -> int:
+        fail()
+        MACHINE.calls.append("allocate")
+        MACHINE.initialises()
+        memory = np.full(nbytes, RUBBISH, np.uint8)
+        MACHINE.symmetric[memory.ctypes.data] = memory
+        return memory.ctypes.data
+
+    def free(self, memory: int) -> None:
+        MACHINE.calls.append("free")
+        freed = MACHINE.symmetric.pop(memory)
+        end = memory + freed.nbytes
+        MACHINE.host_uses("the freeing of memory", writes=((memory, end),))()
+        MACHINE._freed.add(memory, end, freed)
+
     def explain(self, error: Exception) -> str | None:
         return str(error) if isinstance(error, NCCLError) else None
 
@@ -881,6 +902,7 @@ class Communicator:
         self.posted: list[Message] = []  # of the group that is being run
         self.uses: list[tuple[str, int, int, bool]] = []  # in that group: what, from where to where, whether it writes
         self.streams: set[int] = set()  # that it has been used on
+        self.windows: dict[int, tuple[int, int]] = {}  # from where to where
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Return one of NCCL's calls: `_all_reduce` does it, now or at the end of the group."""
@@ -1066,6 +1088,30 @@ class Communicator:
         clock, stream = MACHINE.clock(stream), MACHINE.launched.get(stream, stream)
         self.posted.append(Message(self, stream, clock[stream], request, deliver))
 
+    @property
+    def handle(self) -> int:
+        return id(self)
+
+    def register_window(self, memory: int, nbytes: int) -> int:
+        made: list[int] = []
+        self.begin(self.register(memory, nbytes, made))
+        return made[0]
+
+    def register(self, memory: int, nbytes: int, made: list[int]) -> Job:
+        """Give memory of NCCL's a window, or none where the machine has no symmetric memory."""
+        fail()
+        MACHINE.calls.append("register_window")
+        assert nbytes <= MACHINE.symmetric[memory].nbytes
+        yield from self._everybody()
+        made.append(next(MACHINE.numbers) if MACHINE.has_symmetric else 0)
+        if made[0]:
+            self.windows[made[0]] = memory, memory + nbytes
+
+    def deregister_window(self, window: int) -> None:
+        self._use()
+        MACHINE.calls.append("deregister_window")
+        MACHINE.host_uses("the end of a window", writes=(self.windows.pop(window),))()
+
     def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
         made = Communicator(blocks=time_limit is None, time_limit=time_limit)
         self.begin(self.halve(color, key, made))
@@ -1120,6 +1166,7 @@ class Communicator:
 
     def free(self) -> None:
         """End it, when nothing is in flight."""
+        assert not self.windows, "destroyed with memory that is registered"
         self.state = "destroyed"
         self.comm.Free()
 

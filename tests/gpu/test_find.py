@@ -52,6 +52,10 @@ comm.group_start()
 comm.all_reduce(16, 32, 1, 7, 0, 0)
 comm.group_end()
 comm.split(0, 0, None).destroy()
+memory = nccl.allocate(64)
+comm.deregister_window(comm.register_window(memory, 64))
+nccl.free(memory)
+assert comm.handle
 comm.destroy()
 print(type(nccl).__module__, nccl.version())
 from hpccomm.cli import info
@@ -103,9 +107,10 @@ def test_nccl4py_takes_what_libnccl_takes() -> None:
     pytest.importorskip("nccl.bindings")
     from nccl.bindings import nccl
 
-    pointers = {"sendbuff", "recvbuff", "stream", "comm", "buff"}
+    pointers = {"sendbuff", "recvbuff", "stream", "comm", "buff", "ptr"}
+    returned = {"ncclGetVersion", "ncclGetUniqueId", "ncclMemAlloc"}  # by nccl4py; called by ctypes only
     for name, types in libnccl.FUNCTIONS.items():
-        if "Comm" in name or not types or name in ("ncclGetVersion", "ncclGetUniqueId"):
+        if "Comm" in name or not types or name in returned:
             continue
         function = getattr(nccl, NAMES.get(name) or re.sub(r"(?<!^)(?=[A-Z])", "_", name.removeprefix("nccl")).lower())
         found = parameters(function.__doc__)

@@ -48,7 +48,7 @@ def _details(name: str, arguments: dict[str, Any]) -> list[str]:
         return [str(matrix.dtype), f"{matrix.shape[0]} x {matrix.shape[1]}"]
     if name == "coalescing":
         return [_block_in_words(arguments["calls"])]
-    if name == "empty_shared":
+    if name in ("empty_shared", "empty_symmetric"):
         return [str(arguments["dtype"]), f"shape {tuple(map(int, arguments['shape']))}"]
     if name == "fence":
         window = getattr(arguments["array"], "base", None)

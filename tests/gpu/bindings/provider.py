@@ -121,6 +121,36 @@ class Library:
         parent.begin(job())
 
     @staticmethod
+    def ncclCommCount(comm: int, count: int) -> None:
+        ctypes.c_int.from_address(count).value = COMMUNICATORS[comm].comm.Get_size()
+
+    @staticmethod
+    def ncclMemAlloc(memory: int, nbytes: int) -> None:
+        put(memory, BELOW.allocate(nbytes))
+
+    @staticmethod
+    def ncclMemFree(memory: int) -> None:
+        BELOW.free(memory)
+
+    @staticmethod
+    def ncclCommWindowRegister(comm: int, memory: int, nbytes: int, window: int, flags: int) -> None:
+        """Answer ncclSuccess also while the communicator is in progress, as NCCL does (src/dev_runtime.cc, 2.30.7)."""
+        assert flags == libnccl.SYMMETRIC
+        registers = COMMUNICATORS[comm]
+
+        def job() -> stand_in.Job:
+            made: list[int] = []
+            yield from registers.register(memory, nbytes, made)
+            put(window, made[0])
+
+        put(window, 0)
+        registers.begin(job())
+
+    @staticmethod
+    def ncclCommWindowDeregister(comm: int, window: int) -> None:
+        COMMUNICATORS[comm].deregister_window(window)
+
+    @staticmethod
     def ncclCommFinalize(comm: int) -> stand_in.Communicator:
         finalized = COMMUNICATORS[comm]
         finalized.begin(finalized.finalize())
@@ -484,9 +514,17 @@ cupy_runtime._intra_node = kernel
 cupy_runtime.cupy = SimpleNamespace(
     asarray=cupy.asarray,
     from_dlpack=cupy.from_dlpack,
+    ndarray=cupy.ndarray,
     empty=empty,
     add=add,
     multiply=multiply,
     get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda stream: None),
-    cuda=SimpleNamespace(Device=Device, Stream=Entered, get_current_stream=CurrentStream, alloc_pinned_memory=pinned),
+    cuda=SimpleNamespace(
+        Device=Device,
+        Stream=Entered,
+        get_current_stream=CurrentStream,
+        alloc_pinned_memory=pinned,
+        UnownedMemory=cupy.cuda.UnownedMemory,
+        MemoryPointer=cupy.cuda.MemoryPointer,
+    ),
 )

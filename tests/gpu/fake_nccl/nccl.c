@@ -21,6 +21,9 @@ int ncclCommSplit(void* comm, int color, int key, void** result, void* config)
 { (void)key; (void)config; *result = color < 0 ? NULL : comm; return 0; }
 int ncclCommShrink(void* comm, int* excluded, int count, void** result, void* config, int flags)
 { (void)excluded; (void)count; (void)config; (void)flags; *result = comm; return 0; }
+int ncclMemAlloc(void** memory, size_t size) { (void)size; *memory = &made; return 0; }
+int ncclCommWindowRegister(void* comm, void* memory, size_t size, void** window, int flags)
+{ (void)comm; (void)size; (void)flags; *window = memory; return 0; }
 int ncclCommGetAsyncError(void* comm, int* error) { (void)comm; *error = 0; return 0; }
 int ncclCommCount(void* comm, int* count) { (void)comm; *count = 1; return 0; }
 int ncclCommCuDevice(void* comm, int* device) { (void)comm; *device = 0; return 0; }
@@ -32,6 +35,8 @@ SUCCEEDS(ncclCommFinalize)
 SUCCEEDS(ncclCommDestroy)
 SUCCEEDS(ncclCommAbort)
 SUCCEEDS(ncclCommRevoke)
+SUCCEEDS(ncclMemFree)
+SUCCEEDS(ncclCommWindowDeregister)
 SUCCEEDS(ncclGroupStart)
 SUCCEEDS(ncclGroupEnd)
 SUCCEEDS(ncclAllReduce)

@@ -1,0 +1,75 @@
+"""Symmetric memory: arrays at which the GPUs of a group look directly (NCCL's user guide, "Window Registration")."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ..core import checks
+from ..cuda.seam import NCCL, on_device
+from ..errors import DistBackendError, here
+from .plan import refuse_capture
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .connection import Connection
+
+
+class Memory:
+    """What an array in symmetric memory keeps, and each view of it."""
+
+
+class SymmetricArrays:
+    """The arrays that ``empty_symmetric`` has made in a group."""
+
+    def __init__(self, nccl: NCCL, mpi: MPI.Intracomm, connection: Connection) -> None:
+        self._nccl = nccl
+        self._mpi = mpi
+        self._connection = connection
+        self._made: list[tuple[int, weakref.ref[Memory]]] = []  # addresses, and whether an array is there
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Make an array on each rank; every rank of the group calls it."""
+        runtime, device = self._connection.runtime, self._connection.device
+        refuse_capture(runtime, runtime.current_stream(device), "making symmetric memory")
+        nbytes = max(math.prod(shape) * dtype.itemsize, 1)  # NCCL registers no empty memory
+        memory = Memory()
+        with on_device(runtime, device):
+            address = self._allocate(shape, dtype, nbytes)
+            self._made.append((address, weakref.ref(memory)))
+            self._connection.register_window(address, nbytes)
+            return runtime.view(address, nbytes, shape, dtype, device, memory)
+
+    def _allocate(self, shape: tuple[int, ...], dtype: Any, nbytes: int) -> int:
+        """Return the address of new memory; raise on every rank if one has none, or if they want different arrays."""
+        address, failure = 0, None
+        try:
+            address = self._nccl.allocate(nbytes)
+        except Exception as error:  # the others have to learn of whatever it is
+            failure = self._nccl.explain(error) or str(error)
+        wishes = self._mpi.allgather((shape, dtype, failure))
+        try:
+            checks.same_new_array("empty_symmetric", [wish[:2] for wish in wishes])
+            for rank, (*_, failed) in enumerate(wishes):
+                if failed is not None:
+                    raise DistBackendError(
+                        f"rank {rank} of the group gets no {nbytes} bytes of NCCL: {failed}{here()}", "empty_symmetric"
+                    )
+        except Exception:
+            if failure is None:
+                self._nccl.free(address)
+            raise
+        return address
+
+    def close(self) -> None:
+        """Free the memory in which there is no array any more; nothing that uses it is in flight.
+
+        The rest stays until the process ends; and all of it where NCCL has failed, and may still use it.
+        """
+        if self._connection.failure is None:
+            with on_device(self._connection.runtime, self._connection.device):
+                for address, memory in self._made:
+                    if memory() is None:
+                        self._nccl.free(address)
