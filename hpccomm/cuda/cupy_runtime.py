@@ -43,6 +43,9 @@ ERRORS = (  # of the runtime, the driver (modules, kernels), NVRTC, and the memo
 class Runtime:
     """CuPy's functions on raw pointers."""
 
+    def __init__(self) -> None:
+        self._additions: dict[tuple[int, Any], int] = {}  # of how many dimensions are loaded
+
     def device_count(self) -> int:
         return int(cuda.getDeviceCount())
 
@@ -137,8 +140,21 @@ class Runtime:
     def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
         with cupy.cuda.Device(device), _stream(stream):
             for number, ndim in itertools.product(NUMBERS.values(), dimensions):  # CuPy compiles a kernel for each
-                strided = cupy.empty((4,) * ndim, number)[(slice(None, None, 2),) * ndim]
-                strided[...] = strided.copy()
+                target, source = (_strided(ndim, number) for _ in range(2))
+                target[...] = source
+                target[...] = source.copy()
+
+    def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
+        loaded = self._additions.get((device, dtype), 0)
+        if loaded >= dimensions:
+            return
+        self._additions[device, dtype] = dimensions
+        with cupy.cuda.Device(device), _stream(stream):
+            for ndim in range(loaded + 1, dimensions + 1):
+                strided = _strided(ndim, dtype)
+                source = strided.copy()
+                for target in (strided, strided.copy()):
+                    cupy.add(target, source, out=target)
 
     def add(self, target: Any, source: Any, stream: int) -> None:
         with cupy.cuda.Device(target.data.device_id), _stream(stream):
@@ -245,6 +261,11 @@ class _Foreign:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self._stream
+
+
+def _strided(dimensions: int, dtype: Any) -> Any:
+    """Return a small array with gaps in each dimension."""
+    return cupy.zeros((4,) * dimensions, dtype)[(slice(None, None, 2),) * dimensions]
 
 
 def _as_numbers(array: Any) -> Any:

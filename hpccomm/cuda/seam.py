@@ -104,6 +104,9 @@ class Runtime(Protocol):
     def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
         """Load the kernels of `copy` for strided arrays of these numbers of dimensions, by using them."""
 
+    def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
+        """Load, the first time, the kernels of `add` for arrays of up to so many dimensions, by using them."""
+
     def add(self, target: Any, source: Any, stream: int) -> None:
         """Add the values of `source` to `target`, which has the same dtype and shape; any layouts."""
 

@@ -337,9 +337,9 @@ class Connection:
             self.runtime.destroy_stream(self.stream)
 
     def _destroy_communicator(self, current: int) -> None:
-        self.runtime.use_device(self.device)
-        for stream in (self.stream, current) if self._windows else (self.stream,):
-            self.runtime.synchronize_stream(stream)
+        with on_device(self.runtime, self.device):
+            for stream in (self.stream, current) if self._windows else (self.stream,):
+                self.runtime.synchronize_stream(stream)
         with self._lock:
             if self.failure is not None:  # it has been aborted meanwhile
                 return

@@ -92,8 +92,7 @@ def array(values: Any, layout: Callable[[Any], Any] = contiguous, device: int | 
     from . import stand_in
 
     machine = stand_in.MACHINE
-    made = machine.array(laid_out, machine.device if device is None else device)
-    machine.watch(laid_out, current_stream())
+    made = machine.array(laid_out, machine.device if device is None else device, current_stream())
     machine.runs(current_stream(), "the program's writing", writes=(extent(made),))
     return made
 

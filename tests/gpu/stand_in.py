@@ -1,12 +1,13 @@
 """A GPU and an NCCL that need no GPU: the provider behind the seam (hpccomm/cuda/seam.py) of the tests on a CPU.
 
-GPU memory is host memory, in real ``cupy.ndarray`` objects, which can be made without a driver. NCCL's messages go
-over MPI, on communicators of their own. Everything is done at once, when it is called; so that a missing wait is found
-all the same, every access to memory is noted with the stream it is on, and two that are not ordered (by one stream, by
-an event that the other stream waits for, or by the host having waited) are a race: `Machine.races` lists them, and the
-tests fail if there are any. This is the happens-before relation, with a vector clock for each stream. The host's reads
-and writes can't be seen: what is copied to the host comes there when the host has waited for it, and is rubbish before;
-what is copied from the host must be unchanged, and still there, by then.
+GPU memory is memory of the host to which the host has no access (device_memory.py), in real ``cupy.ndarray`` objects,
+which can be made without a driver. NCCL's messages go over MPI, on communicators of their own. Everything is done at
+once, when it is called; so that a missing wait is found all the same, every access to memory is noted with the stream
+it is on, and two that are not ordered (by one stream, by an event that the other stream waits for, or by the host
+having waited) are a race: `Machine.races` lists them, and the tests fail if there are any. This is the happens-before
+relation, with a vector clock for each stream. The host's reads and writes of its own memory can't be seen: what is
+copied to the host comes there when the host has waited for it, and is rubbish before; what is copied from the host must
+be unchanged, and still there, by then.
 
 What is put on a stream that is being captured is noted instead, and done when the graph is launched.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import glob
 import itertools
-import mmap
 import os
 import shutil
 import tempfile
@@ -40,6 +40,7 @@ from hpccomm.cuda.seam import Kernel
 from hpccomm.cuda.time_limit import TimeLimit
 from hpccomm.nccl.intra_node import MAX_RANKS
 
+from .device_memory import DeviceMemory, HostMemory, NotOfTheGPU
 from .gpus import extent
 from .kernels import build
 
@@ -48,6 +49,7 @@ HOST = -1  # the number of the host among the streams, in the clocks
 DEFAULT_STREAM = 0
 OWN = 1  # the GPU of this process, where a test does not say otherwise: not the one on which every thread begins
 RUBBISH = 0xA5
+MEMORY = HostMemory() if IS_NUMPY else DeviceMemory()
 MOST_FREED, MOST_FREED_BYTES = 100, 32 << 20
 FEWER = 3, 8  # blocks and threads of a kernel: each of the latter is a thread
 
@@ -223,7 +225,7 @@ class Machine:
         self.calls: list[str] = []  # the functions of the seam, in the order of their calls
         self.held = False
         self.capturing: dict[int, Graph] = {}  # by stream
-        self.loaded: set[tuple[int, int]] = set()  # kernels of copies: bytes of an element, dimensions
+        self.loaded: set[tuple[Any, ...]] = set()  # kernels of CuPy's
         self.relaxed = threading.local()  # the threads that may call CUDA while another one captures
         self.launched: dict[int, int] = {}  # while a graph is: for each stream of its capture, the one it is now
         self.version = 23000
@@ -234,7 +236,7 @@ class Machine:
         self.cuda_failures: list[Exception] = []  # and by those of CUDA that look for them
         self.async_error: str | None = None
         self.blind = False  # whether this process can't open the memory of others
-        self.shared: dict[int, tuple[str, np.ndarray]] = {}
+        self.shared: dict[int, str] = {}  # the files of memory that processes share, by its addresses
         self.depth = 0  # of ncclGroupStart
         self.grouped: list[tuple[Any, ...]] = []
         self.messages: list[Message] = []  # that are on their way
@@ -366,14 +368,14 @@ class Machine:
     def copy_to_host(self, host: np.ndarray, source: int, stream: int) -> None:
         """Copy from the GPU: what the host finds in its memory before it has waited is rubbish."""
         self.runs(stream, "a copy to the host", ((source, source + host.nbytes),), (_host_extent(host),))
-        self._begin_copy(host, bytes(MPI.buffer.fromaddress(source, host.nbytes)), stream, arrives=True)
+        self._begin_copy(host, bytes(on_gpu(source, host.nbytes)), stream, arrives=True)
         host.reshape(-1).view(np.uint8)[...] = RUBBISH
 
     def copy_from_host(self, target: int, host: np.ndarray, stream: int) -> None:
         """Copy to the GPU: the host must not change its memory before it has waited."""
         self.runs(stream, "a copy to the GPU", (_host_extent(host),), ((target, target + host.nbytes),))
         self._begin_copy(host, b"", stream, arrives=False)
-        MPI.buffer.fromaddress(target, host.nbytes)[:] = self.copies[-1].values
+        on_gpu(target, host.nbytes)[:] = self.copies[-1].values
 
     def _begin_copy(self, host: np.ndarray, values: bytes, stream: int, arrives: bool) -> None:
         start, end = _host_extent(host)
@@ -414,25 +416,36 @@ class Machine:
 
     # -- memory
 
-    def array(self, host: np.ndarray, device: int) -> Any:
-        """Return a cupy.ndarray over the memory of a NumPy array."""
-        memory = cupy.cuda.UnownedMemory(host.ctypes.data, max(host.nbytes, 1), host, device_id=device)
-        return cupy.ndarray(host.shape, host.dtype, cupy.cuda.MemoryPointer(memory, 0), strides=host.strides)
+    def array(self, values: np.ndarray, device: int, stream: int) -> Any:
+        """Return a cupy.ndarray with the values, and the layout, of a NumPy array."""
+        low, high = np.lib.array_utils.byte_bounds(_root(values))
+        memory = MEMORY.allocate(high - low)
+        memory[:] = np.frombuffer(MPI.buffer.fromaddress(low, high - low), np.uint8)
+        self._watch(memory, stream)
+        return self._array_in(memory, values, values.ctypes.data - low, device)
+
+    def _array_in(self, memory: np.ndarray, like: np.ndarray, offset: int, device: int) -> Any:
+        """Return a cupy.ndarray `like` a NumPy array, `offset` bytes behind the beginning of the memory."""
+        block = cupy.cuda.UnownedMemory(MEMORY.address_of(memory), max(memory.nbytes, 1), memory, device_id=device)
+        return cupy.ndarray(like.shape, like.dtype, cupy.cuda.MemoryPointer(block, offset), strides=like.strides)
 
     def allocated(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
         """Return an array whose memory, once dropped, may be used again by what follows on `stream`."""
         self.refuse_capturing(stream)  # the next launch would find it in use
-        kept = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, RUBBISH, np.uint8)
-        host = np.frombuffer(memoryview(kept), np.uint8).view(dtype).reshape(shape)
-        self.watch(host, stream, kept)
-        self.runs(stream, "what had the memory before", writes=((kept.ctypes.data, kept.ctypes.data + kept.nbytes),))
-        return self.array(host, device)
+        _end_captures("memory is allocated")
+        like = np.empty(shape, dtype)
+        kept = MEMORY.allocate(like.nbytes)
+        kept[:] = RUBBISH
+        memory = np.frombuffer(memoryview(kept), np.uint8)
+        self._watch(memory, stream, kept)
+        start = MEMORY.address_of(kept)
+        self.runs(stream, "what had the memory before", writes=((start, start + kept.nbytes),))
+        return self._array_in(memory, like, 0, device)
 
-    def watch(self, host: np.ndarray, stream: int, kept: np.ndarray | None = None) -> None:
-        """Note when the memory of a NumPy array is dropped: from then on it may be used by what follows on `stream`."""
-        root = _root(host)
-        low, high = np.lib.array_utils.byte_bounds(root)
-        weakref.finalize(root, self._dropped.append, (low, high, stream, kept))
+    def _watch(self, memory: np.ndarray, stream: int, kept: np.ndarray | None = None) -> None:
+        """Note when memory is dropped: from then on it may be used by what follows on `stream`."""
+        low = MEMORY.address_of(memory)
+        weakref.finalize(memory, self._dropped.append, (low, low + memory.nbytes, stream, kept))
 
 
 def _root(array: np.ndarray) -> np.ndarray:
@@ -453,12 +466,21 @@ MACHINE = Machine()
 def as_numpy(array: Any) -> np.ndarray:
     """Return the values behind a cupy.ndarray, without any regard for streams."""
     low, high = extent(array)
-    memory = MPI.buffer.fromaddress(low, high - low)
-    return np.ndarray(array.shape, array.dtype, memory, array.data.ptr - low if array.size else 0, array.strides)
+    return np.ndarray(
+        array.shape, array.dtype, on_gpu(low, high - low), array.data.ptr - low if array.size else 0, array.strides
+    )
 
 
 class CUDAError(Exception):
     """What the imitated CUDA raises."""
+
+
+def on_gpu(address: int, nbytes: int) -> MPI.buffer:
+    """Return memory of the GPU, as the stand-in may use it."""
+    try:
+        return MPI.buffer.fromaddress(MEMORY.on_host(address, nbytes) if nbytes else 0, nbytes)
+    except NotOfTheGPU as error:
+        raise CUDAError(str(error)) from error
 
 
 def _check_default_stream(stream: int, device: int) -> None:
@@ -483,12 +505,30 @@ def on_stream(function: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def _load(arrays: tuple[Any, ...]) -> None:
-    """Load the kernel of a copy, for which CUDA may wait until the GPU has nothing to do."""
-    kernels = {(each.itemsize, each.ndim) for each in arrays if not each.flags.c_contiguous} - MACHINE.loaded
-    if kernels and MACHINE.messages:
-        MACHINE.finds("a kernel is loaded behind a message that has not come")
-    MACHINE.loaded |= kernels
+LAYOUTS = (False, True), (True, False), (False, False)  # of a copy: whether its two arrays are contiguous
+
+
+def _load(operation: str, numbers: object, *arrays: Any) -> None:
+    """Load a kernel of CuPy's, for which CUDA may wait until the GPU has nothing to do.
+
+    There is one for each operation, dtype, number of dimensions, and whether each array is contiguous (`CArray` in its
+    _core/_kernel.pyx).
+    """
+    layouts = tuple(bool(each.flags.c_contiguous) for each in arrays)
+    dimensions = 1 if all(layouts) else max(each.ndim for each in arrays)
+    kernel = operation, numbers, dimensions, layouts
+    if kernel not in MACHINE.loaded and MACHINE.messages:
+        MACHINE.finds(f"the kernel of {operation} is loaded behind a message that has not come")
+    MACHINE.loaded.add(kernel)
+
+
+def _end_captures(what: str) -> None:
+    """Note what ends the captures that are under way, as PyTorch's are, unless the thread may do it then.
+
+    CUDA's documentation of cudaThreadExchangeStreamCaptureMode, "potentially unsafe API calls".
+    """
+    if MACHINE.capturing and not hasattr(MACHINE.relaxed, "is_set"):
+        MACHINE.finds(f"{what} while a thread captures, in its mode 'global': the capture is invalid")
 
 
 def _refuse_captured(event: int) -> None:
@@ -537,6 +577,7 @@ class Runtime:
         MACHINE.calls.append("synchronize_stream")
         MACHINE.initialises()
         MACHINE.refuse_capturing(stream)
+        _end_captures("the host waits for a stream")
         while MACHINE.held:
             time.sleep(1e-3)
         MACHINE.host_waits(MACHINE.streams[stream])
@@ -579,8 +620,7 @@ class Runtime:
     def is_done(self, event: int) -> bool:
         MACHINE.initialises()
         _refuse_captured(event)
-        if MACHINE.capturing and not hasattr(MACHINE.relaxed, "is_set"):  # cuThreadExchangeStreamCaptureMode
-            MACHINE.finds("an event is asked for while a thread captures, in its mode 'global': the capture is invalid")
+        _end_captures("an event is asked for")
         _fail_cuda()
         asked = MACHINE.events[event]
         if not asked.has_passed:
@@ -594,6 +634,7 @@ class Runtime:
         MACHINE.calls.append("synchronize_event")
         MACHINE.initialises()
         _refuse_captured(event)
+        _end_captures("the host waits for an event")
         _fail_cuda()
         while MACHINE.held:
             time.sleep(1e-3)
@@ -616,22 +657,32 @@ class Runtime:
         assert target.dtype == source.dtype
         assert target.size == source.size
         _check_default_stream(stream, target.data.device_id)
-        _load((target, source))
+        if not (target.flags.c_contiguous and source.flags.c_contiguous):
+            _load("a copy", target.itemsize, target, source)
         MACHINE.runs(stream, "a copy", (extent(source),), (extent(target),))
         if np.shares_memory(as_numpy(target), as_numpy(source)):
             MACHINE.finds("a copy reads memory that it writes")
         as_numpy(target)[...] = as_numpy(source).reshape(target.shape)
 
     def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
-        MACHINE.loaded |= set(itertools.product((1, 2, 4, 8, 16), dimensions))
+        MACHINE.loaded |= set(itertools.product(["a copy"], (1, 2, 4, 8, 16), dimensions, LAYOUTS))
+
+    def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
+        layouts = (False, True), (True, True)
+        additions = set(itertools.product(["an addition"], [np.dtype(dtype)], range(1, dimensions + 1), layouts))
+        if not additions <= MACHINE.loaded and MACHINE.messages:
+            MACHINE.finds("the kernels of additions are loaded behind a message that has not come")
+        MACHINE.loaded |= additions
 
     @on_stream
     def add(self, target: Any, source: Any, stream: int) -> None:
+        _load("an addition", target.dtype, target, source)
         MACHINE.runs(stream, "an addition", (extent(source), extent(target)), (extent(target),))
         np.add(as_numpy(target), as_numpy(source), out=as_numpy(target))
 
     @on_stream
     def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
+        _load("a multiplication", target.dtype, target, source)
         MACHINE.runs(stream, "a multiplication", (extent(source),), (extent(target),))
         np.multiply(as_numpy(source), target.dtype.type(factor), out=as_numpy(target))
 
@@ -641,6 +692,7 @@ class Runtime:
         self.synchronize_stream(stream)
 
     def pinned(self, nbytes: int) -> Any:
+        _end_captures("page-locked memory is allocated")
         return np.full(nbytes, 0x5A, np.uint8)
 
     @on_stream
@@ -665,19 +717,23 @@ class Runtime:
 
     def _mapped(self, name: str) -> int:
         with open(name, "r+b") as file:
-            memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
-        MACHINE.shared[memory.ctypes.data] = (name, memory)
-        return memory.ctypes.data
+            address = MEMORY.map(file.fileno(), os.path.getsize(name))
+        MACHINE.shared[address] = name
+        return address
+
+    def _unmapped(self, memory: int) -> str:
+        del MEMORY.mapped[memory]
+        return MACHINE.shared.pop(memory)
 
     def free(self, memory: int) -> None:
-        name, _ = MACHINE.shared.pop(memory)
+        name = self._unmapped(memory)
         others = glob.glob(f"{name}.*")
         assert not others or "abort" in MACHINE.calls, "the memory is freed while another process has it open"
         os.unlink(name)
 
     def ipc_handle(self, memory: int) -> bytes:
-        name, shared = MACHINE.shared[memory]
-        MACHINE.host_uses("the sharing of memory", writes=((memory, memory + shared.nbytes),))()
+        name = MACHINE.shared[memory]
+        MACHINE.host_uses("the sharing of memory", writes=((memory, memory + os.path.getsize(name)),))()
         return name.encode()
 
     def open_ipc(self, handle: bytes, device: int) -> int:
@@ -688,7 +744,7 @@ class Runtime:
 
     def close_ipc(self, memory: int) -> None:
         time.sleep(0.02 * MPI.COMM_WORLD.Get_rank())  # rank 0 does not wait for the others by chance
-        name, _ = MACHINE.shared.pop(memory)
+        name = self._unmapped(memory)
         os.unlink(f"{name}.{os.getpid()}")
 
     @on_stream
@@ -720,11 +776,12 @@ class Runtime:
         ]:  # the kernels do not meet: the others may read this rank's memory since the last barrier of MPI
             MACHINE.host_uses("the others' reading", ((given, given + 16 * vectors),))()
         MACHINE.runs(stream, kernel.name, ((given, given + 16 * vectors),), ((out, out + 16 * vectors),))
+        found = np.array([each and MEMORY.on_host(int(each), 1) for each in memory.view(np.uint64)], np.uint64)
         build.library(kernel.ranks, kernel.rank).intra_node(
             kernel.name.encode(),
             kernel.dtype.encode(),
-            ctypes.c_void_p(out),
-            ctypes.c_void_p(memory.ctypes.data),
+            ctypes.c_void_p(MEMORY.on_host(out, 16 * vectors)),
+            ctypes.c_void_p(found.ctypes.data),
             ctypes.c_ulonglong(vectors),
             *FEWER,
         )
@@ -768,11 +825,19 @@ class CudaAwareComm:
         ended = MACHINE.host_uses(f"MPI's {name}", [buffers[i] for i in reads], [buffers[i] for i in writes])
         result = None
         try:
-            result = function(*arguments)
+            result = function(*map(_as_mpi_finds_it, arguments))
         finally:
             if not isinstance(result, MPI.Request):
                 ended()
         return WatchedRequest(result, ended) if isinstance(result, MPI.Request) else result
+
+
+def _as_mpi_finds_it(argument: Any) -> Any:
+    """Return an argument of MPI's, with the memory of the GPU where the host finds it."""
+    if not isinstance(argument, list):
+        return argument
+    buffer, datatype = argument
+    return [on_gpu(buffer.address, buffer.nbytes), datatype]
 
 
 class WatchedRequest(MPI.Request):
@@ -882,6 +947,13 @@ def fail() -> None:
 Job = Iterator[None]
 
 
+def _in_a_thread(job: Job) -> Job:
+    """Go on with a job when it has been asked for twice: NCCL has a thread for it, and answers before its end."""
+    yield
+    yield
+    yield from job
+
+
 class Communicator:
     """ncclComm_t, on an MPI communicator.
 
@@ -916,7 +988,7 @@ class Communicator:
 
     def begin(self, job: Job) -> None:
         """Do a job: to its end, or as far as it goes now."""
-        self.job = job
+        self.job = job if self.blocks else _in_a_thread(job)
         while self.is_in_progress() and self.blocks:
             time.sleep(1e-4)
         if self.time_limit is not None:
@@ -1172,7 +1244,7 @@ class Communicator:
 
 
 def _bytes(address: int, count: int, datatype: int) -> np.ndarray:
-    return np.frombuffer(MPI.buffer.fromaddress(address, count * TYPES[datatype].itemsize), np.uint8)
+    return np.frombuffer(on_gpu(address, count * TYPES[datatype].itemsize), np.uint8)
 
 
 def _extent(address: int, count: int, datatype: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -270,15 +271,17 @@ def test_ranks_that_share_a_gpu_can_sum_by_way_of_the_host(machine: Any, monkeyp
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 def test_memory_that_reads_wrong_is_not_used(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handle opens, but what is read behind it is not what the other rank has written."""
-    from .stand_in import Runtime
+    from .stand_in import MEMORY, Runtime
 
     opens = Runtime.open_ipc
 
     def open_something_else(runtime: Runtime, handle: bytes, device: int) -> int:
-        name, memory = machine.shared.pop(opens(runtime, handle, device))
-        other = np.zeros_like(memory)
-        machine.shared[other.ctypes.data] = (name, other)
-        return other.ctypes.data
+        memory = opens(runtime, handle, device)
+        with tempfile.TemporaryFile() as other:
+            other.truncate(MEMORY.mapped[memory].nbytes)
+            address = MEMORY.map(other.fileno(), MEMORY.mapped[memory].nbytes)
+        machine.shared[address] = runtime._unmapped(memory)
+        return address
 
     if RANK == 0:
         monkeypatch.setattr(Runtime, "open_ipc", open_something_else)

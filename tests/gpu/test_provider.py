@@ -89,7 +89,7 @@ def test_without_a_driver_every_rank_learns_that_there_is_no_gpu(cupy_nccl: Any)
 def host_array() -> Any:
     from . import stand_in
 
-    return stand_in.Machine().array(np.ones(2), 0)
+    return stand_in.Machine().array(np.ones(2), 0, 0)
 
 
 @pytest.mark.parametrize("missing", ["cupy", "libnccl"])

@@ -446,7 +446,7 @@ class CurrentStream:
 
 def pinned(nbytes: int) -> Any:
     """In place of cupy.cuda.alloc_pinned_memory, which rounds up."""
-    return np.full(1 << max(9, (nbytes - 1).bit_length()), 0x5A, np.uint8)
+    return CUDA.pinned(1 << max(9, (nbytes - 1).bit_length()))
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -478,6 +478,9 @@ class Runtime(cupy_runtime.Runtime):
 
     def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
         CUDA.load_copies(dimensions, device, stream)
+
+    def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
+        CUDA.load_additions(dtype, dimensions, device, stream)
 
     def to_host(self, host: Any, array: Any, stream: int) -> None:
         HOST_ARRAYS[host.ctypes.data] = host

@@ -77,6 +77,9 @@ class Runtime(cupy_runtime.Runtime):
     def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
         pass
 
+    def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
+        pass
+
     def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
         """Return an array of CuPy's over memory of the host."""
         host = np.zeros(shape, dtype)

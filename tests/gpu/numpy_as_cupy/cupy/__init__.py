@@ -22,7 +22,7 @@ class ndarray(np.ndarray):
     def __new__(cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None) -> ndarray:
         memory = None if memptr is None else np.asarray(memptr.mem.owner)
         if memory is not None:
-            return memory.reshape(shape).view(cls)
+            return memory.view(dtype).reshape(shape).view(cls)
         return super().__new__(cls, shape, dtype, None, 0, strides)
 
     @property
