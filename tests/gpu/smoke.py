@@ -447,6 +447,11 @@ def hangs() -> None:
     time.sleep(1000)
 
 
+def fails() -> None:
+    """Fail."""
+    raise AssertionError("fails")
+
+
 def crashes() -> None:
     """Crash."""
     print("crashes", flush=True)
@@ -457,7 +462,7 @@ def main() -> None:
     """Do what the only argument names."""
     if not gpus.is_real():
         os.environ["HPCCOMM_GPU_PROVIDER"] = gpus.PROVIDER
-    others = {"place": place, "checks": checks, "ground": ground, "hangs": hangs, "crashes": crashes}
+    others = {"place": place, "checks": checks, "ground": ground, "hangs": hangs, "fails": fails, "crashes": crashes}
     (others | CHECKS)[sys.argv[1]]()
 
 

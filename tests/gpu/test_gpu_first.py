@@ -59,26 +59,27 @@ def marked() -> list[int]:
 
 
 def test_a_rehearsal(tmp_path: Path) -> None:
-    steps = ("ground", "devices", "arrays_of_torch", "hangs", "crashes", "persistent")
+    steps = ("ground", "devices", "arrays_of_torch", "hangs", "fails", "crashes", "persistent")
     ended = run(tmp_path, "--rehearse", "--at-once", "2", "--only", *steps)
     said = outcomes(tmp_path)
     assert said["ground"] == said["smoke: devices"] == said["smoke: persistent"] == "passed"
     assert said["smoke: arrays_of_torch"] == "skipped"
-    assert said["smoke: hangs"] == "hung"
+    assert said["smoke: hangs"] == said["smoke: hangs, 2 rank(s)"] == "hung"
+    assert said["smoke: fails"] == "failed (1)"
     assert said["smoke: crashes"] == "crashed (SIGSEGV)"
     assert said["persistent, 1 rank(s)"] == "passed"
     assert ended.returncode == 1
     last = (tmp_path / "summary.txt").read_text().splitlines()[-1]
     assert "1 skipped" in last
-    assert "hung: smoke: hangs" in last
+    assert "hung: smoke: hangs, smoke: hangs, 2 rank(s)" in last
     with tarfile.open(tmp_path / "logs.tgz") as packed:
         assert "logs/smoke-hangs.txt" in packed.getnames()
     assert marked() == []
 
 
 def test_no_step_is_begun_that_does_not_fit(tmp_path: Path) -> None:
-    ended = run(tmp_path, "--rehearse", "--seconds", "12", "--only", "devices", "hangs")
-    assert outcomes(tmp_path) == {"smoke: devices": "did not fit", "smoke: hangs": "hung"}, ended.stderr
+    ended = run(tmp_path, "--rehearse", "--seconds", "12", "--only", "devices", "fails")
+    assert outcomes(tmp_path) == {"smoke: devices": "did not fit", "smoke: fails": "failed (1)"}, ended.stderr
 
 
 def test_without_a_gpu_nothing_is_run_or_written(tmp_path: Path) -> None:
