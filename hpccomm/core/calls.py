@@ -17,7 +17,7 @@ from ..errors import UnsupportedOperationError, here
 from . import checks
 from .annotations import Arrays, Integer, SplitSizes
 from .arrays import Array
-from .operation_list import OPERATIONS, START
+from .operation_list import OPERATIONS, START, TASK
 from .options import Membership
 from .reduce_op import ReduceOp, ReduceOpLike
 from .timeouts import as_seconds
@@ -39,7 +39,8 @@ class Call(tuple[str, str, Any, tuple[Any, ...]]):
     @property
     def named(self) -> dict[str, Any]:
         """The arguments by the names that they have in the list of operations."""
-        return dict(zip(OPERATIONS[self.name.removesuffix(START)].arguments, self.arguments))
+        spec = TASK if self.name == TASK.name else OPERATIONS[self.name.removesuffix(START)]
+        return dict(zip(spec.arguments, self.arguments))
 
 
 # -- one array ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,8 +24,9 @@ from .backend import Backend, FastPath, GPUFastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
 from .flight import flight_of
-from .operation_list import CALLED, MESSAGES, OPERATIONS, PLACE_OF_TAG
+from .operation_list import CALLED, MESSAGES, OPERATIONS, PLACE_OF_TAG, TASK
 from .reduce_op import ReduceOp
+from .registry import OBJECTS
 from .timeouts import as_seconds
 from .work import CompletedWork, JoinedWork, Work, WorkStatus
 
@@ -170,6 +172,26 @@ class Door:
         if self.block is not None and self.block.is_of_this_thread():
             self.block.refuse(work.call.name)
         self.run(work.call, False, work.begin, work)
+
+    def run_task(self, task: Any, step: Callable[[], Any]) -> Any:
+        """Make a call that an executor has sent to this rank; return its result, or raise its own error.
+
+        `task` tells of it: its text is what records have. The watchdog reads it, `number` and `began`.
+        """
+        self.messages = self.fast_path.passed_messages = self.messages + 1
+        number = self.number_of(TASK.name)  # noqa: F841
+        began = time.monotonic()  # noqa: F841
+        operation = self._begin(Call((TASK.name, OBJECTS, None, (task,))), False, None) if self.hooks else None
+        try:
+            outcome = step()
+        except BaseException as error:  # SystemExit, too, is the executor's to tell
+            if operation is not None:
+                operation.end(error)
+            raise
+        if operation is not None:
+            operation.outcome = outcome
+            operation.end()
+        return outcome
 
     def open_block(self, async_ops: bool) -> Block:
         """Return a new block, which collects the operations of this thread from now on."""

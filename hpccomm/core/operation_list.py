@@ -32,8 +32,8 @@ class OperationSpec(NamedTuple):
 
     @property
     def is_a_message(self) -> bool:
-        """True if it is between two ranks."""
-        return "dst" in self.arguments or "src" in self.arguments
+        """True if it is between two ranks. So is a task: the call has come from rank 0."""
+        return self.name == "task" or "dst" in self.arguments or "src" in self.arguments
 
 
 def _spec(name: str, arguments: str, summary: str, forms: str = "async") -> OperationSpec:
@@ -107,6 +107,8 @@ OPERATIONS: dict[str, OperationSpec] = {
     )
 }
 
+TASK = _spec("task", "call", "a call that rank 0 of an executor has sent to this rank", "")  # no function of ours
+
 OF_GRIDS = {"halo_exchange", "halo_accumulate"}  # which other groups have not
 
 OF_SEVERAL = {"redistribute"}  # before which the ranks gather what they need to know of each other
@@ -121,7 +123,7 @@ CALLED = {  # the function that a program has called, by operation and `async_op
 }
 
 # Between two ranks, and so numbered apart; all others are called by every rank of the group, in the same order.
-MESSAGES = {name + form for name, spec in OPERATIONS.items() if spec.is_a_message for form in ("", START)}
+MESSAGES = {name + form for name, spec in OPERATIONS.items() if spec.is_a_message for form in ("", START)} | {TASK.name}
 # Among the arguments; before it, the second one is the rank at the other end.
 PLACE_OF_TAG = {
     name: OPERATIONS[name].arguments.index("tag") for name in ("send", "recv", "sendrecv", "send_object_list")

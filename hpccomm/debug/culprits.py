@@ -13,7 +13,16 @@ from typing import Any
 
 from ..core.operation_list import START
 from .records import Record, key_of_operation, minority, sides, unequal_in_words, unequal_sizes
-from .reported import MAY_BE_SMALL, SMALL, Reported, last_collectives, record_from, wait_in_words, waits_in
+from .reported import (
+    MAY_BE_SMALL,
+    SMALL,
+    Reported,
+    last_collectives,
+    record_from,
+    tasks_in_words,
+    wait_in_words,
+    waits_in,
+)
 from .words import by_number, duration, places_in_words, ranks_by_value, ranks_in_words
 
 LEAST = 1.0  # seconds that a call of C takes which is worth a word
@@ -82,7 +91,8 @@ class _Search:
         if not waiting and (found := self._standing()).standstill:
             return found
         if not waiting:
-            return Verdict(lines=["no rank waits for another one"] if any(each.report for each in self._ranks) else [])
+            lines = ["no rank waits for another one"] if any(each.report for each in self._ranks) else []
+            return Verdict(lines=[*lines, *self._tasks()])
         longest = max(seconds for each in waiting for _, seconds in each.waits)
         hanging = [each for each in waiting if any(seconds >= longest / 2 for _, seconds in each.waits)]
         for search in (
@@ -316,8 +326,8 @@ class _Search:
             each.rank: each.report["program"] for each in self._ranks if each.report and each.report.get("stands")
         }
         others = [each for each in self._ranks if each.rank not in places]
-        if not places or any(each.report and not each.report.get("left") for each in others):
-            return Verdict()  # there is one that may move
+        if not places or any(each.report and not each.report.get("left") for each in others) or any(self._tasks()):
+            return Verdict()  # there is one that may move, or whose task may take its time
         seconds = min(each.report["stands"] for each in self._ranks if each.report and each.rank in places)
         if seconds < LEAST:
             return Verdict()
@@ -353,7 +363,15 @@ class _Search:
             return f"it has come to the end of its program{why} without that{last_collectives(report)}"
         if report.get("ended"):
             return f"it has ended {report['ended']}{last_collectives(report)}"
+        if tasks := tasks_in_words(report):
+            return f"it is in {tasks}{last_collectives(report)}"
         return f"it is in the program at {report['program']}{last_collectives(report)}"
+
+    def _tasks(self) -> Iterator[str]:
+        """Yield a line for each rank that is in a task of an executor."""
+        for each in self._ranks:
+            if tasks := tasks_in_words(each.report):
+                yield f"rank {each.rank} is in {tasks}"
 
     def _is_spare(self, rank: int) -> bool:
         return bool((self._ranks[rank].report or {}).get("spare"))

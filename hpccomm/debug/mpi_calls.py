@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..core.operation_list import OPERATIONS, START, OperationSpec
+from ..core.operation_list import OPERATIONS, START, TASK, OperationSpec
 
 LIKE = {  # of each, the blocking forms, from whose names those of the others are made
     "barrier": "Barrier",
@@ -88,4 +88,6 @@ STARTS = {  # what comes back is a request
 
 def spec_of(name: str) -> OperationSpec | None:
     """Return the facts of an operation of hpccomm, or of what a call of MPI is like; None if it is neither."""
+    if name == TASK.name:
+        return TASK
     return OPERATIONS.get(name.removesuffix(START)) or CALLS.get(name)

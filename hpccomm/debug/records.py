@@ -11,7 +11,7 @@ import numpy as np
 from ..core.arrays import count_of
 from ..core.hooks import Operation
 from ..core.members import abridged
-from ..core.operation_list import START
+from ..core.operation_list import START, TASK
 from .groups_seen import key_of
 from .mpi_calls import spec_of
 from .words import ranks_by_value, size_in_words
@@ -55,7 +55,7 @@ class Record:
     where : str
         The line of the program that called it, ``"train.py:91"``; ``""`` where that is not known.
     details : str
-        What else the ranks have to agree on: ``"ranks 0, 2"`` of a new group.
+        What else the ranks have to agree on: ``"ranks 0, 2"`` of a new group. Of a task: its call, ``"load(3)"``.
     sizes : list of two lists of int, or None
         Elements sent to each rank of the group, and expected of each, where these are arguments.
 
@@ -95,7 +95,7 @@ class Record:
 
     @property
     def is_a_message(self) -> bool:
-        """Whether it is between two ranks."""
+        """Whether it is between two ranks; so is a task, which rank 0 has sent."""
         spec = spec_of(self.name)
         return spec is not None and spec.is_a_message
 
@@ -110,8 +110,10 @@ class Record:
         return f"{self.name} ({', '.join(details)})" if details else self.name
 
     def __str__(self) -> str:
-        """Return ``all_reduce #41 of 'dp' (4 MiB float32)``."""
+        """Return ``all_reduce #41 of 'dp' (4 MiB float32)``, ``task #3 of 'world' (load(3))``."""
         sizes = f" ({size_in_words(self.nbytes)} {self.dtype})" if self.dtype else ""
+        if self.name == TASK.name:
+            sizes = f" ({self.details})"
         number = f" #{self.number}" if spec_of(self.name) is not None else ""
         return f"{self.name}{number} of {self.group_name!r}{sizes}"
 
@@ -121,7 +123,6 @@ def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str
     operation = Operation(group, name, number, "", False, dict(arguments))
     arrays, peer = operation.arrays, operation.peer
     op: Any = operation.op
-    ranks = () if arguments.get("use_local_synchronization") else tuple(arguments.get("ranks") or ())
     return Record(
         name,
         number,
@@ -133,10 +134,19 @@ def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str
         op="" if op is None else str(getattr(op, "name", op)).upper(),
         peer=peer if isinstance(peer, int) else None,
         tag=arguments.get("tag"),
-        details=f"ranks {abridged(ranks)}" if ranks else "",
+        details=details_of(operation),
         sizes=sizes_by_rank(operation),
         **fields,
     )
+
+
+def details_of(operation: Operation) -> str:
+    """Return the `details` of its record."""
+    arguments = operation.arguments
+    if operation.name == TASK.name:
+        return str(arguments["call"])
+    ranks = () if arguments.get("use_local_synchronization") else tuple(arguments.get("ranks") or ())
+    return f"ranks {abridged(ranks)}" if ranks else ""
 
 
 def key_of_operation(record: Record) -> tuple[str, int, str]:

@@ -119,6 +119,7 @@ class Reporter:
             "spare": spare,
             "ended": ended,
             "operations": operations,
+            "tasks": [{**record.as_dict(), "seconds": seconds} for record, seconds in stacks.tasks_in_flight()],
             "groups": {key_of(group): _group(group) for group in groups()}
             | {key: facts for source in SOURCES for key, facts in source.groups().items()},
             "neighbours": self._neighbours(),

@@ -106,6 +106,12 @@ def record_from(entry: Mapping[str, Any]) -> Record:
     return Record(**{name: entry[name] for name in Record.__dataclass_fields__ if name in entry})
 
 
+def tasks_in_words(report: Mapping[str, Any] | None) -> str:
+    """Return the tasks that a rank is in, ``task #3 of 'world' (load(3)), pool.py:9, for 12 s``; "" if in none."""
+    tasks = (report or {}).get("tasks", ())
+    return " and in ".join(f"{record_from(each)}, {each['where']}, for {duration(each['seconds'])}" for each in tasks)
+
+
 def wait_in_words(record: Record, seconds: float, verb: str = "is") -> str:
     """Return ``is in all_reduce #41 of 'world', train.py:91, for 12 s``."""
     peer, tag = "", ""

@@ -16,6 +16,7 @@ import re
 import sys
 import sysconfig
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 from ..core.door import DOORS, Door
 from ..core.group import ProcessGroup
-from ..core.operation_list import CALLED, MESSAGES, OF_SEVERAL, OPERATIONS
+from ..core.operation_list import CALLED, MESSAGES, OF_SEVERAL, OPERATIONS, TASK
 from ..core.operations import Operations
 from ..core.persistent_work import PersistentWork
 from ..core.timeouts import KEEP_TIME, as_seconds
@@ -41,7 +42,7 @@ ASSIGNS = dis.opmap["STORE_SUBSCR"]
 OWN_THREADS = "hpccomm-"  # how their names begin
 
 # The frames that show an operation: the door, the method before it (the only one of a fast operation), waits.
-DOOR = Door.run.__code__
+DOOR, DOOR_OF_TASKS = Door.run.__code__, Door.run_task.__code__
 METHODS: dict[CodeType, str] = {
     getattr(Operations, name).__code__: name
     for name in OPERATIONS
@@ -110,6 +111,20 @@ def call_of_thread(thread: int) -> CallInFlight | None:
     """Return the call that a thread of the program is in."""
     frame = sys._current_frames().get(thread)
     return None if frame is None else _call_in(frame, _waits_in_c().get(thread))
+
+
+def tasks_in_flight() -> Iterator[tuple[Record, float]]:
+    """Yield the task of an executor that each thread is in, with the seconds since it has begun.
+
+    It is no call in flight: it may take days, and the time limit of its group is not for it.
+    """
+    for innermost in sys._current_frames().values():
+        for frame in _outward(innermost):
+            inside = frame.f_locals if frame.f_code is DOOR_OF_TASKS else {}
+            if "began" in inside:
+                group, number, arguments = inside["self"].group, inside["number"], {"call": inside["task"]}
+                record = describe(group, TASK.name, number, arguments, where=program_line(innermost))
+                yield record, time.monotonic() - inside["began"]
 
 
 def _waits_in_c() -> dict[int, Work]:

@@ -288,7 +288,8 @@ class Dispatcher:
 
     def _send(self, worker: Served, task: Task) -> None:
         try:
-            request = self._comm.isend(tuple(task.call), worker.rank, TAG)
+            call = task.call
+            request = self._comm.isend((call.fn, call.args, call.kwargs), worker.rank, TAG)
         except MPI.Exception as error:
             self._tasks.appendleft(task)
             self._bury_the_dead(error)

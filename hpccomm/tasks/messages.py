@@ -10,14 +10,16 @@ import itertools
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mpi4py.util import pkl5
 
+from ..core import door
 from ..errors import DistError, here
 
 TAG = 0
-FOLDER = os.path.dirname(__file__)
+BELOW = f"{os.path.dirname(__file__)}{os.sep}", door.__file__  # a task's own function on a worker's stack
 LONGEST_ARGUMENT = 30  # characters
 
 
@@ -27,12 +29,17 @@ class Stop(NamedTuple):
     has_lost: bool  # some rank has died: the communicator is not freed
 
 
-class Call(NamedTuple):
-    """A call that a worker is to make."""
+@dataclass(frozen=True)
+class Call:
+    """A call that a worker is to make; no tuple, in which hooks would look for arrays."""
 
     fn: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+
+    def make(self) -> Any:
+        """Return the result."""
+        return self.fn(*self.args, **self.kwargs)
 
     def __str__(self) -> str:
         """Return ``f(3, ndarray)``; numbers and short texts as they are."""
@@ -83,7 +90,7 @@ def failure_of(error: BaseException) -> Failure:
     arguments than `Exception` has.
     """
     trace = error.__traceback__
-    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == FOLDER:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(BELOW):
         trace = trace.tb_next
     lines = traceback.format_exception(type(error), error, trace)
     try:

@@ -138,7 +138,7 @@ class Pool:
             return None
         _serving.append(self._group)
         if self._comm is None:
-            tasks: _Tasks = _InThisRank(self._initializer, self._initargs)
+            tasks: _Tasks = _InThisRank(self._group, self._initializer, self._initargs)
         else:
             from .dispatcher import Dispatcher
 
@@ -200,11 +200,14 @@ class _InThisRank:
 
     size = 1
 
-    def __init__(self, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]) -> None:
+    def __init__(
+        self, group: ProcessGroup, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+    ) -> None:
+        self._door = group.door
         self._threads = concurrent.futures.ThreadPoolExecutor(1, "hpccomm-executor", initializer, initargs)
 
     def submit(self, call: Call) -> concurrent.futures.Future[Any]:
-        return self._threads.submit(call.fn, *call.args, **call.kwargs)
+        return self._threads.submit(self._door.run_task, call, call.make)
 
     def close(self, cancels: bool) -> None:
         self._threads.shutdown(wait=False, cancel_futures=cancels)

@@ -27,9 +27,12 @@ class Worker:
 
     def serve(self, initializer: Callable[..., object] | None, initargs: Sequence[Any]) -> bool:
         """Call the initializer, then what rank 0 sends, and answer each time; return whether a rank has died."""
-        call = Call(initializer or bool, initargs if initializer else (), {})
-        self._answer(call, _outcome(call))
-        del call
+        if initializer is None:
+            self._answer("", Outcome(None, None, 0.0))
+        else:
+            call = Call(initializer, initargs, {})
+            self._answer(call, self._outcome(call))
+            del call
         while True:
             self._wait_until(partial(self._comm.Iprobe, 0, TAG))
             try:
@@ -43,8 +46,18 @@ class Worker:
                 return received.has_lost
             call = Call(*received)
             del received
-            self._answer(call, _outcome(call))
+            self._answer(call, self._outcome(call))
             del call  # and its arrays, while it waits
+
+    def _outcome(self, call: Call) -> Outcome:
+        began = time.perf_counter()
+        try:
+            result = self._group.door.run_task(call, call.make)
+        except KeyboardInterrupt:  # every rank gets Ctrl-C
+            raise
+        except BaseException as error:  # sys.exit, too
+            return Outcome(None, failure_of(error), time.perf_counter() - began)
+        return Outcome(result, None, time.perf_counter() - began)
 
     def _answer(self, call: object, outcome: Outcome) -> None:
         try:
@@ -73,14 +86,3 @@ class Worker:
         )
         substitute.__traceback__ = error.__traceback__
         return failure_of(substitute)
-
-
-def _outcome(call: Call) -> Outcome:
-    began = time.perf_counter()
-    try:
-        result = call.fn(*call.args, **call.kwargs)
-    except KeyboardInterrupt:  # every rank gets Ctrl-C
-        raise
-    except BaseException as error:  # sys.exit, too
-        return Outcome(None, failure_of(error), time.perf_counter() - began)
-    return Outcome(result, None, time.perf_counter() - began)

@@ -29,7 +29,7 @@ class Rank:
 
     def call(self, name: str = "all_reduce", group: str = "world", state: str = "completed", **fields: Any) -> Record:
         about = self.trace.groups[group]
-        is_message = name in ("send", "recv", "sendrecv")
+        is_message = name in ("send", "recv", "sendrecv", "task")
         about.messages += is_message
         about.collectives += not is_message
         number = about.messages if is_message else about.collectives
@@ -266,6 +266,19 @@ def test_ranks_without_a_recording() -> None:
     found = verdict(ranks[:3])
     assert found.culprits == [3]
     assert "rank 3: there is no recording of it" in found.lines[1]
+
+
+def test_tasks_are_no_messages_and_are_named_while_they_last() -> None:
+    ranks = job(3)
+    for number, each in enumerate(ranks[1:]):
+        for _ in range(number + 1):
+            each.call("task", dtype="", details="load(7)")
+    ranks[0].call("send", peer=2)
+    ranks[2].call("recv", peer=0)
+    assert verdict(ranks).lines == []
+    ranks[1].call("task", dtype="", details="load(8)", state="in flight", where="pool.py:9")
+    found = verdict(ranks)
+    assert (found.culprits, found.lines) == ([], ["rank 1 is in task #2 of 'world' (load(8)) at pool.py:9"])
 
 
 def messages(sent: int, received: int) -> Iterator[list[Rank]]:

@@ -260,6 +260,33 @@ def test_nobody_waits() -> None:
     assert verdict([], 3).culprits == []
 
 
+def in_task(rank: int, size: int, seconds: float = 30.0, **fields: Any) -> Any:
+    """Return the report of a rank that is in a task of an executor."""
+    task = {"name": "task", "number": 3, "group": "w", "group_name": "world", "details": "load(7)"}
+    return report(rank, size, tasks=[{**task, "where": "pool.py:9", "seconds": seconds}], **fields)
+
+
+def test_tasks_are_named_where_nobody_waits() -> None:
+    found = verdict([report(0, 3), in_task(1, 3), report(2, 3)], 3)
+    task = "rank 1 is in task #3 of 'world' (load(7)), pool.py:9, for 30 s"
+    assert (found.culprits, found.lines) == ([], ["no rank waits for another one", task])
+
+
+def test_a_rank_that_is_waited_for_is_in_a_task() -> None:
+    found = verdict([report(0, 3, is_in("barrier", 2, "d")), in_task(1, 3), report(2, 3, is_in("barrier", 2, "d"))], 3)
+    assert found.culprits == [1]
+    said = "rank 1 never reached barrier #2 of 'dp': it is in task #3 of 'world' (load(7)), pool.py:9, for 30 s"
+    assert text(found).startswith(said)
+
+
+def test_a_task_in_a_call_of_c_may_take_its_time() -> None:
+    stands = {"stands": 99.0}
+    assert verdict([report(0, 2, **stands), report(1, 2, **stands)], 2).standstill == 99
+    found = verdict([report(0, 2, **stands), in_task(1, 2, **stands)], 2)
+    assert (found.culprits, found.standstill) == ([], 0)
+    assert "rank 1 is in task #3" in text(found)
+
+
 # -- what the ranks differ in ------------------------------------------------------------------------
 
 

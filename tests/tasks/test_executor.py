@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+import hpccomm.debug
 from hpccomm.tasks.messages import RemoteTraceback
 
 from ..launch import until
@@ -55,6 +56,28 @@ def in_words(number: int) -> str:
     if number == 7:
         raise LookupError(f"no word for {number}")
     return str(number)
+
+
+class Seen:
+    """A hook that keeps the tasks that have ended."""
+
+    def __init__(self) -> None:
+        self.tasks: list[hc.Operation] = []
+
+    def begin(self, operation: hc.Operation) -> None:
+        pass
+
+    def end(self, operation: hc.Operation) -> None:
+        if operation.name == "task":
+            self.tasks.append(operation)
+
+
+class Refuses(Seen):
+    """A hook that keeps a task from being done."""
+
+    def begin(self, operation: hc.Operation) -> None:
+        if operation.name == "task" and str(operation.arguments["call"]) == "square(3)":
+            raise ValueError(f"no {operation.arguments['call']} here")
 
 
 class TwoArguments(Exception):
@@ -174,7 +197,7 @@ def test_an_exception_comes_with_the_traceback_of_the_worker() -> None:
             assert "in in_words" in text
             assert "LookupError: no word for 7" in text
             assert ", in in_words(7):" in text
-            assert "hpccomm/tasks" not in text
+            assert "hpccomm/" not in text
         with pytest.raises(SystemExit) as left:
             executor.submit(raises, SystemExit, 5).result()
         assert left.value.code == 5
@@ -247,6 +270,43 @@ def test_the_initializer_is_called_once_by_each_worker() -> None:
         if executor is not None:
             own = 0 if hc.get_world_size() == 1 else 1
             assert executor.submit(settings, 0).result()["scale"] >= own
+
+
+def test_hooks_and_recordings_have_the_tasks_of_their_rank() -> None:
+    group = hc.new_group()
+    seen = Seen()
+    before = group.message_number
+    with hpccomm.debug.record(), group.register_hook(seen), hc.executor(group) as executor:
+        if executor is not None:
+            assert list(executor.map(square, range(9))) == [x * x for x in range(9)]
+            with pytest.raises(LookupError):
+                executor.submit(in_words, 7).result()
+    records = [each for each in hpccomm.debug.recorded() if each.name == "task"]
+    assert [(each.number, each.details, each.state) for each in records] == [
+        (before + place + 1, str(each.arguments["call"]), "completed" if each.error is None else "failed")
+        for place, each in enumerate(seen.tasks)
+    ]
+    assert all(each.group_name == group.name and each.is_a_message and each.end >= each.begin for each in records)
+    assert group.message_number == before + len(records)
+    for each in seen.tasks:
+        assert each.arrays == []
+        if each.arguments["call"].fn is in_words:
+            assert isinstance(each.error, LookupError)
+        else:  # of map: a chunk of one call
+            assert [f"square({math.isqrt(result)})" for result in each.outcome] == [str(each.arguments["call"])]
+    done: list[list[str]] = [[]] * group.size
+    hc.all_gather_object(done, [str(each.arguments["call"]) for each in seen.tasks])
+    assert sorted(itertools.chain(*done)) == sorted([f"square({x})" for x in range(9)] + ["in_words(7)"])
+    assert group.size == 1 or done[0] == []
+
+
+def test_what_a_hook_raises_is_the_error_of_the_task() -> None:
+    group = hc.new_group()
+    with group.register_hook(Refuses()), hc.executor(group) as executor:
+        if executor is not None:
+            with pytest.raises(ValueError, match=r"no square\(3\) here"):
+                list(executor.map(square, [1, 2, 3]))
+            assert executor.submit(square, 4).result() == 16
 
 
 def test_an_initializer_that_fails_breaks_the_executor() -> None:

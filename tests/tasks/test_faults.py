@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -167,6 +168,10 @@ with hc.executor(task_timeout=1) as executor:
         assert "the job ends with status 124" in told
         assert status == 124
         assert "raised" not in printed
+        verdict = "\n".join(file.read_text() for file in tmp_path.rglob("verdict*.txt"))
+        assert re.search(rf"rank [12] is in task #1 of 'world' \(hang\(7\)\), \S*program\.py:{line}, for ", verdict), (
+            told
+        )
     else:
         assert "9" in printed.splitlines()  # the other worker does tasks
         assert status not in (0, 124)

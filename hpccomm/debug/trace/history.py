@@ -8,10 +8,10 @@ another, the fewer.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ...core.operation_list import START
+from ...core.operation_list import START, TASK
 from ..culprits import Verdict
 from ..records import Record, key_of_operation, minority, sides
 from ..words import by_number, places_in_words, ranks_in_words
@@ -77,6 +77,7 @@ class _Search:
             found = self._absence(doubtful)
         else:
             found = self._unmatched_message()
+        found.lines += self._tasks()
         if self._absent:
             found.lines.append(f"there is no recording of {ranks_in_words(self._absent)}")
         return found
@@ -214,6 +215,13 @@ class _Search:
         verb = "it is in" if last.state == "in flight" else "its last operation was"
         return f"{verb} {last}{_at(last)}"
 
+    def _tasks(self) -> Iterator[str]:
+        """Yield a line for each task of an executor that has not ended."""
+        for rank, trace in self._traces.items():
+            for record in trace.records:
+                if record.name == TASK.name and record.state == "in flight":
+                    yield f"rank {rank} is in {record}{_at(record)}"
+
     # -- messages ------------------------------------------------------------------------------------------------
 
     def _unmatched_message(self) -> History:
@@ -226,6 +234,8 @@ class _Search:
             for rank in set(members) - unclear:
                 for record in self._messages(rank, group):
                     name = record.name.removesuffix(START)
+                    if name == TASK.name:
+                        continue
                     if name == "sendrecv" or record.peer is None or record.state == "failed":
                         unclear.add(rank)
                         continue

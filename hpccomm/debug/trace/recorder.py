@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.backend import FastPath
 from ...core.hooks import Operation, RemovableHandle
+from ...core.operation_list import TASK
 from ...native import room
 from ..groups_seen import everywhere, key_of, ranks_of
 from ..past import Past, last, past
-from ..records import Record
+from ..records import Record, details_of
 from ..stacks import PACKAGE
 from .clock import EPOCH
 
@@ -92,8 +93,8 @@ class Entry:
     """An operation that has passed the door."""
 
     __slots__ = (
-        "async_op", "began", "count", "dtype", "ended", "has_failed", "name", "nbytes", "number", "op", "peer", "tag",
-        "traced", "where",
+        "async_op", "began", "count", "details", "dtype", "ended", "has_failed", "name", "nbytes", "number", "op",
+        "peer", "tag", "traced", "where",
     )  # fmt: skip
 
     def __init__(self, operation: Operation, traced: TracedGroup, where: tuple[CodeType, int] | None) -> None:
@@ -105,6 +106,7 @@ class Entry:
         self.count = sum(counts)
         self.nbytes = sum(count * array.dtype.itemsize for count, array in zip(counts, arrays))
         self.op, self.peer, self.tag = operation.op, operation.peer, arguments.get("tag")
+        self.details = details_of(operation) if operation.name == TASK.name else ""
         self.began, self.ended, self.has_failed = now(), 0.0, False
 
     def record(self) -> Record:
@@ -126,6 +128,7 @@ class Entry:
             end=EPOCH + self.ended if self.ended else 0.0,
             state="failed" if self.has_failed else "completed" if self.ended else "in flight",
             where="" if self.where is None else line(*self.where),
+            details=self.details,
         )
 
 

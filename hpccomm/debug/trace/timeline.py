@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...core.operation_list import TASK
 from ..records import Record
 from ..words import size_in_words
 from .arrivals import arrivals, by_rank, straggler
@@ -88,7 +89,7 @@ def _slice(record: Record, rank: int, thread: int, start: float, end: float) -> 
 
 
 def _title(record: Record) -> str:
-    return f"{record.name} #{record.number}"
+    return record.details if record.name == TASK.name else f"{record.name} #{record.number}"
 
 
 # -- the page ------------------------------------------------------------------------------------------------
