@@ -14,7 +14,7 @@ from .core.group import ProcessGroup, child_of, make_group
 from .core.members import abridged
 from .core.non_member import Group
 from .core.options import fields_of
-from .errors import TooFewSparesError, UnsupportedOperationError, here
+from .errors import DistError, TooFewSparesError, UnsupportedOperationError, here
 from .groups import count_names_anew, usable
 from .job import failures, mpi_library
 from .world import connect, current_world, is_initialized, member, member_of, replace_world
@@ -52,7 +52,8 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     UnsupportedOperationError
         The job does not survive dead ranks: it was not started with ``mpirun --with-ft ulfm`` (Open MPI).
     DistError
-        `group` has been destroyed or shrunk before.
+        `group` has been destroyed or shrunk before. In a world with spares, on every rank: some ranks call
+        `replace_failed` instead.
 
     Examples
     --------
@@ -70,6 +71,8 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     usable("shrink_group", old)
     _check_that_mpi_survives("shrink_group")
     is_world = is_initialized() and old is current_world()
+    if old.reserve is not None:
+        _check_that_all_call("shrink_group", old)
     new = _of_survivors(old)
     if is_world:
         replace_world(new)
@@ -114,7 +117,7 @@ def replace_failed(group: ProcessGroup | None = None) -> ProcessGroup:
     ValueError
         `group` is not the world.
     DistError
-        `group` has been destroyed, shrunk or replaced before.
+        `group` has been destroyed, shrunk or replaced before. On every rank: some ranks call `shrink_group` instead.
 
     Examples
     --------
@@ -146,7 +149,7 @@ def replace_failed(group: ProcessGroup | None = None) -> ProcessGroup:
         fields["place"] = old.place.without_the_dead(fields["comm"], fields["nodes"])
         return make_group(**{**fields_of(old), "ranks": (), **fields})
 
-    failures.revoke(old.comm)
+    _check_that_all_call("replace_failed", old)
     new = cast("ProcessGroup", reserve.fill(old.rank, old.size, make))  # only a spare may get none
     _abandon(old, reserve.replaced, "replaced", "replace_failed")
     old.successor, new.reserve = new, reserve
@@ -194,6 +197,20 @@ def _check_that_mpi_survives(operation: str) -> None:
     if not failures.is_on():
         raise UnsupportedOperationError(
             f"{operation}: this job does not survive dead ranks; {failures.HOW_TO_START}{here()}"
+        )
+
+
+def _check_that_all_call(operation: str, world: ProcessGroup) -> None:
+    """Raise on every rank if some shrink a world and others fill it: they would wait for each other for ever."""
+    failures.revoke(world.comm)  # wakes those who call neither yet
+    shrinks = operation == "shrink_group"
+    all_shrink, all_fill = (failures.agree(world.comm, vote) for vote in (shrinks, not shrinks))
+    if not (all_shrink or all_fill):
+        other = "replace_failed" if shrinks else "shrink_group"
+        raise DistError(
+            f"other ranks call {other}; call the same on every rank: replace_failed(), and shrink_group() where that "
+            f"raises TooFewSparesError{here()}",
+            operation,
         )
 
 

@@ -333,6 +333,38 @@ def test_more_dead_ranks_than_spares_are_told_on_every_survivor_and_the_spare_st
     assert [seen[5]["last"], seen[4]["last"]] == [[0, 2, 1], [1, 2, 1]]
 
 
+@survives
+def test_survivors_that_shrink_while_others_replace_are_told_and_may_call_the_same(tmp_path: Path) -> None:
+    program = """
+        world = hc.init_process_group(spares=1)
+        if not world.is_replacement:
+            hc.barrier()
+            if PROCESS == 1:
+                die()
+            wait_for_a_death()
+            for call in [hc.shrink_group, hc.replace_failed][:: -1 if PROCESS else 1]:
+                try:
+                    call()
+                except hc.DistError as error:
+                    seen.setdefault("texts", []).append([type(error).__name__, str(error)])
+            seen["same"] = hc.GroupMember.WORLD is world
+            world = hc.replace_failed()
+        seen["world"] = [world.rank, world.size, world.is_replacement, sum_of_ranks()]
+        hc.destroy_process_group()
+        write_down()
+        """
+    seen, _ = run(program, tmp_path, 4)
+    same = "call the same on every rank: replace_failed(), and shrink_group() where that raises TooFewSparesError"
+    texts = {
+        name: ["DistError", f"{name}: other ranks call {other}; {same} (rank {{}})"]
+        for name, other in [("shrink_group", "replace_failed"), ("replace_failed", "shrink_group")]
+    }
+    for rank, order in ((0, ["shrink_group", "replace_failed"]), (2, ["replace_failed", "shrink_group"])):
+        expected = [[kind, text.format(rank)] for kind, text in map(texts.get, order)]
+        assert seen[rank] == {"texts": expected, "same": True, "world": [rank, 3, False, 3]}
+    assert seen[3] == {"world": [1, 3, True, 3]}
+
+
 # -- deaths meanwhile ----------------------------------------------------------------------------------
 
 # In the middle of replace_failed, by the function of the reserve in which a process dies.
