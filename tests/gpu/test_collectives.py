@@ -269,7 +269,7 @@ def test_lists_of_equal_sizes_are_one_call_of_nccl(
     else:
         outputs = [gpus.array(np.zeros(3, int), layout) for _ in range(n)]
     gathers(machine)
-    call(hc.all_gather, outputs, array, async_op=async_op)
+    call(hc.all_gather, outputs, array, group=process_group, async_op=async_op)
     assert gathers(machine) == ["all_gather"]
     for rank, output in enumerate(outputs):
         assert_same(gpus.values(output), np.full(3, rank))

@@ -59,6 +59,7 @@ def test_an_asynchronous_operation_is_seen_also_after_a_stream_waits_for_it(
     dog: watchdog.Watchdog, machine: Any, process_group: hc.ProcessGroup
 ) -> None:
     array = gpus.array(np.ones(3))
+    assert seen(dog) == []
     machine.held = True
     try:
         hc.all_reduce(array, async_op=True).wait()
