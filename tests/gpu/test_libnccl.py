@@ -20,9 +20,10 @@ CHILD = 0x1234
 
 
 class Splitting:
-    """ncclCommSplit of a communicator that does not block (src/init.cc of NCCL 2.30.7).
+    """ncclCommSplit and ncclCommWindowRegister of a communicator that does not block (NCCL 2.30.7).
 
-    It answers ncclSuccess while the parent is in progress; a thread sets the pointer, and then the parent's state.
+    They answer ncclSuccess while it is in progress (src/init.cc, src/dev_runtime.cc); a thread sets the pointer, and
+    then the communicator's state.
     """
 
     def __init__(self) -> None:
@@ -33,6 +34,9 @@ class Splitting:
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
+
+    def ncclCommWindowRegister(self, comm: Any, memory: int, nbytes: int, made: ctypes.c_void_p, flags: int) -> int:
+        return self.ncclCommSplit(comm, nbytes, 0, made, None)
 
     def ncclCommSplit(self, comm: Any, color: int, key: int, made: ctypes.c_void_p, config: Any) -> int:
         self.state, self.memory, address = libnccl.IN_PROGRESS, weakref.ref(made), ctypes.addressof(made)
@@ -59,6 +63,15 @@ def test_a_split_that_does_not_block_waits_until_nccl_has_set_the_pointer(color:
     made = libnccl.Communicator(library, ctypes.c_void_p(1), TimeLimit(60)).split(color, 0, TimeLimit(60))
     library.threads[0].join()
     assert (None if made is None else made._comm.value) == (CHILD if color >= 0 else None)
+
+
+@pytest.mark.parametrize("nbytes", [64, -1])
+def test_a_window_is_waited_for_which_may_be_none(nbytes: int) -> None:
+    """Of -1 byte this library makes none, as NCCL does where the GPUs have no symmetric memory."""
+    library: Any = Splitting()
+    window = libnccl.Communicator(library, ctypes.c_void_p(1), TimeLimit(60)).register_window(16, nbytes)
+    library.threads[0].join()
+    assert window == (CHILD if nbytes > 0 else 0)
 
 
 def test_memory_that_nccl_still_writes_to_is_kept_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
