@@ -59,7 +59,8 @@ class Packing:
     def adding_buffer(self, array: Any) -> Any:
         """Return a contiguous array; `unpack` adds its values to `array`."""
         buffer = self.empty(array.shape, array.dtype)
-        self._runtime.load_additions(array.dtype, array.ndim, self._device, self.stream)  # not behind a receive that waits
+        # not behind a receive that waits
+        self._runtime.load_additions(array.dtype, array.ndim, self._device, self.stream)
         self._unpacking.append((self._runtime.add, array, buffer))
         return buffer
 
