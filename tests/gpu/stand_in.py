@@ -945,6 +945,8 @@ def fail() -> None:
 
 
 Job = Iterator[None]
+MESSAGES = "_send", "_recv"
+TREE_BYTES = 1 << 10
 
 
 def _in_a_thread(job: Job) -> Job:
@@ -954,12 +956,25 @@ def _in_a_thread(job: Job) -> Job:
     yield from job
 
 
+def _meeting(function: str, arguments: tuple[int, ...]) -> tuple[str, int]:
+    """Return for what, and with whom, a call's ranks have to be connected.
+
+    Each algorithm of collectives has connections of its own, made when NCCL chooses it first (`initAlgoChannels` in its
+    src/enqueue.cc). Which algorithm it is for which size is made up here.
+    """
+    if function in MESSAGES:
+        return function, arguments[-2]
+    if function == "_all_reduce" and arguments[2] * TYPES[arguments[3]].itemsize <= TREE_BYTES:
+        return "trees", 0
+    return "rings", 0
+
+
 class Communicator:
     """ncclComm_t, on an MPI communicator.
 
-    NCCL connects ranks when they need it: in the first collective, and in the first message of each two and direction.
-    Until the others are there that blocks the host; or, where the communicator does not block, is in progress: a job,
-    which goes on when somebody asks.
+    NCCL connects ranks when they need it: in the first collective of each algorithm, and in the first message of each
+    two and direction. Until the others are there that blocks the host; or, where the communicator does not block, is in
+    progress: a job, which goes on when somebody asks.
     """
 
     comm: MPI.Intracomm
@@ -1038,7 +1053,7 @@ class Communicator:
         requests = []
         for function, arguments in calls:
             assert function.__self__ is self, "a group has the calls of one communicator"
-            meeting = (function.__name__, arguments[-2]) if function.__name__ in ("_send", "_recv") else ("all", 0)
+            meeting = _meeting(function.__name__, arguments)
             if meeting not in self.met:
                 self.met.add(meeting)
                 requests.append(self._meet(*meeting))
@@ -1074,7 +1089,7 @@ class Communicator:
         self.uses += mine
 
     def _meet(self, what: str, peer: int) -> MPI.Request:
-        if what == "all":
+        if what not in MESSAGES:
             return self.comm.Ibarrier()
         nothing = np.empty(0, np.uint8)
         return self.comm.Issend(nothing, peer, tag=1) if what == "_send" else self.comm.Irecv(nothing, peer, tag=1)

@@ -113,6 +113,20 @@ def test_a_first_collective_that_one_rank_does_not_make(async_op: bool, machine:
 
 
 @NEEDS_TWO
+def test_a_later_collective_for_which_nccl_connects_again_and_one_rank_does_not_come(machine: Any) -> None:
+    with hc.init_process_group(on_timeout="raise", timeout=60):
+        group = hc.new_group(timeout=2)
+        array = gpus.array(np.ones(1 << 10))
+        hc.all_reduce(array[:1], group=group)
+        if RANK == 0:
+            with pytest.raises(hc.DistTimeoutError, match=r"all_reduce: NCCL has not connected the ranks within 2 s"):
+                hc.all_reduce(array, group=group)
+        else:
+            group.door.backends["cuda"].abort()
+        hc.barrier()
+
+
+@NEEDS_TWO
 def test_a_first_message_that_nobody_takes() -> None:
     with hc.init_process_group(on_timeout="raise", timeout=60):
         group = hc.new_group(timeout=2)
