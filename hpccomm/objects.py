@@ -6,10 +6,10 @@ code that the sender chose: that is fine inside one job, and nowhere else.
 
 An object that can't be pickled raises the same TypeError on every rank that takes part, and the group goes on.
 
-With ``async_op=True`` the collectives return a :class:`Work`, which fills the lists and has such an error. The object
-is copied into its pickle in the call, and may be changed from then on. The first one of a group waits for the other
-ranks, as the first sparse exchange does. Each pickle goes straight to whom it is for: on many ranks the blocking form
-is faster.
+With ``async_op=True`` they return a :class:`Work`, which fills the lists and has such an error. The object is copied
+into its pickle in the call, and may be changed from then on. The first collective of a group waits for the other ranks,
+as the first sparse exchange does. Each pickle goes straight to whom it is for: on many ranks the blocking form of a
+collective is faster. Messages match whichever form each side uses.
 """
 
 from __future__ import annotations
@@ -186,6 +186,7 @@ def scatter_object_list(
     return found.scatter_object_list(scatter_object_output_list, scatter_object_input_list, root, async_op)
 
 
+@asynchronous
 @c10d_names("device", "use_batch")
 def send_object_list(
     object_list: list[Any],
@@ -193,14 +194,20 @@ def send_object_list(
     group: Group | None = None,
     tag: int = 0,
     group_dst: Integer | None = None,
-) -> None:
+    async_op: bool = False,
+) -> Work | None:
     """Send the objects of a list to one rank.
 
     The other arguments, and the errors, are those of :func:`send`.
 
+    Parameters
+    ----------
+    async_op : bool
+        True: return a Work at once. The receiver may be this rank itself then.
+
     Returns
     -------
-    None
+    Work or None
 
     Examples
     --------
@@ -214,9 +221,10 @@ def send_object_list(
     ['solve', 3]
     """
     found = member(group)
-    found.send_object_list(object_list, found.peer("send_object_list", "dst", dst, group_dst), tag)
+    return found.send_object_list(object_list, found.peer("send_object_list", "dst", dst, group_dst), tag, async_op)
 
 
+@asynchronous
 @c10d_names("device", "use_batch")
 def recv_object_list(
     object_list: list[Any],
@@ -224,7 +232,8 @@ def recv_object_list(
     group: Group | None = None,
     tag: int = 0,
     group_src: Integer | None = None,
-) -> int:
+    async_op: bool = False,
+) -> Work | int:
     """Receive a list of objects.
 
     Parameters
@@ -233,11 +242,15 @@ def recv_object_list(
         Overwritten: as many slots as the sender's list has objects, or ValueError.
     src, group, tag, group_src
         As for :func:`recv`, and so are the errors.
+    async_op : bool
+        True: return a Work at once, which fills the list. Below ``MPI_THREAD_MULTIPLE`` the message is looked for only
+        while this rank waits for it or asks, and the sender of a large one may wait for that.
 
     Returns
     -------
-    int
-        The sender's *global* rank.
+    int or Work
+        The sender's *global* rank. With ``async_op=True`` a Work, whose `source_rank()` is that rank, and whose
+        `abort()` takes the receive back.
 
     Examples
     --------
@@ -251,7 +264,12 @@ def recv_object_list(
     ...         finished.append(sender)
     >>> sorted(finished)  # on rank 0 of 3: [1, 2]
     []
+    >>> received = hc.recv_object_list(results, src=hc.get_rank(), async_op=True)  # a message to oneself
+    >>> hc.send_object_list(["stop"], dst=hc.get_rank(), async_op=True).wait()
+    True
+    >>> received.source_rank() == hc.get_rank(), received.result()  # is results
+    (True, ['stop'])
     """
     found = member(group)
-    source = found.recv_object_list(object_list, found.source("recv_object_list", src, group_src), tag)
-    return source if source is None else found.ranks[source]
+    came = found.recv_object_list(object_list, found.source("recv_object_list", src, group_src), tag, async_op)
+    return found.ranks[came] if isinstance(came, int) else came  # None outside the group

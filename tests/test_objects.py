@@ -337,3 +337,143 @@ def test_a_future_of_objects(process_group: hc.ProcessGroup) -> None:
     slots: list[Any] = [None] * process_group.size
     future = hc.all_gather_object(slots, process_group.rank, async_op=True).get_future()
     assert future.then(lambda done: sum(done.value())).wait() == sum(range(process_group.size))
+
+
+# -- messages that do not block ------------------------------------------------------------------------
+
+
+def ring(group: hc.ProcessGroup) -> tuple[int, int]:
+    return (group.rank - 1) % group.size, (group.rank + 1) % group.size
+
+
+@pytest.mark.parametrize(("sends", "receives"), [(True, True), (True, False), (False, True)])
+def test_messages_match_in_every_form(groups: Groups, sends: bool, receives: bool) -> None:
+    for group in groups:
+        source, destination = ring(group)
+        if group.size == 1 and not (sends and receives):
+            continue
+        slots: list[Any] = [None, None]
+        received = hc.recv_object_list(slots, None, group, 5, source, async_op=True) if receives else None
+        sent = hc.send_object_list([thing(group.rank), "x"], None, group, 5, destination, async_op=sends)
+        if received is None:
+            assert hc.recv_object_list(slots, None, group, 5, source) == group.ranks[source]
+        else:
+            assert received.source_rank() == group.ranks[source]
+            assert received.result() is slots
+        assert sent is None or sent.wait()
+        assert_things(slots[0], thing(source))
+        slots[0]["large"][0] = 1  # writable
+        assert slots[1] == "x"
+
+
+def test_receives_take_messages_in_the_order_in_which_they_have_begun(process_group: hc.ProcessGroup) -> None:
+    source, destination = ring(process_group)
+    slots: list[list[Any]] = [[None] for _ in range(6)]
+    others = [None, source, source, None, source]
+    works = [hc.recv_object_list(each, src, async_op=True) for each, src in zip(slots, others, strict=False)]
+    elsewhere: list[Any] = [None]
+    apart = hc.recv_object_list(elsewhere, source, tag=7, async_op=True)
+    sent = [hc.send_object_list([thing(k)], destination, async_op=True) for k in range(6)]
+    if process_group.size > 1:
+        assert hc.recv_object_list(slots[5], source) == source  # behind those that have begun
+    else:
+        works.append(hc.recv_object_list(slots[5], async_op=True))
+    assert all(work.wait() for work in works[::-1])
+    for k, (each,) in enumerate(slots):
+        assert_things(each, thing(k))
+    assert not apart.is_completed()
+    hc.barrier()
+    sent.append(hc.send_object_list(["seven"], destination, tag=7, async_op=True))
+    assert apart.wait()
+    assert elsewhere == ["seven"]
+    hc.wait_all(sent)
+    go_on(process_group)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_receive_from_any_rank_does_not_wait_for_an_earlier_one_from_a_silent_rank(
+    process_group: hc.ProcessGroup,
+) -> None:
+    if process_group.rank == 0:
+        first, second = [None], [None]
+        works = [hc.recv_object_list(first, 1, async_op=True), hc.recv_object_list(second, async_op=True)]
+        assert works[1].source_rank() == 2
+        assert second == ["from 2"]
+        assert not works[0].is_completed()
+        hc.send_object_list(["go on"], 1)
+        assert works[0].source_rank() == 1
+        assert first == ["from 1"]
+    elif process_group.rank == 1:
+        hc.recv_object_list([None], 0)
+        hc.send_object_list(["from 1"], 0)
+    elif process_group.rank == 2:
+        hc.send_object_list(["from 2"], 0)
+
+
+@needs_two
+@pytest.mark.parametrize("is_asynchronous", [True, False])
+def test_ranks_that_face_each_other_with_large_objects(process_group: hc.ProcessGroup, is_asynchronous: bool) -> None:
+    source, destination = ring(process_group)
+    slots: list[Any] = [None]
+    received = hc.recv_object_list(slots, source, async_op=True)
+    mine = np.full(1_000_000, process_group.rank)
+    sent = hc.send_object_list([mine], destination, async_op=is_asynchronous)
+    mine[:] = -1  # it has gone, or has been copied
+    assert sent is None or sent.wait()
+    assert received.wait()
+    assert np.array_equal(slots[0], np.full(1_000_000, source))
+
+
+@needs_two
+def test_a_large_object_is_taken_while_its_receiver_is_in_another_operation(process_group: hc.ProcessGroup) -> None:
+    slots: list[Any] = [None]
+    if process_group.rank == 1:
+        hc.send_object_list([np.arange(1_000_000)], 0)
+    received = hc.recv_object_list(slots, 1, async_op=True) if process_group.rank == 0 else None
+    hc.barrier()  # rank 1 comes when its message has been taken
+    if received is not None:
+        assert received.wait()
+        assert np.array_equal(slots[0], np.arange(1_000_000))
+
+
+def test_an_unpicklable_object_fails_both_works(process_group: hc.ProcessGroup) -> None:
+    source, destination = ring(process_group)
+    slots: list[Any] = ["old"]
+    received = hc.recv_object_list(slots, source, async_op=True)
+    sent = hc.send_object_list([UNPICKLABLE], destination, async_op=True)
+    for name, work, rank in (("send", sent, process_group.rank), ("recv", received, source)):
+        with pytest.raises(TypeError, match=f"{name}_object_list: on rank {rank} of the group, a list can't be"):
+            work.wait()
+    assert slots == ["old"]
+    go_on(process_group)
+
+
+def test_a_list_of_another_length_fails_the_receive(process_group: hc.ProcessGroup) -> None:
+    source, destination = ring(process_group)
+    received = hc.recv_object_list([None], source, async_op=True)
+    assert hc.send_object_list([1, 2], destination, async_op=True).wait()
+    with pytest.raises(ValueError, match="recv_object_list: object_list has 1 slots, but 2 objects were sent"):
+        received.wait()
+    go_on(process_group)
+
+
+def test_a_receive_of_objects_is_taken_back(process_group: hc.ProcessGroup) -> None:
+    source, destination = ring(process_group)
+    slots: list[Any] = ["old"]
+    received = hc.recv_object_list(["old"], source, async_op=True)
+    assert received.status is hc.WorkStatus.IN_FLIGHT
+    received.abort()
+    assert received.status is hc.WorkStatus.ABORTED
+    hc.barrier()
+    received = hc.recv_object_list(slots, source, async_op=True)  # it gets what comes
+    assert (received.flight.peer, received.flight.tag) == (source, 0)
+    assert hc.send_object_list(["new"], destination, async_op=True).wait()
+    assert received.result() == ["new"]
+
+
+def test_a_future_of_a_message(process_group: hc.ProcessGroup) -> None:
+    source, destination = ring(process_group)
+    future = hc.recv_object_list([None], source, async_op=True).get_future()
+    sent = hc.send_object_list([process_group.rank], destination, async_op=True)
+    assert future.then(lambda done: done.value()[0]).wait() == source
+    assert sent.wait()

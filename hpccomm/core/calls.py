@@ -268,7 +268,7 @@ def sendrecv(
 def _peer(group: Membership, name: str, argument: str, given: int, is_blocking: bool) -> int:
     peer = rank(group, f"{name}: {argument}", given)
     if is_blocking and peer == group.rank:
-        hint = "" if name.endswith("list") else f"; use i{name}, or sendrecv"
+        hint = "; use async_op=True" if name.endswith("list") else f"; use i{name}, or sendrecv"
         raise ValueError(
             f"{name}: {argument} is this rank itself, which a blocking {name} would wait for for ever{hint}{here()}"
         )
@@ -278,9 +278,11 @@ def _peer(group: Membership, name: str, argument: str, given: int, is_blocking: 
 # -- objects -----------------------------------------------------------------------------------------
 
 
-def object_message(group: Membership, name: str, argument: str, peer: int | None, tag: int) -> tuple[int | None, int]:
-    """Accept a rank other than this one (None: any), and a tag; return both."""
-    return None if peer is None else _peer(group, name, argument, peer, True), _tag(group, name, "tag", tag)
+def object_message(
+    group: Membership, name: str, argument: str, peer: int | None, tag: int, async_op: bool
+) -> tuple[int | None, int]:
+    """Accept a rank (None: any), which is another one than this where it blocks, and a tag; return both."""
+    return None if peer is None else _peer(group, name, argument, peer, not async_op), _tag(group, name, "tag", tag)
 
 
 def slots(group: Membership, name: str, argument: str, given: Any) -> None:

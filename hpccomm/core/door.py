@@ -24,7 +24,7 @@ from .backend import Backend, FastPath, GPUFastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
 from .flight import flight_of
-from .operation_list import CALLED, MESSAGES, OPERATIONS, PLACE_OF_TAG, TASK
+from .operation_list import CALLED, MESSAGES, OPERATIONS, PLACES_OF_PEER_AND_TAG, TASK
 from .reduce_op import ReduceOp
 from .registry import OBJECTS
 from .timeouts import as_seconds
@@ -103,8 +103,9 @@ class Door:
         backend = self.backends[device]
         if name in MESSAGES:
             self.messages = self.fast_path.passed_messages = self.messages + 1
-            if name in PLACE_OF_TAG and name != "recv":
-                self.last_sent.append((arguments[1], arguments[PLACE_OF_TAG[name]]))
+            if name in PLACES_OF_PEER_AND_TAG and not name.startswith("recv"):
+                peer, tag = PLACES_OF_PEER_AND_TAG[name]
+                self.last_sent.append((arguments[peer], arguments[tag]))
         else:
             self.collectives = self.fast_path.passed_collectives = self.collectives + 1
             first = arguments[0] if arguments else None
@@ -125,8 +126,7 @@ class Door:
         elif async_op or isinstance(outcome, Work):
             work = outcome if isinstance(outcome, Work) else CompletedWork()
             work.operation = operation
-            place = PLACE_OF_TAG.get(name)
-            self.follow(work, name, result, *(() if place is None else (arguments[1], arguments[place])))
+            self.follow(work, name, result, *[arguments[place] for place in PLACES_OF_PEER_AND_TAG.get(name, ())])
             if async_op or persistent is not None:
                 return work
             if work.keeps_time:  # its transport ends it

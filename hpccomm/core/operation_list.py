@@ -98,8 +98,8 @@ OPERATIONS: dict[str, OperationSpec] = {
         _spec("gather_object", "obj root", "every rank's Python object, on one rank"),
         _spec("broadcast_object_list", "objects root", "one rank's Python objects to all"),
         _spec("scatter_object_list", "objects root", "one Python object of one rank's list to each rank"),
-        _spec("send_object_list", "objects dst tag", "Python objects to one rank", ""),
-        _spec("recv_object_list", "src tag", "Python objects from one rank, or from any", ""),
+        _spec("send_object_list", "objects dst tag", "Python objects to one rank"),
+        _spec("recv_object_list", "src tag", "Python objects from one rank, or from any"),
         _spec("empty_shared", "shape dtype", "an array that the ranks of a node share", ""),
         _spec("empty_symmetric", "shape dtype", "an array in memory that the GPUs of the group share", ""),
         _spec("fence", "array", "what was written to a node-shared array is there for all", ""),
@@ -124,7 +124,9 @@ CALLED = {  # the function that a program has called, by operation and `async_op
 
 # Between two ranks, and so numbered apart; all others are called by every rank of the group, in the same order.
 MESSAGES = {name + form for name, spec in OPERATIONS.items() if spec.is_a_message for form in ("", START)} | {TASK.name}
-# Among the arguments; before it, the second one is the rank at the other end.
-PLACE_OF_TAG = {
-    name: OPERATIONS[name].arguments.index("tag") for name in ("send", "recv", "sendrecv", "send_object_list")
+# Among the arguments: of the rank at the other end (of the receiver, where there are two), and of the tag.
+PLACES_OF_PEER_AND_TAG = {
+    name: (spec.arguments.index("dst" if "dst" in spec.arguments else "src"), spec.arguments.index("tag"))
+    for name, spec in OPERATIONS.items()
+    if "tag" in spec.arguments
 }

@@ -360,11 +360,7 @@ class Operations(Members):
         work = self.door.run(Call(("all_to_all_sparse", OBJECTS, received, (given,))), async_op, step)
         if not async_op:
             return received
-        if work is not None and work.needs_looks:
-            from .progress import drive
-
-            drive(work)
-        return work
+        return _looked_after(work)
 
     # -- Python objects --------------------------------------------------------------------------
 
@@ -443,17 +439,32 @@ class Operations(Members):
         output[0] = self._step(name, OBJECTS, objects, root)
         return None
 
-    def send_object_list(self, object_list: list[Any], dst: int, tag: int = 0) -> None:
+    @asynchronous_method
+    def send_object_list(self, object_list: list[Any], dst: int, tag: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.send_object_list`."""
-        message = calls.object_message(self, "send_object_list", "dst", dst, tag)
-        self._step("send_object_list", OBJECTS, list(object_list), *message)
+        name, objects = "send_object_list", list(object_list)
+        message = calls.object_message(self, name, "dst", dst, tag, async_op)
+        if async_op:
+            transport: Any = self.door.backends[OBJECTS]
+            step = partial(transport.isend_object_list, objects, *message)
+            return self.door.run(Call((name, OBJECTS, object_list, (objects, *message))), True, step)
+        self._step(name, OBJECTS, objects, *message)
+        return None
 
-    def recv_object_list(self, object_list: list[Any], src: int | None = None, tag: int = 0) -> int:
-        """See :func:`hpccomm.recv_object_list`; returns the sender's *group* rank."""
-        message = calls.object_message(self, "recv_object_list", "src", src, tag)
-        objects, sender = self._step("recv_object_list", OBJECTS, *message)
-        _fill("recv_object_list", object_list, objects)
-        return sender  # type: ignore[no-any-return]
+    @asynchronous_method
+    def recv_object_list(
+        self, object_list: list[Any], src: int | None = None, tag: int = 0, async_op: bool = False
+    ) -> Any:
+        """See :func:`hpccomm.recv_object_list`; returns the sender's *group* rank, or a Work."""
+        name = "recv_object_list"
+        message = calls.object_message(self, name, "src", src, tag, async_op)
+        if not async_op:
+            objects, sender = self._step(name, OBJECTS, *message)
+            _fill(name, object_list, objects)
+            return sender
+        transport: Any = self.door.backends[OBJECTS]
+        step = partial(transport.irecv_object_list, partial(_fill, name, object_list), *message)
+        return _looked_after(self.door.run(Call((name, OBJECTS, object_list, message)), True, step))
 
     # -- node-shared arrays ----------------------------------------------------------------------
 
@@ -488,6 +499,15 @@ class Operations(Members):
         transport: Any = self.door.backends[OBJECTS]
         step = partial(transport.exchange_objects, name, objects, fill)
         return self.door.run(Call((name, OBJECTS, result, tuple(arguments))), True, step)
+
+
+def _looked_after(work: Work | None) -> Work | None:
+    """Return the Work; a thread looks at it where other ranks may wait for that."""
+    if work is not None and work.needs_looks:
+        from .progress import drive
+
+        drive(work)
+    return work
 
 
 def _fill(operation: str, slots: list[Any], objects: list[Any]) -> None:

@@ -3,7 +3,7 @@
 In place of an object that can't be pickled an `_Unpicklable` travels, so that every rank raises the same error and none
 waits. A collective begins with a block of the same few bytes of each rank, in one call of MPI. That is all where every
 pickle fits; otherwise it says so, and mpi4py's collective follows, which needs several calls. The asynchronous form
-of a collective is in `object_exchange.py`.
+of a collective is in `object_exchange.py`, those of messages in `object_messages.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..errors import DistBackendError, DistError, here
 from ..job.mpi_library import private
 from . import sparse_exchange
 from .object_exchange import ObjectExchange
+from .object_messages import NO_OBJECT, ObjectReceive, ObjectSend, Receives
 from .sparse_exchange import ConsensusExchange, CountedExchange
 from .works import as_backend_error
 
@@ -42,6 +43,7 @@ class ObjectTransport(Backend):
             raise DistError(f"the group {options.name!r} has no MPI communicator, over which objects travel{here()}")
         self._comm = options.comm
         self._messages = pkl5.Intracomm(options.comm)
+        self._receives = Receives(self._messages)
         self._turns = 0  # of sparse exchanges
         self._unfinished: deque[ConsensusExchange] = deque()
         self._sending: list[list[MPI.Request]] = []  # of exchanges of objects
@@ -165,13 +167,38 @@ class ObjectTransport(Backend):
 
     def recv_object_list(self, src: int | None, tag: int) -> tuple[list[Any], int]:
         """Return the objects received, and their sender."""
+        if self._receives:  # those that have begun earlier come first
+            receive: Any = ObjectReceive(self._receives, src, tag)
+            receive.block()
+            (received,) = _unwrapped("recv_object_list", [receive.came])
+            return received, receive.source
         status = MPI.Status()
         try:
             wrapped = self._messages.recv(None, MPI.ANY_SOURCE if src is None else src, tag, status)
         except MemoryError:  # the bytes of an array, read as a length
-            raise DistBackendError("what came is not from send_object_list; receive arrays with recv") from None
+            raise DistBackendError(NO_OBJECT) from None
         (received,) = _unwrapped("recv_object_list", [wrapped])
         return received, status.Get_source()
+
+    def isend_object_list(self, objects: list[Any], dst: int, tag: int) -> ObjectSend:
+        """Begin to send a copy of the objects."""
+        try:
+            wrapped: Any = _Pickled(objects, copies=True)
+        except Exception as error:
+            wrapped = self._unpicklable(objects, error)
+
+        def finish() -> None:
+            _unwrapped("send_object_list", [wrapped])
+
+        return ObjectSend(self._receives, self._messages.isend(wrapped, dst, tag), finish)
+
+    def irecv_object_list(self, fill: Callable[[list[Any]], None], src: int | None, tag: int) -> ObjectReceive:
+        """Begin to receive objects, and call `fill` with them when they have come."""
+
+        def finish(came: Any) -> None:
+            fill(*_unwrapped("recv_object_list", [came]))
+
+        return ObjectReceive(self._receives, src, tag, finish)
 
     def translate_error(self, operation: str, error: Exception) -> Exception:
         return as_backend_error(operation, error, self._messages)
@@ -187,10 +214,13 @@ class ObjectTransport(Backend):
 
 
 class _Pickled:
-    """A pickled object: its data and its large buffers, which are pickled again without a copy."""
+    """A pickled object: its data and its large buffers, which are pickled again without a copy.
 
-    def __init__(self, obj: Any) -> None:
-        self.data, self.buffers = pkl5.pickle.dumps_oob(obj)
+    `copies`: the buffers are in the data, so that the program may change its arrays.
+    """
+
+    def __init__(self, obj: Any, copies: bool = False) -> None:
+        self.data, self.buffers = (pkl5.pickle.dumps(obj), []) if copies else pkl5.pickle.dumps_oob(obj)
 
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
         return _unpickle, tuple(map(pickle.PickleBuffer, (self.data, *self.buffers)))  # type: ignore[arg-type]

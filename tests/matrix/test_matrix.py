@@ -132,20 +132,21 @@ class Opposite:
             self._works.append(hc.irecv(np.zeros(4), group=group, group_src=(me - 1) % n))
         if name == "recv":
             self._works.append(hc.isend(everybody(group)[me], group=group, group_dst=(me + 1) % n))
-        if name == "send_object_list":
-            self._works = []
+        self._slots: list[Any] = [None]
+        if name == "send_object_list" and n == 1:
+            self._works.append(hc.recv_object_list(self._slots, group=group, async_op=True))
         self._name, self._group = name, group
         if name == "recv_object_list":
-            hc.send_object_list([me], group=group, group_dst=(me + 1) % n)
+            sent = hc.send_object_list([me], group=group, group_dst=(me + 1) % n, async_op=n == 1)
+            self._works += [] if sent is None else [sent]
 
     def finish(self) -> None:
         me, n = self._group.rank, self._group.size
-        if self._name == "send_object_list":
-            slots = [None]
-            hc.recv_object_list(slots, group=self._group, group_src=(me - 1) % n)
-            assert slots == [(me - 1) % n]
+        if self._name == "send_object_list" and n > 1:
+            hc.recv_object_list(self._slots, group=self._group, group_src=(me - 1) % n)
         for work in self._works:
             work.wait()
+        assert self._slots == [(me - 1) % n if self._name == "send_object_list" else None]
 
 
 def goes_to_itself(name: str, form: str, group: hc.ProcessGroup) -> bool:
