@@ -26,8 +26,11 @@ def drain(found: Found, folder: Path) -> tuple[int, int]:
     there = [file for file, size in sizes.items() if files.size_of(data / file) == size]
     if len(there) == len(sizes):
         body = {name: value for name, value in found.body.items() if name != "local"}
-        files.write_durably(files.manifest_path(folder, found.step), lambda out: out.write(files.sealed(body)))
+        manifest = files.manifest_path(folder, found.step)
+        files.write_durably(manifest, lambda out: out.write(files.sealed(body)))
         if not all(files.size_of(data / file) == size for file, size in sizes.items()):
+            if files.data_of(folder, found.step) == data.name:  # a job may have saved the same step
+                manifest.unlink()
             raise CheckpointError(f"{data} has been removed meanwhile: a job saves to {folder}; wait for its end")
     return len(there), len(sizes)
 

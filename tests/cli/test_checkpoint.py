@@ -191,6 +191,25 @@ def test_a_damaged_file_is_not_drained(nodes: list[Path], tmp_path: Path, capsys
     assert checkpoint.steps(shared) == [10]
 
 
+def test_a_drain_whose_files_a_job_removes_leaves_no_manifest(
+    nodes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, known = tmp_path / "shared", files.write_durably
+    assert command("drain", shared, "--local", nodes[1]) == 0
+
+    def overtaken(path: Path, *arguments: Any) -> int:
+        if path.suffix == ".json":
+            (data,) = shared.glob("step-0000000020-*")
+            shutil.rmtree(data)
+        return known(path, *arguments)
+
+    monkeypatch.setattr(files, "write_durably", overtaken)
+    assert command("drain", shared, "--local", nodes[0]) == 2
+    assert "has been removed meanwhile: a job saves to" in capsys.readouterr().err
+    assert checkpoint.steps(shared) == [10]
+    assert checkpoint.load(shared, group=Alone()).step == 10
+
+
 def test_an_export_from_the_storage_of_nodes(
     nodes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
