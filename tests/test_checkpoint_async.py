@@ -430,6 +430,39 @@ def test_memory_that_is_not_kept_is_free_when_the_work_has_ended(
     assert (memory() is None) == (keep_memory == 0)
 
 
+def test_the_memory_and_the_thread_of_a_group_end_with_it(folder: Path) -> None:
+    group = hc.new_group()
+    checkpoint.save_async(folder, {"x": np.ones(100)}, 1, group=group).wait()
+    memory = weakref.ref(group.async_saves._copies._memory[False])
+    before = sum(thread.name == "hpccomm-checkpoint" for thread in threading.enumerate())
+    group.destroy()
+    del group
+
+    def are_gone() -> bool:
+        gc.collect()
+        now = sum(thread.name == "hpccomm-checkpoint" for thread in threading.enumerate())
+        return memory() is None and now < before
+
+    until(are_gone, "end of the group's memory and thread")
+
+
+@pytest.mark.parametrize("keep_memory", [None, 0])
+def test_memory_for_copies_that_were_not_all_made_is_kept_or_free(
+    folder: Path, keep_memory: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = hc.new_group()
+    known = copies.Copies.of
+
+    def fail_then(self: Any, arrays: Any) -> Any:
+        known(self, arrays)
+        raise MemoryError("Unable to allocate 7 TiB")
+
+    monkeypatch.setattr(copies.Copies, "of", fail_then)
+    with pytest.raises(MemoryError, match="allocate 7 TiB"):
+        checkpoint.save_async(folder, {"x": np.ones(100)}, 1, keep_memory=keep_memory, group=group)
+    assert bool(group.async_saves._copies._memory) == (keep_memory is None)
+
+
 # -- the end of the program --------------------------------------------------------------------------
 
 PROGRAM = """\

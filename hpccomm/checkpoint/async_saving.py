@@ -114,9 +114,11 @@ class AsyncSaves:
             self._under_way = work = AsyncSave(saving, self.own, self._writer)
         except BaseException:
             saving.release()
+            if saving.first:  # its arguments are right, and copies may have been made
+                self._free(saving)
             raise
         under_way[self] = None
-        work.add_done_callback(self._free)
+        work.add_done_callback(functools.partial(self._free, saving))
         return work
 
     def finish(self) -> None:
@@ -147,12 +149,12 @@ class AsyncSaves:
         self._under_way = None
         under_way.pop(self, None)
         work.let_go()
-        self._free(work)
+        self._free(work.saving)
 
-    def _free(self, work: Any) -> None:
-        """Keep the memory for copies, or free it; the copies are written."""
-        work.saving.views.clear()
-        self._copies.keep(work.saving.keep_memory)
+    def _free(self, saving: Saving, _: object = None) -> None:
+        """Keep the memory for copies, or free it; the copies are used no more."""
+        saving.views.clear()
+        self._copies.keep(saving.keep_memory)
 
     def _copy(self, saving: Saving) -> None:
         """Put copies in the place of the arrays."""
@@ -170,6 +172,7 @@ def _write(savings: SimpleQueue[Saving | None]) -> None:
     """Write this rank's files, in a thread of its own."""
     while (saving := savings.get()) is not None:
         saving.write()
+        del saving  # and its group, while the thread waits
 
 
 def _warn(text: str, _: Work) -> None:
