@@ -126,7 +126,9 @@ class Door:
         elif async_op or isinstance(outcome, Work):
             work = outcome if isinstance(outcome, Work) else CompletedWork()
             work.operation = operation
-            self.follow(work, name, result, *[arguments[place] for place in PLACES_OF_PEER_AND_TAG.get(name, ())])
+            places = PLACES_OF_PEER_AND_TAG.get(name)
+            other = () if places is None else (arguments[places[0]], arguments[places[1]])
+            self.follow(work, name, result, *other)
             if async_op or persistent is not None:
                 return work
             if work.keeps_time:  # its transport ends it
