@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.mpi import sparse_exchange
-from hpccomm.mpi.sparse_exchange import SMALL
+from hpccomm.mpi.sparse_exchange import SMALL, ConsensusExchange
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 several = pytest.mark.mpi(min_size=2)
@@ -211,6 +212,55 @@ def test_ranks_wait_for_large_ones_in_different_orders(between: str) -> None:
     for work in waits if RANK == 0 else waits[::-1]:
         work.wait()
     check_received(first.result(), {before: np.full(1 << 19, float(before))})
+
+
+@pytest.mark.parametrize("way", ["consensus"], indirect=True)
+def test_one_that_has_ended_is_polled_again_while_a_later_one_is_begun() -> None:
+    unfinished: deque[ConsensusExchange] = deque()
+    polls: list[bool] = []
+
+    def begun(turn: int, comm: MPI.Intracomm) -> tuple[ConsensusExchange, dict[int, Any]]:
+        received: dict[int, Any] = {}
+        return ConsensusExchange(comm, unfinished, turn, {RANK: [np.array([turn])]}, received, range(SIZE)), received
+
+    class AnotherThread(MPI.Intracomm):
+        """What another thread does while an exchange is begun, here in the middle of that."""
+
+        def Issend(self, *arguments: Any) -> MPI.Request:
+            polls.append(earlier.poll())
+            return super().Issend(*arguments)
+
+    earlier, received = begun(1, MPI.COMM_WORLD)
+    earlier.block()
+    later, received_later = begun(2, AnotherThread(MPI.COMM_WORLD))
+    assert polls == [True]
+    later.block()
+    assert (received, received_later) == ({RANK: 1}, {RANK: 2})
+    assert not unfinished
+
+
+def test_an_error_is_that_of_the_exchange_it_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a later one takes what comes of an earlier one, too, and may find that it can't."""
+
+    def dtype_of(pickled: bytes) -> Any:
+        dtype = made(pickled)
+        if dtype == np.int16:
+            raise MemoryError("too large")
+        return dtype
+
+    made = sparse_exchange._dtype_of
+    monkeypatch.setattr(sparse_exchange, "_dtype_of", dtype_of)
+    group = hc.new_group()
+    for dtype in ("i2", "f8"):
+        first = hc.all_to_all_sparse({RANK: np.ones(2, dtype)}, group, async_op=True)
+        second = hc.all_to_all_sparse({RANK: np.ones(3)}, group, async_op=True)
+        assert second.result()[RANK].tolist() == [1, 1, 1]
+        if dtype == "f8":
+            assert first.result()[RANK].tolist() == [1, 1]
+        else:
+            with pytest.raises(MemoryError, match="too large"):
+                first.result()
+    group.destroy()
 
 
 def test_nothing_at_all() -> None:

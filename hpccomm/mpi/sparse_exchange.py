@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import pickle
 import sys
-import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from ..core.work import Work
+from ..core.work import GATE, Work, is_of_a_signal_handler
 from ..job.tags import SPARSE, SPARSE_TURNS
 from .datatypes import as_bytes, message
 from .layout import send_buffer
@@ -46,6 +46,9 @@ class SparseExchange(Work):
 
     `arrays` has for each receiver a tuple of arrays, or a list of one. `received` is filled likewise, a list of one
     with the array itself; its keys are the senders' `names`.
+
+    The handler of a signal may raise after any call, and what was interrupted is done again. So a receive is begun and
+    noted by one step in C: one that is begun twice would wait for ever.
     """
 
     translate_error = MPIWork.translate_error
@@ -62,7 +65,8 @@ class SparseExchange(Work):
         super().__init__()
         self._comm = comm
         self._head, self._data, self._barrier = tags_of(turn)
-        self._came: dict[int, Any] = {}
+        self._coming: dict[int, tuple[MPI.Request, bytearray]] = {}  # by sender: messages of known lengths
+        self._came: dict[int, Any] = {}  # the arrays of those that have been taken
         self._received, self._names = received, names
         self._requests: list[MPI.Request] = []
         self._heads: dict[int, bytes] = {}
@@ -74,18 +78,32 @@ class SparseExchange(Work):
             if not is_whole:
                 self._requests += [comm.Isend(message(array), rank, self._data) for array in sent if array.nbytes]
 
+    def _expect(self, source: int, length: int) -> None:
+        """Receive the message that says what arrays another rank sends."""
+        head = bytearray(length)
+        requests = map(self._comm.Irecv, [[head, MPI.BYTE]], [source], [self._head])
+        self._coming.update(zip([source], zip(requests, [head])))
+
+    def _take_heads(self) -> bool:
+        """Take the messages that have come; return whether none is missing of those that are expected."""
+        for source, (request, head) in self._coming.items():
+            if source not in self._came and request.Test():
+                self._take(source, head)
+        return self._coming.keys() <= self._came.keys()
+
     def _take(self, source: int, head: bytearray | memoryview) -> None:
         """Make the arrays of a message, and receive those that have not come with it."""
         kinds, is_whole, is_single = pickle.loads(head)
         arrays = [np.empty(shape, _dtype_of(dtype)) for shape, dtype in kinds]
-        at = len(head) - sum(array.nbytes for array in arrays)
-        for array in arrays:
-            if is_whole:
+        if is_whole:
+            at = len(head) - sum(array.nbytes for array in arrays)
+            for array in arrays:
                 as_bytes(array)[:] = np.frombuffer(head, np.uint8, array.nbytes, at)
                 at += array.nbytes
-            elif array.nbytes:
-                self._requests.append(self._comm.Irecv(message(array), source, self._data))
-        self._came[source] = arrays[0] if is_single else tuple(arrays)
+        buffers = [] if is_whole else [message(array) for array in arrays if array.nbytes]
+        came = arrays[0] if is_single else tuple(arrays)
+        self._requests += map(self._comm.Irecv, buffers, repeat(source), repeat(self._data))
+        self._came[source] = came
 
     def _end(self) -> None:
         self._received.update((self._names[source], self._came[source]) for source in sorted(self._came))
@@ -105,7 +123,6 @@ class CountedExchange(SparseExchange):
         sent, self._blocks = bytearray(self._block * size), bytearray(self._block * size)
         self._fill(sent)
         self._counting: list[MPI.Request] = []
-        self._coming: list[tuple[int, MPI.Request, bytearray]] = []
         if async_op:  # by messages, for MPI_Ialltoall of MPICH 5.0.2 has been seen not to end, on one rank
             for rank in range(size):
                 part = slice(rank * self._block, (rank + 1) * self._block)
@@ -113,7 +130,7 @@ class CountedExchange(SparseExchange):
                 self._requests.append(comm.Isend([memoryview(sent)[part], MPI.BYTE], rank, self._head))
         else:
             comm.Alltoall([sent, self._block, MPI.BYTE], [self._blocks, self._block, MPI.BYTE])
-            self._expect()
+            self._count()
         for rank, head in self._heads.items():
             if not self._is_short(len(head)):
                 self._requests.append(comm.Isend([head, MPI.BYTE], rank, self._head))
@@ -128,33 +145,25 @@ class CountedExchange(SparseExchange):
             text = len(head).to_bytes(LENGTH.itemsize, sys.byteorder) + head * self._is_short(len(head))
             blocks[start : start + len(text)] = text
 
-    def _expect(self) -> None:
+    def _count(self) -> None:
         """Take the short messages, and receive the others, whose lengths are known now."""
-        self._counting = []
         lengths = np.frombuffer(self._blocks, LENGTH)[:: self._block // LENGTH.itemsize]
         for source, length in enumerate(lengths.tolist()):
-            if self._is_short(length):
+            if not self._is_short(length):
+                if source not in self._coming:
+                    self._expect(source, length)
+            elif length and source not in self._came:
                 start = source * self._block + LENGTH.itemsize
-                if length:
-                    self._take(source, memoryview(self._blocks)[start : start + length])
-            else:
-                head = bytearray(length)
-                self._coming.append((source, self._comm.Irecv([head, MPI.BYTE], source, self._head), head))
+                self._take(source, memoryview(self._blocks)[start : start + length])
+        self._counting = []
 
     def poll(self) -> bool:
         """Take what has come; return whether all that is sent and received is done."""
         if self._counting:
             if not MPI.Request.Testall(self._counting):
                 return False
-            self._expect()
-        waiting = []
-        for each in self._coming:
-            if each[1].Test():
-                self._take(each[0], each[2])
-            else:
-                waiting.append(each)
-        self._coming = waiting
-        if waiting or not MPI.Request.Testall(self._requests):
+            self._count()
+        if not (self._take_heads() and MPI.Request.Testall(self._requests)):
             return False
         self._end()
         return True
@@ -163,11 +172,9 @@ class CountedExchange(SparseExchange):
         """Wait for what comes, and until what is sent has gone."""
         if self._counting:
             MPI.Request.Waitall(self._counting)
-            self._expect()
-        for source, request, head in self._coming:
-            request.Wait()
-            self._take(source, head)
-        self._coming = []
+            self._count()
+        MPI.Request.Waitall([request for request, _ in self._coming.values()])
+        self._take_heads()
         MPI.Request.Waitall(self._requests)
         self._end()
 
@@ -186,55 +193,72 @@ class ConsensusExchange(SparseExchange):
     those before it, and one thread at a time does.
     """
 
-    _looking = threading.Lock()
+    _looks = False  # whether a thread does
 
     def __init__(self, comm: MPI.Intracomm, unfinished: deque[ConsensusExchange], *arguments: Any) -> None:
         super().__init__(comm, *arguments)
         self._unfinished = unfinished
         self._is_done = False
+        self._fault: Exception | None = None
         self._taken = [comm.Issend([head, MPI.BYTE], rank, self._head) for rank, head in self._heads.items()]
-        self._distance = 1  # of the partners in the barrier's next round: its algorithm is dissemination
-        self._round: MPI.Request | None = None
+        self._rounds: list[MPI.Request] = []  # of the barrier, whose algorithm is dissemination
         unfinished.append(self)  # from here on a thread that waits for a later one looks after it
 
     def poll(self) -> bool:
         """Take what has come, also of the exchanges before this one; return whether all ranks have done so."""
-        if not self._looking.acquire(blocking=False):
-            return False
+        mine = False
         try:
-            for each in list(self._unfinished):
-                if each is self:
-                    break
-                each.advance()
-            return self.advance()
+            with GATE:
+                if not ConsensusExchange._looks:
+                    ConsensusExchange._looks = mine = True
+            if mine and not self._is_done:
+                for each in list(self._unfinished):
+                    each.advance()
+                    if each is self:
+                        break
         finally:
-            self._looking.release()
+            if mine:
+                ConsensusExchange._looks = False
+        if self._is_done and self._fault is not None:
+            raise self._fault
+        return self._is_done
 
-    def advance(self) -> bool:
-        """Take what has come of this one; return whether it is done."""
-        if self._is_done:
-            return True
-        status = MPI.Status()
-        while (coming := self._comm.Improbe(MPI.ANY_SOURCE, self._head, status)) is not None:
-            head = bytearray(status.Get_count(MPI.BYTE))
-            coming.Recv([head, MPI.BYTE])
-            self._take(status.Get_source(), head)
-        if not (MPI.Request.Testall(self._taken) and self._have_met() and MPI.Request.Testall(self._requests)):
-            return False
-        self._end()
+    def advance(self) -> None:
+        """Go on as far as is possible now. An error waits for this exchange's own `poll`."""
+        try:
+            if not self._go_on():
+                return
+            self._end()
+        except Exception as error:
+            if is_of_a_signal_handler(error):
+                raise
+            self._fault = error
         self._is_done = True
         self._unfinished.remove(self)
-        return True
+
+    def _go_on(self) -> bool:
+        """Take what has come; return whether all has, on all ranks."""
+        status = MPI.Status()
+        while self._comm.Iprobe(MPI.ANY_SOURCE, self._head, status):  # and no other thread receives it
+            self._expect(status.Get_source(), status.Get_count(MPI.BYTE))
+        return (
+            self._take_heads()
+            and MPI.Request.Testall(self._taken)
+            and self._have_met()
+            and MPI.Request.Testall(self._requests)
+        )
 
     def _have_met(self) -> bool:
         """Go on in the barrier; return whether all ranks have entered it."""
         comm = self._comm
-        while self._round is None or self._round.Test():
-            if self._distance >= comm.size:
+        while not self._rounds or self._rounds[-1].Test():
+            distance = 1 << len(self._rounds)
+            if distance >= comm.size:
                 return True
-            self._requests.append(comm.Isend(NOTHING, (comm.rank + self._distance) % comm.size, self._barrier))
-            self._round = comm.Irecv(NOTHING, (comm.rank - self._distance) % comm.size, self._barrier)
-            self._distance *= 2
+            send = map(comm.Isend, [NOTHING], [(comm.rank + distance) % comm.size], [self._barrier])
+            receive = map(comm.Irecv, [NOTHING], [(comm.rank - distance) % comm.size], [self._barrier])
+            self._requests += send
+            self._rounds += receive
         return False
 
     def block(self) -> None:

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.core import progress
+from hpccomm.mpi import sparse_exchange
 from tests.launch import launch, until
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -105,6 +107,27 @@ def test_wait_goes_on_after_a_handler_has_raised_anywhere_in_it(
             work.free()
         else:
             assert work.exception() is None
+    assert not process_group.door.in_flight
+
+
+@pytest.mark.parametrize("way", ["counted", "counted, and longer than a block", "consensus"])
+def test_a_sparse_exchange_goes_on_after_a_handler_has_raised_anywhere_in_it(
+    process_group: hc.ProcessGroup, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, size = process_group.rank, process_group.size
+    monkeypatch.setattr(progress, "drive", lambda work: None)  # another thread might be faster
+    monkeypatch.setattr(sparse_exchange, "FEW", 0 if way == "consensus" else size)
+    if "longer" in way:
+        monkeypatch.setattr(sparse_exchange, "BLOCKS", 16 * size)
+    for moment in range(1, 2 * MOMENTS):
+        sent = {to: (np.full(5000, 10.0 * me + to), np.array([moment])) for to in range(size)}
+        work = hc.all_to_all_sparse(sent, async_op=True)
+        interrupted(work.wait, moment, Alarm)
+        assert work.wait(60)
+        assert list(work.result()) == list(range(size)), moment
+        for source, (values, number) in work.result().items():
+            assert (values == 10.0 * source + me).all(), moment
+            assert number.tolist() == [moment]
     assert not process_group.door.in_flight
 
 
