@@ -100,12 +100,14 @@ class Operation:
 
     @property
     def arrays(self) -> list[Any]:
-        """The arrays among the arguments, those of lists one by one."""
+        """The arrays among the arguments, those of lists and of dicts one by one."""
         arrays: list[Any] = []
         pending = list(self.arguments.values())
         while pending:
             value = pending.pop(0)
-            if isinstance(value, list | tuple):
+            if isinstance(value, dict):
+                pending[:0] = value.values()
+            elif isinstance(value, list | tuple):
                 pending[:0] = value
             elif hasattr(value, "dtype") and hasattr(value, "size") and not isinstance(value, type):  # float64 has them
                 arrays.append(value)

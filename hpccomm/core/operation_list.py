@@ -19,6 +19,7 @@ class OperationSpec(NamedTuple):
     is_collected: bool  # by a coalescing() block
     is_persistent: bool  # there is a ``*_init`` form
     alike: tuple[str, ...]  # the arrays whose dtypes and sizes are the same on every rank; of others only the dtype is
+    is_unlike: bool = False  # not even that: each rank gives the arrays that it wants to
 
     @property
     def has_equal_counts(self) -> bool:
@@ -40,7 +41,8 @@ def _spec(name: str, arguments: str, summary: str, forms: str = "async") -> Oper
     words, names = forms.split(), arguments.replace("*", "").split()
     alike = tuple(each[:-1] for each in arguments.split() if each.endswith("*"))
     is_asynchronous, is_collected, is_persistent = (form in words for form in ("async", "collected", "persistent"))
-    return OperationSpec(name, tuple(names), summary, is_asynchronous, is_collected, is_persistent, alike)
+    is_unlike = "unlike" in words
+    return OperationSpec(name, tuple(names), summary, is_asynchronous, is_collected, is_persistent, alike, is_unlike)
 
 
 OPERATIONS: dict[str, OperationSpec] = {
@@ -91,7 +93,7 @@ OPERATIONS: dict[str, OperationSpec] = {
             "from one layout of boxes to another",
             "async persistent",
         ),
-        _spec("all_to_all_sparse", "arrays", "arrays to some ranks, which do not know of it"),
+        _spec("all_to_all_sparse", "arrays", "arrays to some ranks, which do not know of it", "async unlike"),
         _spec("barrier", "", "every rank has arrived"),
         _spec("monitored_barrier", "timeout wait_all_ranks", "the same, or who is missing", ""),
         _spec("all_gather_object", "obj", "every rank's Python object, on every rank"),

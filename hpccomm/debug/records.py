@@ -36,7 +36,8 @@ class Record:
     dtype : str
         Of its first array; ``""`` without one.
     count : int
-        Elements of all of its arrays; -1 where only the name and the dtype are known.
+        Elements of all of its arrays, of a sparse exchange those that it sends; -1 where only the name and the dtype
+        are known.
     nbytes : int
         Their bytes.
     op : str
@@ -217,7 +218,7 @@ def sides(records: Mapping[int, Record]) -> list[list[int]]:
         spec = spec_of(record.name)
         count = record.count if same_form and spec is not None and spec.has_equal_counts else None
         root = record.peer if knows_roots and spec is not None and "root" in spec.arguments else None
-        dtype = record.dtype if has_dtypes else ""
+        dtype = record.dtype if has_dtypes and not (spec is not None and spec.is_unlike) else ""
         return record.name, dtype, count, record.op if knows else "", root, record.details
 
     found = ranks_by_value((rank, signature(record)) for rank, record in records.items())

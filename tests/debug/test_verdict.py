@@ -325,6 +325,14 @@ def test_dtypes_are_compared_where_sizes_may_differ() -> None:
     assert verdict(reports, 3).culprits == [1]
 
 
+def test_each_rank_sends_what_it_wants_to_in_a_sparse_exchange() -> None:
+    sent = [("float32", 4), ("int16", 2), ("", 0)]
+    waits = [is_in("all_to_all_sparse", 4, dtype=dtype, count=count, op="") for dtype, count in sent]
+    found = verdict([report(rank, 4, each) for rank, each in enumerate(waits)] + [report(3, 4)], 4)
+    assert found.culprits == [3]
+    assert "the ranks differ" not in text(found)
+
+
 def test_who_has_waited_for_less_time_is_compared_too() -> None:
     # rank 1 has begun late, with another size
     own = is_in("all_reduce", 2, seconds=3.0, count=9, where="train.py:99")
