@@ -59,6 +59,9 @@ class Record:
         What else the ranks have to agree on: ``"ranks 0, 2"`` of a new group. Of a task: its call, ``"load(3)"``.
     sizes : list of two lists of int, or None
         Elements sent to each rank of the group, and expected of each, where these are arguments.
+    called : str
+        What the program has called, where this is only a step of it: ``"redistribute"``, before which the ranks gather
+        their boxes.
 
     Examples
     --------
@@ -89,6 +92,7 @@ class Record:
     where: str = ""
     details: str = ""
     sizes: list[list[int]] | None = None
+    called: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields, as they stand in a file."""
@@ -108,7 +112,8 @@ class Record:
         details += [f"root {self.peer}"] if self.peer is not None else []
         details += [self.details] if self.details else []
         details += ["asynchronous"] if self.async_op else []
-        return f"{self.name} ({', '.join(details)})" if details else self.name
+        name = self.called or self.name
+        return f"{name} ({', '.join(details)})" if details else name
 
     def __str__(self) -> str:
         """Return ``all_reduce #41 of 'dp' (4 MiB float32)``, ``task #3 of 'world' (load(3))``."""
@@ -116,7 +121,7 @@ class Record:
         if self.name == TASK.name:
             sizes = f" ({self.details})"
         number = f" #{self.number}" if spec_of(self.name) is not None else ""
-        return f"{self.name}{number} of {self.group_name!r}{sizes}"
+        return f"{self.called or self.name}{number} of {self.group_name!r}{sizes}"
 
 
 def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str, Any], **fields: Any) -> Record:

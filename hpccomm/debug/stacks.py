@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from ..core.door import DOORS, Door
 from ..core.group import ProcessGroup
-from ..core.operation_list import CALLED, MESSAGES, OF_SEVERAL, OPERATIONS, TASK
+from ..core.operation_list import CALLED, MESSAGES, OF_GRIDS, OF_SEVERAL, OPERATIONS, TASK
 from ..core.operations import Operations
 from ..core.persistent_work import PersistentWork
 from ..core.timeouts import KEEP_TIME, as_seconds
@@ -52,6 +52,8 @@ POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
 SPARE = Reserve.wait.__code__  # a spare waits for its call
 WITHOUT_A_GROUP = {"init_process_group": "init_process_group", "on": "ProcessGroup.on"}  # they make the first one
+# Operations and set-ups before which the ranks tell each other what they have, by another operation.
+GATHER_FIRST = OF_SEVERAL | {f"{name}_init" for name in OF_SEVERAL | OF_GRIDS}
 WAITS = re.compile(r"[Ww]ait(all|any|some)?\(")
 NAMES_OF_GROUPS = {"self", "group", "parent", "comm", "grid"}  # arguments of the functions that ranks call together
 
@@ -72,7 +74,7 @@ def _names_by_code(functions: tuple[Any, ...]) -> dict[CodeType, str]:
     names = {}
     for each in (*functions, *methods):
         code = getattr(inspect.unwrap(each), "__code__", None)
-        if code is None or code.co_name.removesuffix("_init") in OF_SEVERAL:
+        if code is None:
             continue
         if NAMES_OF_GROUPS & set(_argument_names(code)):
             names[code] = code.co_name
@@ -164,7 +166,9 @@ def _call_in(innermost: FrameType, waited_for: Work | None) -> CallInFlight | No
                 ends = work.group.on_timeout == "raise"
                 call = _wait_for(work, program_line(frame), _seconds(inside.get("timeout")), ends)
                 can_raise = can_raise or (ends and getattr(work, "keeps_time", False))
-        elif code in public and (call is None or "self" in code.co_varnames[:1]):
+        elif call is not None and public.get(code) in GATHER_FIRST:  # it is in a step of that
+            call.record.called = public[code]
+        elif code in public and public[code] not in OF_SEVERAL and (call is None or "self" in code.co_varnames[:1]):
             call = _call_of_function(frame, public[code]) or call
     return call._replace(can_raise=True) if call is not None and can_raise else call
 

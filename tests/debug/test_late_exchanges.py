@@ -37,7 +37,9 @@ ENDS = """
     [
         ("hc.halo_exchange(x, grid)", "halo_exchange"),
         ("halo.start(); halo.wait()", "halo_exchange_start"),
-        ("hc.redistribute(whole, mine, *boxes, grid)", "all_gather_object"),  # of boxes
+        ("hc.redistribute(whole, mine, *boxes, grid)", "redistribute"),  # where it gathers boxes
+        ("grid.redistribute_init(whole, mine, *boxes)", "redistribute_init"),
+        ("hc.halo_accumulate_init(x, grid, width=2)", "halo_accumulate_init"),  # where it gathers sizes
         ("hc.all_to_all_sparse({0: x}, grid)", "all_to_all_sparse"),
     ],
 )
