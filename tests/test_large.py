@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.mpi import sparse_exchange
+from hpccomm.mpi.node_exchange import NodeExchange, is_compiled
 
 pytestmark = [
     pytest.mark.slow,
@@ -62,3 +64,34 @@ def test_all_gather_single(process_group: hc.ProcessGroup, array: np.ndarray) ->
     hc.all_gather_single(output, part)
     assert (output[[0, COUNT // 2 - 1, COUNT // 2, -1]] == [1, 1, 2, 2]).all()
     assert int(output.sum(dtype=np.int64)) == 3 * (COUNT // 2)
+
+
+@pytest.mark.parametrize("way", ["counted", "consensus"])
+def test_all_to_all_sparse(
+    way: str, array: np.ndarray, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse_exchange, "FEW", 0 if way == "consensus" else 2)
+    received = hc.all_to_all_sparse({1: (array, array[:3])} if process_group.rank == 0 else {})
+    assert list(received) == [0] * process_group.rank
+    for whole, beginning in received.values():
+        check(whole, 1, 0)
+        assert beginning.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("form", ["once", "again"])
+def test_redistribute(form: str, array: np.ndarray, process_group: hc.ProcessGroup) -> None:
+    """All that rank 0 has goes to rank 1."""
+    boxes = [slice(0, 0), slice(0, COUNT)]
+    if process_group.rank == 0:
+        output, given = np.empty(0, np.int8), array
+    else:
+        boxes, output, given = boxes[::-1], array, np.empty(0, np.int8)
+    if form == "once":
+        hc.redistribute(output, given, *boxes)
+    else:
+        with hc.redistribute_init(output, given, *boxes) as work:
+            assert isinstance(work, NodeExchange) == is_compiled()
+            work.start()
+            work.wait()
+    if process_group.rank == 1:
+        check(array, 1, 0)

@@ -106,6 +106,31 @@ WAITS = {
         "while True: sent.start(); sent.wait()",
         "sent = hc.broadcast_init(np.ones(8), src=0)\n",
     ),
+    "in a persistent halo exchange": (
+        "while True: halo.start(); halo.wait()",
+        "halo = hc.halo_exchange_init(np.ones(8), hc.new_grid(0, periodic=True))\n",
+    ),
+    "in a persistent halo exchange of large arrays": (
+        "while True: halo.start(); halo.wait()",
+        "halo = hc.halo_exchange_init(np.ones((3, 1 << 18)), hc.new_grid(0, periodic=True))\n",
+    ),
+    "in a halo exchange": (
+        "while True: hc.halo_exchange(x, grid)",
+        "grid = hc.new_grid(0, periodic=True)\n",
+    ),
+    "in a redistribution": (
+        "while True: hc.redistribute(np.ones(32), x, slice(0, 32), slice(8 * me, 8 * me + 8))",
+        "",
+    ),
+    "in a sparse exchange": ("while True: hc.all_to_all_sparse({(me + 1) % 4: big})", ""),
+    "in an asynchronous sparse exchange": (
+        "while True: hc.all_to_all_sparse({(me + 1) % 4: big}, async_op=True).wait()",
+        "",
+    ),
+    "in a sparse exchange by consensus": (
+        "while True: hc.all_to_all_sparse({(me + 1) % 4: big})",
+        "from hpccomm.mpi import sparse_exchange; sparse_exchange.FEW = 0\n",
+    ),
     "in a fence of a node-shared array": ("while True: hc.fence(shared)", "shared = hc.empty_shared(1000)\n"),
     "in a collective of objects": ("while True: hc.all_gather_object([None] * 4, me)", ""),
     "in a sub-group": (
