@@ -1,19 +1,103 @@
-"""The exchange of parts of arrays, as a transport does it that has nothing better: a message for each part."""
+"""The exchange of parts of arrays: one message for each pair of ranks, or, by transports without it, for each part."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import setitem
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from .backend import Pieces
-from .overlap import all_unaliased
+from .overlap import Extent, all_unaliased, extent, overlapping
 from .work import JoinedWork, Once, Work
 
 if TYPE_CHECKING:
     from .backend import Backend
+
+T = TypeVar("T")
+
+ALIGNMENT = 16  # bytes, of each part of a packed message
+
+
+class Messages:
+    """What one rank packs, sends, receives and unpacks: one message for each other rank.
+
+    A part that is alone in its message may stay where it lies.
+
+    Attributes
+    ----------
+    sent, received : dict
+        The messages, contiguous arrays, by rank.
+    packed, unpacked : list of pairs of arrays
+        What to copy: the target first, then its source. The latter are in the order of `receives`.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        sends: Pieces,
+        receives: Pieces,
+        adds: bool,
+        address_of: Callable[[Any], int],
+        is_plain: Callable[[Any], bool],
+        empty: Callable[[tuple[int, ...], Any], Any],
+    ) -> None:
+        """`is_plain` says whether a transport can work on an array's own memory; `empty` makes contiguous ones."""
+        extents = [[extent(piece, address_of(piece)) for _, piece in pieces] for pieces in (sends, receives)]
+        outgoing, incoming = _stays(sends, *extents), _stays(receives, *extents[::-1])
+        self._is_plain, self._empty = is_plain, empty
+        self.sent: dict[int, Any] = {}
+        self.received: dict[int, Any] = {}
+        self.packed: list[tuple[Any, Any]] = []
+        slots = {}
+        for peer, pieces in by_peer(outgoing).items():
+            if peer == rank:  # what a rank sends to itself is copied
+                filled = [piece if stays else empty(piece.shape, piece.dtype) for piece, stays in pieces]
+                slots[rank] = iter(filled)
+            else:
+                self.sent[peer], filled = self._message(pieces)
+            self.packed += [(slot, piece) for slot, (piece, _) in zip(filled, pieces) if slot is not piece]
+        for peer, pieces in by_peer(incoming).items():
+            if peer != rank:
+                self.received[peer], filled = self._message([(piece, stays and not adds) for piece, stays in pieces])
+                slots[peer] = iter(filled)
+        came = ((target, next(slots[peer])) for peer, target in receives)
+        self.unpacked = [(target, source) for target, source in came if source is not target]
+
+    def _message(self, pieces: list[tuple[Any, bool]]) -> tuple[Any, list[Any]]:
+        """Return a contiguous array for the values of `pieces`, and the part of it for each, in its shape."""
+        first, stays = pieces[0]
+        if stays and len(pieces) == 1 and self._is_plain(first):
+            return first, [first]
+        starts, end = places([piece for piece, _ in pieces])
+        buffer = self._empty((end,), np.dtype(np.uint8))
+        parts = (buffer[start : start + piece.nbytes] for start, (piece, _) in zip(starts, pieces))
+        return buffer, [part.view(piece.dtype).reshape(piece.shape) for part, (piece, _) in zip(parts, pieces)]
+
+
+def by_peer(pieces: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
+    """Return the parts of arrays of each rank, in their order."""
+    found: dict[int, list[T]] = {}
+    for peer, piece in pieces:
+        found.setdefault(peer, []).append(piece)
+    return found
+
+
+def places(pieces: list[Any]) -> tuple[list[int], int]:
+    """Return where the values of each of `pieces` are in a message, and how many bytes it has."""
+    starts, end = [], 0
+    for piece in pieces:
+        starts.append(-(-end // ALIGNMENT) * ALIGNMENT)
+        end = starts[-1] + piece.nbytes
+    return starts, end
+
+
+def _stays(pieces: Pieces, own: list[Extent], others: list[Extent]) -> Iterator[tuple[int, tuple[Any, bool]]]:
+    """Yield the parts, each with whether it may stay where it lies: it shares no memory with the others."""
+    for (peer, piece), is_shared in zip(pieces, overlapping(own, others)):
+        yield peer, (piece, not is_shared)
 
 
 def by_messages(backend: Backend, sends: Pieces, receives: Pieces, adds: bool) -> Work | None:

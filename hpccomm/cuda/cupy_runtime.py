@@ -7,7 +7,8 @@ import importlib.resources
 import itertools
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ import numpy as np
 from ..core.arrays import bits_of_torch
 from ..core.sparse import assign_sum
 from . import driver
+from .copies import NUMBERS, THREADS, Copies, Pair, prepared, table_of
 from .seam import Kernel
 
 CAPTURE_INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
 UNIQUE = 8  # bytes of a UUID
-NUMBERS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}  # by their size in bytes
 INSTALL = "pip install 'hpccomm[cuda13]' (or [cuda12], for an older driver)"
 
 try:
@@ -137,8 +138,18 @@ class Runtime:
             with cupy.cuda.Device(target.data.device_id), _stream(stream):
                 _as_numbers(target)[...] = _as_numbers(source).reshape(target.shape)
 
+    def copies(self, pairs: Sequence[Pair]) -> tuple[Sequence[Callable[[int], None]], Sequence[Pair]]:
+        launches, others = prepared(pairs)
+        return [partial(self._copy_many, each) for each in launches], others
+
+    def _copy_many(self, copies: Copies, stream: int) -> None:
+        with cupy.cuda.Device(copies.device), _stream(stream):
+            _copies(copies.itemsize, copies.device)(copies.blocks, (THREADS,), (copies.table,))
+
     def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
         with cupy.cuda.Device(device), _stream(stream):
+            for itemsize in NUMBERS:
+                self._copy_many(Copies(itemsize, device, (1, 1), table_of([])), stream)
             for number, ndim in itertools.product(NUMBERS.values(), dimensions):  # CuPy compiles a kernel for each
                 target, source = (_strided(ndim, number) for _ in range(2))
                 target[...] = source
@@ -220,6 +231,13 @@ class Runtime:
 
     def explain(self, error: Exception) -> str | None:
         return str(error) if isinstance(error, ERRORS) else None
+
+
+@functools.cache
+def _copies(itemsize: int, device: int) -> Any:
+    source = importlib.resources.files("hpccomm.cuda").joinpath("copies.cu").read_text()
+    module = cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=(f"copy<{itemsize}>",))
+    return module.get_function(f"copy<{itemsize}>")
 
 
 KERNEL_TYPES = {"float32": "Float32", "float16": "Float16", "bfloat16": "BFloat16"}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..core.overlap import extent, overlapping
+from ..core.pieces import Messages
 from ..errors import here
 from . import seam
 from .seam import Runtime
@@ -26,7 +27,7 @@ class Packing:
         self._runtime = runtime
         self._device = device
         self.stream = stream
-        self._unpacking: list[tuple[Callable[..., None], Any, Any]] = []
+        self._unpacking: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.alive: list[Any] = []
 
     def send_buffer(self, array: Any) -> Any:
@@ -38,7 +39,7 @@ class Packing:
         if array.flags.c_contiguous:
             return array
         buffer = self.empty(array.shape, array.dtype)
-        self._unpacking.append((self._runtime.copy, array, buffer))
+        self._unpacking.append((self._runtime.copy, (array, buffer)))
         return buffer
 
     def joined_buffer(self, arrays: Sequence[Any]) -> Any:
@@ -53,15 +54,13 @@ class Packing:
         ):
             return first
         buffer = self.empty((len(arrays), first.size), first.dtype)
-        self._unpacking += [(self._runtime.copy, array, part) for array, part in zip(arrays, buffer, strict=True)]
+        self._unpacking += [(self._runtime.copy, pair) for pair in zip(arrays, buffer, strict=True)]
         return buffer
 
     def adding_buffer(self, array: Any) -> Any:
         """Return a contiguous array; `unpack` adds its values to `array`."""
         buffer = self.empty(array.shape, array.dtype)
-        # not behind a receive that waits
-        self._runtime.load_additions(array.dtype, array.ndim, self._device, self.stream)
-        self._unpacking.append((self._runtime.add, array, buffer))
+        self._add_later(array, buffer)
         return buffer
 
     def in_place(self, array: Any, alignment: int = 1) -> Any:
@@ -72,7 +71,7 @@ class Packing:
         if array.flags.c_contiguous and array.data.ptr % alignment == 0:
             return array
         buffer = self._packed(array)
-        self._unpacking.append((self._runtime.copy, array, buffer))
+        self._unpacking.append((self._runtime.copy, (array, buffer)))
         return buffer
 
     def unaliased(self, arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
@@ -112,14 +111,34 @@ class Packing:
 
     @property
     def dimensions(self) -> int:
-        """The most dimensions of an array that `unpack` copies to by a kernel."""
-        arrays = [array for _, array, _ in self._unpacking if not array.flags.c_contiguous]
+        """The most dimensions of an array that `unpack` copies to by a kernel of CuPy's."""
+        arrays = [array for _, arguments in self._unpacking for array in arguments[:1] if not array.flags.c_contiguous]
         return max((array.ndim for array in arrays), default=0)
 
+    def exchange(self, messages: Messages, adds: bool) -> None:
+        """Pack the messages that are sent; `unpack` copies those that are received to their arrays, or adds them."""
+        launches, others = self._runtime.copies(messages.packed)
+        for launch in launches:
+            self._do(launch)
+        for target, source in others:
+            self.copy(target, source)
+        if adds:  # one after the other: several may be for the same cells
+            for array, buffer in messages.unpacked:
+                self._add_later(array, buffer)
+        else:
+            launches, others = self._runtime.copies(messages.unpacked)
+            self._unpacking += [(launch, ()) for launch in launches]
+            self._unpacking += [(self._runtime.copy, pair) for pair in others]
+
+    def _add_later(self, array: Any, buffer: Any) -> None:
+        # not behind a receive that waits
+        self._runtime.load_additions(array.dtype, array.ndim, self._device, self.stream)
+        self._unpacking.append((self._runtime.add, (array, buffer)))
+
     def unpack(self, stream: int) -> None:
-        """Copy the buffers of `recv_buffer` and `in_place` to their arrays, and add those of `adding_buffer`."""
-        for move, array, buffer in self._unpacking:
-            move(array, buffer, stream)
+        """Copy what has come into buffers to the arrays that it is for, or add it."""
+        for function, arguments in self._unpacking:
+            function(*arguments, stream)
 
 
 def gpu_of(array: Any) -> int:

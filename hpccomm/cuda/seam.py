@@ -12,7 +12,7 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -98,11 +98,19 @@ class Runtime(Protocol):
     def copy(self, target: Any, source: Any, stream: int) -> None:
         """Copy the values of `source` to `target`, which has the same dtype and size; any layouts."""
 
+    def copies(
+        self, pairs: Sequence[tuple[Any, Any]]
+    ) -> tuple[Sequence[Callable[[int], None]], Sequence[tuple[Any, Any]]]:
+        """Return what does `copy` on a stream for pairs of a target and a source, by a few kernels, and what is left.
+
+        That are the pairs for which `copy` has to be called.
+        """
+
     def view(self, memory: int, nbytes: int, shape: tuple[int, ...], dtype: Any, device: int, owner: Any) -> Any:
         """Return an array over memory of a GPU; it and its views keep `owner`."""
 
     def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
-        """Load the kernels of `copy` for strided arrays of these numbers of dimensions, by using them."""
+        """Load the kernels of `copies`, and those of `copy` for strided arrays of these numbers of dimensions."""
 
     def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
         """Load, the first time, the kernels of `add` for arrays of up to so many dimensions, by using them."""

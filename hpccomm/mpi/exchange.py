@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import setitem
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from ..core.backend import Pieces
-from ..core.overlap import Extent, address_of, extent, overlapping
+from ..core.overlap import address_of
+from ..core.pieces import Messages
 from ..core.work import Once, Work
 from ..job.tags import EXCHANGE
 from .datatypes import message
@@ -19,44 +19,18 @@ from .layout import is_plain
 from .persistent import MPIPersistentWork
 from .works import MPIWorks, check_length
 
-T = TypeVar("T")
 
-ALIGNMENT = 16  # bytes, of each part of a packed message
-
-
-class Plan:
-    """What one rank packs, sends, receives and unpacks; a part that is alone in its message may stay where it lies."""
+class Plan(Messages):
+    """What one rank packs, sends, receives and unpacks."""
 
     def __init__(self, rank: int, sends: Pieces, receives: Pieces, adds: bool) -> None:
-        extents = [[extent(piece, address_of(piece)) for _, piece in pieces] for pieces in (sends, receives)]
-        outgoing, incoming = _stays(sends, *extents), _stays(receives, *extents[::-1])
-        slots = {}
-        self.sent: dict[int, Any] = {}
-        self.received: dict[int, Any] = {}
-        self._packed: list[tuple[Any, Any]] = []
-        for peer, pieces in by_peer(outgoing).items():
-            if peer == rank:  # what a rank sends to itself is copied
-                filled = [piece if stays else np.empty_like(piece) for piece, stays in pieces]
-                slots[rank] = iter(filled)
-            else:
-                self.sent[peer], filled = _message(pieces)
-            self._packed += [(slot, piece) for slot, (piece, _) in zip(filled, pieces) if slot is not piece]
-        for peer, pieces in by_peer(incoming).items():
-            if peer != rank:
-                self.received[peer], filled = _message([(piece, stays and not adds) for piece, stays in pieces])
-                slots[peer] = iter(filled)
-        steps: list[Callable[[], Any]] = []
-        for peer, target in receives:
-            source = next(slots[peer])
-            if adds:
-                steps.append(partial(np.add, target, source, target))
-            elif source is not target:
-                steps.append(partial(setitem, target, ..., source))
-        self.unpack = Once(*steps) if steps else None
+        super().__init__(rank, sends, receives, adds, address_of, is_plain, np.empty)
+        steps = (partial(np.add, to, of, to) if adds else partial(setitem, to, ..., of) for to, of in self.unpacked)
+        self.unpack = Once(*steps) if self.unpacked else None
 
     def pack(self) -> None:
         """Fill the messages."""
-        for slot, piece in self._packed:
+        for slot, piece in self.packed:
             slot[...] = piece
 
 
@@ -104,37 +78,3 @@ def set_up(comm: MPI.Intracomm, sends: Pieces, receives: Pieces, adds: bool) -> 
     requests = [comm.Recv_init(message(buffer), peer, EXCHANGE) for peer, buffer in plan.received.items()]
     requests += [comm.Send_init(message(buffer), peer, EXCHANGE) for peer, buffer in plan.sent.items()]
     return MPIPersistentWork(requests, plan.pack, plan.unpack, plan)
-
-
-def by_peer(pieces: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
-    """Return the parts of arrays of each rank, in their order."""
-    found: dict[int, list[T]] = {}
-    for peer, piece in pieces:
-        found.setdefault(peer, []).append(piece)
-    return found
-
-
-def _stays(pieces: Pieces, own: list[Extent], others: list[Extent]) -> Iterator[tuple[int, tuple[Any, bool]]]:
-    """Yield the parts, each with whether it may stay where it lies: it shares no memory with the others."""
-    for (peer, piece), is_shared in zip(pieces, overlapping(own, others)):
-        yield peer, (piece, not is_shared)
-
-
-def _message(pieces: list[tuple[Any, bool]]) -> tuple[Any, list[Any]]:
-    """Return a contiguous array for the values of `pieces`, and the part of it for each, in its shape."""
-    first, stays = pieces[0]
-    if stays and len(pieces) == 1 and is_plain(first):
-        return first, [first]
-    starts, end = places([piece for piece, _ in pieces])
-    buffer = np.empty(end, np.uint8)
-    parts = (buffer[start : start + piece.nbytes] for start, (piece, _) in zip(starts, pieces))
-    return buffer, [part.view(piece.dtype).reshape(piece.shape) for part, (piece, _) in zip(parts, pieces)]
-
-
-def places(pieces: list[Any]) -> tuple[list[int], int]:
-    """Return where the values of each of `pieces` are in a message, and how many bytes it has."""
-    starts, end = [], 0
-    for piece in pieces:
-        starts.append(-(-end // ALIGNMENT) * ALIGNMENT)
-        end = starts[-1] + piece.nbytes
-    return starts, end

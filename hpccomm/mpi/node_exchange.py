@@ -23,13 +23,14 @@ from ..core.calls import Call
 from ..core.door import Door
 from ..core.overlap import address_of
 from ..core.persistent_work import PersistentWork
+from ..core.pieces import by_peer, places
 from ..core.work import Once
 from ..errors import DistBackendError, here
 from ..job.mpi_library import private, release
 from ..native import room
 from ..process.tuning import Tuning
 from .direct import Copies, DirectCopies
-from .exchange import by_peer, places, set_up
+from .exchange import set_up
 from .persistent import MPIPersistentWork
 from .shared_memory import Window, free_bytes, why_no_room
 

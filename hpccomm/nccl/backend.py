@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from itertools import accumulate, chain
+from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +18,7 @@ import numpy as np
 from ..core.backend import Backend, Pieces
 from ..core.options import BackendOptions
 from ..core.persistent_work import PersistentWork
+from ..core.pieces import Messages
 from ..core.reduce_op import ReduceOp
 from ..core.timeouts import as_seconds
 from ..core.work import Work
@@ -280,19 +282,20 @@ class NCCLBackend(Backend):
 
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
         arrays = [piece for _, piece in (*sends, *receives)]
-        if len(arrays) > MOST_CALLS:  # in several groups, receives would wait for sends of a later one
-            raise ValueError(
-                f"exchange: {len(arrays)} parts of GPU arrays go to other ranks and come from them; NCCL takes "
-                f"{MOST_CALLS} at once, so exchange fewer arrays in one call{here()}"
-            )
         plan = self._plan(async_op, *arrays) if arrays else (self._connection or self._connect()).plan(async_op)
-        buffer_of = plan.adding_buffer if adds else plan.recv_buffer
-        for peer, piece in receives:
-            plan.recv(buffer_of(piece), peer)
-        sent = plan.unaliased([piece for _, piece in sends], [piece for _, piece in receives])
-        for (peer, _), piece in zip(sends, sent):
-            plan.send(piece, peer)
+        messages = Messages(self.rank, sends, receives, adds, _pointer, _is_contiguous, plan.empty)
+        if len(messages.sent) + len(messages.received) > MOST_CALLS:  # in several groups, receives would wait for sends
+            raise UnsupportedOperationError(
+                f"this rank exchanges parts of GPU arrays with {len(messages.sent)} ranks; NCCL takes {MOST_CALLS} "
+                f"messages at once, and MPI more: make a group with new_group(backend='cpu:mpi,cuda:mpi'){here()}",
+                "exchange",
+            )
+        for peer, buffer in messages.received.items():
+            plan.recv(buffer, peer)
+        for peer, buffer in messages.sent.items():
+            plan.send(buffer, peer)
         plan.end_step()
+        plan.exchange(messages, adds)
         return self._end(plan, async_op, arrays)
 
     def batch(self, arrays: list[Any]) -> AbstractContextManager[None]:
@@ -414,6 +417,9 @@ class Planner(NCCLBackend):
         connection = cast("Connection", self._connection)
         connection.prepare(plan)
         return NCCLPersistentWork(connection, plan, arrays)
+
+
+_pointer, _is_contiguous = attrgetter("data.ptr"), attrgetter("flags.c_contiguous")
 
 
 def _cut(flat: Any, counts: list[int]) -> list[Any]:

@@ -113,6 +113,22 @@ def copies_of_strided_arrays() -> None:
 
 
 @check
+def many_strided_arrays_are_copied_at_once() -> None:
+    runtime, device, _ = on_a_gpu()
+    stream, pairs, wanted = gpus.current_stream(), [], []
+    for number in range(40):
+        values = np.arange(24).reshape(2, 3, 4).astype(("u1", "f2", "f4", "f8", "c16")[number % 5]) + number
+        pairs.append((runtime.empty((4, 3, 2), values.dtype, device, stream), gpus.array(values).T))
+        wanted.append(values.T)
+    launches, others = runtime.copies(pairs)
+    assert not others
+    for launch in launches:
+        launch(stream)
+    for (target, _), values in zip(pairs, wanted):
+        same(target, values)
+
+
+@check
 def kernels_that_copy_are_loaded_early() -> None:
     runtime, device, stream = on_a_gpu()
     runtime.relax_captures()

@@ -119,8 +119,24 @@ def test_channels_and_widths(grids: list[hc.Grid], width: Any) -> None:
             np.testing.assert_array_equal(gpus.values(one), other)
 
 
-def test_more_parts_than_a_group_of_calls_takes(process_group: hc.ProcessGroup) -> None:
-    """All of them are in one group: in two, a receive would wait for a send of the second."""
+@pytest.mark.parametrize("corners", [True, False])
+def test_one_message_for_each_neighbour_and_one_group_of_calls(
+    grids: list[hc.Grid], corners: bool, machine: Any
+) -> None:
+    for grid in grids:
+        if grid.config.device_map["cuda"] != "nccl":
+            continue
+        arrays = [gpus.array(block) for block in blocks(grid, 0)]
+        hc.halo_exchange(arrays, grid, corners=corners)
+        steps = [each for each in product((-1, 0, 1), repeat=grid.ndim) if corners or sum(map(abs, each)) == 1]
+        around = {grid.at(tuple(map(sum, zip(grid.coords, step)))) for step in steps} - {None, grid.rank}
+        machine.calls.clear()
+        hc.halo_exchange(arrays, grid, corners=corners)
+        assert machine.calls.count("send") == machine.calls.count("recv") == len(around)
+        assert machine.calls.count("group_start") == (len(around) > 0)
+
+
+def test_many_parts_go_in_one_message(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     me, size = process_group.rank, process_group.size
     backend = process_group.door.backends["cuda"]
     sent = [gpus.array(np.full(1, 1000.0 * me + i)) for i in range(700)]
@@ -128,6 +144,7 @@ def test_more_parts_than_a_group_of_calls_takes(process_group: hc.ProcessGroup) 
     sends, receives = [((me + 1) % size, each) for each in sent], [((me - 1) % size, each) for each in received]
     backend.exchange(sends, receives, False, False)
     assert [float(gpus.values(each)[0]) for each in received] == [1000.0 * ((me - 1) % size) + i for i in range(700)]
-    if process_group.config.device_map["cuda"] == "nccl":
-        with pytest.raises(ValueError, match=r"2100 parts of GPU arrays .* NCCL takes 2048 at once"):
-            backend.exchange(sends + sends[:350], receives + receives[:350], False, False)
+    if process_group.config.device_map["cuda"] == "nccl" and size > 1:
+        monkeypatch.setattr("hpccomm.nccl.backend.MOST_CALLS", 1)
+        with pytest.raises(hc.UnsupportedOperationError, match=r"with 1 ranks; NCCL takes 1 messages at once"):
+            backend.exchange(sends, receives, False, False)

@@ -1,18 +1,21 @@
-"""nccl/intra_node.cu: its text as C++, under ThreadSanitizer; that what it needs is needed; what NVRTC makes of it."""
+"""The kernels as C++; those of nccl/intra_node.cu under ThreadSanitizer, and that what they need is needed; NVRTC."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from hpccomm.cuda import cupy_runtime
+from hpccomm.cuda import copies, cupy_runtime
 from hpccomm.nccl import intra_node
 
 from .kernels import build
@@ -139,19 +142,55 @@ def test_without_what_it_needs_it_is_noticed(programs: dict[Any, Path], missing:
     assert run(programs[missing]) != ""
 
 
+# -- copies of many arrays -----------------------------------------------------------------------------
+
+
+def on_host(values: np.ndarray) -> Any:
+    """Return what `copies.table_of` asks an array of CuPy's for."""
+    names = ("shape", "strides", "size", "itemsize", "ndim")
+    data = SimpleNamespace(ptr=values.ctypes.data, device_id=0)
+    return SimpleNamespace(**{name: getattr(values, name) for name in names}, data=data, values=values)
+
+
+def strided(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
+    """Return an array of random layout: gaps, and axes that go backwards or are in another order."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(shape))
+    gaps = [int(gap) for gap in rng.integers(1, 3, len(shape))]
+    whole = rng.integers(0, 100, [shape[axis] * gaps[axis] for axis in order]).astype(dtype)
+    whole = whole.transpose(np.argsort(order))
+    return np.asarray(whole[tuple(slice(None, None, gap * int(rng.choice([-1, 1]))) for gap in gaps)])
+
+
+@as_cpp
+@pytest.mark.parametrize("dtype", ["i1", "f2", "f4", "c8", "c16"])
+def test_many_arrays_are_copied_by_few_kernels(dtype: str) -> None:
+    shapes = [(), (5,), (3, 4), (2, 3, 4), (2, 1, 3, 2), (0, 3), (7, 2)] * 6
+    pairs = [[on_host(strided(shape, dtype, 2 * i + way)) for way in (0, 1)] for i, shape in enumerate(shapes)]
+    expected = [source.values.copy() for _, source in pairs]
+    too_many_axes = [on_host(np.zeros((1,) * 5, dtype)) for _ in range(2)]
+    launches, others = copies.prepared([*pairs, too_many_axes])
+    assert [each.blocks[1] for each in launches] == [32, 10]
+    assert others == [tuple(too_many_axes)]
+    for itemsize, _, (blocks, count), table in launches:
+        assert table.nbytes <= 4096, "a kernel's arguments"
+        build.copying().copies(itemsize, ctypes.c_void_p(table.ctypes.data), blocks, count, 8)
+    for (target, _), values in zip(pairs, expected):
+        np.testing.assert_array_equal(target.values, values)
+
+
 # -- NVRTC -------------------------------------------------------------------------------------------
 
 
-def ptx(architecture: int, ranks: int, rank: int) -> dict[str, str]:
-    """Return the PTX of each kernel that a rank may need."""
+def ptx(source: Path, names: list[str], architecture: int) -> dict[str, str]:
+    """Return the PTX of kernels."""
     from cupy.cuda import nvrtc
 
     try:
         nvrtc.getVersion()
     except Exception as error:
         pytest.skip(f"needs NVRTC: {error}")
-    program = nvrtc.createProgram(Path(intra_node.__file__).with_suffix(".cu").read_text(), "intra_node.cu", (), ())
-    names = cupy_runtime.instances(ranks, rank)
+    program = nvrtc.createProgram(source.read_text(), source.name, (), ())
     for name in names:
         nvrtc.addNameExpression(program, name)
     nvrtc.compileProgram(program, (f"--gpu-architecture=compute_{architecture}", "--std=c++17"))
@@ -160,15 +199,21 @@ def ptx(architecture: int, ranks: int, rank: int) -> dict[str, str]:
     return {name: found[nvrtc.getLoweredName(program, name)] for name in names}
 
 
+INTRA_NODE, COPIES = (Path(module.__file__).with_suffix(".cu") for module in (intra_node, copies))
+
+
 @pytest.mark.parametrize("architecture", [75, 80, 86, 87, 89, 90, 100, 103, 120])
 def test_the_kernels_compile(architecture: int) -> None:
-    assert len(ptx(architecture, 8, 4)) == 9
+    assert len(ptx(INTRA_NODE, cupy_runtime.instances(8, 4), architecture)) == 9
+    made = ptx(COPIES, [f"copy<{itemsize}>" for itemsize in copies.NUMBERS], architecture)
+    assert len(made) == 5
+    assert not any(".local" in text for text in made.values())  # no copy of the table in each thread
 
 
 @pytest.mark.parametrize(("ranks", "rank"), [(2, 1), (5, 0), (8, 3)])
 def test_what_is_read_from_all_ranks_is_under_way_at_once(ranks: int, rank: int) -> None:
     """The reads of a loop come before its first addition and its first write; and nothing is kept in local memory."""
-    for name, text in ptx(90, ranks, rank).items():
+    for name, text in ptx(INTRA_NODE, cupy_runtime.instances(ranks, rank), 90).items():
         kernel = name.partition("<")[0]
         steps = re.findall(r"ld\.global\.v4|add(?:\.rn)?\.f32|st\.global\.v4|bar\.sync", text)
         in_a_row = [(step.split(".")[0], len(list(same))) for step, same in itertools.groupby(steps)]

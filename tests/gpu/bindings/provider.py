@@ -28,7 +28,7 @@ import cupy  # noqa: E402
 import numpy as np  # noqa: E402
 from cupy.cuda import runtime as real  # noqa: E402
 
-from hpccomm.cuda import cupy_runtime, driver  # noqa: E402
+from hpccomm.cuda import copies, cupy_runtime, driver  # noqa: E402
 from hpccomm.cuda.seam import Kernel  # noqa: E402
 from hpccomm.nccl import libnccl  # noqa: E402
 
@@ -467,6 +467,27 @@ def kernel(which: Kernel) -> Callable[..., None]:
     return launch
 
 
+def copies_kernel(itemsize: int, device: int) -> Callable[..., None]:
+    """In place of the compiled kernel of copies.cu: the stand-in's copies, as the table says."""
+
+    def array(address: int, shape: Any, strides: Any) -> Any:
+        memory = cupy.cuda.UnownedMemory(address, 1, None, device_id=device)
+        pointer = cupy.cuda.MemoryPointer(memory, 0)
+        return cupy.ndarray(shape.tolist(), copies.NUMBERS[itemsize], pointer, strides=strides.tolist())
+
+    def launch(grid: tuple[int, int], block: tuple[int], arguments: tuple[Any]) -> None:
+        (table,) = arguments
+        assert table.size == 1, "CuPy gives arrays of one element by value, and refuses others"
+        assert table.nbytes <= 4096, "arguments of a kernel"
+        for row in table.view(copies.COPY)[: grid[1]]:
+            target, source = (
+                array(int(row[at]), row["shape"], row[by]) for at, by in (("target", "to"), ("source", "of"))
+            )
+            CUDA.copy_loaded(target, source, CUDA.current_stream(0))
+
+    return launch
+
+
 class Runtime(cupy_runtime.Runtime):
     """cupy_runtime.Runtime, but for what CuPy's kernels do."""
 
@@ -514,6 +535,7 @@ def multiply(source: Any, factor: Any, out: Any) -> None:
 cupy_runtime.cuda = Functions()
 cupy_runtime.driver = Driver
 cupy_runtime._intra_node = kernel
+cupy_runtime._copies = copies_kernel
 cupy_runtime.cupy = SimpleNamespace(
     asarray=cupy.asarray,
     from_dlpack=cupy.from_dlpack,

@@ -1,4 +1,4 @@
-"""hpccomm/nccl/intra_node.cu compiled as C++: its own text, but for the five statements in PTX."""
+"""hpccomm's kernels compiled as C++: their own text, but for five statements in PTX in nccl/intra_node.cu."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from hpccomm.cuda import copies
 from hpccomm.nccl import intra_node
 
 HERE = Path(__file__).parent
@@ -43,9 +44,9 @@ def text() -> str:
     return f'#include "shim.h"\n{kernels}'
 
 
-def compiled(source: str, folder: Path, *flags: str | Path, kernels: str = "") -> Path:
+def compiled(source: str, folder: Path, *flags: str | Path, kernels: str = "", name: str = "intra_node") -> Path:
     """Compile a file of this folder, with this text of the kernels; CalledProcessError shows what is wrong."""
-    (folder / "intra_node.inc").write_text(kernels)
+    (folder / f"{name}.inc").write_text(kernels)
     output = folder / source.replace(".cpp", "")
     command = [COMPILER, *FLAGS, f"-I{folder}", "-o", output, HERE / source, *flags]
     subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
@@ -68,3 +69,12 @@ def library(ranks: int, rank: int) -> ctypes.CDLL:
     flags = [f"-DSIZE={ranks}", f"-DME={rank}", "-O1", "-shared", "-fPIC"]
     with tempfile.TemporaryDirectory() as folder:
         return ctypes.CDLL(str(compiled("entry.cpp", Path(folder), *flags, kernels=text())))
+
+
+@functools.cache
+def copying() -> ctypes.CDLL:
+    """Return the kernel that copies many arrays as a library with the function `copies`."""
+    kernels = '#include "shim.h"\n' + Path(copies.__file__).with_suffix(".cu").read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        made = compiled("copies.cpp", Path(folder), "-O1", "-shared", "-fPIC", kernels=kernels, name="copies")
+        return ctypes.CDLL(str(made))

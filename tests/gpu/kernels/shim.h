@@ -1,4 +1,4 @@
-// The CUDA that hpccomm/nccl/intra_node.cu uses, on a CPU: each CUDA thread is a thread, __syncthreads a barrier.
+// The CUDA that hpccomm's kernels use, on a CPU: each CUDA thread is a thread, __syncthreads a barrier.
 #pragma once
 #include <sched.h>
 #include <string.h>
@@ -6,6 +6,7 @@
 
 #define __device__
 #define __global__
+#define __grid_constant__
 #define __launch_bounds__(threads, blocks)
 
 struct uint4 {
@@ -17,7 +18,7 @@ struct uint4 {
 };
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-struct Index { unsigned x; };
+struct Index { unsigned x, y; };
 inline thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 void __syncthreads();
 

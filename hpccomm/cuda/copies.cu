@@ -1,0 +1,41 @@
+// The kernel of hpccomm/cuda/copies.py: it copies many arrays of any layouts, a row of blocks each.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+const int MOST_COPIES = 32, MOST_AXES = 4;
+
+struct Copy {
+    u64 target, source;
+    i64 to[MOST_AXES], of[MOST_AXES];  // strides, in bytes
+    u32 shape[MOST_AXES];              // of both
+};
+
+struct Copies { Copy copies[MOST_COPIES]; };
+
+// A number of so many bytes.
+template <int BYTES> struct Number;
+template <> struct Number<1> { unsigned char bits; };
+template <> struct Number<2> { unsigned short bits; };
+template <> struct Number<4> { u32 bits; };
+template <> struct Number<8> { u64 bits; };
+template <> struct Number<16> { u64 bits[2]; };
+
+template <int BYTES>
+__global__ void copy(const __grid_constant__ Copies all) {
+    const Copy& each = all.copies[blockIdx.y];
+    u32 count = 1;
+    for (int axis = 0; axis < MOST_AXES; axis++) count *= each.shape[axis];
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) {
+        u32 rest = (u32)i;
+        i64 to = 0, of = 0;
+        for (int axis = MOST_AXES - 1; axis >= 0; axis--) {
+            u32 at = rest % each.shape[axis];
+            rest /= each.shape[axis];
+            to += at * each.to[axis];
+            of += at * each.of[axis];
+        }
+        *(Number<BYTES>*)(each.target + to) = *(const Number<BYTES>*)(each.source + of);
+    }
+}
