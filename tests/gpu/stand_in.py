@@ -932,9 +932,11 @@ class NCCL:
         fail()
         MACHINE.calls.append("allocate")
         MACHINE.initialises()
-        memory = np.full(nbytes, RUBBISH, np.uint8)
-        MACHINE.symmetric[memory.ctypes.data] = memory
-        return memory.ctypes.data
+        memory = MEMORY.allocate(nbytes)
+        memory[:] = RUBBISH
+        start = MEMORY.address_of(memory)
+        MACHINE.symmetric[start] = memory
+        return start
 
     def free(self, memory: int) -> None:
         MACHINE.calls.append("free")

@@ -110,6 +110,9 @@ def test_kernels_are_loaded_before_a_message_is_waited_for(
         grid = hc.new_grid((group.size, 1), periodic=True, group=group)
         for change in (hc.halo_exchange, hc.halo_accumulate):
             change(gpus.array(np.ones((4, 4)), strided), grid)
+        sent, output = (gpus.array(np.ones((4, 4)), strided) for _ in range(2))
+        after, before = (group.rank + 1) % SIZE, (group.rank - 1) % SIZE
+        hc.sendrecv(sent, after, output, before, group=group)
     races, machine.races = machine.races, []
     behind = {race.partition(" is loaded behind")[0] for race in races}
     assert behind == ({f"the kernel of {late}"} if late else set())
