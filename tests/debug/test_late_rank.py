@@ -46,7 +46,7 @@ DOES_NOT_WAIT = {
     *("ProcessGroup.message_number", "ProcessGroup.nccl_handle", "ProcessGroup.refusal", "ProcessGroup.register_hook"),
     *("ProcessGroup.sequence_number", "ProcessGroup.store"),
     *("Work.abort", "Work.add_done_callback", "Work.block", "Work.cancel", "Work.finish_with", "Work.get_duration"),
-    *("Work.get_future", "Work.give_up", "Work.poll", "Work.translate_error"),
+    *("Work.get_future", "Work.give_up", "Work.poll", "Work.translate_error", "Work.waits_on_stream"),
     *("PersistentWork.belong_to", "PersistentWork.group", "ProcessGroup.agree_on"),
     *("Work.fail", "Work.group", "Work.has_ended", "Work.is_told", "Work.op_type", "Work.sequence_number"),
     *("RankExecutor.map", "RankExecutor.num_workers", "RankExecutor.shutdown", "RankExecutor.starmap"),
