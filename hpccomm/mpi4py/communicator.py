@@ -46,7 +46,7 @@ class Comm(_Base):
         Every rank of it calls this. A communicator gets a group (:meth:`ProcessGroup.on`), which `Free` destroys.
     accelerate : bool
         Whether large reductions of host arrays (`Allreduce`, `Reduce`, `Reduce_scatter_block`, `Scan`, `Exscan`, from
-        32 KiB on) are hpccomm's, too: through the node's memory, of any layout, of float16.
+        128 KiB on) are hpccomm's, too: through the node's memory, of any layout, of float16.
     config, timeout, name
         As for :meth:`ProcessGroup.on`.
 

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import hpccomm.mpi4py as hm
 from hpccomm.bench.studies import accelerate
+from hpccomm.mpi4py.calls import SMALLEST
 
 from ...launch import launch
 
@@ -21,7 +22,7 @@ SIZE = MPI.COMM_WORLD.Get_size()
 @pytest.mark.parametrize("method", accelerate.METHODS)
 def test_both_give_the_same(method: str) -> None:
     comm = hm.Comm(MPI.COMM_WORLD.Dup(), accelerate=True)
-    sent, received = accelerate.buffers(method, 64 << 10, SIZE)
+    sent, received = accelerate.buffers(method, SMALLEST, SIZE)
     sent[:] = np.arange(sent.size)
     expected = np.zeros_like(received)
     received[:] = 0
@@ -35,11 +36,25 @@ def test_both_give_the_same(method: str) -> None:
 @pytest.mark.serial
 def test_a_run(tmp_path: Path) -> None:
     document = tmp_path / "accelerate.json"
-    command = [sys.executable, "-m", "hpccomm", "bench", "accelerate", "-b", "64", "-e", "64K", "-f", "1024", "-n", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "hpccomm",
+        "bench",
+        "accelerate",
+        "-b",
+        "64",
+        "-e",
+        "256K",
+        "-f",
+        "4096",
+        "-n",
+        "2",
+    ]
     ended = launch(2, *command, "--json", document, timeout=100)
     assert ended.returncode == 0, ended.stderr
     assert "Reduce_scatter_block\n     array      hpccomm      mpi4py       ratio" in ended.stdout
     found = json.loads(document.read_text())["accelerate"]
     sizes = [(step["case"], step["nbytes"]) for step in found]
-    assert sizes == [(method, nbytes) for method in accelerate.METHODS for nbytes in (64, 65536)]
+    assert sizes == [(method, nbytes) for method in accelerate.METHODS for nbytes in (64, 1 << 18)]
     assert all(time > 0 for step in found for time in step["times_us"].values())
