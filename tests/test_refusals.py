@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -135,7 +136,8 @@ def test_completion_of_a_group_shows_what_programs_use(process_group: hc.Process
     shown = dir(process_group)
     assert {"rank", "all_reduce", "isend", "irecv", "destroy", "store", "__enter__"} <= {*shown, "__enter__"}
     assert not {"door", "settings", "give_up", "leave", "peer", "refusal"} & set(shown)
-    assert all(hasattr(process_group, name) for name in shown)
+    for name in shown:
+        inspect.getattr_static(process_group, name)  # the value of one may be refused: nccl_handle
 
 
 def test_a_description_that_is_no_text() -> None:
