@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from . import files
 from .inspection import Found
@@ -20,8 +21,9 @@ def drain(found: Found, folder: Path) -> tuple[int, int]:
     shards = files.shards_of_files(found.body)
     files.make_folder(data)
     for file in found.files_there():
-        if files.size_of(data / file) != sizes[file]:
-            files.verify_file(found.path_of(file), shards[file], found.body["block"])
+        contents = shards[file], found.body["block"]
+        if files.size_of(data / file) != sizes[file] or _is_damaged(data / file, *contents):
+            files.verify_file(found.path_of(file), *contents)
             _copy(found.path_of(file), data / file)
     there = [file for file, size in sizes.items() if files.size_of(data / file) == size]
     if len(there) == len(sizes):
@@ -33,6 +35,14 @@ def drain(found: Found, folder: Path) -> tuple[int, int]:
                 manifest.unlink()
             raise CheckpointError(f"{data} has been removed meanwhile: a job saves to {folder}; wait for its end")
     return len(there), len(sizes)
+
+
+def _is_damaged(file: Path, *contents: Any) -> bool:
+    try:
+        files.verify_file(file, *contents)
+    except CheckpointError:
+        return True
+    return False
 
 
 def _copy(source: Path, target: Path) -> None:

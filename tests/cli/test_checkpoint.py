@@ -191,6 +191,15 @@ def test_a_damaged_file_is_not_drained(nodes: list[Path], tmp_path: Path, capsys
     assert checkpoint.steps(shared) == [10]
 
 
+def test_a_file_that_was_damaged_after_it_was_drained_is_drained_again(nodes: list[Path], tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    assert command("drain", shared, "--local", nodes[1]) == 0
+    (drained,) = shared.glob("step-0000000020-*/rank-2.npy")  # both nodes have it
+    flip(drained, -1)
+    assert command("drain", shared, "--local", nodes[0]) == 0
+    assert command("verify", shared) == 0
+
+
 def test_a_drain_whose_files_a_job_removes_leaves_no_manifest(
     nodes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
