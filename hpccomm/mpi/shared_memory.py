@@ -30,6 +30,7 @@ from ..core.overlap import address_of, extent
 from ..core.reduce_op import ReduceOp
 from ..errors import here
 from ..job.mpi_library import private, release
+from ..native import room
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC, accumulation_dtype
 from .layout import is_plain
@@ -37,6 +38,7 @@ from .layout import is_plain
 NAME_BYTES = 16
 SHM_DIRECTORY = "/dev/shm"  # where MPICH and Open MPI keep the windows
 PAGE_BYTES = 4096
+FINALIZE_FREES = MPI.get_vendor()[0] == "Open MPI"  # what windows there are, and each waits for all of its ranks
 
 # A rank's call, as it tells the others: collective, op, root, number of elements, dtype; and the place of its array:
 # the number of the window (-1: none) and the offset in this rank's part of it.
@@ -65,12 +67,16 @@ class Window:
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         self._node = node
         # MPI_Win_allocate_shared and MPI_Win_free keep the other threads of this process out of MPI while they wait for
-        # other ranks (MPICH 5.0, Open MPI 5.0). A barrier does not: so all ranks meet in one first.
-        node.Barrier()
+        # other ranks (MPICH 5.0, Open MPI 5.0). A reduction does not: so all ranks meet in one first.
+        name = np.frombuffer(os.urandom(8), np.uint64).copy()
+        node.Allreduce(MPI.IN_PLACE, name, MPI.MAX)
+        self._name = int(name[0])
         self._win = MPI.Win.Allocate_shared(max(nbytes, 1), 1, info, node)
         info.Free()
         # Loads and stores need an epoch too, and Sync is only allowed inside one (MPI-4.1 §12.5.4).
         self._win.Lock_all(MPI.MODE_NOCHECK)
+        if FINALIZE_FREES and room is not None:
+            room.keep_window(MPI._handleof(self._win), self._name, MPI._handleof(MPI.COMM_SELF))
         memories: Any = (self._win.Shared_query(rank)[0] for rank in range(node.size))
         self.parts = [np.frombuffer(memory, np.uint8) for memory in memories]
         self.rank = node.rank
@@ -101,6 +107,8 @@ class Window:
         if self._node.allreduce(in_use, MPI.LOR):
             _outliving.append(self._win)
         else:
+            if FINALIZE_FREES and room is not None:
+                room.drop_window(self._name)
             self._win.Unlock_all()
             self._win.Free()
 

@@ -15,7 +15,7 @@ from cpython.long cimport PyLong_AsLong, PyLong_CheckExact
 from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 cimport numpy as np
@@ -139,6 +139,12 @@ ctypedef int (*Barrier)(Handle) noexcept nogil
 ctypedef int (*Ibcast)(void*, int, Handle, int, Handle, Handle*) noexcept nogil
 ctypedef int (*Ibarrier)(Handle, Handle*) noexcept nogil
 ctypedef int (*GetElements)(const void*, Handle, int*) noexcept nogil
+ctypedef int (*CopyAttribute)(Handle, int, void*, void*, void*, int*) noexcept nogil
+ctypedef int (*DeleteAttribute)(Handle, int, void*, void*) noexcept nogil
+ctypedef int (*CreateKeyval)(CopyAttribute, DeleteAttribute, int*, void*) noexcept nogil
+ctypedef int (*SetAttribute)(Handle, int, void*) noexcept nogil
+ctypedef int (*UnlockAll)(Handle) noexcept nogil
+ctypedef int (*FreeWindow)(Handle*) noexcept nogil
 
 cdef struct Library:
     Bcast bcast
@@ -159,6 +165,10 @@ cdef struct Library:
     Ibcast ibcast
     Ibarrier ibarrier
     GetElements get_elements
+    CreateKeyval create_keyval
+    SetAttribute set_attribute
+    UnlockAll unlock_all
+    FreeWindow free_window
     void* in_place
     Handle byte
     int any_source, any_tag
@@ -220,6 +230,10 @@ def set_up(str path, dict names, object exception, object length, object differe
     mpi.ibcast = <Ibcast>function(library, "MPI_Ibcast")
     mpi.ibarrier = <Ibarrier>function(library, "MPI_Ibarrier")
     mpi.get_elements = <GetElements>function(library, "MPI_Get_elements")
+    mpi.create_keyval = <CreateKeyval>function(library, "MPI_Comm_create_keyval")
+    mpi.set_attribute = <SetAttribute>function(library, "MPI_Comm_set_attr")
+    mpi.unlock_all = <UnlockAll>function(library, "MPI_Win_unlock_all")
+    mpi.free_window = <FreeWindow>function(library, "MPI_Win_free")
     mpi.in_place = <void*><uintptr_t>handle(names["in_place"])
     mpi.byte = handle(names["byte"])
     mpi.any_source, mpi.any_tag = names["any_source"], names["any_tag"]
@@ -247,6 +261,68 @@ def set_up(str path, dict names, object exception, object length, object differe
 cdef Handle handle(object number) except? 0:
     """Return a handle, or MPI_IN_PLACE, that mpi4py gives as a number: it may be negative."""
     return <Handle>(<intptr_t>number if number < 0 else <uintptr_t>number)
+
+
+# -- windows that a program leaves to MPI_Finalize -------------------------------------------------------------
+
+cdef struct Window:
+    uint64_t name
+    Handle handle
+
+cdef Window* windows_left = NULL
+cdef int windows_count = 0, windows_room = 0
+
+
+def keep_window(window, uint64_t name, comm_self):
+    """Have MPI_Finalize free a window before anything else, in the order of the windows' names.
+
+    The names are the same on all ranks of a window. Otherwise Open MPI frees them in the order of a table of its own,
+    in which the ranks of two windows may have them the other way round: each waits for the other, for ever.
+    """
+    global windows_left, windows_count, windows_room
+    cdef int keyval = 0
+    cdef Window* more
+    if windows_count == windows_room:
+        more = <Window*>realloc(windows_left, 2 * (windows_room + 8) * sizeof(Window))
+        if more == NULL:
+            raise MemoryError
+        if windows_left == NULL:  # MPI_Finalize deletes the attributes of MPI_COMM_SELF first (MPI-4.1 §11.2.4)
+            mpi.create_keyval(copy_no_windows, free_windows, &keyval, NULL)
+            mpi.set_attribute(handle(comm_self), keyval, NULL)
+        windows_left, windows_room = more, 2 * (windows_room + 8)
+    windows_left[windows_count].name, windows_left[windows_count].handle = name, handle(window)
+    windows_count += 1
+
+
+def drop_window(uint64_t name):
+    """Forget a window, which is about to be freed."""
+    global windows_count
+    cdef int i
+    for i in range(windows_count):
+        if windows_left[i].name == name:
+            windows_count -= 1
+            windows_left[i] = windows_left[windows_count]
+            break
+
+
+cdef int copy_no_windows(Handle comm, int key, void* extra, void* value, void* copied, int* has_copied) noexcept nogil:
+    has_copied[0] = 0
+    return 0
+
+
+cdef int free_windows(Handle comm, int key, void* value, void* extra) noexcept nogil:
+    global windows_count
+    cdef int i, first
+    while windows_count:
+        first = 0
+        for i in range(windows_count):
+            if windows_left[i].name < windows_left[first].name:
+                first = i
+        mpi.unlock_all(windows_left[first].handle)
+        mpi.free_window(&windows_left[first].handle)
+        windows_count -= 1
+        windows_left[first] = windows_left[windows_count]
+    return 0
 
 
 # -- what is ordinary ------------------------------------------------------------------------------------------
