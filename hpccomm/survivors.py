@@ -31,7 +31,8 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
 
     The world is replaced: ``group=None`` means the new one from here on. Ranks are counted anew from 0, in their old
     order, and `get_rank` returns the new one. Groups made from the old world refuse every operation: make them again.
-    A smaller group is replaced in its world, which stays as it is, and so do the global ranks.
+    A smaller group is replaced in its world, which stays as it is, and so do the global ranks; not in a world with
+    spares, which are for the whole of it.
 
     Operations in flight in the old group end with RankFailedError. Its backends are closed, and made again when the
     first array comes along. Its node-shared arrays stay readable, but their operations don't work. The call stands for
@@ -51,6 +52,8 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     ------
     UnsupportedOperationError
         The job does not survive dead ranks: it was not started with ``mpirun --with-ft ulfm`` (Open MPI).
+    ValueError
+        `group` is a smaller group in a world with spares.
     DistError
         `group` has been destroyed or shrunk before. In a world with spares, on every rank: some ranks call
         `replace_failed` instead.
@@ -71,6 +74,12 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     usable("shrink_group", old)
     _check_that_mpi_survives("shrink_group")
     is_world = is_initialized() and old is current_world()
+    if old.owner is not old and old.owner.reserve is not None:
+        raise ValueError(
+            f"shrink_group: {old!r} is a part of a world with spares: ranks that call replace_failed() there, and this "
+            "one, would wait for each other. Call replace_failed(), and shrink_group() without a group where that "
+            f"raises TooFewSparesError{here()}"
+        )
     if old.reserve is not None:
         _check_that_all_call("shrink_group", old)
     new = _of_survivors(old)

@@ -365,6 +365,40 @@ def test_survivors_that_shrink_while_others_replace_are_told_and_may_call_the_sa
     assert seen[3] == {"world": [1, 3, True, 3]}
 
 
+@survives
+def test_survivors_that_shrink_a_smaller_group_while_others_replace_are_refused_and_can_replace(tmp_path: Path) -> None:
+    program = """
+        world = hc.init_process_group(spares=1)
+        if not world.is_replacement:
+            halves = hc.split_group(color=world.rank // 2)
+            grid = hc.new_grid((2, 2))
+            hc.barrier()
+            if PROCESS == 1:
+                die()
+            wait_for_a_death()
+            for part in (halves, grid) if PROCESS == 2 else ():  # processes 0 and 3 are in replace_failed, or will be
+                try:
+                    hc.shrink_group(part)
+                except ValueError as error:
+                    seen.setdefault("texts", []).append(str(error))
+            seen["same"] = hc.GroupMember.WORLD is world
+            world = hc.replace_failed()
+        seen["world"] = [world.rank, world.size, world.is_replacement, sum_of_ranks()]
+        hc.destroy_process_group()
+        write_down()
+        """
+    seen, _ = run(program, tmp_path, 5)
+    texts = seen[2].pop("texts")
+    assert len(texts) == 2
+    for text in texts:
+        assert "is a part of a world with spares" in text
+        assert "Call replace_failed(), and shrink_group() without a group where that raises TooFewSparesError" in text
+    assert seen == {
+        **{rank: {"same": True, "world": [rank, 4, False, 6]} for rank in (0, 2, 3)},
+        4: {"world": [1, 4, True, 6]},
+    }
+
+
 # -- deaths meanwhile ----------------------------------------------------------------------------------
 
 # In the middle of replace_failed, by the function of the reserve in which a process dies.
