@@ -93,8 +93,7 @@ class _Search:
         if not waiting:
             lines = ["no rank waits for another one"] if any(each.report for each in self._ranks) else []
             return Verdict(lines=[*lines, *self._tasks()])
-        longest = max(seconds for each in waiting for _, seconds in each.waits)
-        hanging = [each for each in waiting if any(seconds >= longest / 2 for _, seconds in each.waits)]
+        hanging = _longest_of(waiting)
         for search in (
             self._absent,
             self._differing,
@@ -108,6 +107,8 @@ class _Search:
                 found.lines += self._other_tags()
                 if search not in (self._differing, self._differing_earlier):  # what went before may be why
                     found.lines += self._differing_earlier(hanging).lines
+                if all(record.is_awaited for each in waiting for record, _ in each.waits):
+                    found.lines += self._tasks(without=found.culprits)
                 return found
         return Verdict(lines=[f"{ranks_in_words([each.rank])} {wait_in_words(*each.waits[0])}" for each in waiting])
 
@@ -157,7 +158,7 @@ class _Search:
             for key in keys:
                 record = missed[ranks[0]][key]
                 others = [each for each in waiting if each.is_in(record) and each.rank not in ranks]
-                verb = "has not answered" if record.is_a_message else "never reached"
+                verb = f"{by_number(ranks, 'has', 'have')} not answered" if record.is_a_message else "never reached"
                 found.lines.append(
                     f"{ranks_in_words(ranks)} {verb} {record}: {activity}; {self._who_waits(others, record)}"
                 )
@@ -367,10 +368,10 @@ class _Search:
             return f"it is in {tasks}{last_collectives(report)}"
         return f"it is in the program at {report['program']}{last_collectives(report)}"
 
-    def _tasks(self) -> Iterator[str]:
+    def _tasks(self, without: Sequence[int] = ()) -> Iterator[str]:
         """Yield a line for each rank that is in a task of an executor."""
         for each in self._ranks:
-            if tasks := tasks_in_words(each.report):
+            if (tasks := tasks_in_words(each.report)) and each.rank not in without:
                 yield f"rank {each.rank} is in {tasks}"
 
     def _is_spare(self, rank: int) -> bool:
@@ -382,6 +383,15 @@ class _Search:
         seconds = max((wait.seconds for wait in waits), default=0.0)
         verb = by_number(others, "waits", "wait")
         return f"{ranks_in_words(each.rank for each in others)} {verb} at {places}, for {duration(seconds)}"
+
+
+def _longest_of(waiting: list[Reported]) -> list[Reported]:
+    """Return the ranks that wait for longest in operations; if none does, those that wait for tasks, maybe for days."""
+    waits = [(each, wait) for each in waiting for wait in each.waits]
+    waits = [(each, wait) for each, wait in waits if not wait.record.is_awaited] or waits
+    longest = max(wait.seconds for _, wait in waits)
+    ranks = {each.rank for each, wait in waits if wait.seconds >= longest / 2}
+    return [each for each in waiting if each.rank in ranks]
 
 
 def _collectives(waiting: list[Reported]) -> list[Record]:

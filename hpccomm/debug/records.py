@@ -104,6 +104,11 @@ class Record:
         spec = spec_of(self.name)
         return spec is not None and spec.is_a_message
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it is a task as rank 0 has it, which waits for its result; its rank has the number."""
+        return self.name == TASK.name and self.number == 0
+
     def in_detail(self) -> str:
         """Return ``reduce (1048576 float32, SUM, root 0)``: what ranks have to agree on."""
         size = str(self.count) if self.count >= 0 else size_in_words(self.nbytes)
@@ -120,7 +125,7 @@ class Record:
         sizes = f" ({size_in_words(self.nbytes)} {self.dtype})" if self.dtype else ""
         if self.name == TASK.name:
             sizes = f" ({self.details})"
-        number = f" #{self.number}" if spec_of(self.name) is not None else ""
+        number = f" #{self.number}" if spec_of(self.name) is not None and not self.is_awaited else ""
         return f"{self.called or self.name}{number} of {self.group_name!r}{sizes}"
 
 

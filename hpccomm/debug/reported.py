@@ -114,6 +114,9 @@ def tasks_in_words(report: Mapping[str, Any] | None) -> str:
 
 def wait_in_words(record: Record, seconds: float, verb: str = "is") -> str:
     """Return ``is in all_reduce #41 of 'world', train.py:91, for 12 s``."""
+    if record.is_awaited:
+        rank = "" if record.peer is None else f" on rank {record.peer} of the group"
+        return f"waits for {record}{rank}, {record.where}, for {duration(seconds)}"
     peer, tag = "", ""
     if record.is_a_message:
         peer = " from any rank" if record.peer is None else f" with rank {record.peer} of the group"

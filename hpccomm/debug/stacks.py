@@ -51,6 +51,9 @@ METHODS: dict[CodeType, str] = {
 POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
 SPARE = Reserve.wait.__code__  # a spare waits for its call
+# Of an executor, and of Python's Futures, in whose functions the Futures are `fs`.
+WAITS_FOR_TASKS, WAITS_FOR_FUTURES = ("result", "exception", "wait"), ("wait", "as_completed")
+FUTURES = os.path.join("concurrent", "futures", "_base.py")
 WITHOUT_A_GROUP = {"init_process_group": "init_process_group", "on": "ProcessGroup.on"}  # they make the first one
 # Operations and set-ups before which the ranks tell each other what they have, by another operation.
 GATHER_FIRST = OF_SEVERAL | {f"{name}_init" for name in OF_SEVERAL | OF_GRIDS}
@@ -107,6 +110,7 @@ def calls_in_flight(without: int = 0, exactly: bool = False) -> Iterator[CallInF
             yield call
         elif call is None and not is_own and thread != without:
             yield from _waits_for_requests(frame, exactly)
+            yield from _waits_for_tasks(frame)
 
 
 def call_of_thread(thread: int) -> CallInFlight | None:
@@ -224,6 +228,31 @@ def _waits_for_requests(innermost: FrameType, exactly: bool) -> Iterator[CallInF
                 record.where = program_line(innermost)
                 key = _mark(innermost), innermost.f_lasti, *key_of_operation(record)
                 yield CallInFlight(key, record, source.group, None, None, False)
+
+
+def _waits_for_tasks(innermost: FrameType) -> Iterator[CallInFlight]:
+    """Yield the tasks of an executor that a thread waits for: those that ranks have got, or else the first one.
+
+    No time limit is theirs: see `tasks_in_flight`.
+    """
+    for frame in _outward(innermost):
+        waiters = _waits_of_a_frame(frame)
+        tasks = [task for each in waiters if hasattr(each, "tasks_waited_for") for task in each.tasks_waited_for()]
+        for task in [task for task in tasks if task.worker is not None] or tasks[:1]:
+            record = describe(task.group, TASK.name, 0, {"call": task.call}, where=program_line(frame))
+            record.peer = task.worker
+            yield CallInFlight((_mark(frame), id(task)), record, task.group, None, None, False)
+        if tasks:
+            return
+
+
+def _waits_of_a_frame(frame: FrameType) -> list[Any]:
+    code = frame.f_code
+    if code.co_name in WAITS_FOR_TASKS and code.co_filename.startswith(PACKAGE):
+        return [frame.f_locals.get("self")]
+    if code.co_name in WAITS_FOR_FUTURES and code.co_filename.endswith(FUTURES):
+        return list(frame.f_locals.get("fs", ()))
+    return []
 
 
 def _call(frame: FrameType, group: ProcessGroup, name: str, number: int, arguments: Mapping[str, Any]) -> CallInFlight:

@@ -164,7 +164,7 @@ class Watchdog:
             self._judge(observed, now)
         stands = self._standing.look(now)
         is_judge = SOURCES and self.reporter.size > 1 and self.reporter.rank < JUDGES
-        if is_judge and all(_has_left(each.call) for each in self._seen.values()):
+        if is_judge and all(_has_no_limit(each.call) for each in self._seen.values()):
             self._judge_standstill(stands)
 
     def _in_flight(self) -> list[CallInFlight]:
@@ -177,7 +177,7 @@ class Watchdog:
 
     def _judge(self, observed: _Observed, now: float) -> None:
         call, elapsed = observed.call, now - observed.first
-        if _has_left(call):
+        if _has_no_limit(call):
             return
         limit = self._limit(call)
         if call.can_raise or stacks.is_in_mismatch_check(call.group):  # it ends by itself, earlier
@@ -369,9 +369,9 @@ def _end_at(when: float) -> NoReturn:
     os._exit(STATUS)
 
 
-def _has_left(call: CallInFlight) -> bool:
-    """Whether a rank only waits at the end of its program, or as a spare: the others may compute for hours."""
-    return call.record.name in ("leave", "spare")
+def _has_no_limit(call: CallInFlight) -> bool:
+    """Whether a rank waits at the end of its program, as a spare, or for a task: the others may compute for hours."""
+    return call.record.name in ("leave", "spare") or call.record.is_awaited
 
 
 def _has_gone_on(call: CallInFlight) -> bool:

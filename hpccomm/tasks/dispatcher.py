@@ -11,7 +11,9 @@ import concurrent.futures
 import contextlib
 import threading
 import time
+import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -39,6 +41,12 @@ class TaskFuture(Driven):
         super().__init__()
         self._dispatcher = dispatcher
         self.is_driven = dispatcher.has_thread
+        self.task: Callable[[], Task | None] = lambda: None  # a weak reference: it has the arguments
+
+    def tasks_waited_for(self) -> list[Task]:
+        """Return its task, until it is done; the watchdog asks for a thread that waits for this Future."""
+        task = self.task()
+        return [] if task is None else [task]
 
     def look(self) -> None:
         """Let the dispatcher work, which has no thread."""
@@ -55,11 +63,14 @@ class TaskFuture(Driven):
 
 
 class Task:
-    """A call, and the Future of its result."""
+    """A call, and the Future of its result. The watchdog reads `group`, `call` and `worker`."""
 
-    def __init__(self, call: Call, future: TaskFuture) -> None:
+    def __init__(self, group: ProcessGroup, call: Call, future: TaskFuture) -> None:
+        self.group = group
         self.call = call
+        self.worker: int | None = None  # that has got it: its rank in the group
         self.future = future
+        future.task = weakref.ref(self)
         self.has_begun = False
         self.deaths = 0  # of the ranks that were at it
 
@@ -140,7 +151,7 @@ class Dispatcher:
                 raise RuntimeError(f"executor: cannot schedule new futures after shutdown{here()}")
             if self._broken is not None:
                 raise concurrent.futures.BrokenExecutor(str(self._broken)) from self._broken
-            self._tasks.append(Task(call, future))
+            self._tasks.append(Task(self._group, call, future))
         self._news.set()
         return future
 
@@ -162,6 +173,11 @@ class Dispatcher:
             if self.look():
                 looks = pauses()
             pause(next(looks))
+
+    def tasks_waited_for(self) -> list[Task]:
+        """Return the tasks that are under way, or one that is not; the watchdog asks for a thread that is in `wait`."""
+        workers = [each for each in list(self._workers.values()) if not each.is_late]
+        return [task for each in workers for task, _ in list(each.sent)] or list(self._tasks)[:1]
 
     # -- the thread --------------------------------------------------------------------------------------
 
@@ -304,6 +320,7 @@ class Dispatcher:
             if not worker.sent:
                 worker.since = time.monotonic()
             worker.sent.append((task, request))
+            task.worker = worker.rank
 
     # -- what goes wrong ---------------------------------------------------------------------------------
 
@@ -319,6 +336,7 @@ class Dispatcher:
             for task, request in reversed(worker.sent):
                 failures.kept.append(request)
                 self._tasks.appendleft(task)
+                task.worker = None
             if worker.sent:
                 self._blame(worker.sent[0][0], self._group.ranks[worker.rank])
             elif not worker.is_ready or not self._is_closing:

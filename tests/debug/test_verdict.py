@@ -279,6 +279,42 @@ def test_a_rank_that_is_waited_for_is_in_a_task() -> None:
     assert text(found).startswith(said)
 
 
+def awaits(peer: int | None, seconds: float = 30.0) -> dict[str, Any]:
+    """Return the wait of rank 0 for the result of a task."""
+    task = {"name": "task", "number": 0, "group": "w", "group_name": "world", "details": "load(7)", "peer": peer}
+    return {**task, "where": "pool.py:30", "seconds": seconds, "waits": True}
+
+
+def test_the_rank_of_a_task_is_named_whose_result_is_waited_for() -> None:
+    found = verdict([report(0, 4, awaits(2)), in_task(1, 4), in_task(2, 4), report(3, 4)], 4)
+    task = "task #3 of 'world' (load(7)), pool.py:9, for 30 s"
+    said = f"rank 2 has not answered task of 'world' (load(7)): it is in {task}; rank 0 waits at pool.py:30, for 30 s"
+    assert (found.culprits, found.lines) == ([2], [said, f"rank 1 is in {task}"])
+
+
+def test_a_task_that_no_rank_has_begun_waits_for_those_that_are_in_others() -> None:
+    found = verdict([report(0, 3, awaits(None)), in_task(1, 3), in_task(2, 3)], 3)
+    said = "ranks 1-2 have not answered task of 'world' (load(7)): each is in task #3 of 'world' (load(7)), pool.py:9"
+    assert found.culprits == [1, 2]
+    assert found.lines == [f"{said}, for 30 s; rank 0 waits at pool.py:30, for 30 s"]
+
+
+def test_a_collective_in_a_task_waits_for_rank_0() -> None:
+    in_barrier = in_task(1, 2, operations=[is_in("barrier", 2)])
+    found = verdict([report(0, 2, awaits(1)), in_barrier], 2)
+    assert (found.culprits, found.lines[0]) == ([0, 1], "ranks 0-1 wait for each other:")
+    assert "  rank 0 waits for task of 'world' (load(7)) on rank 1 of the group, pool.py:30, for 30 s" in text(found)
+    assert "  rank 1 is in barrier #2 of 'world', train.py:88, for 30 s, and waits for rank 0" in found.lines
+
+
+def test_a_task_of_days_does_not_hide_a_hang_elsewhere() -> None:
+    members = {"w": range(4), "d": [2, 3]}
+    pair = [report(2, 4, is_in("barrier", 2, "d"), members=members), report(3, 4, members=members)]
+    found = verdict([report(0, 4, awaits(1, 9e5)), in_task(1, 4, 9e5), *pair], 4)
+    assert found.culprits == [3]
+    assert "never reached barrier #2 of 'dp'" in text(found)
+
+
 def test_a_task_in_a_call_of_c_may_take_its_time() -> None:
     stands = {"stands": 99.0}
     assert verdict([report(0, 2, **stands), report(1, 2, **stands)], 2).standstill == 99

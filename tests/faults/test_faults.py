@@ -27,7 +27,7 @@ pytestmark = pytest.mark.serial
 DEADLINE = time_limit(60.0)  # seconds; what takes that long has hung
 SLOW_DEADLINE = time_limit(600.0)
 AT_ONCE = 4  # jobs, which mostly wait
-VERDICT = r"(hpccomm: )?(ranks? [-\d, ]+ (never reached|has not answered|wait for each)|the ranks differ)"
+VERDICT = r"(hpccomm: )?(ranks? [-\d, ]+ (never reached|ha(s|ve) not answered|wait for each)|the ranks differ)"
 # Not in a job's thread: pytest changes it for every test. Without coverage: it takes as long as the jobs, most of which
 # end in ways that leave no measurement.
 ENVIRONMENT = {name: value for name, value in clean_environment().items() if not name.startswith("COVERAGE_")}

@@ -169,9 +169,9 @@ with hc.executor(task_timeout=1) as executor:
         assert status == 124
         assert "raised" not in printed
         verdict = "\n".join(file.read_text() for file in tmp_path.rglob("verdict*.txt"))
-        assert re.search(rf"rank [12] is in task #1 of 'world' \(hang\(7\)\), \S*program\.py:{line}, for ", verdict), (
-            told
-        )
+        waits = r"rank 0 waits at \S*program\.py:\d+, for "
+        task = rf"it is in task #1 of 'world' \(hang\(7\)\), \S*program\.py:{line}, for .*; {waits}"
+        assert re.search(rf"rank [12] has not answered task of 'world' \(hang\(7\)\): {task}", verdict), told
     else:
         assert "9" in printed.splitlines()  # the other worker does tasks
         assert status not in (0, 124)
@@ -217,6 +217,56 @@ with hc.executor() as executor:
     assert (status, "returned None" in printed) == (0, True), told
     assert "has been in the task wait_for('" in told
     assert "task_timeout= of hc.executor ends such tasks" in told
+
+
+WAYS = {  # in which rank 0 waits for a task
+    "result": "future.result()",
+    "exception": "future.exception()",
+    "map": "list(executor.map(wait_for, [gate]))",
+    "wait": "concurrent.futures.wait([future])",
+    "as_completed": "list(concurrent.futures.as_completed([future]))",
+    "the end of the block": "executor.shutdown()",
+}
+
+
+@pytest.mark.parametrize("level", ["multiple", pytest.param("serialized", marks=pytest.mark.slow)])
+def test_a_verdict_names_the_task_that_never_ends_its_rank_and_the_line_that_waits(level: str, tmp_path: Path) -> None:
+    ways = {name: way for name, way in WAYS.items() if level == "multiple" or name not in ("wait", "as_completed")}
+    waits = "\n".join(
+        f"""
+        gate = os.path.join(sys.argv[1], "gate {name}")
+        future = executor.submit(wait_for, gate) if {name != "map"} else None
+        threading.Thread(target=open_when_named, args=[{name!r}, gate]).start()
+        {way}  # {name}"""
+        for name, way in ways.items()
+    )
+    program = f"""
+import concurrent.futures, threading
+from hpccomm.debug import culprits, start
+
+def open_when_named(name, gate):
+    lines = []
+    while not (lines and "it is in task" in lines[0] and "rank 0 waits" in lines[0]):
+        found = start.current()._reports("a test")
+        lines = culprits.verdict(found, 2).lines
+    print(name, "|", lines[0])
+    open(gate, "w").close()
+
+hc.init_process_group()
+with hc.executor() as executor:
+    if executor is not None:{waits}
+"""
+    level = f"import mpi4py; mpi4py.rc.thread_level = {level!r}\n"
+    status, printed, told = run(2, level + program, tmp_path)
+    assert status == 0, told
+    lines = (tmp_path / "program.py").read_text().splitlines()
+    in_task = 1 + lines.index("        time.sleep(0.01)")
+    for name, way in ways.items():
+        said = next(line for line in printed.splitlines() if line.startswith(f"{name} |"))
+        line = 1 + lines.index(f"        {way}  # {name}")
+        assert re.search(r"rank 1 has not answered task of 'world' \(wait_for\('.*\): it is in task #\d+ of", said)
+        assert f"program.py:{in_task}, for " in said
+        assert re.search(rf"; rank 0 waits at \S*program\.py:{line}, for ", said)
 
 
 @pytest.mark.parametrize("level", [pytest.param("single", marks=pytest.mark.slow), "serialized"])
