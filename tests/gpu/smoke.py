@@ -25,6 +25,7 @@ from hpccomm.cuda import seam
 from hpccomm.cuda.time_limit import TimeLimit
 from hpccomm.nccl import intra_node
 
+from ..arrays import strided
 from . import gpus
 
 SKIPPED = 77
@@ -136,6 +137,19 @@ def kernels_that_copy_are_loaded_early() -> None:
     runtime.load_copies((1, 2, 3), device, stream)
     runtime.synchronize_stream(stream)
     print(f"{time.monotonic() - began:.2f} s")
+
+
+@check
+def kernels_that_add_are_loaded_early() -> None:
+    runtime, device, stream = on_a_gpu()
+    began = time.monotonic()
+    for dtype in ("f4", "c16"):
+        runtime.load_additions(np.dtype(dtype), 3, device, stream)
+    runtime.synchronize_stream(stream)
+    print(f"{time.monotonic() - began:.2f} s")
+    target, source = gpus.array(np.ones((2, 2, 2), "f4"), strided), gpus.array(np.ones((2, 2, 2), "f4"))
+    runtime.add(target, source, gpus.current_stream())
+    same(target, np.full((2, 2, 2), 2))
 
 
 @check
