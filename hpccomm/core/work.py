@@ -175,7 +175,15 @@ class Work:
                     f"flight, and the timeout has passed. Has every rank of the group made the matching call?{here()}"
                     + (who_is_late() if timeout == self.flight.timeout else "")
                 )
+            self.let_others_go_on()
             pause(next(looks))
+
+    def let_others_go_on(self) -> bool:
+        """Look at operations for which ranks may wait that this one waits for; return whether there are any.
+
+        A Work that calls MPI in `poll` need not: MPI makes progress there.
+        """
+        return False
 
     def is_completed(self) -> bool:
         """Return True if the operation has ended, well or not, without blocking."""
@@ -420,6 +428,10 @@ class JoinedWork(Work):
             return False
         self.block()
         return True
+
+    def let_others_go_on(self) -> bool:
+        """Do as the first does that has to."""
+        return any(work.let_others_go_on() for work in self._works)
 
     def block(self) -> None:
         """Wait for all, also where one has failed; raise the error of the first that has."""

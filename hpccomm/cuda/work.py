@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from ..core.arrays import count_of
+from ..core.door import DOORS
 from ..core.flight import flight_of
 from ..core.timeouts import pause, pauses
 from ..core.work import COMPLETED, IN_FLIGHT, Work, WorkStatus
@@ -108,21 +109,26 @@ class CudaWork(Work):
         self._raise_failure()
         return self._event != 0 and self._ask(self._runtime.is_done)
 
-    def block(self) -> None:
-        """Block the host until the event has passed; raise the error of the transport.
+    def let_others_go_on(self) -> bool:
+        """Let MPI do its part of what is in flight on the host, in any group; return whether something is.
 
-        The group's messages of the host in flight go on meanwhile: what this waits for may be a rank that waits for one
-        (NCCL's user guide, "MPI Progress").
+        What a GPU waits for may be a rank that waits for it (NCCL's user guide, "MPI Progress").
         """
+        if threading.get_ident() != MAIN:  # MPI may not be called
+            return False
+        on_host = [each for door in list(DOORS) for each in list(door.in_flight) if not each.any_thread_may_poll]
+        for each in on_host:
+            each.has_ended()
+        return bool(on_host)
+
+    def block(self) -> None:
+        """Block the host until the event has passed; raise the error of the transport."""
         if self._rest is not None:
             return self._rest.synchronize()
         self._raise_failure()
-        for gap in pauses() if threading.get_ident() == MAIN else ():  # in others MPI may not be called
-            on_host = [each for each in list(self.flight.door.in_flight) if not each.any_thread_may_poll]
-            if not on_host or self._ask(self._runtime.is_done):
+        for gap in pauses():
+            if not self.let_others_go_on() or self._ask(self._runtime.is_done):
                 break
-            for each in on_host:
-                each.has_ended()
             pause(gap)
             self._raise_failure()
         try:

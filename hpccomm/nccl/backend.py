@@ -106,7 +106,7 @@ class NCCLBackend(Backend):
 
         def made() -> seam.Communicator | None:
             key = 0 if options is None else options.rank
-            comm = connection.split(-1 if options is None else color, key, self._fast_path.door, time_limit)
+            comm = connection.split(-1 if options is None else color, key, time_limit)
             if isinstance(comm, Unavailable) and options is not None and options.size == 1:  # which shares no GPU
                 with seam.on_device(self._runtime, connection.device):
                     return self._nccl.connect(1, self._nccl.unique_id(), 0, time_limit)
@@ -335,7 +335,7 @@ class NCCLBackend(Backend):
         plan.all_reduce(token, token, reduced("barrier", token.dtype, ReduceOp.MAX))
         work = connection.end(plan, async_op, arrays=token)
         if not async_op:
-            connection.wait_for(plan.stream, self._fast_path.door, "barrier")
+            connection.wait_for(plan.stream)
         return work
 
     @property

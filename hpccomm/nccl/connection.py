@@ -19,9 +19,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from ..core.flight import flight_of
 from ..core.work import Work
 from ..cuda.seam import Communicator, Runtime, on_device
 from ..cuda.time_limit import TimeLimit
@@ -30,9 +29,6 @@ from ..errors import DistBackendError, DistTimeoutError, here
 from .async_errors import AsyncErrors
 from .last_operation import LastOperation
 from .plan import ISSUING, Plan, refuse_capture
-
-if TYPE_CHECKING:
-    from ..core.door import Door
 
 DEFAULT_STREAM = 0  # of whichever GPU is the current one
 LONGEST_ABORT = 5.0  # seconds
@@ -181,8 +177,7 @@ class Connection:
             return work
         plan.unpack(stream)
         if self._wait_blocks and not self.runtime.is_capturing(stream):
-            self.runtime.synchronize_stream(stream)
-            self.raise_failure()
+            self.wait_for(stream)
         return None
 
     def _issue(self, function: Callable[..., None], arguments: tuple[int, ...], stream: int) -> None:
@@ -247,17 +242,15 @@ class Connection:
                     for each, arrays, work in launched:  # nothing was on the stream before the end of the group
                         work.launched(self._end_event(each, arrays))
 
-    def wait_for(self, stream: int, door: Door, operation: str) -> None:
-        """Block the host until everything on the stream is done; messages of the host of `door`'s group go on."""
+    def wait_for(self, stream: int) -> None:
+        """Block the host until everything on the stream is done; what is in flight on the host goes on."""
         with on_device(self.runtime, self.device):
-            work = self._work(self._end_event(None, (), stream))
-            work.flight = flight_of((door, operation, door.number_of(operation), None, None, None, None))
-            work.synchronize()
+            self._work(self._end_event(None, (), stream)).synchronize()
 
-    def split(self, color: int, key: int, door: Door, time_limit: TimeLimit | None) -> Communicator | None:
-        """Split the communicator (ncclCommSplit); every rank of the group, which is that of `door`, calls it."""
+    def split(self, color: int, key: int, time_limit: TimeLimit | None) -> Communicator | None:
+        """Split the communicator (ncclCommSplit); every rank of the group calls it."""
         with on_device(self.runtime, self.device):
-            self.wait_for(self._next_stream(async_op=True), door, "new_group")  # NCCL wants nothing in flight
+            self.wait_for(self._next_stream(async_op=True))  # NCCL wants nothing in flight
             with self._issuing():
                 return self.comm.split(color, key, time_limit)
 

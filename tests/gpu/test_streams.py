@@ -212,10 +212,24 @@ def test_what_else_an_operation_costs(process_group: hc.ProcessGroup, machine: A
     machine.held = False
 
 
-@pytest.mark.parametrize("wait", ["synchronize", "barrier", "new_group", "destroy"])
+WAITS = [
+    "synchronize",
+    "wait(timeout)",
+    "a block",
+    "a limit",
+    "a blocking operation",
+    "barrier",
+    "new_group",
+    "destroy",
+]
+
+
+@pytest.mark.parametrize("wait", WAITS)
 def test_messages_of_the_host_go_on_while_it_waits_for_the_gpu(
-    process_group: hc.ProcessGroup, machine: Any, wait: str
+    process_group: hc.ProcessGroup, machine: Any, monkeypatch: pytest.MonkeyPatch, wait: str
 ) -> None:
+    """Those of other groups too."""
+
     class Message(hc.Work):
         """A message for which the rank waits that the GPU waits for."""
 
@@ -231,14 +245,26 @@ def test_messages_of_the_host_go_on_while_it_waits_for_the_gpu(
     given_up: list[str] = []
     giving_up = threading.Timer(20, give_up)
     array = gpus.array(np.ones(3))
-    with hc.new_group(backend="nccl" if wait == "barrier" else "cpu:mpi,cuda:nccl") as group:
+    blocks = wait in ("a limit", "a blocking operation")  # HPCCOMM_BLOCKING_WAIT
+    monkeypatch.setattr(process_group, "settings", process_group.settings._replace(blocking_wait=blocks))
+    limit = {"on_timeout": "raise", "timeout": 60} if wait in ("a limit", "a block") else {}
+    with hc.new_group(backend="nccl" if wait == "barrier" else "cpu:mpi,cuda:nccl", **limit) as group:
         hc.all_reduce(array, group=group)
         machine.held = True
-        work = hc.all_reduce(array, group=group, async_op=True)
-        group.door.follow(Message(), "send", np.ones(3), 0, 0)
+        with hc.coalescing(group, async_ops=True) if wait == "a block" else nullcontext() as block:
+            work = hc.all_reduce(array, group=group, async_op=block is None)
+        (group if wait == "destroy" else process_group).door.follow(Message(), "send", np.ones(3), 0, 0)
         giving_up.start()
         if wait == "synchronize":
             work.synchronize()
+        elif wait == "wait(timeout)":
+            work.wait(60)
+        elif wait == "a block":
+            block.wait()
+        elif wait == "a limit":
+            work.wait()
+        elif wait == "a blocking operation":
+            hc.all_reduce(array, group=group)
         elif wait == "barrier":
             hc.barrier(group)
         elif wait == "new_group":
