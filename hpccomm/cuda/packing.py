@@ -7,6 +7,7 @@ after it, both on a stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -111,9 +112,9 @@ class Packing:
 
     @property
     def dimensions(self) -> int:
-        """The most dimensions of an array that `unpack` copies to by a kernel of CuPy's."""
+        """The most dimensions in which a kernel of CuPy's sees an array that `unpack` copies to."""
         arrays = [array for _, arguments in self._unpacking for array in arguments[:1] if not array.flags.c_contiguous]
-        return max((array.ndim for array in arrays), default=0)
+        return max(map(joined_dimensions, arrays), default=0)
 
     def exchange(self, messages: Messages, adds: bool) -> None:
         """Pack the messages that are sent; `unpack` copies those that are received to their arrays, or adds them."""
@@ -132,13 +133,22 @@ class Packing:
 
     def _add_later(self, array: Any, buffer: Any) -> None:
         # not behind a receive that waits
-        self._runtime.load_additions(array.dtype, array.ndim, self._device, self.stream)
+        self._runtime.load_additions(array.dtype, joined_dimensions(array), self._device, self.stream)
         self._unpacking.append((self._runtime.add, (array, buffer)))
 
     def unpack(self, stream: int) -> None:
         """Copy what has come into buffers to the arrays that it is for, or add it."""
         for function, arguments in self._unpacking:
             function(*arguments, stream)
+
+
+def joined_dimensions(array: Any) -> int:
+    """Return in how many dimensions CuPy's kernels see an array: those that one stride leads through are one.
+
+    See `_reduced_view_core` in its _core/_kernel.pyx.
+    """
+    axes = [(length, stride) for length, stride in zip(array.shape, array.strides) if length != 1]
+    return 1 + sum(1 for (_, outer), (length, stride) in pairwise(axes) if outer != length * stride)
 
 
 def gpu_of(array: Any) -> int:

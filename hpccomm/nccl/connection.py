@@ -36,7 +36,7 @@ LONGEST_ABORT = 5.0  # seconds
 # and may wait there until the GPU has nothing to do (its programming guide, "Lazy Loading"): behind a receive, while
 # the sender waits for this.
 HAVE_KERNELS: dict[int, int] = {}
-AT_ONCE, AT_MOST = 3, 8  # dimensions: when connecting, and before an operation on an array that has more
+AT_ONCE = 3  # dimensions, when connecting; more before an operation on an array that has them
 ABANDONED: list[Any] = []  # arrays that NCCL may still use, because it could not be aborted
 
 
@@ -72,8 +72,8 @@ class Connection:
         self._async_errors = AsyncErrors(self._look, self.fail)
 
     def _load_kernels(self, dimensions: int) -> None:
-        """Load the kernels that unpack arrays of so many dimensions, and of fewer: CuPy joins those it can."""
-        loaded, dimensions = HAVE_KERNELS.get(self.device, 0), min(dimensions, AT_MOST)
+        """Load the kernels that unpack arrays of so many dimensions, and of fewer."""
+        loaded = HAVE_KERNELS.get(self.device, 0)
         if dimensions > loaded:
             HAVE_KERNELS[self.device] = dimensions
             with on_device(self.runtime, self.device):

@@ -515,11 +515,21 @@ def _load(operation: str, numbers: object, *arrays: Any) -> None:
     _core/_kernel.pyx).
     """
     layouts = tuple(bool(each.flags.c_contiguous) for each in arrays)
-    dimensions = 1 if all(layouts) else max(each.ndim for each in arrays)
-    kernel = operation, numbers, dimensions, layouts
+    kernel = operation, numbers, _dimensions_of([each for each in arrays if not each.flags.c_contiguous]), layouts
     if kernel not in MACHINE.loaded and MACHINE.messages:
         MACHINE.finds(f"the kernel of {operation} is loaded behind a message that has not come")
     MACHINE.loaded.add(kernel)
+
+
+def _dimensions_of(strided: list[Any]) -> int:
+    """Return how many dimensions are left of arrays of one shape, where CuPy joins what it can join in all of them."""
+    lengths = strided[0].shape if strided else ()
+    axes = [axis for axis, length in enumerate(lengths) if length != 1]
+    apart = [
+        any(each.strides[outer] != lengths[axis] * each.strides[axis] for each in strided)
+        for outer, axis in itertools.pairwise(axes)
+    ]
+    return 1 + sum(apart)
 
 
 def _end_captures(what: str) -> None:

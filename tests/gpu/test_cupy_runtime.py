@@ -13,6 +13,7 @@ import pytest
 from cupy._core._scalar import get_typename
 
 from hpccomm.cuda import cupy_runtime
+from hpccomm.cuda.packing import joined_dimensions
 
 from ..arrays import dtype_name
 from .test_collectives import MOVED
@@ -63,6 +64,35 @@ def test_a_strided_array_is_copied_as_numbers_that_cupy_has_kernels_for(dtype: A
     array = cupy_runtime._as_numbers(np.zeros(3, dtype))
     assert array.nbytes == 3 * dtype.itemsize
     assert get_typename(array.dtype)  # CuPy's name of it in C++, or ValueError
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 5, 17])
+def test_kernels_of_any_dimensions_are_loaded_with_little_memory(
+    monkeypatch: pytest.MonkeyPatch, dimensions: int
+) -> None:
+    monkeypatch.setattr(cupy_runtime, "cupy", np)
+    array = cupy_runtime._strided(dimensions, "c16")
+    assert array.ndim == joined_dimensions(array) == dimensions
+    assert not array.flags.c_contiguous
+    low, high = np.lib.array_utils.byte_bounds(array)
+    assert high - low < 1000
+    assert not array.any()
+
+
+@pytest.mark.parametrize(
+    ("array", "dimensions"),
+    [
+        (np.zeros(()), 1),
+        (np.zeros((2, 3, 4)), 1),
+        (np.zeros((2, 1, 3, 8))[..., ::2], 1),
+        (np.zeros((2, 3, 4, 5, 6))[:, :2], 2),
+        (np.zeros((2,) * 12)[:, ::-1], 3),
+        (np.zeros((2,) * 12).T, 12),
+        (np.zeros((1, 2, 1, 3, 1)).T, 2),
+    ],
+)
+def test_dimensions_are_joined_as_in_cupys_kernels(array: Any, dimensions: int) -> None:
+    assert joined_dimensions(array) == dimensions
 
 
 class TestForeignArrays:

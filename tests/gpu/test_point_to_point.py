@@ -38,7 +38,7 @@ def test_send_and_recv(process_group: hc.ProcessGroup, layout: object, shape: tu
             assert_same(gpus.values(array), np.full(shape, sender + 1.0))
 
 
-@pytest.mark.parametrize("ndim", [1, 2, 3, 5])
+@pytest.mark.parametrize("ndim", [1, 2, 3, 5, 9, 12])
 def test_kernels_that_unpack_are_loaded_before_a_receive_waits(
     process_group: hc.ProcessGroup, machine: Any, monkeypatch: pytest.MonkeyPatch, ndim: int
 ) -> None:

@@ -110,6 +110,7 @@ def test_kernels_are_loaded_before_a_message_is_waited_for(
         grid = hc.new_grid((group.size, 1), periodic=True, group=group)
         for change in (hc.halo_exchange, hc.halo_accumulate):
             change(gpus.array(np.ones((4, 4)), strided), grid)
+            change(gpus.array(np.ones((4, 4, *[2] * 9)), strided), grid, axes=(0, 1))
         sent, output = (gpus.array(np.ones((4, 4)), strided) for _ in range(2))
         after, before = (group.rank + 1) % SIZE, (group.rank - 1) % SIZE
         hc.sendrecv(sent, after, output, before, group=group)
