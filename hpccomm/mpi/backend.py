@@ -109,13 +109,16 @@ class MPIBackend(Backend):
 
         return SmallAllReduces(self._comm, self._options.tuning)
 
-    @cached_property
-    def _node_exchanges(self) -> NodeExchanges | None:
-        """What is exchanged within nodes; None where a rank of the group has not the compiled room for it."""
-        from .node_exchange import NodeExchanges, is_compiled
+    def _exchanges_in_nodes(self) -> NodeExchanges | None:
+        """Return what exchanges within nodes; None where a rank of the group has not the compiled room for it."""
+        # No cached_property: up to Python 3.11 it has a lock for all groups, and this waits for other ranks.
+        if "_node_exchanges" not in vars(self):
+            from .node_exchange import NodeExchanges, is_compiled
+            from .shared_memory import on_all
 
-        has_all = self._comm.allreduce(is_compiled() and self._options.tuning.node_bytes > 0, MPI.LAND)
-        return NodeExchanges(self._comm, self._options.tuning) if has_all else None
+            has_all = on_all(self._comm, is_compiled() and self._options.tuning.node_bytes > 0)
+            self._node_exchanges = NodeExchanges(self._comm, self._options.tuning) if has_all else None
+        return self._node_exchanges
 
     @cached_property
     def _monitored_barrier(self) -> MonitoredBarrier:
@@ -485,8 +488,8 @@ class MPIBackend(Backend):
         if operation == "all_reduce_coalesced":
             return coalesced.set_up(self._small_all_reduces, self.persistent, *arguments)
         if operation == "exchange":
-            if self._node_exchanges is not None:
-                return self._node_exchanges.set_up(*arguments)
+            if (exchanges := self._exchanges_in_nodes()) is not None:
+                return exchanges.set_up(*arguments)
             from .exchange import set_up
 
             return set_up(self._comm, *arguments)

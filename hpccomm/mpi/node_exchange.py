@@ -32,7 +32,7 @@ from ..process.tuning import Tuning
 from .direct import Copies, DirectCopies
 from .exchange import set_up
 from .persistent import MPIPersistentWork
-from .shared_memory import Window, free_bytes, why_no_room
+from .shared_memory import Window, free_bytes, on_all, why_no_room
 
 LINE_BYTES = 64
 LOOKS = 2000  # at the flags, before other processes get the core, and MPI makes progress
@@ -200,7 +200,7 @@ class NodeExchanges:
         """Return whether there is memory for another window; the answer is the same on all ranks of the node."""
         free = free_bytes()  # which others need too
         has_room = free is None or (2 * nbytes <= free and not why_no_room(nbytes))
-        return bool(self._node.allreduce(has_room, MPI.LAND))
+        return on_all(self._node, has_room)
 
     def close(self) -> None:
         """Free the windows; called once, by every rank, when the group is destroyed."""

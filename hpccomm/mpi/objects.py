@@ -11,7 +11,8 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from random import random
+from threading import Lock
 from typing import Any
 
 from mpi4py import MPI
@@ -19,6 +20,7 @@ from mpi4py.util import pkl5
 
 from ..core.backend import Backend
 from ..core.options import BackendOptions
+from ..core.timeouts import pause
 from ..core.work import Work
 from ..errors import DistBackendError, DistError, here
 from ..job.mpi_library import private
@@ -30,6 +32,9 @@ from .works import as_backend_error
 
 BLOCK = 256  # bytes; Open MPI needs twice the time for 512
 PICKLE, UNPICKLABLE, LARGE = 0x80, 1, 0  # how a block begins: a pickle does so by itself
+LONGEST_PAUSE = 0.01  # seconds, of two threads that each wait for the other
+
+_duplicating = Lock()
 
 
 class ObjectTransport(Backend):
@@ -44,17 +49,35 @@ class ObjectTransport(Backend):
         self._comm = options.comm
         self._messages = pkl5.Intracomm(options.comm)
         self._receives = Receives(self._messages)
+        self._has_duplicate = False  # for collectives
         self._turns = 0  # of sparse exchanges
         self._unfinished: deque[ConsensusExchange] = deque()
         self._sending: list[list[MPI.Request]] = []  # of exchanges of objects
 
-    @cached_property
+    @property
     def _collectives(self) -> pkl5.Intracomm:
-        # mpi4py's first collective of objects duplicates the communicator while it holds the GIL: a rank that is early
-        # would stop its own communication thread, for which another rank may wait. So all meet first.
-        self._messages.Barrier()
-        private(MPI._commctx_intra(self._messages)[0], self._messages)  # that duplicate
+        while not self._has_duplicate:
+            self._has_duplicate = self._duplicate()
+            pause(0 if self._has_duplicate else random() * LONGEST_PAUSE)
         return self._messages
+
+    def _duplicate(self) -> bool:
+        """Make the communicator of the collectives; return False, on every rank, where a thread of one makes another.
+
+        mpi4py's first collective makes it while it holds the GIL: a rank that is early would stop its other threads,
+        for which another rank may wait, perhaps in there itself.
+        """
+        from .shared_memory import on_all
+
+        is_alone = _duplicating.acquire(blocking=False)
+        try:
+            if not on_all(self._comm, is_alone):
+                return False
+            private(MPI._commctx_intra(self._messages)[0], self._messages)
+            return True
+        finally:
+            if is_alone:
+                _duplicating.release()
 
     def all_to_all_sparse(
         self, arrays: Mapping[int, Sequence[Any]], received: dict[int, Any], names: Sequence[int], async_op: bool

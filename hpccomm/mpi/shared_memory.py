@@ -104,7 +104,7 @@ class Window:
         parts = [weakref.ref(part) for part in self.parts]
         self.parts = []
         in_use = any(part() is not None for part in parts)
-        if self._node.allreduce(in_use, MPI.LOR):
+        if not on_all(self._node, not in_use):
             _outliving.append(self._win)
         else:
             if FINALIZE_FREES and room is not None:
@@ -329,6 +329,16 @@ class SharedArrays:
 
     def _scratch(self, dtype: np.dtype[Any]) -> Any:
         return np.empty(self._tuning.shared_chunk_bytes // dtype.itemsize, accumulation_dtype(dtype))
+
+
+def on_all(comm: MPI.Intracomm, mine: bool) -> bool:
+    """Return whether `mine` is true on all ranks, when all have asked.
+
+    Not by `comm.allreduce`, whose first call duplicates `comm` while it keeps Python's other threads waiting.
+    """
+    answer = np.array(mine, np.intc)
+    comm.Allreduce(MPI.IN_PLACE, answer, MPI.MIN)
+    return bool(answer)
 
 
 def kind(dtype: np.dtype[Any]) -> int:

@@ -23,7 +23,7 @@ from ..core.overlap import address_of
 from ..core.reduce_op import ReduceOp
 from ..errors import DistBackendError, here
 from ..process.tuning import Tuning
-from .shared_memory import OPS, kind, mismatch, parts, share
+from .shared_memory import OPS, kind, mismatch, on_all, parts, share
 
 CHUNK_BYTES = 256 << 10  # three chunks stay in the cache of a core; with less, the system calls begin to show
 TOKEN_BYTES = 16
@@ -56,7 +56,7 @@ class SingleCopy:
                 self._reduce_share(array.reshape(-1).view(np.ndarray), addresses, UFUNCS[op.name])
         except OSError as error:
             refusal = error  # the others are waiting
-        if not _on_all(self._comm, refusal is None):  # this also waits for all ranks
+        if not on_all(self._comm, refusal is None):  # this also waits for all ranks
             raise DistBackendError(
                 f"all_reduce: copying between the memories of the ranks failed ({refusal or 'on another rank'}), and "
                 f"the arrays are half reduced; HPCCOMM_TUNING with a large single_copy_bytes does without{here()}"
@@ -153,14 +153,7 @@ def processes_of(comm: MPI.Intracomm) -> list[int]:
         node == mine[0] and calls.reach(pid, address, TOKEN_BYTES, expected)
         for node, pid, address, expected in all_ranks
     )
-    return [pid for _, pid, _, _ in all_ranks] if _on_all(comm, is_allowed) else []
-
-
-def _on_all(comm: MPI.Intracomm, mine: bool) -> bool:
-    """Return whether `mine` is true on all ranks, when all have asked."""
-    answer = np.array(mine, np.intc)
-    comm.Allreduce(MPI.IN_PLACE, answer, MPI.MIN)
-    return bool(answer)
+    return [pid for _, pid, _, _ in all_ranks] if on_all(comm, is_allowed) else []
 
 
 class Vector(ctypes.Structure):
