@@ -131,7 +131,8 @@ def halo_accumulate(
     beyond a border that is not periodic belong to nobody. What several ranks give to one cell is added in an order that
     does not change from run to run.
 
-    Arguments and errors are those of :func:`halo_exchange`.
+    Arguments and errors are those of :func:`halo_exchange`; and a dtype without a sum (dates, text, records) is a
+    TypeError.
 
     Returns
     -------

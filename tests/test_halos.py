@@ -237,6 +237,20 @@ def test_a_width_of_nothing_changes_nothing() -> None:
         np.testing.assert_array_equal(block, before)
 
 
+@pytest.mark.parametrize("dtype", ["M8[s]", "S3", [("at", "f8"), ("number", "i4")]])
+@pytest.mark.parametrize("accumulate", [hc.halo_accumulate, hc.halo_accumulate_init])
+def test_what_has_no_sum_is_exchanged_and_not_accumulated(accumulate: Any, dtype: Any) -> None:
+    with hc.new_grid((0,), periodic=True) as grid:
+        block = np.zeros(4, dtype)
+        block[1:-1] = np.arange(2 * RANK, 2 * RANK + 2)
+        expected = block.copy()
+        expected[[0, -1]] = np.array([2 * RANK - 1, 2 * RANK + 2]) % (2 * SIZE)
+        with pytest.raises(TypeError, match=rf"{accumulate.__name__}: ReduceOp.SUM is not defined for arrays\[1\]'s"):
+            accumulate([np.zeros(4), block], grid)
+        hc.halo_exchange(block, grid)
+        np.testing.assert_array_equal(block, expected)
+
+
 # -- what does not fit ---------------------------------------------------------------------------------
 
 

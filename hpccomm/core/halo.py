@@ -23,6 +23,7 @@ from .calls import Call
 from .grid import Grid
 from .kept import kept
 from .persistent_work import PersistentWork
+from .reduce_op import SUM
 from .work import Work
 
 Width: TypeAlias = "Integer | Sequence[Integer | Sequence[Integer]]"
@@ -230,6 +231,8 @@ def checked(
         raise TypeError(f"{name}: grid is {grid!r}; expected a Grid, of hpccomm.new_grid{here()}")
     given = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
     device, views = checks.array_list(name, "arrays", given)
+    if name.startswith("halo_accumulate"):
+        checks.reductions(name, "arrays", views, SUM)
     widths = _widths(name, grid, width)
     return Halo(name, grid, device, views, [_axes(name, grid, each, axes) for each in views], widths, bool(corners))
 
