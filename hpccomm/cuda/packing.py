@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
+from ..core.backend import Pieces
 from ..core.overlap import extent, overlapping
 from ..core.pieces import Messages
 from ..errors import here
 from . import seam
 from .seam import Runtime
+
+_pointer, _is_contiguous = attrgetter("data.ptr"), attrgetter("flags.c_contiguous")
 
 
 class Packing:
@@ -56,12 +60,6 @@ class Packing:
             return first
         buffer = self.empty((len(arrays), first.size), first.dtype)
         self._unpacking += [(self._runtime.copy, pair) for pair in zip(arrays, buffer, strict=True)]
-        return buffer
-
-    def adding_buffer(self, array: Any) -> Any:
-        """Return a contiguous array; `unpack` adds its values to `array`."""
-        buffer = self.empty(array.shape, array.dtype)
-        self._add_later(array, buffer)
         return buffer
 
     def in_place(self, array: Any, alignment: int = 1) -> Any:
@@ -115,6 +113,10 @@ class Packing:
         """The most dimensions in which a kernel of CuPy's sees an array that `unpack` copies to."""
         arrays = [array for _, arguments in self._unpacking for array in arguments[:1] if not array.flags.c_contiguous]
         return max(map(joined_dimensions, arrays), default=0)
+
+    def messages(self, rank: int, sends: Pieces, receives: Pieces, adds: bool) -> Messages:
+        """Return the messages of `Backend.exchange`; `exchange` packs them."""
+        return Messages(rank, sends, receives, adds, _pointer, _is_contiguous, self.empty)
 
     def exchange(self, messages: Messages, adds: bool) -> None:
         """Pack the messages that are sent; `unpack` copies those that are received to their arrays, or adds them."""

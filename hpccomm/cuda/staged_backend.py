@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..core.backend import Backend, Pieces, finished
 from ..core.operation_list import OPERATIONS
 from ..core.options import BackendOptions
+from ..core.persistent_work import PersistentWork, Repeated
 from ..core.work import Work
 from ..errors import UnsupportedOperationError, here
 from . import choice, seam
@@ -35,7 +36,6 @@ class Staged(NamedTuple):
     arrays: Any
     is_input: bool
     is_output: bool
-    adds: bool = False  # the output, to what is there
 
 
 def flat(arrays: Any) -> list[Any]:
@@ -73,6 +73,12 @@ class StagedBackend(Backend):
 
     def _staging(self, *arrays: Any) -> Staging:
         """Return the staging of an operation, after blocking the host until the current stream is done."""
+        streams = self._streams_of(*arrays)
+        streams.wait_for_the_current_one()
+        return Staging(self._runtime, streams)
+
+    def _streams_of(self, *arrays: Any) -> CopyStreams:
+        """Return the streams of the GPU of these arrays."""
         device = gpu_of(arrays[0])
         for array in arrays:
             if gpu_of(array) != device:
@@ -81,10 +87,7 @@ class StagedBackend(Backend):
                 )
         if device not in self._copy_streams:
             self._copy_streams[device] = CopyStreams(self._runtime, device)
-        # The host waits for the copies anyway: it may as well wait for the arrays, which needs no event.
-        with seam.on_device(self._runtime, device):
-            self._runtime.synchronize_stream(self._runtime.current_stream(device))
-        return Staging(self._runtime, self._copy_streams[device])
+        return self._copy_streams[device]
 
     def _staged(self, operation: Callable[..., T], *arguments: Any) -> T:
         """Call the host's `operation` with host arrays in place of each `Staged` argument."""
@@ -97,7 +100,7 @@ class StagedBackend(Backend):
 
     def _elementwise(self, operation: Callable[..., T], staged: Staged, *arguments: Any) -> T | None:
         """Run an operation that treats every element alike, large arrays in chunks; the last argument is async_op."""
-        array, is_input, is_output, _ = staged
+        array, is_input, is_output = staged
         if arguments[-1] or array.nbytes <= CHUNK_BYTES:
             return self._staged(operation, staged, *arguments)
         staging = self._staging(array)
@@ -109,15 +112,25 @@ class StagedBackend(Backend):
         return None
 
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
-        (to, inputs), (origins, outputs) = (([*zip(*pieces)] or [(), ()]) for pieces in (sends, receives))
+        return self._exchange(self._plan(sends, receives, adds), async_op)
 
-        def on_host(inputs: list[Any], outputs: list[Any], async_op: bool) -> Work | None:
-            return self._host.exchange([*zip(to, inputs)], [*zip(origins, outputs)], False, async_op)
+    def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
+        if operation == "exchange":  # planned once
+            return Repeated(partial(self._exchange, self._plan(*arguments), True))
+        return super().persistent(operation, *arguments)
 
-        if not (sends or receives):
-            return on_host([], [], async_op)
-        sent = Staged(list(inputs), is_input=True, is_output=False)
-        return self._staged(on_host, sent, Staged(list(outputs), is_input=False, is_output=True, adds=adds), async_op)
+    def _plan(self, sends: Pieces, receives: Pieces, adds: bool) -> StagedMessages | None:
+        """Return the messages of an exchange; None if this rank has no part in it."""
+        arrays = [piece for _, piece in (*sends, *receives)]
+        if not arrays:
+            return None
+        return StagedMessages(self._runtime, self._streams_of(*arrays), self.rank, sends, receives, adds)
+
+    def _exchange(self, plan: StagedMessages | None, async_op: bool) -> Work | None:
+        if plan is None:
+            return self._host.exchange([], [], False, async_op)
+        plan.fetch()
+        return plan.run(self._host.exchange, plan.sent, plan.received, False, async_op)
 
     def barrier(self, async_op: bool) -> Work | None:
         return self._host.barrier(async_op)
@@ -199,6 +212,14 @@ class CopyStreams:
             self._buffers = [StagingBuffer(self._runtime.pinned(CHUNK_BYTES), event(), event()) for _ in range(CHUNKS)]
         return self._buffers
 
+    def wait_for_the_current_one(self) -> None:
+        """Block the host until the program's current stream is done.
+
+        The host waits for the copies anyway: it may as well wait for the arrays, which needs no event.
+        """
+        with seam.on_device(self._runtime, self.device):
+            self._runtime.synchronize_stream(self._runtime.current_stream(self.device))
+
     def close(self) -> None:
         """Free everything."""
         for buffer in self._buffers:
@@ -217,20 +238,23 @@ class Staging(Packing):
     def __init__(self, runtime: seam.Runtime, streams: CopyStreams) -> None:
         super().__init__(runtime, streams.device, streams.to_host)
         self._streams = streams
-        self._outputs: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        self._outputs: list[tuple[Any, Any]] = []
 
-    def on_host(self, arrays: Any, is_input: bool, is_output: bool, adds: bool) -> Any:
+    def on_host(self, arrays: Any, is_input: bool, is_output: bool) -> Any:
         """Return host arrays in place of `arrays`; copies of inputs have begun, outputs are copied back at the end."""
         if arrays is None:
             return None
         if isinstance(arrays, list):
-            return [self.on_host(array, is_input, is_output, adds) for array in arrays]
-        host = self._runtime.pinned(arrays.nbytes).view(arrays.dtype).reshape(arrays.shape)
+            return [self.on_host(array, is_input, is_output) for array in arrays]
+        host = self._pinned(arrays)
         if is_input:
             self._runtime.to_host(host, self.send_buffer(arrays), self.stream)
         if is_output:
-            self._outputs.append((self.adding_buffer if adds else self.recv_buffer, arrays, host))
+            self._outputs.append((arrays, host))
         return host
+
+    def _pinned(self, array: Any) -> Any:
+        return self._runtime.pinned(array.nbytes).view(array.dtype).reshape(array.shape)
 
     def run(self, operation: Callable[..., T], *arguments: Any) -> T:
         """Call the host's operation, and copy its outputs back: now, or as the last part of its Work."""
@@ -245,8 +269,8 @@ class Staging(Packing):
         """Copy the outputs to their arrays, and block the host until that is done; CUDA's errors are hpccomm's."""
         try:
             with self.on_its_gpu():
-                for buffer_of, array, host in self._outputs:
-                    self._runtime.to_device(buffer_of(array), host, self.stream)
+                for array, host in self._outputs:
+                    self._runtime.to_device(self.recv_buffer(array), host, self.stream)
                 self.unpack(self.stream)
                 self.synchronize()
         except Exception as error:
@@ -288,3 +312,36 @@ class Staging(Packing):
         runtime.synchronize_stream(to_device)
         self.unpack(self.stream)
         self.synchronize()
+
+
+class StagedMessages(Staging):
+    """The messages of one exchange on the GPU and on the host, made once; every `fetch` is followed by one `run`."""
+
+    __slots__ = ("_packing", "_sources", "received", "sent")
+
+    def __init__(
+        self, runtime: seam.Runtime, streams: CopyStreams, rank: int, sends: Pieces, receives: Pieces, adds: bool
+    ) -> None:
+        super().__init__(runtime, streams)
+        self._packing: list[Callable[[int], None]] = []
+        with self.on_its_gpu():
+            messages = self.messages(rank, sends, receives, adds)
+            self.exchange(messages, adds)
+        self._sources = [*messages.sent.values()]
+        self.sent, self.received = (
+            [(peer, self._pinned(buffer)) for peer, buffer in side.items()]
+            for side in (messages.sent, messages.received)
+        )
+        self._outputs = [(messages.received[peer], host) for peer, host in self.received]
+
+    def fetch(self) -> None:
+        """Copy what is sent to the host, and block it until that is done."""
+        self._streams.wait_for_the_current_one()
+        with self.on_its_gpu():
+            for step in self._packing:
+                step(self.stream)
+            for source, (_, host) in zip(self._sources, self.sent):
+                self._runtime.to_host(host, source, self.stream)
+
+    def _do(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._packing.append(partial(function, *arguments))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from itertools import accumulate, chain
-from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +17,6 @@ import numpy as np
 from ..core.backend import Backend, Pieces
 from ..core.options import BackendOptions
 from ..core.persistent_work import PersistentWork
-from ..core.pieces import Messages
 from ..core.reduce_op import ReduceOp
 from ..core.timeouts import as_seconds
 from ..core.work import Work
@@ -283,7 +281,7 @@ class NCCLBackend(Backend):
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
         arrays = [piece for _, piece in (*sends, *receives)]
         plan = self._plan(async_op, *arrays) if arrays else (self._connection or self._connect()).plan(async_op)
-        messages = Messages(self.rank, sends, receives, adds, _pointer, _is_contiguous, plan.empty)
+        messages = plan.messages(self.rank, sends, receives, adds)
         if len(messages.sent) + len(messages.received) > MOST_CALLS:  # in several groups, receives would wait for sends
             raise UnsupportedOperationError(
                 f"this rank exchanges parts of GPU arrays with {len(messages.sent)} ranks; NCCL takes {MOST_CALLS} "
@@ -417,9 +415,6 @@ class Planner(NCCLBackend):
         connection = cast("Connection", self._connection)
         connection.prepare(plan)
         return NCCLPersistentWork(connection, plan, arrays)
-
-
-_pointer, _is_contiguous = attrgetter("data.ptr"), attrgetter("flags.c_contiguous")
 
 
 def _cut(flat: Any, counts: list[int]) -> list[Any]:

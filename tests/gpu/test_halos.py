@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.cuda import seam
 
 from ..arrays import LAYOUTS
 from . import gpus
@@ -73,6 +74,42 @@ def test_again_and_again(set_up: Any, grids: list[hc.Grid]) -> None:
                     np.testing.assert_array_equal(gpus.values(one), other)
 
 
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The seam's calls that take memory, or copy to the host and back."""
+    made: list[str] = []
+
+    def noted(name: str, function: Any) -> Any:
+        return lambda *arguments: (made.append(name), function(*arguments))[1]
+
+    for name in ("empty", "pinned", "to_host", "to_device"):
+        monkeypatch.setattr(seam.runtime(), name, noted(name, getattr(seam.runtime(), name)))
+    return made
+
+
+@pytest.mark.parametrize("set_up", [hc.halo_exchange_init, hc.halo_accumulate_init])
+def test_what_is_started_again_takes_no_memory_and_one_copy_for_each_neighbour(
+    set_up: Any, grids: list[hc.Grid], calls: list[str]
+) -> None:
+    for grid in grids:
+        neighbours = around(grid, corners=True) if grid.config.device_map["cuda"] == "mpi" else set()
+        calls.clear()
+        with set_up([gpus.array(block) for block in blocks(grid, 0)], grid) as halo:
+            assert "empty" in calls
+            for _ in range(3):
+                calls.clear()
+                halo.start()
+                assert calls == ["to_host"] * len(neighbours)
+                halo.wait()
+                assert calls == ["to_host"] * len(neighbours) + ["to_device"] * len(neighbours)
+
+
+def around(grid: hc.Grid, corners: bool) -> set[int | None]:
+    """The other ranks that a rank exchanges something with."""
+    steps = [each for each in product((-1, 0, 1), repeat=grid.ndim) if corners or sum(map(abs, each)) == 1]
+    return {grid.at(tuple(map(sum, zip(grid.coords, step)))) for step in steps} - {None, grid.rank}
+
+
 @pytest.mark.parametrize("form", ["once", "async", "again"])
 def test_redistributions(grids: list[hc.Grid], form: str) -> None:
     """From slabs to pencils with ghosts, for two channels; the inputs are of several layouts."""
@@ -128,12 +165,11 @@ def test_one_message_for_each_neighbour_and_one_group_of_calls(
             continue
         arrays = [gpus.array(block) for block in blocks(grid, 0)]
         hc.halo_exchange(arrays, grid, corners=corners)
-        steps = [each for each in product((-1, 0, 1), repeat=grid.ndim) if corners or sum(map(abs, each)) == 1]
-        around = {grid.at(tuple(map(sum, zip(grid.coords, step)))) for step in steps} - {None, grid.rank}
+        neighbours = around(grid, corners)
         machine.calls.clear()
         hc.halo_exchange(arrays, grid, corners=corners)
-        assert machine.calls.count("send") == machine.calls.count("recv") == len(around)
-        assert machine.calls.count("group_start") == (len(around) > 0)
+        assert machine.calls.count("send") == machine.calls.count("recv") == len(neighbours)
+        assert machine.calls.count("group_start") == (len(neighbours) > 0)
 
 
 def test_many_parts_go_in_one_message(process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
