@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..core.timeouts import keeps_time
+from ..core.timeouts import keeps_time, pause, pauses
 from ..errors import DistTimeoutError, here
-
-SHORTEST_PAUSE, LONGEST_PAUSE = 10e-6, 1e-3  # seconds between two looks
 
 
 class TimeLimit:
@@ -21,7 +19,7 @@ class TimeLimit:
     @keeps_time
     def wait_while(self, is_in_progress: Callable[[], bool]) -> None:
         """Wait for the end of a call; raise the connection's failure, and DistTimeoutError after `seconds`."""
-        deadline, pause = time.monotonic() + self.seconds, SHORTEST_PAUSE
+        deadline, looks = time.monotonic() + self.seconds, pauses()
         while is_in_progress():
             if (failure := self.failure()) is not None:
                 raise failure
@@ -31,5 +29,4 @@ class TimeLimit:
                     f"every rank made this call? The first collective of a group takes all its ranks, the first "
                     f"message of two ranks both{here()}"
                 )
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause(next(looks))

@@ -190,13 +190,11 @@ class NCCLBackend(Backend):
         plan = self._plan(async_op, output, array)
         (sent,) = plan.unaliased([array], [output])
         buffer = plan.recv_buffer(output)
-        if output_counts is not None and input_counts is not None:
-            self._exchange(plan, _cut(buffer, output_counts), _cut(sent, input_counts))
-        elif self._nccl.has_all_to_all:
+        if output_counts is None and self._nccl.has_all_to_all:
             plan.all_to_all(sent, buffer, self.size)
         else:
             equal = [output.size // self.size] * self.size
-            self._exchange(plan, _cut(buffer, equal), _cut(sent, equal))
+            self._exchange(plan, _cut(buffer, output_counts or equal), _cut(sent, input_counts or equal))
         return self._end(plan, async_op, (output, array))
 
     def _exchange(self, plan: Plan, outputs: list[Any], inputs: list[Any]) -> None:

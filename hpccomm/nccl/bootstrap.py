@@ -30,9 +30,7 @@ REFUSED = {
     ),
 }
 MAY_SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
-HOST_ID = (
-    "NCCL_HOSTID"  # NCCL refuses a shared GPU to ranks of one host only, and tells hosts apart by it (src/init.cc)
-)
+HOST_ID = "NCCL_HOSTID"  # NCCL tells hosts apart by it, and refuses a shared GPU to ranks of one (src/init.cc)
 
 
 def connect(

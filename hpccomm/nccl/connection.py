@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ..core.work import Work
 from ..cuda.seam import Communicator, Runtime, on_device
@@ -30,6 +30,7 @@ from .async_errors import AsyncErrors
 from .last_operation import LastOperation
 from .plan import ISSUING, Plan, refuse_capture
 
+T = TypeVar("T")
 DEFAULT_STREAM = 0  # of whichever GPU is the current one
 LONGEST_ABORT = 5.0  # seconds
 # For each GPU, up to how many dimensions the kernels of unpacking are loaded. CUDA loads a kernel at its first launch,
@@ -148,14 +149,14 @@ class Connection:
         """Call a function of NCCL on the current stream; or return False where more is to do than that."""
         if self.failure is not None or self._wait_blocks or self.runtime.current_device() != self.device:
             return False
-        self._issue(function, arguments, self._ordered_stream(self.runtime.current_stream(self.device), False))
+        self._issue(function, (*arguments, self._ordered_stream(self.runtime.current_stream(self.device), False)))
         return True
 
     def begin(self, function: Callable[..., None], arguments: tuple[int, ...], arrays: Any) -> Work | None:
         """Call a function of NCCL on the connection's stream, and return its Work; or None, likewise."""
         if self.failure is not None or self._batch is not None or self.runtime.current_device() != self.device:
             return None
-        self._issue(function, arguments, self._next_stream(async_op=True))
+        self._issue(function, (*arguments, self._next_stream(async_op=True)))
         return self._work(self._end_event(None, arrays))
 
     def end(self, plan: Plan, async_op: bool, arrays: Any) -> Work | None:
@@ -168,7 +169,7 @@ class Connection:
     def _run(self, plan: Plan, stream: int, async_op: bool, arrays: Any) -> Work | None:
         if plan.alive:
             self._load_kernels(plan.dimensions)
-        self._issue(plan.run, (), stream)
+        self._issue(plan.run, (stream,))
         if async_op:
             if self._batch is None:
                 return self._work(self._end_event(plan, arrays))
@@ -180,13 +181,13 @@ class Connection:
             self.wait_for(stream)
         return None
 
-    def _issue(self, function: Callable[..., None], arguments: tuple[int, ...], stream: int) -> None:
+    def _issue(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
         """Call a function that calls NCCL, while this thread alone does."""
         with ISSUING, self._calling:
             if self.failure is not None:  # the communicator is gone
                 raise self.failure
             try:
-                function(*arguments, stream)
+                return function(*arguments)
             except DistTimeoutError as error:
                 self._fail_in_call(error)
 
@@ -196,16 +197,6 @@ class Connection:
         )
         work.called_on = self._called_on
         return work
-
-    @contextmanager
-    def _issuing(self) -> Iterator[None]:
-        """Return a context in which this thread alone calls NCCL."""
-        with ISSUING, self._calling:
-            self.raise_failure()  # the communicator is gone
-            try:
-                yield
-            except DistTimeoutError as error:
-                self._fail_in_call(error)
 
     def _fail_in_call(self, error: DistTimeoutError) -> NoReturn:
         """Give the communicator up, which takes no other call while it is in the middle of one."""
@@ -229,15 +220,17 @@ class Connection:
     @contextmanager
     def batch(self) -> Iterator[None]:
         """Launch the asynchronous operations of the block as one group call of NCCL, after one call of `plan`."""
-        with self._issuing():
+        with ISSUING, self._calling:
+            self._issue(self.comm.group_start, ())
             self._batch = []
-            self.comm.group_start()
             try:
                 yield
             finally:
                 launched, self._batch = self._batch, None
                 try:
                     self.comm.group_end()
+                except DistTimeoutError as error:
+                    self._fail_in_call(error)
                 finally:
                     for each, arrays, work in launched:  # nothing was on the stream before the end of the group
                         work.launched(self._end_event(each, arrays))
@@ -251,15 +244,12 @@ class Connection:
         """Split the communicator (ncclCommSplit); every rank of the group calls it."""
         with on_device(self.runtime, self.device):
             self.wait_for(self._next_stream(async_op=True))  # NCCL wants nothing in flight
-            with self._issuing():
-                return self.comm.split(color, key, time_limit)
+            return self._issue(self.comm.split, (color, key, time_limit))
 
     def register_window(self, memory: int, nbytes: int) -> None:
         """Register symmetric memory, while the connection lasts; every rank of the group calls it, on its GPU."""
-        with self._issuing():
-            window = self.comm.register_window(memory, nbytes)
-            if window:
-                self._windows.append(window)
+        if window := self._issue(self.comm.register_window, (memory, nbytes)):
+            self._windows.append(window)
 
     def raise_failure(self) -> None:
         """Raise the error of NCCL that has ended everything on the stream, if there is one."""

@@ -116,9 +116,7 @@ class IntraNode:
         runtime, ranks, rank = self._runtime, self._comm.Get_size(), self._comm.Get_rank()
         memory = 0
         try:
-            runtime.compile_intra_node(
-                ranks, rank, self._device
-            )  # here: in an operation the others would wait for ever
+            runtime.compile_intra_node(ranks, rank, self._device)  # in an operation the others would wait for ever
             memory = runtime.allocate(WHOLE_BYTES, self._device)
             runtime.clear(memory, FLAG_BYTES, self._stream)
             test, pattern = self._test_array(), _test_pattern(rank)

@@ -99,6 +99,12 @@ class NCCLError(Exception):
         self.code = code
 
 
+def check(code: int) -> None:
+    """Raise the error that a result code is."""
+    if code != SUCCESS:
+        raise NCCLError(code)
+
+
 class Library:
     """The functions of a libnccl."""
 
@@ -149,12 +155,12 @@ class NCCL:
 
     def version(self) -> int:
         version = c_int()
-        self._check(self.library["ncclGetVersion"](version))
+        check(self.library["ncclGetVersion"](version))
         return version.value
 
     def unique_id(self) -> bytes:
         unique_id = UniqueId()
-        self._check(self.library["ncclGetUniqueId"](unique_id))
+        check(self.library["ncclGetUniqueId"](unique_id))
         return bytes(unique_id)
 
     def connect(self, size: int, unique_id: bytes, rank: int, time_limit: TimeLimit | None) -> Communicator:
@@ -163,7 +169,7 @@ class NCCL:
         config = Config(blocking=time_limit is None)
         code = self.library["ncclCommInitRankConfig"](comm, size, own_id, rank, config)
         if time_limit is None:
-            self._check(code)
+            check(code)
             return self.blocking(comm)
         connected = Communicator(self.library, comm, time_limit)
         try:
@@ -176,11 +182,11 @@ class NCCL:
 
     def allocate(self, nbytes: int) -> int:
         memory = c_void_p()
-        self._check(self.library["ncclMemAlloc"](memory, nbytes))
+        check(self.library["ncclMemAlloc"](memory, nbytes))
         return memory.value or 0
 
     def free(self, memory: int) -> None:
-        self._check(self.library["ncclMemFree"](memory))
+        check(self.library["ncclMemFree"](memory))
 
     def blocking(self, comm: c_void_p) -> Communicator:
         """Return a communicator that has been made, and blocks."""
@@ -193,10 +199,6 @@ class NCCL:
     def explain(self, error: Exception) -> str | None:
         code = self.result_code(error)
         return None if code is None else self.library.explain(code)
-
-    def _check(self, code: int) -> None:
-        if code != SUCCESS:
-            raise NCCLError(code)
 
 
 class Communicator:
@@ -214,23 +216,19 @@ class Communicator:
         self.all_to_all = partial(self._operate, "ncclAlltoAll")
         self.send = partial(self._operate, "ncclSend")
         self.recv = partial(self._operate, "ncclRecv")
-        self.group_start = partial(self._group, "ncclGroupStart")
-        self.group_end = partial(self._group, "ncclGroupEnd")
+        self.group_start = lambda: self.finish(library["ncclGroupStart"]())
+        self.group_end = lambda: self.finish(library["ncclGroupEnd"]())
 
     def _operate(self, function: str, *arguments: int) -> None:
         *others, stream = arguments
         self.finish(self._library[function](*others, self._comm, stream))
-
-    def _group(self, function: str) -> None:
-        self.finish(self._library[function]())
 
     def finish(self, code: int) -> None:
         """Wait for the end of the call that has returned `code`; raise its error."""
         if code == IN_PROGRESS and self._time_limit is not None:
             self._time_limit.wait_while(lambda: self._state() == IN_PROGRESS)
             code = self._state()
-        if code != SUCCESS:
-            raise NCCLError(code)
+        check(code)
 
     def _state(self) -> int:
         state = c_int()

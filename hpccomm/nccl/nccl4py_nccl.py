@@ -23,16 +23,13 @@ class NCCL(libnccl.NCCL):
     bindings = "nccl4py"
 
     def load(self) -> ctypes.CDLL:
-        """Return the libnccl that nccl4py calls."""
         find.load()  # before nccl4py looks for it
         return ctypes.CDLL(nccl.get_library_path())
 
     def blocking(self, comm: ctypes.c_void_p) -> libnccl.Communicator:
-        """Return a communicator that has been made, and blocks."""
         return Communicator(self.library, comm)
 
     def result_code(self, error: Exception) -> int | None:
-        """Return the result code of an error of NCCL; None for another error."""
         return int(error.status) if isinstance(error, nccl.NCCLError) else super().result_code(error)
 
 
