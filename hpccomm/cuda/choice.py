@@ -51,9 +51,8 @@ def take_turns(visible: Sequence[Sequence[str]]) -> list[int]:
     rank. Where all ranks of a node see all GPUs, that is the local rank modulo their number. Where they see different
     ones, the local rank would be wrong:
 
-    * ``srun --gpus-per-task=1`` (which implies ``--gpu-bind=per_task:1``) and ``--gpu-bind=single:N``, ``map:`` show
-      each task its own GPU, and CUDA numbers the visible GPUs from 0 (CUDA programming guide, "CUDA_VISIBLE_DEVICES"),
-      be they listed by number, ``GPU-`` UUID or ``MIG-`` instance: index 0 for every rank.
+    * ``srun --gpus-per-task=1`` and ``--gpu-bind=single:N``, ``map:`` show each task its own GPU, and CUDA numbers the
+      visible GPUs from 0 (CUDA programming guide, "CUDA_VISIBLE_DEVICES"): index 0 for every rank.
     * ``--gpu-bind=closest`` shows each task the GPUs of its socket, and Slurm deals tasks to sockets in turn (``-m
       block:cyclic``): local ranks 0 and 2 would both take the first GPU of the same socket.
     * Containers that share a machine but no memory are several nodes for MPI: all would begin with the first GPU.

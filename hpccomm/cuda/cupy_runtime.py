@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -268,17 +269,7 @@ def _instance(kernel: Kernel) -> str:
 @functools.lru_cache(maxsize=64)
 def _stream(stream: int) -> Any:
     """Return CuPy's object for a stream, for ``with`` where its GPU is the current one."""
-    return cupy.cuda.Stream.from_external(_Foreign(stream))
-
-
-class _Foreign:
-    """A stream by its handle (CUDA stream protocol)."""
-
-    def __init__(self, stream: int) -> None:
-        self._stream = stream
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._stream
+    return cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, stream)))
 
 
 def _strided(dimensions: int, dtype: Any) -> Any:

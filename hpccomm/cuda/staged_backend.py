@@ -63,9 +63,8 @@ class StagedBackend(Backend):
     def connect(self) -> int | None:
         device, comm = self._options.device_id, self._options.comm
         if device == "auto" and comm is not None:
-            device = choice.choose(comm.allgather(choice.visible_gpus(self._runtime, None)), self._options.ranks)[
-                self.rank
-            ]
+            visible = comm.allgather(choice.visible_gpus(self._runtime, None))
+            device = choice.choose(visible, self._options.ranks)[self.rank]
         if device is None or device == "auto":
             return None
         self._runtime.use_device(device)

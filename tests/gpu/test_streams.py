@@ -518,6 +518,7 @@ def test_the_host_waits_in_a_blocking_barrier(
     machine: Any, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch, blocking_wait: bool
 ) -> None:
     monkeypatch.setattr(process_group, "settings", process_group.settings._replace(blocking_wait=blocking_wait))
+    hc.all_reduce(gpus.array(np.ones(1)))  # on this rank's GPU, which is the new group's, too
     with hc.new_group(backend="nccl") as group:
         hc.barrier(group)
         machine.held = True
