@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -40,6 +41,9 @@ SHM_DIRECTORY = "/dev/shm"  # where MPICH and Open MPI keep the windows
 PAGE_BYTES = 4096
 FINALIZE_FREES = MPI.get_vendor()[0] == "Open MPI"  # what windows there are, and each waits for all of its ranks
 
+# MPICH has 2048 context ids, one for each window and some for each group, and ends with SIGSEGV when they are used up.
+MOST_WINDOWS = sys.maxsize if FINALIZE_FREES else 1500  # of a process
+
 # A rank's call, as it tells the others: collective, op, root, number of elements, dtype; and the place of its array:
 # the number of the window (-1: none) and the offset in this rank's part of it.
 NOTE = struct.Struct("7q")
@@ -62,6 +66,8 @@ class Window:
     that arrays are recognised, and parts that nobody uses any more.
     """
 
+    alive = 0  # in this process
+
     def __init__(self, node: MPI.Intracomm, nbytes: int) -> None:
         # not contiguous: each rank's memory has pages of its own, on the NUMA domain of that rank (MPI-4.1 §12.2.3)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
@@ -72,6 +78,7 @@ class Window:
         node.Allreduce(MPI.IN_PLACE, name, MPI.MAX)
         self._name = int(name[0])
         self._win = MPI.Win.Allocate_shared(max(nbytes, 1), 1, info, node)
+        Window.alive += 1
         info.Free()
         # Loads and stores need an epoch too, and Sync is only allowed inside one (MPI-4.1 §12.5.4).
         self._win.Lock_all(MPI.MODE_NOCHECK)
@@ -111,6 +118,7 @@ class Window:
                 room.drop_window(self._name)
             self._win.Unlock_all()
             self._win.Free()
+            Window.alive -= 1
 
 
 def place_of(array: Any) -> Place | None:
@@ -388,6 +396,8 @@ def why_no_room(nbytes: int) -> str:
     It is asked beforehand: Open MPI tells only the rank that can't make the file, and the others wait for ever; and the
     first store beyond what is free would end the process with SIGBUS.
     """
+    if Window.alive >= MOST_WINDOWS:
+        return f"where this process has {Window.alive} windows already; destroy groups and free what *_init has made"
     free = free_bytes()
     if free is None:
         return ""

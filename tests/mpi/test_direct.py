@@ -11,8 +11,9 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.mpi import direct
+from hpccomm.mpi import direct, shared_memory
 from hpccomm.mpi.node_exchange import is_compiled
+from hpccomm.mpi.shared_memory import Window
 
 from ..launch import launch
 from ..test_halos import LAYOUTS, Field, check
@@ -206,3 +207,20 @@ def test_a_copy_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         halo.start()
         with pytest.raises(hc.DistBackendError, match=r"memories of two ranks failed \(No such process\).*\(rank"):
             halo.wait()
+
+
+def test_more_exchanges_than_there_may_be_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ring() as grid:
+        blocks = [np.full(4, 10 * RANK + number) for number in range(6)]
+        monkeypatch.setattr(shared_memory, "MOST_WINDOWS", Window.alive + 2)
+        halos = [hc.halo_exchange_init(block, grid) for block in blocks]
+        for halo in halos:
+            halo.start()
+        for halo in halos:
+            halo.wait()
+        before, after = grid.shift(0)
+        assert [[block[0], block[-1]] for block in blocks] == [[10 * before + n, 10 * after + n] for n in range(6)]
+        assert Window.alive == shared_memory.MOST_WINDOWS
+        if grid.size > 1:
+            with pytest.raises(MemoryError, match=rf"this process has {Window.alive} windows already; destroy groups"):
+                hc.empty_shared(3, group=grid)
