@@ -8,23 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from .collectives import (
     all_gather,
-    all_gather_coalesced,
     all_gather_single,
-    all_gather_single_coalesced,
     all_reduce,
-    all_reduce_coalesced,
     all_to_all,
     all_to_all_single,
     barrier,
     broadcast,
-    broadcast_coalesced,
     exscan,
     gather,
     monitored_barrier,
     reduce,
     reduce_scatter,
     reduce_scatter_single,
-    reduce_scatter_single_coalesced,
     scan,
     scatter,
 )
@@ -61,6 +56,13 @@ if TYPE_CHECKING:
     from . import checkpoint
     from .blocks import coalescing
     from .buckets import GradientBuckets
+    from .coalesced import (
+        all_gather_coalesced,
+        all_gather_single_coalesced,
+        all_reduce_coalesced,
+        broadcast_coalesced,
+        reduce_scatter_single_coalesced,
+    )
     from .core.future import Future, collect_all
     from .core.grid import Grid
     from .core.hooks import Hook, Operation, RemovableHandle
@@ -125,6 +127,8 @@ LATER = {
     for module, names in {
         "blocks": "coalescing",
         "buckets": "GradientBuckets",
+        "coalesced": "all_gather_coalesced all_gather_single_coalesced all_reduce_coalesced broadcast_coalesced "
+        "reduce_scatter_single_coalesced",
         "core.future": "Future collect_all",
         "core.hooks": "Hook Operation RemovableHandle",
         "core.non_member": "NonMember",
