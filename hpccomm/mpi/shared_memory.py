@@ -38,6 +38,7 @@ from .layout import is_plain
 
 NAME_BYTES = 16
 SHM_DIRECTORY = "/dev/shm"  # where MPICH and Open MPI keep the windows
+ENLARGE = "ask for less, or enlarge it (docker run --shm-size=..., mount -o remount,size=...)"
 PAGE_BYTES = 4096
 FINALIZE_FREES = MPI.get_vendor()[0] == "Open MPI"  # what windows there are, and each waits for all of its ranks
 
@@ -194,8 +195,7 @@ class SharedArrays:
         for _, _, needed, refusal in wishes:
             if refusal:
                 raise MemoryError(
-                    f"empty_shared: the ranks of a node need {needed} bytes in {SHM_DIRECTORY}, {refusal}; ask for "
-                    f"less, or enlarge it (docker run --shm-size=..., mount -o remount,size=...){here()}"
+                    f"empty_shared: the ranks of a node need {needed} bytes in {SHM_DIRECTORY}, {refusal}{here()}"
                 )
 
     def fence(self, array: Any) -> None:
@@ -391,24 +391,24 @@ def _reduced(chunks: list[Any], op: ReduceOp, into: Any) -> Any:
 
 
 def why_no_room(nbytes: int) -> str:
-    """Return the reason against windows of `nbytes`, of all ranks of the node together; "" if there is none.
+    """Return the reason against windows of `nbytes`, of all ranks of the node together, and what helps; or "".
 
     It is asked beforehand: Open MPI tells only the rank that can't make the file, and the others wait for ever; and the
     first store beyond what is free would end the process with SIGBUS.
     """
     if Window.alive >= MOST_WINDOWS:
-        return f"where this process has {Window.alive} windows already; destroy groups and free what *_init has made"
+        return f"where this process has {Window.alive} windows already; destroy groups, or free what *_init has made"
     free = free_bytes()
     if free is None:
         return ""
     if nbytes > free:
-        return f"where {free} are free"
+        return f"where {free} are free; {ENLARGE}"
     try:
         with tempfile.TemporaryFile(dir=SHM_DIRECTORY) as file:
             file.truncate(max(nbytes, PAGE_BYTES))
             mmap.mmap(file.fileno(), max(nbytes, PAGE_BYTES)).close()
     except OSError as error:  # a limit of the process, a quota, a mount that may not be written to
-        return f"where this process can't have them ({error.strerror})"
+        return f"where this process can't have them ({error.strerror}); {ENLARGE}"
     return ""
 
 
