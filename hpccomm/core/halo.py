@@ -149,7 +149,8 @@ class Halo(NamedTuple):
             for view, axes in zip(self.views, self.axes)
         ]
         dtypes = [str(view.dtype) for view in self.views]
-        return {"own": self.own(), "others": others, "dtypes": dtypes, "widths": self.widths, "corners": self.corners}
+        alike = {"dtypes": dtypes, "devices": self.device, "widths": self.widths, "corners": self.corners}
+        return {"own": self.own(), "others": others, **alike}
 
     def fault(self, facts: Sequence[dict[str, Any]]) -> str:
         """Return what does not fit between the ranks, in words; "" if all does."""
@@ -158,7 +159,7 @@ class Halo(NamedTuple):
             for what, of in (("number of arrays", len), ("dtypes", list)):
                 if of(other["dtypes"]) != of(first["dtypes"]):
                     return f"the {what} differ: rank 0 has {of(first['dtypes'])}, rank {rank} {of(other['dtypes'])}"
-            for what in ("widths", "corners"):
+            for what in ("devices", "widths", "corners"):
                 if other[what] != first[what]:
                     return f"{what} differ: rank 0 gives {first[what]}, rank {rank} {other[what]}"
         for rank in range(self.grid.size):

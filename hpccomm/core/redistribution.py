@@ -65,15 +65,17 @@ class Redistribution(NamedTuple):
         """Return what is sent and received; raise on every rank if something does not fit."""
         told: list[Any] = [None] * self.group.size
         batch = self.output.shape[: self.output.ndim - len(self.boxes[0])]
-        self.group.all_gather_object(told, (self.fault, self.boxes, str(self.output.dtype), batch))
-        for rank, (fault, boxes, dtype, rows) in enumerate(told):
-            if not fault and (len(boxes[0]), dtype, rows) != (len(told[0][1][0]), *told[0][2:]):
+        self.group.all_gather_object(told, (self.fault, self.boxes, self.device, str(self.output.dtype), batch))
+        for rank, (fault, boxes, device, dtype, rows) in enumerate(told):
+            if not fault and (len(boxes[0]), dtype, rows) != (len(told[0][1][0]), *told[0][3:]):
                 fault = (
                     f"rank {rank} has boxes of {len(boxes[0])} axes, {dtype}, and leading axes {rows}; rank 0 others"
                 )
+            if not fault and device != told[0][2] and self.name == "redistribute_init":
+                fault = f"rank 0 has arrays on {told[0][2]}, and rank {rank} on {device}; expected the same"
             if fault:
                 raise ValueError(f"{self.name}: {fault}{here()}")
-        all_boxes = tuple(boxes for _, boxes, _, _ in told)
+        all_boxes = tuple(boxes for _, boxes, *_ in told)
         sends, receives = kept(self.group, "redistribute", all_boxes, partial(self._parts, all_boxes))
         return [(to, self.input[where]) for to, where in sends], [(of, self.output[where]) for of, where in receives]
 

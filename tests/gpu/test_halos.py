@@ -142,6 +142,33 @@ def test_a_redistribution_is_of_one_device(grids: list[hc.Grid]) -> None:
         hc.redistribute(gpus.array(np.zeros(2)), np.zeros(2), *boxes, group=grids[0])
 
 
+@pytest.mark.mpi(min_size=2)
+def test_what_is_set_up_is_on_the_same_device_on_all_ranks(grids: list[hc.Grid]) -> None:
+    block = np.zeros((3, 3)) if RANK == 0 else gpus.array(np.zeros((3, 3)))
+    for init in (hc.halo_exchange_init, hc.halo_accumulate_init):
+        with pytest.raises(ValueError, match="devices differ: rank 0 gives cpu, rank 1 cuda"):
+            init(block, grids[0])
+    boxes = (slice(0, 3), slice(0, 3)), (slice(0, 3), slice(0, 3))
+    with pytest.raises(ValueError, match="rank 0 has arrays on cpu, and rank 1 on cuda; expected the same"):
+        hc.redistribute_init(block, block, *boxes, group=grids[0])
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("form", ["once", "async"])
+def test_over_mpi_devices_may_differ_in_a_call(form: str) -> None:
+    with hc.new_grid(0, periodic=True, backend="cpu:mpi,cuda:mpi") as ring:
+        arrays = [np.full((4, 2), 10.0 * RANK), np.full((4, 3), RANK, "i4")]  # two parts for each neighbour
+        if RANK:
+            arrays = [gpus.array(each) for each in arrays]
+        work = hc.halo_exchange(arrays, ring, async_op=form == "async")
+        if work is not None:
+            work.wait()
+        for array, scale in zip(arrays, (10, 1)):
+            found = gpus.values(array) if RANK else array
+            assert found[:, 0].tolist() == [scale * rank for rank in (ring.shift(0)[0], RANK, RANK, ring.shift(0)[1])]
+
+
 @pytest.mark.parametrize("width", [0, ((0, 2),), 1])
 def test_channels_and_widths(grids: list[hc.Grid], width: Any) -> None:
     for grid in grids:
