@@ -323,6 +323,7 @@ class StagedMessages(Staging):
     ) -> None:
         super().__init__(runtime, streams)
         self._packing: list[Callable[[int], None]] = []
+        self.alive += [piece for _, piece in (*sends, *receives)]  # of which the kernels know the addresses
         with self.on_its_gpu():
             messages = self.messages(rank, sends, receives, adds)
             self.exchange(messages, adds)
@@ -334,7 +335,7 @@ class StagedMessages(Staging):
         self._outputs = [(messages.received[peer], host) for peer, host in self.received]
 
     def fetch(self) -> None:
-        """Copy what is sent to the host, and block it until that is done."""
+        """Begin to copy what is sent to the host; `run` waits for that."""
         self._streams.wait_for_the_current_one()
         with self.on_its_gpu():
             for step in self._packing:
