@@ -117,9 +117,10 @@ class Work:
         raise NotImplementedError
 
     def block(self) -> None:
-        """Block until the transport is done; raise its error if it has one."""
+        """Block until the transport is done, polling, while other threads run; raise its error if it has one."""
+        looks = pauses()
         while not self.poll():
-            time.sleep(1e-5)
+            pause(next(looks))
 
     def cancel(self) -> None:
         """Make the transport give the operation up; return when it no longer uses any buffer."""

@@ -15,7 +15,6 @@ from typing import Any
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-from ..core.timeouts import pause, pauses
 from ..core.work import Work
 from ..errors import DistBackendError
 from .works import MPIWork
@@ -111,12 +110,6 @@ class ObjectReceive(Work):
             self.came = came
         return bool(is_there)
 
-    def block(self) -> None:
-        """Wait for it; other threads run meanwhile."""
-        looks = pauses()
-        while not self.poll():
-            pause(next(looks))
-
     def cancel(self) -> None:
         """Take the receive back; if its message has come, it completes."""
         self._receives.remove(self)
@@ -139,9 +132,3 @@ class ObjectSend(Work):
         """Return whether it has gone."""
         self._receives.look()
         return bool(self._request.test()[0])
-
-    def block(self) -> None:
-        """Wait until it has gone; other threads run meanwhile."""
-        looks = pauses()
-        while not self.poll():
-            pause(next(looks))

@@ -261,14 +261,6 @@ class ConsensusExchange(SparseExchange):
             self._rounds += receive
         return False
 
-    def block(self) -> None:
-        """Take what comes until all ranks have done so."""
-        from ..core.timeouts import pause, pauses
-
-        looks = pauses()
-        while not self.poll():
-            pause(next(looks))
-
 
 def _head_of(sent: Sequence[Any], is_single: bool) -> tuple[bytes, bool]:
     """Return the message that says what arrays are, and whether it has their values, too."""
