@@ -279,7 +279,8 @@ OPERATIONS = [name for name, each in vars(Program).items() if callable(each) and
 COLLECTED = ["all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single"]
 PERSISTENT = [*COLLECTED, "all_to_all_single", "all_reduce_coalesced"]
 OBJECTS = ["all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"]
-MESSAGES = ["isend and irecv", "batch", "persistent messages", "objects by message"]
+MESSAGES = ["isend and irecv", "batch", "persistent messages", "objects by message", "asynchronous objects"]
+OBJECT_TAG = 3  # and the next one: an array's receive would take objects that an earlier asynchronous receive expects
 
 
 class Fuzz:
@@ -426,13 +427,17 @@ class Fuzz:
             if step == 0:
                 return
             slots: list[Any] = [None, None]
+            tag = draw.one([0, OBJECT_TAG])
             for receives in (me % 2 == 1, me % 2 == 0) if n % 2 == 0 and step % 2 else ():
                 if receives:
-                    hc.recv_object_list(slots, group=group, group_src=source)
+                    hc.recv_object_list(slots, group=group, group_src=source, tag=tag)
                 else:
-                    hc.send_object_list([me, self.step], group=group, group_dst=to)
+                    hc.send_object_list([me, self.step], group=group, group_dst=to, tag=tag)
             if slots not in ([source, self.step], [None, None]):
                 self.fail(what, slots, [source, self.step])
+            return
+        if form == "asynchronous objects":
+            self.asynchronous_objects(group, to, source, what)
             return
         count = 1 + draw.number(3)
         kinds = [(draw.one(DTYPES), draw.shape()) for _ in range(count)]
@@ -460,6 +465,37 @@ class Fuzz:
             works += [hc.irecv(out[i], group=group, group_src=source, tag=i) for i in order]
             works = [works[i] for i in draw.random.permutation(len(works))]
             self.in_flight.append((lambda: [work.wait() for work in works], call, what))
+
+    def asynchronous_objects(self, group: hc.ProcessGroup, to: int, source: int, what: str) -> None:
+        """Lists of objects, some with a large array; those of one tag come in the order in which they were sent."""
+        draw = self.program.draw
+        kinds = [(draw.one(DTYPES), draw.shape()) for _ in range(1 + draw.number(3))]
+        given = [self.program.contributions(group, *kind) for kind in kinds]
+        tags = [OBJECT_TAG + draw.number(2) for _ in kinds]
+        slots: list[list[Any]] = [[None, None] for _ in kinds]
+        order = sorted(range(len(kinds)), key=tags.__getitem__, reverse=draw.chance(0.5))
+        begins_with_sends = draw.chance(0.5)
+        works = []
+        for sends in (begins_with_sends, not begins_with_sends):
+            if sends:
+                for tag, each in zip(tags, given):
+                    objects = [self.step, each[group.rank].copy()]
+                    works.append(hc.send_object_list(objects, group=group, group_dst=to, tag=tag, async_op=True))
+                    objects[1][...] = 0  # the call has copied it
+            else:
+                for i in order:
+                    call = {"group": group, "group_src": source, "tag": tags[i], "async_op": True}
+                    works.append(hc.recv_object_list(slots[i], **call))
+        works, step = [works[i] for i in draw.random.permutation(len(works))], self.step
+
+        def wait() -> None:
+            for work in works:
+                work.wait()
+            if any(slot[0] != step for slot in slots):
+                self.fail(what, [slot[0] for slot in slots], step)
+            self.compare(Call(what, [], {}, [(slot[1], each[source]) for slot, each in zip(slots, given)]), what)
+
+        self.in_flight.append((wait, None, what))
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
