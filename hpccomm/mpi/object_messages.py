@@ -1,8 +1,9 @@
-"""Messages of objects that do not block. They are those of mpi4py's `pkl5`, so each form matches the other.
+"""Messages of objects, as mpi4py's `pkl5` sends them; receives, also those that do not block.
 
 An object is several messages of MPI, and only the first one says how many. So a receive can't be left to MPI: somebody
 has to look for the first message, and what has come belongs to the receive that has begun first, as in MPI (MPI-4.1
-§3.5).
+§3.5). The first has the lengths of the others: of the pickle, and of each buffer that is large. An array may have come
+in its place, so it is looked at before anybody waits for the others.
 """
 
 from __future__ import annotations
@@ -12,14 +13,89 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from ..core.work import Work
-from ..errors import DistBackendError
+from ..errors import DistBackendError, here
+from .datatypes import message as typed
 from .works import MPIWork
 
-NO_OBJECT = "what came is not from send_object_list; receive arrays with recv"
+LENGTH = np.dtype(np.int64)  # of pkl5
+SHORTEST, LONGEST = 50, 1 << 40  # bytes of the pickle of an object: it names a function of ours
+
+
+class Incoming:
+    """What has come for a receive: an object whose messages have all been matched, or an array, which is dropped."""
+
+    def __init__(self, sender: int, messages: list[MPI.Message], lengths: list[int], fault: str = "") -> None:
+        self.sender = sender
+        self._messages, self._lengths = messages, lengths
+        self._fault = fault
+        self._requests: list[MPI.Request] | None = None
+        self._parts: list[Any] = []
+
+    def is_there(self) -> bool:
+        """Receive it; return whether all of it has come. Raise if it is an array."""
+        return MPI.Request.Testall(self._begun())
+
+    def wait(self) -> None:
+        """Receive it. Raise if it is an array."""
+        MPI.Request.Waitall(self._begun())
+
+    def load(self) -> Any:
+        """Return the object, all of which has come."""
+        data, *buffers = self._parts
+        return pkl5.pickle.loads_oob(data, buffers)
+
+    def _begun(self) -> list[MPI.Request]:
+        if self._fault:
+            raise DistBackendError(self._fault)
+        if self._requests is None:
+            self._parts = list(map(MPI.buffer.allocate, self._lengths))
+            self._requests = []
+        for message, part in zip(self._messages[len(self._requests) :], self._parts[len(self._requests) :]):
+            self._requests += map(message.Irecv, [typed(np.frombuffer(part, np.uint8))])
+        return self._requests
+
+
+def matched(comm: MPI.Intracomm, probe: Callable[..., MPI.Message | None], source: int, tag: int) -> Incoming | None:
+    """Match the messages of an object by `probe`, MPI's Mprobe or Improbe, which may return None."""
+    status = MPI.Status()
+    with MPI._comm_lock(comm, "recv"):  # pkl5's
+        message = probe(comm, source, tag, status)
+        if message is None:
+            return None
+        sender, nbytes = status.Get_source(), status.Get_elements(MPI.BYTE)
+        lengths = _lengths_in(message, nbytes)
+        messages: list[MPI.Message] = []
+        for length in lengths:
+            message = comm.Mprobe(sender, tag, status)
+            if status.Get_elements(MPI.BYTE) != length:
+                message.Recv([bytearray(status.Get_elements(MPI.BYTE)), MPI.BYTE])
+                lengths = []
+                break
+            messages.append(message)
+    if lengths:
+        return Incoming(sender, messages, lengths)
+    fault = (
+        f"what came is not from send_object_list, but an array of {nbytes} bytes, which rank {sender} of the group has "
+        f"sent with tag {tag}, by send or isend; it is dropped. Receive it with recv, or send it with "
+        f"send_object_list([array], ...){here()}"
+    )
+    return Incoming(sender, [], [], fault)
+
+
+def _lengths_in(message: MPI.Message, nbytes: int) -> list[int]:
+    """Receive the first message of an object; return the lengths of those that follow, none if it is an array."""
+    first, size = bytearray(nbytes), LENGTH.itemsize
+    message.Recv([first, MPI.BYTE])
+    if nbytes == 0 or nbytes % size:
+        return []
+    pickled, *buffers = lengths = np.frombuffer(first, LENGTH).tolist()
+    is_one = SHORTEST <= pickled <= LONGEST and all(pkl5.pickle.THRESHOLD <= each <= LONGEST for each in buffers)
+    return lengths if is_one else []
 
 
 class Receives:
@@ -55,14 +131,12 @@ class Receives:
             return
         try:
             while receive.message is None and receive in self._waiting:
-                status = MPI.Status()
                 source = MPI.ANY_SOURCE if receive.expected is None else receive.expected
-                message = self._comm.improbe(source, receive.tag, status)
+                message = matched(self._comm, MPI.Comm.Improbe, source, receive.tag)
                 if message is None:
                     return
-                sender = status.Get_source()
-                first = next(each for each in self._waiting if each.matches(sender, receive.tag))
-                first.source, first.message = sender, message
+                first = next(each for each in self._waiting if each.matches(message.sender, receive.tag))
+                first.source, first.message = message.sender, message
                 self._waiting.remove(first)
         finally:
             self._lock.release()
@@ -81,8 +155,7 @@ class ObjectReceive(Work):
         super().__init__(None if finish is None else lambda: finish(self.came))
         self._receives = receives
         self.expected, self.tag = source, tag
-        self.message: Any = None  # when it has come
-        self._request: Any = None
+        self.message: Incoming | None = None  # when it has come
         self.came: Any = None
         receives.add(self)
 
@@ -100,15 +173,11 @@ class ObjectReceive(Work):
         except Exception:
             self._receives.remove(self)
             raise
-        if self._request is None:
-            try:
-                self.alive = self._request = self.message.irecv()
-            except MemoryError:  # the bytes of an array, read as a length
-                raise DistBackendError(NO_OBJECT) from None
-        is_there, came = self._request.test()
-        if is_there and came is not None:  # None: it was there already when a signal's handler has interrupted this
-            self.came = came
-        return bool(is_there)
+        self.alive = self.message
+        if not self.message.is_there():
+            return False
+        self.came = self.message.load()
+        return True
 
     def cancel(self) -> None:
         """Take the receive back; if its message has come, it completes."""

@@ -22,11 +22,11 @@ from ..core.backend import Backend
 from ..core.options import BackendOptions
 from ..core.timeouts import pause
 from ..core.work import Work
-from ..errors import DistBackendError, DistError, here
+from ..errors import DistError, here
 from ..job.mpi_library import private
 from . import sparse_exchange
 from .object_exchange import ObjectExchange
-from .object_messages import NO_OBJECT, ObjectReceive, ObjectSend, Receives
+from .object_messages import ObjectReceive, ObjectSend, Receives, matched
 from .sparse_exchange import ConsensusExchange, CountedExchange
 from .works import as_backend_error
 
@@ -195,13 +195,10 @@ class ObjectTransport(Backend):
             receive.block()
             (received,) = _unwrapped("recv_object_list", [receive.came])
             return received, receive.source
-        status = MPI.Status()
-        try:
-            wrapped = self._messages.recv(None, MPI.ANY_SOURCE if src is None else src, tag, status)
-        except MemoryError:  # the bytes of an array, read as a length
-            raise DistBackendError(NO_OBJECT) from None
-        (received,) = _unwrapped("recv_object_list", [wrapped])
-        return received, status.Get_source()
+        came: Any = matched(self._messages, MPI.Comm.Mprobe, MPI.ANY_SOURCE if src is None else src, tag)
+        came.wait()
+        (received,) = _unwrapped("recv_object_list", [came.load()])
+        return received, came.sender
 
     def isend_object_list(self, objects: list[Any], dst: int, tag: int) -> ObjectSend:
         """Begin to send a copy of the objects."""
