@@ -35,6 +35,11 @@ class AbortOnException:
         if size > 1 and not interactive and os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") != "0":
             self._previous, sys.excepthook, self._pid = sys.excepthook, self, os.getpid()
 
+    def take_the_place_back(self) -> None:
+        """Let a hook that the program has installed since then print, and no more than that."""
+        if self._previous is not None and sys.excepthook is not self:
+            self._previous, sys.excepthook = sys.excepthook, self
+
     def remove(self) -> None:
         """Put the previous hook back."""
         if sys.excepthook is self:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import linecache
 import os
 import runpy
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 from .. import errors
 from ..process.excepthook import AbortOnException, end_with
+from .main_module import folder_of, run_code, run_file, run_module
 
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
 
@@ -57,29 +57,26 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None:
             os.environ[f"HPCCOMM_{name.upper()}"] = value
-    _watch(arguments.accelerate, has_hooks=bool(arguments.log or arguments.hook))
+    hook = _watch(arguments.accelerate, has_hooks=bool(arguments.log or arguments.hook))
+    pid = os.getpid()
     sys.argv[:] = words
-    if arguments.module:
-        sys.path[0] = os.getcwd()
-    else:
-        sys.path[0] = "" if arguments.code else os.path.dirname(os.path.realpath(words[0]))
+    sys.path[0] = os.getcwd() if arguments.module else "" if arguments.code else folder_of(words[0])
     try:
         _register_hooks(arguments)
         if arguments.module:
             # pytest warns of packages with plugins that it can't rewrite any more, unless they say this
             sys.modules["hpccomm"].__doc__ = f"{sys.modules['hpccomm'].__doc__}\nPYTEST_DONT_REWRITE\n"
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+            run_module(words[0])
         elif arguments.code:
-            sys.argv[0] = "-c"
-            linecache.cache["<string>"] = len(words[0]), None, words[0].splitlines(keepends=True), "<string>"
-            exec(compile(words[0], "<string>", "exec"), vars(sys.modules["__main__"]))
+            run_code(words[0])
         else:
-            runpy.run_path(words[0], run_name="__main__")
+            run_file(words[0])
     except SystemExit as end:
-        end_with(end, "")
+        if os.getpid() == pid:  # not a forked process
+            end_with(end, "")
         raise
     except BaseException as error:
-        _show(error)
+        _show(error, hook)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -94,9 +91,10 @@ def _register_hooks(arguments: argparse.Namespace) -> None:
         late(name)()
 
 
-def _show(error: BaseException) -> None:
+def _show(error: BaseException, hook: AbortOnException) -> None:
     """Call the hook, in a function of its own: while the program runs, no frame may name it."""
     trace = _of_the_program(error.__traceback__)
+    hook.take_the_place_back()
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
@@ -110,8 +108,11 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
     return None
 
 
-def _watch(accelerates: bool, has_hooks: bool) -> None:
-    """Let an error of one rank end all, and watch the calls of communicators; every rank calls this."""
+def _watch(accelerates: bool, has_hooks: bool) -> AbortOnException:
+    """Let an error of one rank end all, and watch the calls of communicators; every rank calls this.
+
+    Return what ends all.
+    """
     from ..job import mpi_library
 
     mpi = mpi_library.load()
@@ -128,7 +129,7 @@ def _watch(accelerates: bool, has_hooks: bool) -> None:
     hook = AbortOnException()
     hook.install(size)
     if size == 1 and not has_hooks:
-        return
+        return hook
     from ..core.group import ProcessGroup
 
     group = ProcessGroup.on(mpi.COMM_WORLD, name="hpccomm run")
@@ -136,7 +137,7 @@ def _watch(accelerates: bool, has_hooks: bool) -> None:
         group.destroy()
         if has_hooks:
             raise SystemExit("hpccomm run: --log and --hook need what HPCCOMM_WATCHDOG=0 turns off")
-        return
+        return hook
     from ..debug import attach
     from . import communicators
 
@@ -144,6 +145,7 @@ def _watch(accelerates: bool, has_hooks: bool) -> None:
     if group.settings.keeps_reports or group.settings.trace != "0":
         hook.at_the_end = attach.last_words()
     atexit.register(_leave, group, os.getpid())
+    return hook
 
 
 def _leave(group: Any, pid: int) -> None:

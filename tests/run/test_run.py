@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import textwrap
@@ -11,7 +12,7 @@ import pytest
 
 from hpccomm.debug.trace.files import read as read_traces
 
-from ..launch import launch
+from ..launch import ROOT, launch
 
 pytestmark = pytest.mark.serial
 
@@ -123,6 +124,23 @@ def test_hooks_that_it_does_not_know_of(tmp_path: Path) -> None:
     assert (said.count("Allreduce 3 SUM 64"), said.count("Bcast 3 None 32"), said.count("Irecv 3 None 32")) == (3, 3, 3)
 
 
+@pytest.mark.parametrize("chained", ["", "before(*error)"])
+def test_the_programs_own_hook_prints_and_the_job_ends(chained: str, tmp_path: Path) -> None:
+    hook = f"before, sys.excepthook = sys.excepthook, lambda *error: (print('mine:', error[1]), {chained})"
+    status, output, errors = run(tmp_path, f"{hook}; {{}}['a']")
+    assert (status, output) == (1, "mine: 'a'\n"), errors
+    assert "hpccomm: KeyError on rank 1 ends the job" in errors
+    assert ("[rank 1] KeyError: 'a'" in errors) is bool(chained)
+
+
+def test_a_status_of_a_forked_process_ends_that_one_only(tmp_path: Path) -> None:
+    child = "atexit.register(os._exit, 4), sys.exit(3)"  # without MPI_Finalize, which is its parent's
+    parent = "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)"
+    status, output, errors = run(tmp_path, f"import atexit; pid = os.fork(); pid or ({child}); {parent}")
+    assert (status, errors) == (0, "")
+    assert sorted(output.splitlines()) == ["4", *3 * ["the end 1.0 ['--size', '3']"]]
+
+
 def test_a_status_of_one_rank_ends_the_job(tmp_path: Path) -> None:
     status, output, errors = run(tmp_path, "sys.exit(3)")
     assert (status, output) == (3, "")
@@ -138,6 +156,29 @@ def test_modules_code_and_mistakes() -> None:
     finished = launch(1, *command)
     assert finished.returncode == 2
     assert "there is no program" in finished.stderr
+
+
+MAIN = """
+    import atexit, os, sys
+    from mpi4py import MPI
+    class Result: pass
+    def function(x: 1 + 1): pass
+    os.chdir("/")
+    print(__file__, sys.argv, sys.path[0], __name__, getattr(__spec__, "name", None), __package__)
+    print(function.__annotations__)
+    atexit.register(lambda: print(type((MPI.COMM_WORLD.gather(Result()) or [None])[0])))
+    """
+
+
+def test_the_module_main_is_as_python_makes_it(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file, whole = (Path(os.path.relpath(each, ROOT)) for each in (folder / "__main__.py", folder))
+    file.write_text(textwrap.dedent(MAIN), encoding="utf-8")
+    for words in ((file, "-c", "--timeout=x"), (whole, "1"), ("-c", textwrap.dedent(MAIN).replace("__file__, ", ""))):
+        plain, watched = (launch(2, sys.executable, *how, *words) for how in ((), ("-m", "hpccomm", "run")))
+        assert plain.stdout.count("Result") == 1, plain.stderr
+        assert sorted(watched.stdout.splitlines()) == sorted(plain.stdout.splitlines())
 
 
 def test_pytest_runs_where_warnings_are_errors(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""A program as the module ``__main__``, as the command ``python`` runs it.
+
+The module stays in `sys.modules`, unlike that of `runpy`: threads and functions of `atexit` may pickle its classes.
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import os
+import pkgutil
+import runpy
+import sys
+from types import ModuleType
+
+
+def folder_of(path: str) -> str:
+    """Return what is the first entry of sys.path for ``python PATH``."""
+    return _absolute(path) if _holds_main(path) else os.path.dirname(os.path.realpath(path))
+
+
+def run_file(path: str) -> None:
+    """Run ``python PATH``: a file, or a folder or an archive with a ``__main__.py``; `folder_of` it is on sys.path."""
+    if _holds_main(path):
+        _run_found("__main__", names_itself=False)
+    elif path.endswith(".pyc"):
+        runpy.run_path(path, run_name="__main__")
+    else:
+        file = _absolute(path)
+        with io.open_code(file) as source:
+            _run_source(source.read(), file, __file__=file)
+
+
+def run_module(name: str) -> None:
+    """Run ``python -m NAME``."""
+    _run_found(name, names_itself=True)
+
+
+def run_code(code: str) -> None:
+    """Run ``python -c CODE``."""
+    sys.argv[0] = "-c"
+    linecache.cache["<string>"] = len(code), None, code.splitlines(keepends=True), "<string>"
+    _run_source(code, "<string>")
+
+
+def _absolute(path: str) -> str:
+    return os.path.join(os.getcwd(), path.removeprefix("./"))  # ".." stays, as in Python's
+
+
+def _holds_main(path: str) -> bool:
+    return pkgutil.get_importer(path) is not None
+
+
+def _run_found(name: str, names_itself: bool) -> None:
+    """Run a module that is found on sys.path; sys.argv[0] becomes its file where it `names_itself`."""
+    sys.modules["__main__"] = ModuleType("__main__")
+    runpy._run_module_as_main(name, names_itself)  # type: ignore[attr-defined]  # what `python -m` calls
+
+
+def _run_source(source: str | bytes, file: str, **names: str) -> None:
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    vars(main).update(names)
+    exec(compile(source, file, "exec", dont_inherit=True), vars(main))
