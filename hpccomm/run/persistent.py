@@ -60,7 +60,7 @@ def _number(request: Any) -> None:
 
 
 def _as_started(self: Any) -> Started:
-    return self, self.name, self.number, self.arguments
+    return self, self.name, self.number, *self.arguments
 
 
 def _named_by(maker: str) -> Any:
