@@ -44,7 +44,7 @@ def run_code(code: str) -> None:
 
 
 def _absolute(path: str) -> str:
-    return os.path.join(os.getcwd(), path.removeprefix("./"))  # ".." stays, as in Python's
+    return os.path.join(os.getcwd(), path)  # "." and ".." stay, as in Python's
 
 
 def _holds_main(path: str) -> bool:
