@@ -83,8 +83,10 @@ class Window:
         info.Free()
         # Loads and stores need an epoch too, and Sync is only allowed inside one (MPI-4.1 §12.5.4).
         self._win.Lock_all(MPI.MODE_NOCHECK)
-        if FINALIZE_FREES and room is not None:
-            room.keep_window(MPI._handleof(self._win), self._name, MPI._handleof(MPI.COMM_SELF))
+        if room is not None:
+            room.prepare_end(MPI._handleof(MPI.COMM_SELF))
+            if FINALIZE_FREES:
+                room.keep_window(MPI._handleof(self._win), self._name)
         memories: Any = (self._win.Shared_query(rank)[0] for rank in range(node.size))
         self.parts = [np.frombuffer(memory, np.uint8) for memory in memories]
         self.rank = node.rank

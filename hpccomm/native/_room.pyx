@@ -100,6 +100,7 @@ cdef extern from "node.h" nogil:
     const char* node_part(Node* n, int rank, size_t part, size_t nbytes)
     int node_take_reduced(Node* n, Fold* fold, int ranks, size_t part, char* out, size_t nbytes)
     int node_barrier(Node* n, uint64_t call)
+    void node_end()
     Fold* fold_of(char op, char kind, int itemsize)
 
 ctypedef uintptr_t Handle
@@ -271,24 +272,31 @@ cdef struct Window:
 
 cdef Window* windows_left = NULL
 cdef int windows_count = 0, windows_room = 0
+cdef bint end_is_prepared = False
 
 
-def keep_window(window, uint64_t name, comm_self):
+def prepare_end(comm_self):
+    """Have MPI_Finalize begin with `before_the_end`: with the attributes of MPI_COMM_SELF (MPI-4.1 §11.2.4)."""
+    global end_is_prepared
+    cdef int keyval = 0
+    if not end_is_prepared:
+        end_is_prepared = True
+        mpi.create_keyval(copy_nothing, before_the_end, &keyval, NULL)
+        mpi.set_attribute(handle(comm_self), keyval, NULL)
+
+
+def keep_window(window, uint64_t name):
     """Have MPI_Finalize free a window before anything else, in the order of the windows' names.
 
     The names are the same on all ranks of a window. Otherwise Open MPI frees them in the order of a table of its own,
     in which the ranks of two windows may have them the other way round: each waits for the other, for ever.
     """
     global windows_left, windows_count, windows_room
-    cdef int keyval = 0
     cdef Window* more
     if windows_count == windows_room:
         more = <Window*>realloc(windows_left, 2 * (windows_room + 8) * sizeof(Window))
         if more == NULL:
             raise MemoryError
-        if windows_left == NULL:  # MPI_Finalize deletes the attributes of MPI_COMM_SELF first (MPI-4.1 §11.2.4)
-            mpi.create_keyval(copy_no_windows, free_windows, &keyval, NULL)
-            mpi.set_attribute(handle(comm_self), keyval, NULL)
         windows_left, windows_room = more, 2 * (windows_room + 8)
     windows_left[windows_count].name, windows_left[windows_count].handle = name, handle(window)
     windows_count += 1
@@ -305,14 +313,16 @@ def drop_window(uint64_t name):
             break
 
 
-cdef int copy_no_windows(Handle comm, int key, void* extra, void* value, void* copied, int* has_copied) noexcept nogil:
+cdef int copy_nothing(Handle comm, int key, void* extra, void* value, void* copied, int* has_copied) noexcept nogil:
     has_copied[0] = 0
     return 0
 
 
-cdef int free_windows(Handle comm, int key, void* value, void* extra) noexcept nogil:
+cdef int before_the_end(Handle comm, int key, void* value, void* extra) noexcept nogil:
+    """Stop the threads of the program that still wait in memory of the node, then free the windows."""
     global windows_count
     cdef int i, first
+    node_end()
     while windows_count:
         first = 0
         for i in range(windows_count):

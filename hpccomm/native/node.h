@@ -21,6 +21,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -31,7 +33,8 @@
 #define PAUSE() ((void)0)
 #endif
 
-enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2, NODE_BLOCK = 16384 /* bytes that are reduced at a time */ };
+enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2, NODE_BLOCK = 16384 /* bytes that are reduced at a time */,
+    NODE_LONGEST_END = 2000 /* milliseconds */ };
 
 typedef struct {
     _Alignas(LINE) _Atomic uint64_t begun;
@@ -66,19 +69,42 @@ static inline char *node_slot(Node *n, uint64_t number, int rank)
     return n->sets + ((number & 1) * (size_t)(n->ranks + 1) + (size_t)rank) * n->slot;
 }
 
+static _Atomic int node_waiting, node_is_ending; /* threads that wait for other ranks; whether they are to stay there */
+
 static inline int node_wait(Node *n, _Atomic uint64_t *flag, uint64_t number)
 {
-    for (int looks = 0; atomic_load_explicit(flag, memory_order_acquire) < number;) {
-        if (++looks < n->looks) {
+    int code = 0, looks = 0;
+    while (atomic_load_explicit(flag, memory_order_acquire) < number && !code) {
+        if (looks < n->looks) {
+            looks++;
             PAUSE();
-        } else {
-            int code = n->progress(n->context);
-            if (code)
-                return code;
-            sched_yield();
+            continue;
         }
+        if (looks == n->looks) {
+            looks++;
+            node_waiting++;
+        }
+        if (node_is_ending) {
+            node_waiting--;
+            while (1)
+                pause();
+        }
+        code = n->progress(n->context);
+        if (!code)
+            sched_yield();
     }
-    return 0;
+    if (looks > n->looks)
+        node_waiting--;
+    return code;
+}
+
+/* Before the memory goes, and MPI, at the end of the process: let the threads that still wait stay where they are. */
+static inline void node_end(void)
+{
+    const struct timespec moment = {0, 1000000};
+    node_is_ending = 1;
+    for (int looks = 0; node_waiting && looks < NODE_LONGEST_END; looks++)
+        nanosleep(&moment, NULL);
 }
 
 /* Begin an operation; before, this rank may write into its slot of `number + 1` (see node_settle). */

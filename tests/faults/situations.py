@@ -150,6 +150,18 @@ if r in (0, 2):
 third = group_of(0, 1)
 """
 
+# A thread of rank 0 waits for ever in memory that MPI_Finalize takes away.
+THREAD_WAITS = f"""\
+{UNTIL_IN_MPI.replace("threading.main_thread().ident", "thread.ident")}
+world = hc.init_process_group()
+for _ in range(100):
+    hc.all_reduce(np.ones(5))
+if r == 0:
+    thread = threading.Thread(target=hc.all_reduce, args=[np.ones(5)], daemon=True)
+    thread.start()
+    until_in_mpi()
+"""
+
 IN_FLIGHT = """\
 world = hc.init_process_group()
 group = hc.new_group()
@@ -453,6 +465,7 @@ def situations() -> Iterator[Case]:
     )
     yield ok("the end without destroy", "", f"world = hc.init_process_group(){CHECK}")
     yield ok("the end without destroy", "windows in another order on each rank", WINDOWS)
+    yield ok("the end without destroy", "a thread waits in an all_reduce", THREAD_WAITS)
     yield ok("the end without destroy", "work in flight", IN_FLIGHT, lost="results that nobody waited for")
 
     yield ok("-W error, float16 overflows", "", HALVES, env={"PYTHONWARNINGS": "error"})
