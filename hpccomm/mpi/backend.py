@@ -511,6 +511,10 @@ class MPIBackend(Backend):
                 getattr(self, name).close()
         self.fast_path.close_node()
 
+    def leave(self) -> None:
+        if "_thread" in vars(self):
+            self._thread.leave()
+
     def abort(self) -> None:
         if "_thread" in vars(self):
             self._thread.abort()

@@ -89,6 +89,11 @@ class CommunicationThread:
         if self._thread is not None:
             self._launched.put(None)
 
+    def leave(self) -> None:
+        """Let the thread end what it can, now that every rank has come to its end: MPI_Finalize may not meet it in MPI."""
+        if self._thread is not None:
+            self._thread.join(LONGEST_GOODBYE)
+
     def close(self) -> None:
         """End the thread and free its communicator; called once, by every rank, when the group is destroyed."""
         if self._thread is None:

@@ -223,3 +223,18 @@ def test_a_program_that_does_not_wait_for_it_ends_well(tmp_path: Path) -> None:
     )
     done = launch(2, sys.executable, program)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.serial
+def test_operations_that_take_longer_than_a_rank_waits_for_them_end_before_mpi_does(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np, hpccomm as hc\n"
+        "from hpccomm.mpi import communication_thread\n"
+        "hc.init_process_group()\n"
+        "communication_thread.LONGEST_GOODBYE = 0.01  # until a rank meets the others\n"
+        "works = [hc.all_reduce(np.ones(1 << 20), async_op=True) for _ in range(20)]\n"
+        "communication_thread.LONGEST_GOODBYE = 60\n"
+    )
+    done = launch(2, sys.executable, program)
+    assert done.returncode == 0, done.stderr
