@@ -90,7 +90,7 @@ class CommunicationThread:
             self._launched.put(None)
 
     def leave(self) -> None:
-        """Let the thread end what it can, now that every rank has come to its end: MPI_Finalize may not meet it in MPI."""
+        """Wait for the thread again, now that all ranks have come to their end: MPI_Finalize may not meet it in MPI."""
         if self._thread is not None:
             self._thread.join(LONGEST_GOODBYE)
 

@@ -206,6 +206,8 @@ class Dispatcher:
         return self.is_over.is_set() and not self._workers and not self._stopping
 
     def _at_exit(self) -> None:
+        if self._is_closing:  # the workers are about to be released
+            self._thread.join(LONGEST_GOODBYE)
         self._is_ending = True
         self._news.set()
         self._thread.join(LONGEST_GOODBYE)

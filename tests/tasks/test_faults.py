@@ -307,3 +307,15 @@ with hc.executor() as executor:
     status, _, told = run(2, program, tmp_path)
     assert status not in (0, 124)
     assert "KeyboardInterrupt on rank 0 ends the job" in told
+
+
+def test_workers_are_released_by_a_program_that_does_not_wait_for_it(tmp_path: Path) -> None:
+    program = """
+world = hc.init_process_group()
+executor = hc.executor().__enter__()
+if executor is not None:
+    futures = [executor.submit(square, x) for x in range(20)]
+    executor.shutdown(wait=False)
+"""
+    status, _, told = run(2, program, tmp_path)
+    assert status == 0, told
