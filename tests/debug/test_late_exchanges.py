@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ..launch import launch
+from ..launch import launch, time_limit
 
 pytestmark = pytest.mark.serial
 
 PROGRAM = """
     import pathlib, sys, time, numpy as np, hpccomm as hc
     folder = pathlib.Path(sys.argv[1])
-    world = hc.init_process_group(timeout=2, on_timeout=sys.argv[2])
+    world = hc.init_process_group(timeout=float(sys.argv[3]), on_timeout=sys.argv[2])
     grid = hc.new_grid(0, periodic=True, group_desc="ocean")
     n, me = world.size, world.rank
     x, mine, whole = np.zeros(4), np.full(3, me), np.empty(3 * n, int)
@@ -118,6 +118,6 @@ def ended(rest: str, on_timeout: str, folder: Path, status: int) -> str:
     program = folder / "program.py"
     program.write_text(textwrap.dedent(PROGRAM) + textwrap.dedent(rest), encoding="utf-8")
     env = {"HPCCOMM_DEBUG_DIR": str(folder / "reports")}
-    finished = launch(2, sys.executable, program, folder, on_timeout, timeout=100, env=env)
+    finished = launch(2, sys.executable, program, folder, on_timeout, str(time_limit(2)), timeout=100, env=env)
     assert finished.returncode == status, finished.stderr
     return finished.stdout + finished.stderr

@@ -505,8 +505,8 @@ def test_the_watchdog_sees_a_spare_that_waits_and_does_not_take_it_for_a_hang(tm
             import threading
             def inquire():
                 found = []
-                while len(found) < 4 or not any(each["operations"] for each in found):  # a watchdog answers after 1 s
-                    found = start.current()._reports("a test")
+                while len(found) < 4 or not any(call["number"] for each in found for call in each["operations"]):
+                    found = start.current()._reports("a test")  # a watchdog answers after 1 s
                 spares = [each for each in found if each["rank"] > 1]
                 seen["spares"] = {each["rank"]: [each["spare"], each["operations"]] for each in spares}
                 verdict = culprits.verdict(found, 4)

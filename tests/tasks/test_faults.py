@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mpi4py import MPI
 
-from ..launch import launch
+from ..launch import launch, time_limit
 
 pytestmark = pytest.mark.serial
 OPEN_MPI = MPI.get_vendor()[0] == "Open MPI"
@@ -57,10 +57,14 @@ def hang(x):
 """
 
 
-def run(ranks: int, program: str, folder: Path, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+def run(
+    ranks: int, program: str, folder: Path, *arguments: str, env: dict[str, str] | None = None
+) -> tuple[int, str, str]:
     file = folder / "program.py"
     file.write_text(BEGIN + program)
-    ended = launch(ranks, sys.executable, file, folder, env={"HPCCOMM_DEBUG_DIR": str(folder), **(env or {})})
+    ended = launch(
+        ranks, sys.executable, file, folder, *arguments, env={"HPCCOMM_DEBUG_DIR": str(folder), **(env or {})}
+    )
     return ended.returncode, ended.stdout, ended.stderr
 
 
@@ -181,7 +185,7 @@ def test_a_worker_that_is_late_comes_back(tmp_path: Path) -> None:
     program = """
 hc.init_process_group(on_timeout="raise")
 gate = os.path.join(sys.argv[1], "gate")
-with hc.executor(task_timeout=1) as executor:
+with hc.executor(task_timeout=float(sys.argv[2])) as executor:
     if executor is not None:
         list(executor.map(square, range(50)))  # workers get quick tasks in advance now
         late = executor.submit(wait_for, gate)
@@ -195,7 +199,7 @@ with hc.executor(task_timeout=1) as executor:
 hc.barrier()
 print("end")
 """
-    status, printed, told = run(3, program, tmp_path)
+    status, printed, told = run(3, program, tmp_path, str(time_limit(1)))
     assert status == 0, told
     assert printed.count(str([k * k for k in range(9)])) == 2
     assert "DistTimeoutError" in printed
