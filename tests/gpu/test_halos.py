@@ -95,7 +95,7 @@ def test_what_is_started_again_takes_no_memory_and_one_copy_for_each_neighbour(
         neighbours = around(grid, corners=True) if grid.config.device_map["cuda"] == "mpi" else set()
         calls.clear()
         with set_up([gpus.array(block) for block in blocks(grid, 0)], grid) as halo:
-            assert "empty" in calls
+            assert grid.size == 1 or "empty" in calls
             for _ in range(3):
                 calls.clear()
                 halo.start()
