@@ -58,13 +58,11 @@ def hang(x):
 
 
 def run(
-    ranks: int, program: str, folder: Path, *arguments: str, env: dict[str, str] | None = None
+    ranks: int, program: str, folder: Path, env: dict[str, str] | None = None, argument: str = ""
 ) -> tuple[int, str, str]:
     file = folder / "program.py"
     file.write_text(BEGIN + program)
-    ended = launch(
-        ranks, sys.executable, file, folder, *arguments, env={"HPCCOMM_DEBUG_DIR": str(folder), **(env or {})}
-    )
+    ended = launch(ranks, sys.executable, file, folder, argument, env={"HPCCOMM_DEBUG_DIR": str(folder), **(env or {})})
     return ended.returncode, ended.stdout, ended.stderr
 
 
@@ -199,7 +197,7 @@ with hc.executor(task_timeout=float(sys.argv[2])) as executor:
 hc.barrier()
 print("end")
 """
-    status, printed, told = run(3, program, tmp_path, str(time_limit(1)))
+    status, printed, told = run(3, program, tmp_path, argument=str(time_limit(1)))
     assert status == 0, told
     assert printed.count(str([k * k for k in range(9)])) == 2
     assert "DistTimeoutError" in printed
