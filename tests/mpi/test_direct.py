@@ -222,5 +222,5 @@ def test_more_exchanges_than_there_may_be_windows(monkeypatch: pytest.MonkeyPatc
         assert [[block[0], block[-1]] for block in blocks] == [[10 * before + n, 10 * after + n] for n in range(6)]
         assert Window.alive == shared_memory.MOST_WINDOWS
         if grid.size > 1:
-            with pytest.raises(MemoryError, match=rf"this process has {Window.alive} windows already; destroy groups"):
+            with pytest.raises(MemoryError, match=r"this process has \d+ windows already; destroy groups"):
                 hc.empty_shared(3, group=grid)
