@@ -112,8 +112,8 @@ FFTW := $(CURDIR)/build/foreign/fftw
 $(FOREIGN)/.foreign: setup.cfg pyproject.toml tests/foreign/requirements.txt
 	test -x $(FOREIGN)/bin/python || $(PYTHON) -m venv $(FOREIGN)
 	$(FOREIGN)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),pytest]' -r tests/foreign/requirements.txt
-	grep -E '^(mpi4py|schwimmbad|pylops-mpi)==' tests/foreign/requirements.txt | xargs $(FOREIGN)/bin/python -m pip download \
-		--quiet --disable-pip-version-check --no-deps --no-binary mpi4py,schwimmbad,pylops-mpi --dest build/foreign
+	grep -E '^(mpi4py|schwimmbad|pylops-mpi|py-pde)==' tests/foreign/requirements.txt | xargs $(FOREIGN)/bin/python -m pip download \
+		--quiet --disable-pip-version-check --no-deps --no-binary mpi4py,schwimmbad,pylops-mpi,py-pde --dest build/foreign
 	mkdir -p $(FFTW)/lib && touch $(FFTW)/lib/libfftw3.so
 	FFTW_ROOT=$(FFTW) $(FOREIGN)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
 		--no-binary mpi4py-fft --dest build/foreign mpi4py-fft==2.0.6

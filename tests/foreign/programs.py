@@ -33,7 +33,7 @@ class Program:
     verdict: str = r"rank 1 never reached .*: " + SLEEPS
     is_script: bool = False  # the tests are programs, and not pytest's
     from_sources: bool = False  # the tests are in the sdist only
-    excluded: str = ""  # of pytest's -k
+    options: tuple[str, ...] = ()  # of pytest
     end: str = r"KeyError: 'on purpose'"  # what is said where rank 1 raises
     is_debians: bool = False  # the package is Debian's, with its Open MPI
 
@@ -124,7 +124,7 @@ PROGRAMS = [
         fault()
         print(a.redistribute(mpa.zeros((6, 6), split=1).layout).gather().sum())
         """,
-        excluded="not examples and not guides",  # these start jobs of their own
+        options=("-k", "not examples and not guides"),  # these start jobs of their own
     ),
     Program(
         "pylops-mpi",
@@ -141,6 +141,28 @@ PROGRAMS = [
         print(x.dot(x))
         """,
         from_sources=True,
+        options=("--noconftest",),  # it is for older pytests
+    ),
+    Program(  # its messages are those of numba-mpi, from compiled code that keeps Python's other threads out
+        "py-pde",
+        (
+            "tests/tools/test_mpi.py",
+            "tests/grids/test_grid_mesh.py",
+            "tests/pdes/test_pdes_mpi.py",
+            "tests/solvers/test_explicit_mpi_solvers.py",
+        ),
+        (2,),
+        """
+        import numpy as np, pde
+        field = pde.ScalarField.random_uniform(pde.UnitGrid([16, 16]), rng=np.random.default_rng(1))
+        fault()
+        result = pde.DiffusionPDE().solve(field, t_range=1, dt=0.1, solver="explicit_mpi", tracker=None)
+        if MPI.COMM_WORLD.rank == 0:
+            print(round(float(result.data.sum()), 6))
+        """,
+        verdict=r"rank 1 is at \S*program.py:\d+ in fault, in time.sleep\(1000\)",
+        from_sources=True,
+        options=("--use_mpi",),
     ),
     Program(
         "pySDC",

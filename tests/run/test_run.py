@@ -147,6 +147,40 @@ def test_a_status_of_one_rank_ends_the_job(tmp_path: Path) -> None:
     assert "[rank 1] hpccomm: sys.exit(3) ends the job" in errors
 
 
+def test_ctrl_c_on_one_rank_ends_the_job(tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, "signal.raise_signal(signal.SIGINT)")
+    assert (status, output) == (1, "")
+    lines = [line for line in errors.splitlines() if line.startswith("[rank 1]")]
+    assert lines[0] == "[rank 1] Traceback (most recent call last):"
+    assert "hpccomm: KeyboardInterrupt on rank 1 ends the job" in errors
+
+
+INTERRUPTED = """
+    import os, signal, sys, threading, time
+    import numpy as np
+    from mpi4py import MPI
+    main = threading.get_ident()
+    def interrupt():
+        while sys._current_frames()[main].f_code.co_name != "Allreduce":
+            time.sleep(0.05)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+    if MPI.COMM_WORLD.Get_rank() == 1:
+        threading.Thread(target=interrupt).start()
+        MPI.COMM_WORLD.Allreduce(np.ones(4), np.empty(4))
+    time.sleep(1000)
+    """
+
+
+def test_ctrl_c_inside_mpi_ends_the_job(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(INTERRUPTED))
+    finished = launch(2, sys.executable, "-m", "hpccomm", "run", tmp_path / "program.py", timeout=60)
+    assert finished.returncode not in (0, 124), finished.stderr
+    assert "[rank 1] Ctrl-C, inside MPI (most recent call last):" in finished.stderr
+    said = "hpccomm: rank 1 is in Allreduce #1 of 'COMM_WORLD' (32 B float64); Ctrl-C ends the job"
+    assert said in finished.stderr
+
+
 def test_modules_code_and_mistakes() -> None:
     command = (sys.executable, "-m", "hpccomm", "run")
     code = "import sys; from mpi4py import MPI; print(sys.argv, MPI.COMM_WORLD.allreduce(1))"
