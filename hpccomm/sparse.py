@@ -52,10 +52,11 @@ def all_to_all_sparse(
 
     Notes
     -----
-    Up to 64 ranks all of them are told first how much to expect. Beyond, nobody is: it is found out by non-blocking
-    consensus (T. Hoefler, C. Siebert, A. Lumsdaine: Scalable communication protocols for dynamic sparse data exchange,
-    PPoPP 2010). A thread looks after asynchronous ones, so that ranks may wait for them in any order; below
-    MPI_THREAD_MULTIPLE there is none, and a rank that waits needs the others to wait for the same one.
+    Within a node small arrays go by its memory. Otherwise, up to 64 ranks, all of them are told first how much to
+    expect. Beyond, nobody is: it is found out by non-blocking consensus (T. Hoefler, C. Siebert, A. Lumsdaine: Scalable
+    communication protocols for dynamic sparse data exchange, PPoPP 2010). A thread looks after asynchronous ones, so
+    that ranks may wait for them in any order; below MPI_THREAD_MULTIPLE there is none, and a rank that waits needs the
+    others to wait for the same one.
 
     Examples
     --------
@@ -68,7 +69,5 @@ def all_to_all_sparse(
            [0.]]), array([7]))}
     """
     group = member(group)
-    if isinstance(arrays, Mapping):
-        arrays = {group.peer("all_to_all_sparse", "a receiver", dst, None): each for dst, each in arrays.items()}
     outcome: dict[int, Any] | Work | None = group.all_to_all_sparse(arrays, async_op, group.ranks)
     return outcome

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from types import SimpleNamespace
+from contextlib import nullcontext
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.core.backend import FastPath
 from hpccomm.mpi import sparse_exchange
 from hpccomm.mpi.sparse_exchange import SMALL, ConsensusExchange
 
@@ -25,11 +27,17 @@ DTYPES = ["f8", "f4", "i2", "c16", "?", "M8[s]", [("at", "f8", 3), ("number", "i
 @pytest.fixture(scope="module", autouse=True)
 def world() -> Iterator[hc.ProcessGroup]:
     with hc.init_process_group() as group:
+        for _ in range(10):  # from here on it uses memory of the node, where it has some
+            hc.barrier()
         yield group
 
 
-@pytest.fixture(autouse=True, params=["counted", "consensus"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["node", "counted", "consensus"])
+def way(request: pytest.FixtureRequest, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param != "node":
+        path = type(world.door.fast_path)
+        monkeypatch.setattr(path, "all_to_all_sparse", FastPath.all_to_all_sparse)
+        monkeypatch.setattr(path, "node_all_to_all_sparse", FastPath.node_all_to_all_sparse)
     if request.param == "consensus":
         monkeypatch.setattr(sparse_exchange, "FEW", 0)
 
@@ -127,6 +135,9 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "of more than 16 MiB": (large, None),
     "of more than 16 MiB together": (lambda s, d: (large(s, d)[: 12 << 20], large(s, d)[1 << 20 :: 2]), None),
     "at the largest size that travels with what it is": (lambda s, d: content(s, d, (SMALL // 8,)), None),
+    "64 KiB": (lambda s, d: content(s, d, (8192,)), None),
+    "more than 64 KiB": (lambda s, d: (content(s, d, (8192,)), content(s, d, (1,), "i1"), np.empty(0)), None),
+    "read-only": (lambda s, d: np.frombuffer(content(s, d, (9,)).tobytes()), None),
     "one beyond that": (lambda s, d: (content(s, d, (SMALL // 8,)), content(s, d, (1,), "i1")), None),
 }
 
@@ -262,6 +273,63 @@ def test_an_error_is_that_of_the_exchange_it_came_in(monkeypatch: pytest.MonkeyP
             with pytest.raises(MemoryError, match="too large"):
                 first.result()
     group.destroy()
+
+
+class Names(list[str]):
+    """A hook: with it a rank goes through the checks."""
+
+    def begin(self, operation: Any) -> None:
+        self.append(operation.name)
+
+    def end(self, operation: Any) -> None:
+        pass
+
+
+MANY = (np.empty((0,) * 32, "i2"),) * 2000  # their shapes alone take more than 512 KiB
+NOT_ORDINARY: dict[str, Any] = {
+    "a dtype of its own": lambda given: {to: np.array([(1, 2.5)], "i4,f8") for to in given},
+    "more than has room": lambda given: dict.fromkeys(given, MANY),
+    "another mapping": MappingProxyType,
+    "NumPy's numbers": lambda given: {np.int64(to): each for to, each in given.items()},
+    "strided": lambda given: {to: np.repeat(each, 2)[::2] for to, each in given.items()},
+    "a hook": dict,
+}
+
+
+@pytest.mark.parametrize("way", ["node"], indirect=True)
+@pytest.mark.parametrize("what", NOT_ORDINARY)
+def test_one_rank_is_not_ordinary(what: str, world: hc.ProcessGroup) -> None:
+    def arrays(source: int) -> dict[int, Any]:
+        return {to: np.array([source, to]) for to in range(SIZE)}
+
+    hook = Names()
+    for odd in range(SIZE):
+        given = NOT_ORDINARY[what](arrays(RANK)) if odd == RANK else arrays(RANK)
+        with world.register_hook(hook) if what == "a hook" and odd == RANK else nullcontext():
+            received = hc.all_to_all_sparse(given)
+        for source, came in received.items():
+            if source != odd or what in ("another mapping", "NumPy's numbers", "strided", "a hook"):
+                assert came.tolist() == [source, RANK]
+            elif what == "a dtype of its own":
+                assert came.tolist() == [(1, 2.5)]
+            else:
+                assert [(each.shape, each.dtype) for each in came] == [(MANY[0].shape, np.int16)] * len(MANY)
+        assert list(received) == list(range(SIZE))
+        everybody = np.array([RANK])
+        hc.all_reduce(everybody)  # and the ranks are together after it
+        assert everybody == SIZE * (SIZE - 1) // 2
+    assert hook == (["all_to_all_sparse"] if what == "a hook" else [])
+
+
+@pytest.mark.parametrize("way", ["node"], indirect=True)
+def test_small_ones_need_no_checks(world: hc.ProcessGroup) -> None:
+    path = world.door.fast_path
+    if not path.is_node_open():
+        pytest.skip("there is no memory of the node")
+    for array in (np.ones(2), np.ones(20_000)):  # the larger one itself goes by MPI
+        before = path.count
+        assert hc.all_to_all_sparse({RANK: array})[RANK].size == array.size
+        assert path.count == before + 1
 
 
 def test_nothing_at_all() -> None:

@@ -60,6 +60,14 @@ class FastPath:
         """Begin the messages of a list of P2POp of the world; or return None."""
         return None
 
+    def all_to_all_sparse(self, arrays: Any, names: Sequence[int] | None) -> dict[int, Any] | None:
+        """Do an exchange of arrays by `names` of ranks (None: their numbers), and return what has come; or None."""
+        return None
+
+    def node_all_to_all_sparse(self, arrays: Any, received: dict[int, Any], names: Sequence[int]) -> bool:
+        """Do it with arguments that have gone through the checks, in memory of the node; return whether it has."""
+        return False
+
     # each takes the arguments of Backend's method, without `async_op`
     broadcast = all_reduce = reduce = all_gather_single = reduce_scatter_single = all_to_all_single = _not_done
     barrier = send = scan = exscan = all_gather = gather = scatter = reduce_scatter = all_to_all = _not_done

@@ -352,15 +352,28 @@ class Operations(Members):
         async_op: bool = False,
         names: Sequence[int] | None = None,
     ) -> Any:
-        """See :func:`hpccomm.all_to_all_sparse`; ranks are those of the group, received ones by their `names`."""
+        """See :func:`hpccomm.all_to_all_sparse`; ranks are those of the group, or its `names` of them."""
+        if not async_op and (came := self.door.fast.all_to_all_sparse(arrays, names)) is not None:
+            return came
+        if names is not None and isinstance(arrays, Mapping):
+            arrays = {self.peer("all_to_all_sparse", "a receiver", dst, None): each for dst, each in arrays.items()}
         given, received = calls.sparse_messages(self, arrays), dict[int, Any]()
         ranks = range(self.size) if names is None else names
-        transport: Any = self.door.backends[OBJECTS]
-        step = partial(transport.all_to_all_sparse, given, received, ranks, async_op or self.door.timeout is not None)
+        step = partial(self._exchange_sparse, given, received, ranks, async_op or self.door.timeout is not None)
         work = self.door.run(Call(("all_to_all_sparse", OBJECTS, received, (given,))), async_op, step)
         if not async_op:
             return received
         return _looked_after(work)
+
+    def _exchange_sparse(
+        self, given: dict[int, Any], received: dict[int, Any], names: Sequence[int], is_async: bool
+    ) -> Work | None:
+        has_node = not is_async and self.config.device_map.get("cpu") == "mpi"  # the same on all ranks
+        if has_node and self.door.backends["cpu"].fast_path.node_all_to_all_sparse(given, received, names):
+            return None
+        transport: Any = self.door.backends[OBJECTS]
+        work: Work | None = transport.all_to_all_sparse(given, received, names, is_async)
+        return work
 
     # -- Python objects --------------------------------------------------------------------------
 

@@ -19,4 +19,5 @@ NOT_CONNECTED: int = _upper_bound - 5
 EXCHANGE: int = _upper_bound - 6
 SPARSE_TURNS: int = 1 << 12  # sparse exchanges on, tags are used again
 SPARSE: int = EXCHANGE - 3 * SPARSE_TURNS  # and those above, three for each
-LARGEST: int = SPARSE - 1
+SPARSE_LARGE: int = SPARSE - 1
+LARGEST: int = SPARSE - 2

@@ -16,10 +16,10 @@ from ..core.work import COMPLETED, IN_FLIGHT, Work
 from ..errors import DistBackendError, here
 from ..job import failures
 from ..job.mpi_library import private, release
-from ..job.tags import LARGEST
+from ..job.tags import LARGEST, SPARSE_LARGE
 from ..native import _room as room
 from ..process.tuning import Tuning
-from .datatypes import DIRECT, TYPED
+from .datatypes import DIRECT, TYPED, message
 from .fast_path import RUN_BYTES, MPIFastPath
 from .works import MPIWork, wrong_length
 
@@ -114,6 +114,12 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
             self._window.free()
             release(self._node)
             self._window = None
+
+    def move_large(self, sends: list[tuple[int, Any]], receives: list[tuple[int, Any]]) -> None:
+        """Send and receive the arrays of a sparse exchange that are too large for memory of the node."""
+        requests = [self._comm.Irecv(message(array), source, SPARSE_LARGE) for source, array in receives]
+        requests += [self._comm.Isend(message(array), dst, SPARSE_LARGE) for dst, array in sends]
+        MPI.Request.Waitall(requests)
 
     def failed(self, name: str, code: int) -> Exception:
         """Count an operation that has failed, and return what the program should see; `code` is MPI's, or negative."""

@@ -1,7 +1,8 @@
 """A sparse exchange: messages between ranks of which the receivers know nothing before they come.
 
-To each receiver goes one message that says what the arrays are, with small ones themselves, and one for each larger
-array. How a rank knows which messages to expect depends on the number of ranks:
+Blocking ones of a node are done in its memory before this file is asked (`node_all_to_all_sparse` of the compiled
+fast path). To each receiver goes one message that says what the arrays are, with small ones themselves, and one for
+each larger array. How a rank knows which messages to expect depends on the number of ranks:
 
 * few: each sends each other a block of a few bytes, which has the message where it is short, and its length
   otherwise; that takes the longer the more there are (`CountedExchange`);

@@ -9,11 +9,12 @@ at the lower half of the register, where it is a pointer (Open MPI) at all of it
 No signal handler of Python's runs in here: what is begun is ended and noted.
 """
 
-from cpython.dict cimport PyDict_Next, PyDict_Size
+from cpython.dict cimport PyDict_CheckExact, PyDict_Next, PyDict_Size
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLong, PyLong_CheckExact
 from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.tuple cimport PyTuple_CheckExact
 from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
@@ -62,11 +63,14 @@ cdef extern from "numpy/arrayobject.h":
     int PyArray_CopyInto(Array* to, Array* values) except -1
     const int NPY_HALF, NPY_FLOAT, NPY_DOUBLE, NPY_CORDER
     bint PyArray_ISCARRAY(Array* array) nogil
+    bint PyArray_ISCARRAY_RO(Array* array) nogil
+    object PyArray_EMPTY(int ndim, Py_ssize_t* shape, int number, int is_fortran)
     bint PyArray_IS_C_CONTIGUOUS(Array* array) nogil
     Py_ssize_t PyArray_NBYTES(Array* array) nogil
     Py_ssize_t PyArray_SIZE(Array* array) nogil
     int PyArray_NDIM(Array* array) nogil
     Py_ssize_t PyArray_DIM(Array* array, int i) nogil
+    Py_ssize_t* PyArray_DIMS(Array* array) nogil
     int PyArray_TYPE(Array* array) nogil
     int PyArray_ITEMSIZE(Array* array) nogil
     void* PyArray_DATA(Array* array) nogil
@@ -86,7 +90,15 @@ cdef extern from "node.h" nogil:
         int rank, ranks, looks, differing
         int (*progress)(void*) noexcept nogil
         void* context
+        uint64_t number
+    ctypedef struct Part:
+        size_t at
+        size_t nbytes "bytes"
     const int NODE_DIFFERS, NODE_LEAVES, LINE
+    const uint64_t NODE_TOO_LARGE
+    int node_next(Node* n)
+    char* node_slot(Node* n, uint64_t number, int rank)
+    int node_meet_filled(Node* n, uint64_t call, uint64_t largest)
     size_t node_bytes(int ranks, size_t slot)
     int node_all_reduce(Node* n, uint64_t call, Fold* fold, size_t itemsize, char* x, size_t count)
     int node_reduce_scatter(
@@ -116,6 +128,7 @@ cdef enum:
     MOST_RUNS = 16  # of coalesced arrays: memory for more is not kept
     STATUS_BYTES = 64  # an MPI_Status has at most so many
     LARGEST_COUNT = 0x7FFFFFFF
+    WHOLE = 64 << 10  # bytes of a sparse exchange for one rank, up to which they go by memory of the node
     RING = 2048  # operations that are remembered at least: a power of two
     AVERAGE = OPS - 1  # AVG, in the ring
     NOBODY = -1  # likewise: no op, no root, any source, no tag
@@ -345,6 +358,14 @@ cdef inline Array* plain(object array, Py_ssize_t largest) noexcept:
     return found
 
 
+cdef inline bint is_sendable(object array) noexcept:
+    """Whether it is an array of one of NumPy's numbers that is aligned, in C order and without gaps."""
+    return (
+        Py_TYPE(array) is &PyArray_Type and PyArray_ISCARRAY_RO(<Array*><PyObject*>array)
+        and type_of(<Array*><PyObject*>array) != 0
+    )
+
+
 cdef inline Array* without_gaps(object array) except NULL:
     """Return an array that has been prepared for MPI; others would take another way than the other ranks' do."""
     if not PyArray_Check(array) or not PyArray_IS_C_CONTIGUOUS(<Array*>array):
@@ -400,6 +421,7 @@ cdef enum:
     ALL_GATHER_COALESCED
     REDUCE_SCATTER_COALESCED
     ALL_GATHER_LISTS
+    SPARSE
     SEND  # from here on messages
     RECV
     SENDRECV
@@ -409,7 +431,7 @@ cdef enum:
 NAMES = ("", "broadcast", "all_reduce", "all_gather_single", "reduce_scatter_single", "barrier", "all_gather", "gather",
          "scatter", "all_to_all", "reduce_scatter", "reduce", "scan", "exscan", "all_to_all_single",
          "all_reduce_coalesced", "broadcast_coalesced", "all_gather_single_coalesced",
-         "reduce_scatter_single_coalesced", "all_gather_coalesced", "send", "recv", "sendrecv")
+         "reduce_scatter_single_coalesced", "all_gather_coalesced", "all_to_all_sparse", "send", "recv", "sendrecv")
 
 MOVES = {"all_gather": ALL_GATHER_LIST, "gather": GATHER, "scatter": SCATTER, "all_to_all": ALL_TO_ALL}
 
@@ -1143,6 +1165,116 @@ cdef class FastPath:
         self.notes_lists(ALL_TO_ALL, PyArray_TYPE(x), self.size, self.size, NOBODY, NOBODY)
         return self.ends(self.move(ALL_TO_ALL, self.size, self.size, 0, 0), "all_to_all")
 
+    def all_to_all_sparse(self, arrays, names):
+        """Do a sparse exchange of ordinary arrays in memory of the node; return what has come, or None.
+
+        `names`: of the ranks in `arrays` and in what is returned; None: they are numbers.
+        """
+        if self.node.flags == NULL or self.timeout is not None or not PyDict_CheckExact(arrays):
+            return None
+        cdef list given = []
+        cdef Py_ssize_t nbytes = 0
+        for dst, value in (<dict>arrays).items():
+            each = value if PyTuple_CheckExact(value) else (value,)
+            for array in <tuple>each:
+                if not is_sendable(array):
+                    return None
+                nbytes += PyArray_NBYTES(<Array*><PyObject*>array)
+            if not PyLong_CheckExact(dst) or not (dst in names if names is not None else is_rank(dst, self.size)):
+                return None
+            given.append((dst if names is None else names.index(dst), value is not each, each))
+        cdef dict received = {}
+        cdef int code
+        self.notes(SPARSE, NOBODY, nbytes, NOBODY, NOBODY)
+        try:
+            code = self.exchange_sparse(given, names, received)
+        except exception_of as error:
+            self.note_failure()
+            raise self._failed("all_to_all_sparse", error) from error
+        return received if self.ends(code, "all_to_all_sparse") else None
+
+    cdef int exchange_sparse(self, list given, names, dict received) except? -3:
+        """Send the arrays of tuples (rank, whether it is a single one, arrays); None: they are not ordinary."""
+        cdef int code
+        cdef list sends = [], receives = []
+        with nogil:
+            node_begin(&self.node, self.size, 0)
+            code = node_next(&self.node)
+        if code:
+            return code
+        cdef char* slot = node_slot(&self.node, self.node.number, self.rank)
+        cdef size_t at = (self.size * sizeof(Part) + LINE - 1) // LINE * LINE
+        memset(slot, 0, at)
+        for dst, is_single, arrays in given or ():
+            at = self.put_sparse(slot, at, dst, is_single, arrays, sends)
+            if at == 0:
+                break
+        cdef uint64_t largest = NODE_TOO_LARGE if given is None or at == 0 else 0
+        with nogil:
+            code = node_meet_filled(&self.node, call_of(SPARSE, 0, 0), largest)
+        if code:
+            return code
+        cdef int source
+        for source in range(self.size):
+            self.take_sparse(source, source if names is None else names[source], received, receives)
+        if sends or receives:
+            self.move_large(sends, receives)
+        return 0
+
+    cdef size_t put_sparse(self, char* slot, size_t at, int dst, bint is_single, tuple arrays, list sends) except? 0:
+        """Write what a rank gets: what arrays there are, and their values, if these are few; return the end, or 0."""
+        cdef size_t nbytes = 0, words = 3
+        cdef int axis
+        for array in arrays:
+            nbytes += PyArray_NBYTES(<Array*><PyObject*>array)
+            words += 2 + PyArray_NDIM(<Array*><PyObject*>array)
+        cdef size_t end = at + words * sizeof(int64_t)
+        cdef bint is_whole = nbytes <= WHOLE and end + nbytes <= self.node.slot
+        if end > self.node.slot:
+            return 0
+        cdef int64_t* word = <int64_t*>(slot + at)
+        cdef Array* x
+        word[0], word[1], word[2] = len(arrays), is_single, is_whole
+        word += 3
+        for array in arrays:
+            x = <Array*><PyObject*>array
+            word[0], word[1] = PyArray_TYPE(x), PyArray_NDIM(x)
+            for axis in range(PyArray_NDIM(x)):
+                word[2 + axis] = PyArray_DIM(x, axis)
+            word += 2 + PyArray_NDIM(x)
+            if is_whole:
+                memcpy(slot + end, PyArray_DATA(x), PyArray_NBYTES(x))
+                end += PyArray_NBYTES(x)
+            elif PyArray_NBYTES(x):
+                sends.append((dst, array))
+        (<Part*>slot)[dst].at, (<Part*>slot)[dst].nbytes = at, end - at
+        return (end + LINE - 1) // LINE * LINE
+
+    cdef int take_sparse(self, int source, name, dict received, list receives) except -1:
+        """Make the arrays that a rank has sent; those whose values have not come are noted in `receives`."""
+        cdef const char* slot = node_slot(&self.node, self.node.number, source)
+        cdef Part part = (<const Part*>slot)[self.rank]
+        if part.nbytes == 0:
+            return 0
+        cdef const int64_t* word = <const int64_t*>(slot + part.at)
+        cdef int64_t i, n = word[0], is_single = word[1], is_whole = word[2]
+        cdef size_t nbytes = 0
+        cdef list arrays = []
+        word += 3
+        for i in range(n):
+            arrays.append(PyArray_EMPTY(<int>word[1], <Py_ssize_t*>(word + 2), <int>word[0], False))
+            word += 2 + word[1]
+        cdef const char* data = <const char*>word
+        for array in arrays:
+            nbytes = PyArray_NBYTES(<Array*><PyObject*>array)
+            if is_whole:
+                memcpy(PyArray_DATA(<Array*><PyObject*>array), data, nbytes)
+                data += nbytes
+            elif nbytes:
+                receives.append((source, array))
+        received[name] = arrays[0] if is_single else tuple(arrays)
+        return 0
+
     def barrier(self):
         """Wait until all ranks have come."""
         cdef int code
@@ -1335,6 +1467,19 @@ cdef class FastPath:
         if not self.is_in_node(PyArray_NBYTES(x)):
             return False
         return self.has_ended(self.move_equal_parts(y, x), "all_to_all_single")
+
+    def node_all_to_all_sparse(self, arrays, dict received, names):
+        """Do a sparse exchange of tuples of arrays (of a single one: a list); fill `received`, and return whether it has."""
+        if not self.is_node_open():
+            return False
+        cdef list given = []
+        for dst, each in arrays.items():
+            sent = tuple([array if is_sendable(array) else array.copy(order="C") for array in each])
+            if not all([is_sendable(array) for array in sent]):
+                given = None
+                break
+            given.append((dst, type(each) is list, sent))
+        return self.has_ended(self.exchange_sparse(given, names, received), "all_to_all_sparse")
 
     def node_reduce(self, str name, array, op, int root):
         """Do a reduce, scan or exscan of an array without gaps, in place; return whether it has."""

@@ -316,24 +316,12 @@ static inline size_t node_slice(Node *n, size_t bytes)
     return left < n->room ? left : n->room;
 }
 
-/* Put the parts into this rank's slot and meet. NODE_LEAVES, on all ranks: some rank's parts have no room. */
-static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *data, const size_t *bytes)
+/* Show that this rank's slot is filled, or that what it has has no room (`largest`: NODE_TOO_LARGE), and meet.
+ * NODE_LEAVES, on all ranks: some rank has no room. */
+static inline int node_meet_filled(Node *n, uint64_t call, uint64_t largest)
 {
-    size_t at = (parts * sizeof(Part) + LINE - 1) / LINE * LINE, end = at;
-    int code, differs = 0, leaves = 0, set;
-    for (size_t i = 0; i < parts; i++)
-        end += (node_slice(n, bytes[i]) + LINE - 1) / LINE * LINE;
-    if ((code = node_next(n)))
-        return code;
-    char *slot = node_slot(n, n->number, n->rank);
-    for (size_t i = 0; end <= n->slot && i < parts; i++) {
-        size_t slice = node_slice(n, bytes[i]);
-        ((Part *)slot)[i] = (Part){at, slice};
-        memcpy(slot + at, data[i] + (slice ? n->at : 0), slice);
-        at += (slice + LINE - 1) / LINE * LINE;
-    }
-    node_show(n, call, end <= n->slot ? n->largest : NODE_TOO_LARGE);
-    set = n->number & 1;
+    int code, differs = 0, leaves = 0, set = n->number & 1;
+    node_show(n, call, largest);
     for (int rank = 0; rank < n->ranks; rank++) {
         Flags *other = &n->flags[rank];
         if ((code = node_wait(n, &other->begun, n->number)))
@@ -347,6 +335,25 @@ static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *d
     }
     n->settled = n->number;
     return differs ? differs : leaves;
+}
+
+/* Put the parts into this rank's slot and meet. */
+static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *data, const size_t *bytes)
+{
+    size_t at = (parts * sizeof(Part) + LINE - 1) / LINE * LINE, end = at;
+    int code;
+    for (size_t i = 0; i < parts; i++)
+        end += (node_slice(n, bytes[i]) + LINE - 1) / LINE * LINE;
+    if ((code = node_next(n)))
+        return code;
+    char *slot = node_slot(n, n->number, n->rank);
+    for (size_t i = 0; end <= n->slot && i < parts; i++) {
+        size_t slice = node_slice(n, bytes[i]);
+        ((Part *)slot)[i] = (Part){at, slice};
+        memcpy(slot + at, data[i] + (slice ? n->at : 0), slice);
+        at += (slice + LINE - 1) / LINE * LINE;
+    }
+    return node_meet_filled(n, call, end <= n->slot ? n->largest : NODE_TOO_LARGE);
 }
 
 /* Return this round's slice of a part of a rank's slot; NULL where it has another size. */
