@@ -13,6 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.mpi.exchange import Memory
 
 from .launch import launch
 
@@ -488,3 +489,16 @@ def test_a_message_that_is_too_short_is_noticed(async_op: bool) -> None:
         with pytest.raises(hc.DistBackendError, match="the message has 16 bytes, but the array 24"):
             exchange(*parts, False, True).wait() if async_op else exchange(*parts, False, False)
         assert ghosts[2] == -1
+
+
+def test_the_memory_of_messages_is_used_again_unless_mpi_may_still_write_there() -> None:
+    memory = Memory()
+    doubles, floats = np.dtype("f8"), np.dtype("f4")
+    first = memory.begin()((2, 3), doubles)
+    memory.end()
+    second = memory.begin()((12,), floats)
+    assert np.shares_memory(first, second)
+    third = memory.begin()((2, 3), doubles)  # the second exchange has failed
+    assert not np.shares_memory(first, third)
+    memory.end()
+    assert not np.shares_memory(third, memory.begin()((4,), doubles))

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ..core.persistent_work import PersistentWork
     from .coalesced import Coalesced
     from .communication_thread import CommunicationThread
+    from .exchange import Memory
     from .monitored_barrier import MonitoredBarrier
     from .node_exchange import NodeExchanges
     from .shared_memory import SharedArrays, Window
@@ -102,6 +103,12 @@ class MPIBackend(Backend):
         from .coalesced import Coalesced
 
         return Coalesced(self._run_bytes)
+
+    @cached_property
+    def _exchange_memory(self) -> Memory:
+        from .exchange import Memory
+
+        return Memory()
 
     @cached_property
     def _small_all_reduces(self) -> SmallAllReduces:
@@ -345,9 +352,9 @@ class MPIBackend(Backend):
         return done(None, finish)
 
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
-        from .exchange import Plan, exchange
+        from .exchange import exchange
 
-        return exchange(self._comm, Plan(self.rank, sends, receives, adds), async_op)
+        return exchange(self._comm, sends, receives, adds, self._exchange_memory, async_op)
 
     # -- many arrays in one message --------------------------------------------------------------
 

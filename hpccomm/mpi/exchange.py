@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from math import prod
 from operator import setitem
 from typing import Any
 
@@ -20,11 +22,35 @@ from .persistent import MPIPersistentWork
 from .works import MPIWorks, check_length
 
 
+class Memory:
+    """The memory of a blocking exchange, for the next one that needs as much: new pages cost more than the copies."""
+
+    def __init__(self) -> None:
+        self._free: list[Any] = []
+        self._taken: list[Any] = []
+
+    def begin(self) -> Callable[[tuple[int, ...], Any], Any]:
+        """Return what makes arrays. What an exchange that has failed has taken is forgotten: MPI may still write there."""
+        self._taken = []
+        return self._empty
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        nbytes = prod(shape) * dtype.itemsize
+        sizes = [each.nbytes for each in self._free]
+        memory = self._free.pop(sizes.index(nbytes)) if nbytes in sizes else np.empty(nbytes, np.uint8)
+        self._taken.append(memory)
+        return memory.view(dtype).reshape(shape)
+
+    def end(self) -> None:
+        """Keep what this exchange has taken, and nothing else."""
+        self._free, self._taken = self._taken, []
+
+
 class Plan(Messages):
     """What one rank packs, sends, receives and unpacks."""
 
-    def __init__(self, rank: int, sends: Pieces, receives: Pieces, adds: bool) -> None:
-        super().__init__(rank, sends, receives, adds, address_of, is_plain, np.empty)
+    def __init__(self, rank: int, sends: Pieces, receives: Pieces, adds: bool, empty: Any = np.empty) -> None:
+        super().__init__(rank, sends, receives, adds, address_of, is_plain, empty)
         steps = (partial(np.add, to, of, to) if adds else partial(setitem, to, ..., of) for to, of in self.unpacked)
         self.unpack = Once(*steps) if self.unpacked else None
 
@@ -58,8 +84,11 @@ class ExchangeWork(MPIWorks):
             check_length("", status, nbytes)
 
 
-def exchange(comm: MPI.Intracomm, plan: Plan, async_op: bool) -> Work | None:
+def exchange(
+    comm: MPI.Intracomm, sends: Pieces, receives: Pieces, adds: bool, memory: Memory, async_op: bool
+) -> Work | None:
     """Do an exchange once."""
+    plan = Plan(comm.Get_rank(), sends, receives, adds, np.empty if async_op else memory.begin())
     plan.pack()
     requests: list[Any] = [comm.Irecv(message(buffer), peer, EXCHANGE) for peer, buffer in plan.received.items()]
     requests += [comm.Isend(message(buffer), peer, EXCHANGE) for peer, buffer in plan.sent.items()]
@@ -69,6 +98,7 @@ def exchange(comm: MPI.Intracomm, plan: Plan, async_op: bool) -> Work | None:
     work.block()
     if plan.unpack is not None:
         plan.unpack()
+    memory.end()
     return None
 
 

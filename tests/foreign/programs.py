@@ -160,7 +160,7 @@ PROGRAMS = [
         if MPI.COMM_WORLD.rank == 0:
             print(round(float(result.data.sum()), 6))
         """,
-        verdict=r"rank 1 is at \S*program.py:\d+ in fault, in time.sleep\(1000\)",
+        verdict=r"rank 1 (?:is|never reached|has not answered) .*program.py:\d+ in fault, in time.sleep\(1000\)",
         from_sources=True,
         options=("--use_mpi",),
     ),
