@@ -41,7 +41,7 @@ REFERENCES = 3  # to a Work that the program has dropped: of `in_flight`, of a v
 STEPS_ASIDE, GPU_STEPS_ASIDE = FastPath(), GPUFastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 MADE = itertools.count()
-DOORS: weakref.WeakSet[Door] = weakref.WeakSet()  # of all groups of this process
+_doors: weakref.WeakSet[Door] = weakref.WeakSet()
 
 
 class Check(Protocol):
@@ -80,7 +80,7 @@ class Door:
         self.persistent: list[PersistentWork] = []  # those that have not been freed
         self.timeout = as_seconds(group.timeout) if group.on_timeout == "raise" else None
         self.made = next(MADE)  # of two groups of the same ranks the lower is the same group on all of them
-        DOORS.add(self)
+        _doors.add(self)
 
     # -- operations ------------------------------------------------------------------------------
 
@@ -438,13 +438,22 @@ def batch(messages: Sequence[tuple[Door, Call]]) -> list[Work]:
     return works
 
 
+def all_doors() -> list[Door]:
+    """Return the doors of all groups of this process, of which other threads may make more meanwhile."""
+    while True:
+        try:
+            return list(_doors)
+        except RuntimeError:  # one has, while the set was read
+            continue
+
+
 def _order_of(door: Door) -> tuple[tuple[int, ...], int]:
     """Return a key by which any two groups are in the same order on all ranks that both have."""
     return door.group.ranks, door.made
 
 
 def _in_a_forked_process() -> None:
-    for door in list(DOORS):
+    for door in all_doors():
         door.leave_to_the_parent()
 
 

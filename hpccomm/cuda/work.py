@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from ..core.arrays import count_of
-from ..core.door import DOORS
+from ..core.door import all_doors
 from ..core.flight import flight_of
 from ..core.timeouts import pause, pauses
 from ..core.work import COMPLETED, IN_FLIGHT, Work, WorkStatus
@@ -116,7 +116,7 @@ class CudaWork(Work):
         """
         if threading.get_ident() != MAIN:  # MPI may not be called
             return False
-        on_host = [each for door in list(DOORS) for each in list(door.in_flight) if not each.any_thread_may_poll]
+        on_host = [each for door in all_doors() for each in list(door.in_flight) if not each.any_thread_may_poll]
         for each in on_host:
             each.has_ended()
         return bool(on_host)

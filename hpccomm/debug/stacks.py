@@ -23,7 +23,7 @@ from datetime import timedelta
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from ..core.door import DOORS, Door
+from ..core.door import Door, all_doors
 from ..core.group import ProcessGroup
 from ..core.operation_list import CALLED, MESSAGES, OF_GRIDS, OF_SEVERAL, OPERATIONS, TASK
 from ..core.operations import Operations
@@ -135,7 +135,7 @@ def tasks_in_flight() -> Iterator[tuple[Record, float]]:
 
 def _waits_in_c() -> dict[int, Work]:
     """Return, by thread, the Works that are waited for without a frame that tells of it."""
-    works = [work for door in list(DOORS) for work in list(door.in_flight)]
+    works = [work for door in all_doors() for work in list(door.in_flight)]
     return {work.waiting_thread: work for work in works if work.waiting_thread}
 
 

@@ -30,7 +30,7 @@ class Memory:
         self._taken: list[Any] = []
 
     def begin(self) -> Callable[[tuple[int, ...], Any], Any]:
-        """Return what makes arrays. What an exchange that has failed has taken is forgotten: MPI may still write there."""
+        """Return what makes arrays; what a failed exchange has taken is forgotten, for MPI may still write there."""
         self._taken = []
         return self._empty
 
