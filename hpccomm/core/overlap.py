@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..native import room
+
 Extent = tuple[int, int]
 
 
@@ -19,9 +21,12 @@ def all_unaliased(arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
     return [array.copy(order="C") if is_shared else array for array, is_shared in zip(arrays, shared)]
 
 
-def address_of(array: Any) -> int:
+def _address_of(array: Any) -> int:
     """Return the address of a host array's first element."""
     return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
+
+
+address_of = _address_of if room is None else room.address_of
 
 
 def extent(array: Any, address: int) -> Extent:

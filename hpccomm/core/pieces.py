@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import setitem
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,36 +45,40 @@ class Messages:
         empty: Callable[[tuple[int, ...], Any], Any],
     ) -> None:
         """`is_plain` says whether a transport can work on an array's own memory; `empty` makes contiguous ones."""
-        extents = [[extent(piece, address_of(piece)) for _, piece in pieces] for pieces in (sends, receives)]
-        outgoing, incoming = _stays(sends, *extents), _stays(receives, *extents[::-1])
+        outgoing, incoming = by_peer(sends), by_peer(receives)
+        stay_out: dict[int, list[bool]] = {}
+        stay_in: dict[int, list[bool]] = {}
+        if any(len(pieces) == 1 or peer == rank for peer, pieces in (*outgoing.items(), *incoming.items())):
+            extents = [[extent(piece, address_of(piece)) for _, piece in pieces] for pieces in (sends, receives)]
+            stay_out, stay_in = _apart(sends, *extents), _apart(receives, *extents[::-1])
         self._is_plain, self._empty = is_plain, empty
         self.sent: dict[int, Any] = {}
         self.received: dict[int, Any] = {}
         self.packed: list[tuple[Any, Any]] = []
         slots = {}
-        for peer, pieces in by_peer(outgoing).items():
+        for peer, pieces in outgoing.items():
             if peer == rank:  # what a rank sends to itself is copied
-                filled = [piece if stays else empty(piece.shape, piece.dtype) for piece, stays in pieces]
+                each = zip(pieces, stay_out[rank])
+                filled = [piece if stays else empty(piece.shape, piece.dtype) for piece, stays in each]
                 slots[rank] = iter(filled)
             else:
-                self.sent[peer], filled = self._message(pieces)
-            self.packed += [(slot, piece) for slot, (piece, _) in zip(filled, pieces) if slot is not piece]
-        for peer, pieces in by_peer(incoming).items():
+                self.sent[peer], filled = self._message(pieces, peer in stay_out and stay_out[peer][0])
+            self.packed += [(slot, piece) for slot, piece in zip(filled, pieces) if slot is not piece]
+        for peer, pieces in incoming.items():
             if peer != rank:
-                self.received[peer], filled = self._message([(piece, stays and not adds) for piece, stays in pieces])
+                self.received[peer], filled = self._message(pieces, not adds and peer in stay_in and stay_in[peer][0])
                 slots[peer] = iter(filled)
         came = ((target, next(slots[peer])) for peer, target in receives)
         self.unpacked = [(target, source) for target, source in came if source is not target]
 
-    def _message(self, pieces: list[tuple[Any, bool]]) -> tuple[Any, list[Any]]:
+    def _message(self, pieces: list[Any], stays: bool) -> tuple[Any, list[Any]]:
         """Return a contiguous array for the values of `pieces`, and the part of it for each, in its shape."""
-        first, stays = pieces[0]
-        if stays and len(pieces) == 1 and self._is_plain(first):
-            return first, [first]
-        starts, end = places([piece for piece, _ in pieces])
+        if stays and len(pieces) == 1 and self._is_plain(pieces[0]):
+            return pieces[0], pieces
+        starts, end = places(pieces)
         buffer = self._empty((end,), np.dtype(np.uint8))
-        parts = (buffer[start : start + piece.nbytes] for start, (piece, _) in zip(starts, pieces))
-        return buffer, [part.view(piece.dtype).reshape(piece.shape) for part, (piece, _) in zip(parts, pieces)]
+        parts = [buffer[start : start + piece.nbytes] for start, piece in zip(starts, pieces)]
+        return buffer, [part.view(piece.dtype).reshape(piece.shape) for part, piece in zip(parts, pieces)]
 
 
 def by_peer(pieces: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
@@ -94,10 +98,9 @@ def places(pieces: list[Any]) -> tuple[list[int], int]:
     return starts, end
 
 
-def _stays(pieces: Pieces, own: list[Extent], others: list[Extent]) -> Iterator[tuple[int, tuple[Any, bool]]]:
-    """Yield the parts, each with whether it may stay where it lies: it shares no memory with the others."""
-    for (peer, piece), is_shared in zip(pieces, overlapping(own, others)):
-        yield peer, (piece, not is_shared)
+def _apart(pieces: Pieces, own: list[Extent], others: list[Extent]) -> dict[int, list[bool]]:
+    """Return of the parts of each rank whether they may stay where they lie: they share no memory with the others."""
+    return by_peer((peer, not is_shared) for (peer, _), is_shared in zip(pieces, overlapping(own, others)))
 
 
 def by_messages(backend: Backend, sends: Pieces, receives: Pieces, adds: bool) -> Work | None:

@@ -26,24 +26,24 @@ class Memory:
     """The memory of a blocking exchange, for the next one that needs as much: new pages cost more than the copies."""
 
     def __init__(self) -> None:
-        self._free: list[Any] = []
-        self._taken: list[Any] = []
+        self._free: dict[int, list[Any]] = {}  # by size
+        self._taken: dict[int, list[Any]] = {}
 
     def begin(self) -> Callable[[tuple[int, ...], Any], Any]:
         """Return what makes arrays; what a failed exchange has taken is forgotten, for MPI may still write there."""
-        self._taken = []
+        self._taken = {}
         return self._empty
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         nbytes = prod(shape) * dtype.itemsize
-        sizes = [each.nbytes for each in self._free]
-        memory = self._free.pop(sizes.index(nbytes)) if nbytes in sizes else np.empty(nbytes, np.uint8)
-        self._taken.append(memory)
+        free = self._free.get(nbytes)
+        memory = free.pop() if free else np.empty(nbytes, np.uint8)
+        self._taken.setdefault(nbytes, []).append(memory)
         return memory.view(dtype).reshape(shape)
 
     def end(self) -> None:
         """Keep what this exchange has taken, and nothing else."""
-        self._free, self._taken = self._taken, []
+        self._free, self._taken = self._taken, {}
 
 
 class Plan(Messages):

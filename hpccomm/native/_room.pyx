@@ -1816,6 +1816,13 @@ def compiled_member(dict names, type kind, otherwise):
     return member
 
 
+def address_of(array):
+    """Return the address of a host array's first element."""
+    if PyArray_Check(array):
+        return <uintptr_t>PyArray_DATA(<Array*><PyObject*>array)
+    return array.__array_interface__["data"][0]
+
+
 def node_memory(int ranks, size_t slot):
     """Return how many bytes `ranks` share that have slots of `slot` bytes."""
     return node_bytes(ranks, slot)
