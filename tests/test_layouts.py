@@ -252,3 +252,17 @@ def test_wrong_arguments(changes: dict[str, Any], error: type[Exception], words:
         hc.redistribute(**arguments)
     with pytest.raises(ValueError, match="expected 0 <= index < parts"):
         hc.block(4, 2, 2)
+
+
+def test_the_same_again_on_some_ranks_only() -> None:
+    cells = np.arange(6 * SIZE)
+    own = hc.block(cells.size, SIZE, RANK)
+    reversed_, first = hc.block(cells.size, SIZE, SIZE - 1 - RANK), slice(0, 1)
+    with hc.new_group() as group:
+        for odd in (None, None, 0, 0, SIZE - 1, None, 0, None):  # the rank that wants something else
+            wanted = first if odd == RANK else reversed_
+            output = np.full(wanted.stop - wanted.start, -1)
+            hc.redistribute(output, cells[own].copy(), wanted, own, group)
+            np.testing.assert_array_equal(output, cells[wanted])
+            with pytest.raises(ValueError, match=r"wants cell"):
+                hc.redistribute(output, cells[own].copy(), slice(10**6, 10**6 + output.size), own, group)

@@ -332,6 +332,23 @@ def test_small_ones_need_no_checks(world: hc.ProcessGroup) -> None:
         assert path.count == before + 1
 
 
+@pytest.mark.parametrize("way", ["node"], indirect=True)
+@pytest.mark.parametrize("error", [MPI.Exception(MPI.ERR_OTHER), KeyError("of a signal handler")])
+def test_one_that_fails_is_counted(error: Exception, world: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    path = world.door.fast_path
+    if not path.is_node_open():
+        pytest.skip("there is no memory of the node")
+    monkeypatch.setattr(type(path), "move_large", fail)
+    before = path.count
+    with pytest.raises(KeyError if type(error) is KeyError else hc.DistBackendError):
+        hc.all_to_all_sparse({RANK: np.ones(20_000)})
+    assert path.count == before + 1
+    assert hc.all_to_all_sparse({RANK: np.ones(2)})[RANK].tolist() == [1, 1]
+
+
 def test_nothing_at_all() -> None:
     assert hc.all_to_all_sparse({}) == {}
     assert hc.all_to_all_sparse({RANK: ()}) == {RANK: ()}

@@ -30,6 +30,14 @@ Slices: TypeAlias = "Sequence[slice] | slice"
 Parts: TypeAlias = list[tuple[int, tuple[Any, ...]]]  # of an array, as an index of it, with the other rank
 
 
+class Last:
+    """The last redistribution of a group: where every rank does the same again, a number is all that they compare."""
+
+    number = 0  # of those that were not the same as the one before
+    told: Any = None  # to the other ranks
+    parts: tuple[Parts, Parts] = ([], [])
+
+
 class Redistribution(NamedTuple):
     """A redistribution whose arguments have been checked on this rank."""
 
@@ -63,9 +71,24 @@ class Redistribution(NamedTuple):
 
     def _agreed(self) -> tuple[Pieces, Pieces]:
         """Return what is sent and received; raise on every rank if something does not fit."""
-        told: list[Any] = [None] * self.group.size
         batch = self.output.shape[: self.output.ndim - len(self.boxes[0])]
-        self.group.all_gather_object(told, (self.fault, self.boxes, self.device, str(self.output.dtype), batch))
+        mine = self.fault, self.boxes, self.device, str(self.output.dtype), batch
+        last = kept(self.group, "last redistribution", self.name, Last)
+        told = self._told(last.number if mine == last.told else mine)
+        if any(each != last.number for each in told):
+            if any(type(each) is int for each in told):
+                told = self._told(mine)
+            last.number, last.told, last.parts = last.number + 1, mine, self._compared(told)
+        sends, receives = last.parts
+        return [(to, self.input[where]) for to, where in sends], [(of, self.output[where]) for of, where in receives]
+
+    def _told(self, mine: Any) -> list[Any]:
+        told: list[Any] = [None] * self.group.size
+        self.group.all_gather_object(told, mine)
+        return told
+
+    def _compared(self, told: list[Any]) -> tuple[Parts, Parts]:
+        """Return what this rank sends and receives, after what the ranks have told each other."""
         for rank, (fault, boxes, device, dtype, rows) in enumerate(told):
             if not fault and (len(boxes[0]), dtype, rows) != (len(told[0][1][0]), *told[0][3:]):
                 fault = (
@@ -76,8 +99,7 @@ class Redistribution(NamedTuple):
             if fault:
                 raise ValueError(f"{self.name}: {fault}{here()}")
         all_boxes = tuple(boxes for _, boxes, *_ in told)
-        sends, receives = kept(self.group, "redistribute", all_boxes, partial(self._parts, all_boxes))
-        return [(to, self.input[where]) for to, where in sends], [(of, self.output[where]) for of, where in receives]
+        return kept(self.group, "redistribute", all_boxes, partial(self._parts, all_boxes))
 
     def _parts(self, boxes: tuple[tuple[Box, Box], ...]) -> tuple[Parts, Parts]:
         """Return which parts of its arrays this rank sends and receives; every rank has the same `boxes`."""

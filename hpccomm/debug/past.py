@@ -41,9 +41,10 @@ def past(since: int = 0) -> list[Past]:
     if room is None:
         return []
     found = []
-    for serial, place, name, number, code, nbytes, op, peer, tag, async_op, *end in room.past(since):
+    for serial, place, name, number, code, nbytes, elements, op, peer, tag, async_op, *end in room.past(since):
         dtype = _dtypes().get(code)
-        text, elements = ("", 0) if dtype is None else (str(dtype), nbytes // dtype.itemsize)
+        text, alike = ("", 0) if dtype is None else (str(dtype), nbytes // dtype.itemsize)
+        elements = alike if elements < 0 else elements
         began, ended, has_failed, where = end
         found.append(
             Past(

@@ -33,8 +33,9 @@ class Pending:
     took: int
 
 Row: TypeAlias = tuple[
-    int, int, str, int, int, int, str, int | None, int | None, bool, float, float, bool, tuple[CodeType, int] | None
-]
+    int, int, str, int, int, int, int, str, int | None, int | None, bool, float, float, bool,
+    tuple[CodeType, int] | None,
+]  # fmt: skip
 
 def keep(size: int, is_exact: bool, whose: Callable[[], Any] | None) -> None: ...
 def past(since: int = 0) -> list[Row]: ...

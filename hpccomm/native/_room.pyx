@@ -458,7 +458,7 @@ cdef struct Entry:
     long long serial  # from 1 on
     long long began, ended  # nanoseconds, 0 while it is in flight
     long long number, nbytes
-    int path, peer, tag
+    int path, peer, tag  # tag: of a sparse exchange how many elements
     signed char what, op, dtype  # what is 0 where it has been left to the checks
     unsigned char is_async, has_failed, is_exact
 
@@ -525,7 +525,10 @@ def keep(long long size, bint is_exact, whose):
 
 
 def past(long long since=0):
-    """Return a row for each operation with a serial number above `since` that is remembered, the oldest first."""
+    """Return a row for each operation with a serial number above `since` that is remembered, the oldest first.
+
+    The elements are -1 where they follow from the bytes.
+    """
     cdef Entry each
     cdef long long serial
     rows = []
@@ -534,8 +537,9 @@ def past(long long since=0):
         if each.what:
             rows.append((
                 serial, each.path, NAMES[each.what], each.number, each.dtype, each.nbytes,
-                "" if each.op < 0 else op_names[each.op], None if each.peer < 0 else each.peer,
-                None if each.tag < 0 else each.tag, bool(each.is_async), 1e-9 * each.began,
+                each.tag if each.what == SPARSE else -1, "" if each.op < 0 else op_names[each.op],
+                None if each.peer < 0 else each.peer, None if each.tag < 0 or each.what == SPARSE else each.tag,
+                bool(each.is_async), 1e-9 * each.began,
                 1e-9 * max(each.began, each.ended) if each.ended else 0.0,  # of two clocks, maybe
                 bool(each.has_failed), callers[serial & ring_mask] if caller is not None else None,
             ))
@@ -1173,24 +1177,30 @@ cdef class FastPath:
         if self.node.flags == NULL or self.timeout is not None or not PyDict_CheckExact(arrays):
             return None
         cdef list given = []
-        cdef Py_ssize_t nbytes = 0
+        cdef Py_ssize_t nbytes = 0, elements = 0
+        cdef int first = NOBODY
         for dst, value in (<dict>arrays).items():
             each = value if PyTuple_CheckExact(value) else (value,)
             for array in <tuple>each:
                 if not is_sendable(array):
                     return None
+                first = PyArray_TYPE(<Array*><PyObject*>array) if first == NOBODY else first
                 nbytes += PyArray_NBYTES(<Array*><PyObject*>array)
+                elements += PyArray_SIZE(<Array*><PyObject*>array)
             if not PyLong_CheckExact(dst) or not (dst in names if names is not None else is_rank(dst, self.size)):
                 return None
             given.append((dst if names is None else names.index(dst), value is not each, each))
         cdef dict received = {}
         cdef int code
-        self.notes(SPARSE, NOBODY, nbytes, NOBODY, NOBODY)
+        self.entry = note(self, SPARSE, first, nbytes, NOBODY, NOBODY, <int>min(elements, LARGEST_COUNT), False)
         try:
             code = self.exchange_sparse(given, names, received)
-        except exception_of as error:
+        except BaseException as error:  # MPI's, that of a signal handler, no memory: the other ranks have counted it
             self.note_failure()
-            raise self._failed("all_to_all_sparse", error) from error
+            seen = self._failed("all_to_all_sparse", error)
+            if seen is error:
+                raise
+            raise seen from error
         return received if self.ends(code, "all_to_all_sparse") else None
 
     cdef int exchange_sparse(self, list given, names, dict received) except? -3:
