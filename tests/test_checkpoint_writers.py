@@ -202,3 +202,28 @@ def test_a_file_of_that_name_that_is_no_lock_is_no_obstacle(tmp_path: Path) -> N
             path.rmdir()
         assert not path.exists()
     check(tmp_path, 1)
+
+
+@pytest.mark.parametrize("advice", ["taken", "refused", "unknown"])
+def test_the_disk_begins_while_blocks_follow(advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advised: list[tuple[int, int]] = []
+
+    def advise(number: int, begin: int, length: int, what: int) -> None:
+        assert what == os.POSIX_FADV_DONTNEED
+        assert os.fstat(number).st_size >= begin + length, "what is not written yet can't go to the disk"
+        advised.append((begin, length))
+        if advice == "refused":
+            raise OSError(errno.ENOSYS, "not by this file system")
+
+    if advice == "unknown":
+        monkeypatch.delattr(os, "posix_fadvise")
+    else:
+        monkeypatch.setattr(os, "posix_fadvise", advise)
+    arrays = {"large": np.arange(9 << 20, dtype=np.uint8), "small": np.ones(5)}
+    checkpoint.save(tmp_path / "saved", arrays, 1, group=Alone())
+    found = checkpoint.load(tmp_path / "saved", group=Alone()).arrays
+    for name, array in arrays.items():
+        assert_same(found[name], array)
+    begins = [begin for begin, _ in advised]
+    assert [length for _, length in advised] == ([] if advice == "unknown" else [4 << 20, 4 << 20, 1 << 20])
+    assert np.diff(begins).tolist() == [4 << 20] * (2 * bool(begins))

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import shutil
 import sys
 import time
 import warnings
@@ -29,6 +28,7 @@ T = TypeVar("T")
 
 FORMAT = "hpccomm checkpoint 1"
 BLOCK = 4 << 20  # bytes of one checksum: a part of an array can be read and verified alone
+LARGE = 1 << 20  # bytes of a block that the disk may begin with while others follow
 _STEP = r"step-(\d{10}|[1-9]\d{10,})"  # as `name_of` makes it: a file step-7 is not ours
 MANIFEST = re.compile(rf"{_STEP}\.json", re.ASCII)
 DATA = re.compile(rf"{_STEP}-[0-9a-f]{{8}}", re.ASCII)
@@ -190,7 +190,8 @@ def contents_of(path: Path) -> Callable[[Any], None]:
 
     def write(out: Any) -> None:
         with open(path, "rb") as file:
-            shutil.copyfileobj(file, out, BLOCK)
+            while block := file.read(BLOCK):
+                write_block(out, block)
 
     return write
 
@@ -228,6 +229,15 @@ def temporary_of(path: Path) -> Path:
 def create(path: Path) -> Any:
     """Return a new file, open for writing; never through a link that a stranger has put there."""
     return open(path, "xb")  # O_EXCL
+
+
+def write_block(file: Any, block: Any) -> None:
+    """Write a block, and let the system bring it to the disk at once: it does, while the next one is made."""
+    file.write(block)
+    if len(block) < LARGE or not hasattr(os, "posix_fadvise"):
+        return
+    with suppress(OSError):  # of a file system that has no such advice; what is not clean yet stays in memory
+        os.posix_fadvise(file.fileno(), file.tell() - len(block), len(block), os.POSIX_FADV_DONTNEED)
 
 
 def flush(file: Any) -> None:

@@ -100,7 +100,7 @@ class Copying:
                     works.append(self._group.irecv(incoming, source))
                 yield from works
                 if incoming.size:
-                    self._write(partial(_write, writing, incoming))
+                    self._write(partial(files.write_block, writing, incoming))
             if source is not None:
                 self._write(partial(self._keep, writing, temporary, path, source))
 
@@ -122,10 +122,6 @@ class Copying:
         if self.kept.error is None:
             self.kept = attempt(self._operation, act)
         return self.kept.outcome
-
-
-def _write(file: Any, data: Any) -> None:
-    file.write(data)
 
 
 def _remove(path: Path) -> None:

@@ -219,7 +219,7 @@ class Saving:
                     for block in files.blocks(array):
                         shard["crc32"].append(zlib.crc32(block))
                         if is_written:
-                            out.write(block)
+                            files.write_block(out, block)
 
         if writes_all or self.first["arrays"]:
             return {"nbytes": self._folders()[0].write(self.group.rank, write), "shards": shards}

@@ -70,7 +70,6 @@ cdef extern from "numpy/arrayobject.h":
     Py_ssize_t PyArray_SIZE(Array* array) nogil
     int PyArray_NDIM(Array* array) nogil
     Py_ssize_t PyArray_DIM(Array* array, int i) nogil
-    Py_ssize_t* PyArray_DIMS(Array* array) nogil
     int PyArray_TYPE(Array* array) nogil
     int PyArray_ITEMSIZE(Array* array) nogil
     void* PyArray_DATA(Array* array) nogil
