@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..launch import launch
+from ..launch import launch, time_limit
 
 pytestmark = pytest.mark.serial
 
@@ -23,7 +23,7 @@ PROGRAM = """
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard, distribute_tensor
     import hpccomm.torch
-    hpccomm.torch.init_process_group(timeout=timedelta(seconds=3))
+    hpccomm.torch.init_process_group(timeout=timedelta(seconds={seconds}))
     x, model = torch.ones(2, 4), torch.nn.Linear(4, 4)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     {before}
@@ -52,8 +52,10 @@ MORE = {
 def test_the_verdict_names_the_lines_of_the_program(case: str, tmp_path: Path) -> None:
     before, call = (CASES | MORE)[case]
     program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM.format(before=before, call=call)), encoding="utf-8")
-    ended = launch(2, sys.executable, program, timeout=90, env={"HPCCOMM_DEBUG_DIR": str(tmp_path / "reports")})
+    source = PROGRAM.format(before=before, call=call, seconds=time_limit(3))
+    program.write_text(textwrap.dedent(source), encoding="utf-8")
+    reports = {"HPCCOMM_DEBUG_DIR": str(tmp_path / "reports")}
+    ended = launch(2, sys.executable, program, timeout=time_limit(90), env=reports)
     sleeps, waits = (
         next(number for number, line in enumerate(program.read_text().splitlines(), 1) if line.strip() == text)
         for text in ("time.sleep(1000)", call)
