@@ -23,7 +23,7 @@ help: ## show this list
 demo: $(VENV)/.cli ## train a network on handwritten digits on four ranks
 	$(RUN) 4 $(BIN)/python jobs/train_digits.py $(ARGS)
 
-test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 6 minutes on two cores (of faults, which are a job each, a few)
+test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 12 minutes on two cores (of faults, which are a job each, a few)
 	CASES=16 tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
 
 test-all: ## run all tests, with both MPIs, on 1 to 4 ranks, also the slow ones, and a part without the compiled room
