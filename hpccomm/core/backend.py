@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
@@ -282,6 +282,10 @@ class Backend:
     def nccl_handle(self) -> int:
         """The address of the ncclComm_t."""
         raise self._is_not_nccl("nccl_handle")
+
+    def nccl_config(self, settings: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Return a context in which collectives are called with an ncclCollConfig_t of these members."""
+        raise self._is_not_nccl("nccl_config")
 
     def peer_view(self, array: Any, rank: int) -> Any:
         """Return a view of the part of the node-shared `array` on another rank of the node, without communication."""

@@ -7,6 +7,7 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
 
@@ -36,7 +37,7 @@ PUBLIC = [  # beside the operations
     "rank", "size", "ranks", "nodes", "local_rank", "local_ranks", "comm", "config", "device_id", "timeout", "name",
     "on_timeout", "description", "group_name", "group_desc", "is_destroyed", "sequence_number", "message_number",
     "is_replacement", "store", "on", "group_rank", "global_rank", "register_hook", "enable_timing", "destroy", "agree",
-    "abort", "nccl_handle",
+    "abort", "nccl_handle", "nccl_config",
 ]  # fmt: skip
 
 
@@ -220,6 +221,71 @@ class ProcessGroup(Operations):
             The group's GPU arrays do not go over NCCL.
         """
         return self.door.backends["cuda"].nccl_handle
+
+    def nccl_config(
+        self,
+        *,
+        min_ctas: int | None = None,
+        max_ctas: int | None = None,
+        nvls_ctas: int | None = None,
+        cga_cluster_size: int | None = None,
+        alg_selection: str | None = None,
+        force_alg_selection: bool | None = None,
+        cta_policy: int | None = None,
+        user_profiler_tag: int | None = None,
+    ) -> AbstractContextManager[None]:
+        """Return a context in which NCCL does this group's collectives on GPU arrays as told (ncclCollConfig_t).
+
+        Every rank enters it with the same values, which NCCL does not compare. Persistent operations keep what holds
+        where they are made. Messages, and what is made of them (`gather`, `scatter`, `all_to_all` of lists or of parts
+        of different sizes), have no such settings.
+
+        Parameters
+        ----------
+        min_ctas, max_ctas : int, optional
+            How many blocks of the GPU the kernel has at least and at most: few leave room for other kernels.
+        nvls_ctas, cga_cluster_size : int, optional
+            How many blocks for NVLink SHARP; how many make a cluster of thread blocks (Hopper and later).
+        alg_selection : str, optional
+            Which algorithms NCCL may choose from, such as ``"ring"``, ``"tree,ring"``, ``"^nvls"``.
+        force_alg_selection : bool, optional
+            False: another algorithm where none of these can do it; by default that is an error.
+        cta_policy : int, optional
+            ``NCCL_CTA_POLICY_*`` of nccl.h: 1 for efficiency, 2 to use no SM where that can be.
+        user_profiler_tag : int, optional
+            What NCCL's profiler plugins are told with the calls.
+
+        Returns
+        -------
+        context manager
+            Of None. What is left out is as for other calls.
+
+        Raises
+        ------
+        DistBackendError
+            NCCL is older than 2.31. A value that NCCL does not take is an error of the collective.
+        DistError
+            The ranks are not connected yet; the message says how.
+        UnsupportedOperationError
+            The group's GPU arrays do not go over NCCL.
+
+        Examples
+        --------
+        >>> def beside_a_kernel(group, gradient):
+        ...     with group.nccl_config(max_ctas=4):
+        ...         return group.all_reduce(gradient, async_op=True)
+        """
+        given: dict[str, Any] = {
+            "min_ctas": min_ctas,
+            "max_ctas": max_ctas,
+            "nvls_ctas": nvls_ctas,
+            "cga_cluster_size": cga_cluster_size,
+            "alg_selection": alg_selection and alg_selection.encode(),
+            "force_alg_selection": force_alg_selection,
+            "cta_policy": cta_policy,
+            "user_profiler_tag": user_profiler_tag,
+        }
+        return self.door.backends["cuda"].nccl_config({name: each for name, each in given.items() if each is not None})
 
     # -- operations, as they pass the door ------------------------------------------------------
 

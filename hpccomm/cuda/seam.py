@@ -12,7 +12,7 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -210,6 +210,9 @@ class Communicator(Protocol):
     @property
     def handle(self) -> int:
         """The address of the ncclComm_t."""
+
+    def configured(self, settings: Mapping[str, Any]) -> Communicator:
+        """Return this communicator, whose collectives take an ncclCollConfig_t (ncclAllReduceConfig); since 2.31."""
 
     def register_window(self, memory: int, nbytes: int) -> int:
         """ncclCommWindowRegister, symmetric; return the ncclWindow_t, 0 where the GPUs have no symmetric memory."""

@@ -7,7 +7,8 @@ those of the others. NCCL makes the same sends and receives of them (`taskAppend
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate, chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
@@ -336,10 +337,17 @@ class NCCLBackend(Backend):
 
     @property
     def nccl_handle(self) -> int:
-        if self._connection is None:
-            raise self._unconnected("nccl_handle")
-        self._connection.raise_failure()
-        return self._connection.comm.handle
+        return self._present("nccl_handle").comm.handle
+
+    @contextmanager
+    def nccl_config(self, settings: Mapping[str, Any]) -> Iterator[None]:
+        connection = self._present("nccl_config")
+        plain = connection.comm
+        connection.comm = plain.configured(settings)
+        try:
+            yield
+        finally:
+            connection.comm = plain
 
     def empty_symmetric(self, shape: tuple[int, ...], dtype: Any) -> Any:
         connection = self._connection or self._connect()
@@ -364,6 +372,13 @@ class NCCLBackend(Backend):
             return DistTimeoutError(f"{operation}: {error}")
         text = self._nccl.explain(error) or self._runtime.explain(error)
         return error if text is None else DistBackendError(f"NCCL reports {text}{here()}", operation)
+
+    def _present(self, wanted: str) -> Connection:
+        """Return the connection, for what does not connect the ranks itself."""
+        if self._connection is None:
+            raise self._unconnected(wanted)
+        self._connection.raise_failure()
+        return self._connection
 
     def _unconnected(self, operation: str) -> DistError:
         return DistError(

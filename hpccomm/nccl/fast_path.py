@@ -34,12 +34,10 @@ class NCCLFastPath(GPUFastPath):
         self._size = backend.size
         self._device = ""  # of the arrays that it takes; until NCCL has connected the ranks, none
         self._connection: Connection
-        self._comm: Any
 
     def open(self, connection: Connection, device: str) -> None:
         """Take the arrays of `device` from now on."""
         self._connection = connection
-        self._comm = connection.comm
         self._device = device
 
     # -- operations ------------------------------------------------------------------------------
@@ -49,21 +47,21 @@ class NCCLFastPath(GPUFastPath):
         if how is None or not self._is_rank(root):
             return False
         at = array.data.ptr
-        return self._do("broadcast", self._comm.broadcast, (at, at, *how, root), async_op, array)
+        return self._do("broadcast", self._connection.comm.broadcast, (at, at, *how, root), async_op, array)
 
     def all_reduce(self, array: Any, op: Any, async_op: bool) -> Any:
         how = self._reduced(array, op)
         if how is None:
             return False
         at = array.data.ptr
-        return self._do("all_reduce", self._comm.all_reduce, (at, at, *how), async_op, array)
+        return self._do("all_reduce", self._connection.comm.all_reduce, (at, at, *how), async_op, array)
 
     def reduce(self, array: Any, root: int, op: Any, async_op: bool) -> Any:
         how = self._reduced(array, op)
         if how is None or not self._is_rank(root):
             return False
         at = array.data.ptr
-        return self._do("reduce", self._comm.reduce, (at, at, *how, root), async_op, array)
+        return self._do("reduce", self._connection.comm.reduce, (at, at, *how, root), async_op, array)
 
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Any:
         how = self._moved(array)
@@ -72,7 +70,9 @@ class NCCLFastPath(GPUFastPath):
         pointers = _apart(array, output)
         if pointers is None or output.size != array.size * self._size or not output.flags.c_contiguous:
             return False
-        return self._do("all_gather_single", self._comm.all_gather, (*pointers, *how), async_op, output, array)
+        return self._do(
+            "all_gather_single", self._connection.comm.all_gather, (*pointers, *how), async_op, output, array
+        )
 
     def reduce_scatter_single(self, output: Any, array: Any, op: Any, async_op: bool) -> Any:
         how = self._reduced(output, op)
@@ -81,19 +81,21 @@ class NCCLFastPath(GPUFastPath):
         pointers = _apart(array, output)
         if pointers is None or array.size != output.size * self._size or not array.flags.c_contiguous:
             return False
-        return self._do("reduce_scatter_single", self._comm.reduce_scatter, (*pointers, *how), async_op, output, array)
+        return self._do(
+            "reduce_scatter_single", self._connection.comm.reduce_scatter, (*pointers, *how), async_op, output, array
+        )
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Any:
         how = self._moved(array)
         if how is None or not self._is_message(dst, tag):
             return False
-        return self._do("send", self._comm.send, (array.data.ptr, *how, dst), async_op, array, peer=dst)
+        return self._do("send", self._connection.comm.send, (array.data.ptr, *how, dst), async_op, array, peer=dst)
 
     def recv(self, array: Any, src: int | None, tag: int, async_op: bool) -> Any:
         how = self._moved(array)
         if how is None or not self._is_message(src, tag):
             return False
-        done = self._do("recv", self._comm.recv, (array.data.ptr, *how, src), async_op, array, peer=src)
+        done = self._do("recv", self._connection.comm.recv, (array.data.ptr, *how, src), async_op, array, peer=src)
         if async_op and done:
             done.source = src
         return done
@@ -121,7 +123,7 @@ class NCCLFastPath(GPUFastPath):
         self, sent: int, count: int, datatype: int, dst: int, into: int, room: int, kind: int, src: int, stream: int
     ) -> None:
         """Send and receive, as one group of calls."""
-        comm = self._comm
+        comm = self._connection.comm
         comm.group_start()
         try:
             comm.send(sent, count, datatype, dst, stream)

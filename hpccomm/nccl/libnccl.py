@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from collections.abc import Callable, Mapping
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import partial
+from typing import Any
 
 from ..cuda.time_limit import TimeLimit
 from ..errors import DistBackendError, here
@@ -20,6 +21,7 @@ from . import find
 SUCCESS, IN_PROGRESS = 0, 7
 UNIQUE_ID_BYTES = 128
 UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
+MAGIC = 0xCAFEBEEF  # NCCL_API_MAGIC
 SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
 STILL_WRITTEN: list[c_void_p] = []  # pointers that NCCL may yet set: the call did not end in time
 
@@ -59,13 +61,38 @@ class Config(ctypes.Structure):
 
     def __init__(self, blocking: bool) -> None:
         super().__init__(
-            ctypes.sizeof(Config), 0xCAFEBEEF, 21800, blocking, UNDEFINED, UNDEFINED, UNDEFINED, None, UNDEFINED
+            ctypes.sizeof(Config), MAGIC, 21800, blocking, UNDEFINED, UNDEFINED, UNDEFINED, None, UNDEFINED
         )
+
+
+class CollConfig(ctypes.Structure):
+    """ncclCollConfig_t as of NCCL 2.31; a newer NCCL takes its defaults for later fields."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("magic", c_uint),
+        ("version", c_uint),
+        ("ext", c_void_p),
+        ("min_ctas", c_int),
+        ("max_ctas", c_int),
+        ("nvls_ctas", c_int),
+        ("cga_cluster_size", c_int),
+        ("alg_selection", c_char_p),
+        ("force_alg_selection", c_int),
+        ("cta_policy", c_int),
+        ("user_profiler_tag", c_uint64),
+    )
+
+    def __init__(self, **settings: Any) -> None:
+        undefined = (None, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, None, True, UNDEFINED, 0)
+        super().__init__(ctypes.sizeof(CollConfig), MAGIC, 23100, *undefined)
+        for name, value in settings.items():
+            setattr(self, name, value)
 
 
 COMM, STREAM, BUFFER = c_void_p, c_void_p, c_void_p
 COUNT, TYPE, OP, RANK = c_size_t, c_int, c_int, c_int
-FUNCTIONS = {
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ncclAllReduce": (BUFFER, BUFFER, COUNT, TYPE, OP, COMM, STREAM),
     "ncclReduce": (BUFFER, BUFFER, COUNT, TYPE, OP, RANK, COMM, STREAM),
     "ncclBroadcast": (BUFFER, BUFFER, COUNT, TYPE, RANK, COMM, STREAM),
@@ -89,6 +116,16 @@ FUNCTIONS = {
     "ncclGroupStart": (),
     "ncclGroupEnd": (),
 }
+COLLECTIVES = {
+    "all_reduce": "ncclAllReduce",
+    "reduce": "ncclReduce",
+    "broadcast": "ncclBroadcast",
+    "reduce_scatter": "ncclReduceScatter",
+    "all_gather": "ncclAllGather",
+    "all_to_all": "ncclAlltoAll",
+}
+OPERATIONS = COLLECTIVES | {"send": "ncclSend", "recv": "ncclRecv"}
+FUNCTIONS |= {f"{name}Config": (*FUNCTIONS[name], POINTER(CollConfig)) for name in COLLECTIVES.values()}  # since 2.31
 
 
 class NCCLError(Exception):
@@ -208,20 +245,21 @@ class Communicator:
         self._library = library
         self._comm = comm
         self._time_limit = time_limit
-        self.all_reduce = partial(self._operate, "ncclAllReduce")
-        self.reduce = partial(self._operate, "ncclReduce")
-        self.broadcast = partial(self._operate, "ncclBroadcast")
-        self.reduce_scatter = partial(self._operate, "ncclReduceScatter")
-        self.all_gather = partial(self._operate, "ncclAllGather")
-        self.all_to_all = partial(self._operate, "ncclAlltoAll")
-        self.send = partial(self._operate, "ncclSend")
-        self.recv = partial(self._operate, "ncclRecv")
+        for name, function in OPERATIONS.items():
+            setattr(self, name, partial(self._operate, function, ()))
         self.group_start = lambda: self.finish(library["ncclGroupStart"]())
         self.group_end = lambda: self.finish(library["ncclGroupEnd"]())
 
-    def _operate(self, function: str, *arguments: int) -> None:
+    def configured(self, settings: Mapping[str, Any]) -> Communicator:
+        _ = self._library["ncclAllReduceConfig"]  # which this NCCL may be too old for
+        made, config = Communicator(self._library, self._comm, self._time_limit), CollConfig(**settings)
+        for name, function in COLLECTIVES.items():
+            setattr(made, name, partial(made._operate, f"{function}Config", (config,)))
+        return made
+
+    def _operate(self, function: str, config: tuple[CollConfig, ...], *arguments: int) -> None:
         *others, stream = arguments
-        self.finish(self._library[function](*others, self._comm, stream))
+        self.finish(self._library[function](*others, self._comm, stream, *config))
 
     def finish(self, code: int) -> None:
         """Wait for the end of the call that has returned `code`; raise its error."""

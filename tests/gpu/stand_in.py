@@ -25,7 +25,7 @@ import time
 import weakref
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
@@ -38,6 +38,7 @@ from mpi4py import MPI
 
 from hpccomm.cuda.seam import Kernel
 from hpccomm.cuda.time_limit import TimeLimit
+from hpccomm.errors import DistBackendError
 from hpccomm.nccl.intra_node import MAX_RANKS
 
 from .device_memory import DeviceMemory, HostMemory, NotOfTheGPU
@@ -989,6 +990,25 @@ def _meeting(function: str, arguments: tuple[int, ...]) -> tuple[str, int]:
     return "rings", 0
 
 
+class Configured:
+    """A communicator whose collectives take an ncclCollConfig_t."""
+
+    def __init__(self, comm: Communicator, settings: Mapping[str, Any]) -> None:
+        self._comm = comm
+        self._settings = dict(settings)
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._comm, name)
+        if name not in ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all"):
+            return function
+
+        def call(*arguments: int) -> None:
+            MACHINE.calls.append(f"configured {self._settings}")
+            function(*arguments)
+
+        return call
+
+
 class Communicator:
     """ncclComm_t, on an MPI communicator.
 
@@ -1016,6 +1036,11 @@ class Communicator:
         if name.startswith("_"):
             raise AttributeError(name)
         return partial(self._call, name, getattr(self, "_" + name))
+
+    def configured(self, settings: Mapping[str, Any]) -> Configured:
+        if MACHINE.version < 23100:
+            raise DistBackendError("this version of NCCL does not have ncclAllReduceConfig; install a newer one")
+        return Configured(self, settings)
 
     def _use(self) -> None:
         assert self.state == "in use", f"the communicator has been {self.state}"

@@ -153,6 +153,7 @@ def test_ranks_that_see_different_gpus_do_not_collide(machine: Any) -> None:
 @pytest.mark.several_gpus
 def test_mig_instances_are_explained(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.devices, machine.identities = 1, {0: "the first instance"}
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)  # with which ranks may share one
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
     if SIZE > 1:
         with pytest.raises(hc.DistBackendError, match="one MIG instance, the first that CUDA_VISIBLE_DEVICES names"):
@@ -187,6 +188,7 @@ def test_no_context_is_made_on_a_gpu_of_another_rank(machine: Any) -> None:
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 def test_ranks_that_share_a_gpu_are_named(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.identities = {gpus.own(): "the same"} if RANK < 2 else {}
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)  # with which they may
     with hc.init_process_group():
         array = gpus.array(np.ones(1))
         for version, allowed in ((22703, "1"), (23000, "0")):

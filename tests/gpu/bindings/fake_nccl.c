@@ -61,3 +61,19 @@ int ncclSend(void* sent, size_t count, int type, int peer, void* comm, void* str
     HOOK(I sent, I count, type, peer, I comm, I stream)
 int ncclRecv(void* received, size_t count, int type, int peer, void* comm, void* stream)
     HOOK(I received, I count, type, peer, I comm, I stream)
+
+/* NCCL 2.31: the same, by an ncclCollConfig_t. */
+int ncclAllReduceConfig(void* sent, void* received, size_t count, int type, int op, void* comm, void* stream, void* config)
+    HOOK(I sent, I received, I count, type, op, I comm, I stream, I config)
+int ncclReduceConfig(void* sent, void* received, size_t count, int type, int op, int root, void* comm, void* stream,
+                     void* config)
+    HOOK(I sent, I received, I count, type, op, root, I comm, I stream, I config)
+int ncclBroadcastConfig(void* sent, void* received, size_t count, int type, int root, void* comm, void* stream, void* config)
+    HOOK(I sent, I received, I count, type, root, I comm, I stream, I config)
+int ncclReduceScatterConfig(void* sent, void* received, size_t count, int type, int op, void* comm, void* stream,
+                            void* config)
+    HOOK(I sent, I received, I count, type, op, I comm, I stream, I config)
+int ncclAllGatherConfig(void* sent, void* received, size_t count, int type, void* comm, void* stream, void* config)
+    HOOK(I sent, I received, I count, type, I comm, I stream, I config)
+int ncclAlltoAllConfig(void* sent, void* received, size_t count, int type, void* comm, void* stream, void* config)
+    HOOK(I sent, I received, I count, type, I comm, I stream, I config)

@@ -68,6 +68,10 @@ def put(address: int, value: int) -> None:
 def called(name: str, arguments: list[int]) -> int:
     """Do what a function of libnccl was called for; return its result."""
     comm: stand_in.Communicator | None
+    if name.endswith("Config") and name != "ncclCommInitRankConfig":
+        *arguments, config = arguments
+        name = name.removesuffix("Config")
+        MACHINE.calls.append(f"configured {settings_of(config)}")
     if name in METHODS:
         *given, handle, stream = arguments
         comm = COMMUNICATORS[handle]
@@ -84,6 +88,14 @@ def blocks(config: int) -> bool:
     read = libnccl.Config.from_address(config)
     assert (read.size, read.magic) == (ctypes.sizeof(libnccl.Config), 0xCAFEBEEF)
     return bool(read.blocking != 0)
+
+
+def settings_of(config: int) -> dict[str, Any]:
+    """Return what is set in an ncclCollConfig_t."""
+    read, unset = libnccl.CollConfig.from_address(config), libnccl.CollConfig()
+    assert (read.size, read.magic, read.version, read.ext) == (64, 0xCAFEBEEF, 23100, None)
+    names = [name for name, _ in libnccl.CollConfig._fields_[4:]]
+    return {name: getattr(read, name) for name in names if getattr(read, name) != getattr(unset, name)}
 
 
 class Library:
