@@ -242,7 +242,7 @@ def _copies(itemsize: int, device: int) -> Any:
 
 
 KERNEL_TYPES = {"float32": "Float32", "float16": "Float16", "bfloat16": "BFloat16"}
-KERNELS = ("one_shot", "two_shot", "cube_mesh")
+KERNELS = ("one_shot", "two_shot")
 
 
 @functools.cache
@@ -258,8 +258,7 @@ def _intra_node_module(ranks: int, rank: int) -> Any:
 
 def instances(ranks: int, rank: int) -> list[str]:
     """Return the C++ names of the kernels that a rank may need."""
-    kernels = KERNELS if ranks == 8 else KERNELS[:2]  # the cube mesh has eight
-    return [_instance(Kernel(name, dtype, ranks, rank)) for name in kernels for dtype in KERNEL_TYPES]
+    return [_instance(Kernel(name, dtype, ranks, rank)) for name in KERNELS for dtype in KERNEL_TYPES]
 
 
 def _instance(kernel: Kernel) -> str:

@@ -15,7 +15,6 @@ const int THREADS = 512;  // of a block; so the compiler knows that each may hav
 // The ranks' memory, as this GPU sees it; given by value, so that each pointer is at hand without a read of memory.
 struct Memory {
     uint4* given[MAX_RANKS];  // what each rank contributes
-    uint4* sums[MAX_RANKS];   // another place of the same size
     u32* flags[MAX_RANKS];    // for the meetings; null where the host has seen to it that all contributions are complete
 };
 
@@ -51,12 +50,12 @@ struct BFloat16 {
     }
 };
 
-// Wait until block `blockIdx.x` of every rank in `peers` (a bit mask) has come to this point. Each rank has two words for
-// each block and each rank: how often that rank has come, which it writes itself, and how often this one has come to meet
-// it. The latter is not the host's to count, since a CUDA graph is replayed without it. Numbers only grow.
-__device__ void meet(const Memory& memory, int rank, u32 peers) {
+// Wait until block `blockIdx.x` of every rank has come to this point. Each rank has two words for each block and each rank:
+// how often that rank has come, which it writes itself, and how often this one has come to meet it. The latter is not the
+// host's to count, since a CUDA graph is replayed without it. Numbers only grow.
+__device__ void meet(const Memory& memory, int rank, int ranks) {
     __syncthreads();
-    if (threadIdx.x < MAX_RANKS && (peers >> threadIdx.x & 1)) {
+    if (threadIdx.x < ranks) {
         u32* theirs = memory.flags[threadIdx.x] + 2 * (blockIdx.x * MAX_RANKS + rank);
         u32* mine = memory.flags[rank] + 2 * (blockIdx.x * MAX_RANKS + threadIdx.x);
         u32 number = ++mine[1];
@@ -76,16 +75,16 @@ __device__ uint4 read_now(const uint4* place) {
     return make_uint4(x, y, z, w);
 }
 
-// Return the sum of `parts[0][i]` to `parts[COUNT - 1][i]`; the first to be read is number FIRST.
-template <class T, int COUNT, int FIRST>
+// Return the sum of `parts[0][i]` to `parts[RANKS - 1][i]`; the first to be read is this rank's.
+template <class T, int RANKS, int RANK>
 __device__ uint4 sum(uint4* const* parts, u64 i) {
     const int VALUES = 4 * T::PER_WORD;
-    uint4 vectors[COUNT];
+    uint4 vectors[RANKS];
 #pragma unroll
-    for (int k = 0; k < COUNT; k++) vectors[(FIRST + k) % COUNT] = read_now(parts[(FIRST + k) % COUNT] + i);
+    for (int k = 0; k < RANKS; k++) vectors[(RANK + k) % RANKS] = read_now(parts[(RANK + k) % RANKS] + i);
     float total[VALUES] = {};
 #pragma unroll
-    for (int part = 0; part < COUNT; part++) {
+    for (int part = 0; part < RANKS; part++) {
         u32 words[4] = {vectors[part].x, vectors[part].y, vectors[part].z, vectors[part].w};
 #pragma unroll
         for (int k = 0; k < VALUES; k++) total[k] += T::get(words[k / T::PER_WORD], k % T::PER_WORD);
@@ -98,24 +97,22 @@ __device__ uint4 sum(uint4* const* parts, u64 i) {
 
 // Every rank reads what all have given.
 template <class T, int RANKS, int RANK>
-__global__ void __launch_bounds__(THREADS, 1) one_shot(uint4* out, const Memory memory, u64 vectors) {
-    const u32 everybody = (1u << RANKS) - 1;
-    if (memory.flags[RANK]) meet(memory, RANK, everybody);
+__global__ void __launch_bounds__(THREADS, 1) one_shot(uint4* out, const __grid_constant__ Memory memory, u64 vectors) {
+    if (memory.flags[RANK]) meet(memory, RANK, RANKS);
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < vectors; i += (u64)gridDim.x * blockDim.x)
         out[i] = sum<T, RANKS, RANK>(memory.given, i);
-    if (memory.flags[RANK]) meet(memory, RANK, everybody);
+    if (memory.flags[RANK]) meet(memory, RANK, RANKS);
 }
 
 // Every rank sums one part, in the place of what it has given, then reads the other parts from the other ranks.
 template <class T, int RANKS, int RANK>
-__global__ void __launch_bounds__(THREADS, 1) two_shot(uint4* out, const Memory memory, u64 vectors) {
-    const u32 everybody = (1u << RANKS) - 1;
+__global__ void __launch_bounds__(THREADS, 1) two_shot(uint4* out, const __grid_constant__ Memory memory, u64 vectors) {
     u64 part = (vectors + RANKS - 1) / RANKS, step = (u64)gridDim.x * blockDim.x;
     u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-    meet(memory, RANK, everybody);
+    meet(memory, RANK, RANKS);
     for (u64 i = first; i < part && RANK * part + i < vectors; i += step)
         memory.given[RANK][RANK * part + i] = sum<T, RANKS, RANK>(memory.given, RANK * part + i);
-    meet(memory, RANK, everybody);  // the blocks of one number have done the same places of all parts
+    meet(memory, RANK, RANKS);  // the blocks of one number have done the same places of all parts
     for (u64 i = first; i < part; i += step) {
         uint4 sums[RANKS];
 #pragma unroll
@@ -130,21 +127,5 @@ __global__ void __launch_bounds__(THREADS, 1) two_shot(uint4* out, const Memory 
             if (place < vectors) out[place] = sums[owner];
         }
     }
-    meet(memory, RANK, everybody);
-}
-
-// 8 GPUs, of which each is linked to the three others of its half and to one of the other half. Every rank sums what its
-// half has given, and adds the sum of its partner in the other half.
-template <class T, int RANKS, int RANK>
-__global__ void __launch_bounds__(THREADS, 1) cube_mesh(uint4* out, const Memory memory, u64 vectors) {
-    const int low = RANK & 4, partner = RANK ^ 4;
-    const u32 linked = 0xfu << low | 1u << partner;
-    u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x, step = (u64)gridDim.x * blockDim.x;
-    meet(memory, RANK, linked);
-    for (u64 i = first; i < vectors; i += step) memory.sums[RANK][i] = sum<T, 4, RANK & 3>(memory.given + low, i);
-    meet(memory, RANK, linked);
-    uint4* halves[2] = {memory.sums[RANK & 3], memory.sums[RANK | 4]};
-    for (u64 i = first; i < vectors; i += step) out[i] = sum<T, 2, RANK / 4>(halves, i);
-    // No meeting at the end: the next call writes what is given, which nobody reads after the second meeting, and the
-    // sums only behind a first meeting of its own.
+    meet(memory, RANK, RANKS);
 }

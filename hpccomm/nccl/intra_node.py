@@ -1,8 +1,8 @@
 """all_reduce among the GPUs of one node without NCCL: every GPU reads the others' memory (CUDA IPC).
 
 Small arrays take fewer steps than in NCCL's rings and trees: *one shot*, in which every rank sums the arrays of all, or
-*two shots*, in which every rank sums one part and then reads the parts of the others; or those of the hybrid cube mesh,
-eight GPUs of which not all are linked. Each rank has one buffer that the others have opened.
+*two shots*, in which every rank sums one part and then reads the parts of the others. Each rank has one buffer that the
+others have opened. Where GPUs of a node are not all linked, as the eight of a DGX-1, NCCL does it.
 
 Off unless ``HPCCOMM_INTRA_NODE`` is set: with ``1`` the GPUs wait for each other; with ``host`` the ranks do, over MPI,
 which also works where they share a GPU.
@@ -29,7 +29,7 @@ MAX_RANKS = 8
 BLOCKS, THREADS = 24, 512  # few enough to run all at once: they wait for each other
 FLAG_BYTES = 2 * 4 * BLOCKS * MAX_RANKS
 # Processes that open a handle get whole blocks of 2 MiB, in which nothing else should be.
-WHOLE_BYTES = -(-(FLAG_BYTES + TWO_SHOT_BYTES + ONE_SHOT_BYTES) // (2 << 20)) * (2 << 20)
+WHOLE_BYTES = -(-(FLAG_BYTES + TWO_SHOT_BYTES) // (2 << 20)) * (2 << 20)
 DTYPES = ("float32", "float16", "bfloat16")
 TEST_BYTES = 4096
 
@@ -40,22 +40,13 @@ class Algorithm(enum.Enum):
     NCCL = "nccl"
     ONE_SHOT = "one_shot"
     TWO_SHOT = "two_shot"
-    CUBE_MESH = "cube_mesh"
-
-
-class Links(enum.Enum):
-    """The GPUs of the node that can access each other."""
-
-    ALL = "all"
-    CUBE_MESH = "hybrid cube mesh"
-    TOO_FEW = "too few"
 
 
 class Topology(NamedTuple):
     """The placement of a group's ranks, the same on all of them."""
 
     ranks: int
-    links: Links
+    all_linked: bool = True
     one_node: bool = True
     shares_gpu: bool = False
     host_synchronised: bool = False
@@ -67,25 +58,13 @@ def choose(nbytes: int, dtype: str, op: ReduceOp, topology: Topology) -> Algorit
         return Algorithm.NCCL
     if nbytes == 0 or nbytes % VECTOR_BYTES or nbytes > TWO_SHOT_BYTES:
         return Algorithm.NCCL
-    if not topology.one_node or not 2 <= topology.ranks <= MAX_RANKS or topology.links is Links.TOO_FEW:
+    if not topology.one_node or not 2 <= topology.ranks <= MAX_RANKS or not topology.all_linked:
         return Algorithm.NCCL
     if topology.host_synchronised:
-        return Algorithm.ONE_SHOT if topology.links is Links.ALL else Algorithm.NCCL
+        return Algorithm.ONE_SHOT
     if topology.shares_gpu:  # two kernels that wait for each other may not run at the same time
         return Algorithm.NCCL
-    if nbytes <= ONE_SHOT_BYTES:
-        return Algorithm.CUBE_MESH if topology.links is Links.CUBE_MESH else Algorithm.ONE_SHOT
-    return Algorithm.TWO_SHOT if topology.links is Links.ALL else Algorithm.NCCL
-
-
-def links_of(access: list[list[bool]]) -> Links:
-    """Return the Links of a node; ``access[r][s]`` is whether the GPU of rank r can access that of rank s."""
-    ranks = range(len(access))
-    if all(map(all, access)):
-        return Links.ALL
-    if len(access) == 8 and all(access[r][s] for r in ranks for s in ranks if r & 4 == s & 4 or r ^ 4 == s):
-        return Links.CUBE_MESH
-    return Links.TOO_FEW
+    return Algorithm.ONE_SHOT if nbytes <= ONE_SHOT_BYTES else Algorithm.TWO_SHOT
 
 
 class IntraNode:
@@ -106,13 +85,12 @@ class IntraNode:
         self._memory, handle = self._allocated() if one_node and 2 <= comm.Get_size() <= MAX_RANKS else (0, None)
         handles = comm.allgather(handle)  # after which all test patterns are written
         self._opened = [self._open(each, rank) for rank, each in enumerate(handles)]
-        access = comm.allgather([address != 0 for address in self._opened])  # after which all have been read
-        gpus = comm.allgather(runtime.identity(device))
-        self.topology = Topology(len(gpus), links_of(access), one_node, len(set(gpus)) < len(gpus), by_host)
+        access, gpus = zip(*comm.allgather((all(self._opened), runtime.identity(device))))  # all have been read
+        self.topology = Topology(len(gpus), all(access), one_node, len(set(gpus)) < len(gpus), by_host)
         self._pointers = _pointers(self._opened, by_host)
 
     def _allocated(self) -> tuple[int, bytes | None]:
-        """Return memory for the flags and both parts of the buffer, and its handle; (0, None) if CUDA refuses."""
+        """Return memory for the flags and the buffer, and its handle; (0, None) if CUDA refuses."""
         runtime, ranks, rank = self._runtime, self._comm.Get_size(), self._comm.Get_rank()
         memory = 0
         try:
@@ -213,9 +191,7 @@ def _test_pattern(rank: int) -> np.ndarray:
 
 def _pointers(addresses: list[int], by_host: bool) -> np.ndarray:
     """Return the kernels' ``struct Memory`` as an array of one element; an address is 0 without access."""
-    pointers = np.zeros((3, MAX_RANKS), np.uint64)
+    pointers = np.zeros((2, MAX_RANKS), np.uint64)
     for rank, address in enumerate(addresses[:MAX_RANKS]):
-        if address:
-            inputs = address + FLAG_BYTES
-            pointers[:, rank] = inputs, inputs + TWO_SHOT_BYTES, 0 if by_host else address
+        pointers[:, rank] = address + FLAG_BYTES, 0 if by_host else address
     return pointers.reshape(-1).view(f"V{pointers.nbytes}")

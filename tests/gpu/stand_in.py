@@ -790,9 +790,8 @@ class Runtime:
     ) -> None:
         MACHINE.calls.append(kernel.name)
         given = int(memory.view(np.uint64)[kernel.rank])
-        if not memory.view(np.uint64)[
-            2 * MAX_RANKS + kernel.rank
-        ]:  # the kernels do not meet: the others may read this rank's memory since the last barrier of MPI
+        if not memory.view(np.uint64)[MAX_RANKS + kernel.rank]:
+            # the kernels do not meet: the others may read this rank's memory since the last barrier of MPI
             MACHINE.host_uses("the others' reading", ((given, given + 16 * vectors),))()
         MACHINE.runs(stream, kernel.name, ((given, given + 16 * vectors),), ((out, out + 16 * vectors),))
         found = np.array([each and MEMORY.on_host(int(each), 1) for each in memory.view(np.uint64)], np.uint64)

@@ -14,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.nccl.intra_node import Algorithm, Links, Topology, choose, links_of
+from hpccomm.nccl.intra_node import Algorithm, Topology, choose
 
 from ..arrays import assert_same, backwards, contiguous, strided
 from . import gpus
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.skipif(not gpus.is_real() and not build.is_available(),
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 K, M = 1 << 10, 1 << 20
-ALL = Topology(4, Links.ALL)
-MESH = Topology(8, Links.CUBE_MESH)
+ALL = Topology(4)
 SUM = hc.ReduceOp.SUM
 
 
@@ -55,30 +54,15 @@ SUM = hc.ReduceOp.SUM
         (16, "float32", SUM, ALL._replace(ranks=8), Algorithm.ONE_SHOT),
         (16, "float32", SUM, ALL._replace(ranks=9), Algorithm.NCCL),
         (16, "float32", SUM, ALL._replace(one_node=False), Algorithm.NCCL),
-        (16, "float32", SUM, ALL._replace(links=Links.TOO_FEW), Algorithm.NCCL),
+        (16, "float32", SUM, ALL._replace(all_linked=False), Algorithm.NCCL),
         (16, "float32", SUM, ALL._replace(shares_gpu=True), Algorithm.NCCL),
         (16, "float32", SUM, ALL._replace(shares_gpu=True, host_synchronised=True), Algorithm.ONE_SHOT),
         (1 * M, "float32", SUM, ALL._replace(host_synchronised=True), Algorithm.ONE_SHOT),
         (11 * M, "float32", SUM, ALL._replace(host_synchronised=True), Algorithm.NCCL),
-        (16, "float32", SUM, MESH, Algorithm.CUBE_MESH),
-        (256 * K, "float32", SUM, MESH, Algorithm.CUBE_MESH),
-        (256 * K + 16, "float32", SUM, MESH, Algorithm.NCCL),
-        (16, "float32", SUM, MESH._replace(host_synchronised=True), Algorithm.NCCL),
     ],
 )
 def test_choice(nbytes: int, dtype: str, op: Any, topology: Topology, expected: Algorithm) -> None:
     assert choose(nbytes, dtype, op, topology) is expected
-
-
-@pytest.mark.serial
-def test_links() -> None:
-    full = [[True] * 8 for _ in range(8)]
-    mesh = [[r & 4 == s & 4 or r ^ 4 == s for s in range(8)] for r in range(8)]
-    assert links_of(full) is Links.ALL
-    assert links_of(mesh) is Links.CUBE_MESH
-    assert links_of([[True, False], [True, True]]) is Links.TOO_FEW
-    mesh[0][4] = False
-    assert links_of(mesh) is Links.TOO_FEW
 
 
 # -- the operation -----------------------------------------------------------------------------------
@@ -129,7 +113,7 @@ def test_the_gpu_of_the_array_need_not_be_the_current_one(machine: Any, monkeypa
     with hc.init_process_group() as group:
         hc.all_reduce(gpus.array(np.ones(4, np.float32), device=1))
         backend: Any = group.door.backends["cuda"]
-        assert backend._intra_node.topology.links is Links.ALL
+        assert backend._intra_node.topology.all_linked
 
 
 def test_which_calls_are_made(world: hc.ProcessGroup, machine: Any) -> None:

@@ -23,36 +23,24 @@ from .kernels import build
 pytestmark = pytest.mark.once
 as_cpp = pytest.mark.skipif(not build.is_available(), reason=build.NEEDS)
 
-RUNS = [("one_shot", 2), ("one_shot", 4), ("two_shot", 3), ("two_shot", 4), ("cube_mesh", 8)]
+RUNS = [("one_shot", 2), ("one_shot", 4), ("two_shot", 3), ("two_shot", 4), ("one_shot", 8)]
 
 # Something that is needed, taken away: what it is, the text without it, and who notices.
 MUTANTS = {
     "the first meeting of one_shot": (
-        "    if (memory.flags[RANK]) meet(memory, RANK, everybody);\n    for", "    for", "one_shot", 4,
+        "    if (memory.flags[RANK]) meet(memory, RANK, RANKS);\n    for", "    for", "one_shot", 4,
     ),
     "the last meeting of one_shot": (
-        "    if (memory.flags[RANK]) meet(memory, RANK, everybody);\n}", "}", "one_shot", 4,
+        "    if (memory.flags[RANK]) meet(memory, RANK, RANKS);\n}", "}", "one_shot", 4,
     ),
     "the first meeting of two_shot": (
-        "    meet(memory, RANK, everybody);\n    for (u64 i = first; i < part && ",
+        "    meet(memory, RANK, RANKS);\n    for (u64 i = first; i < part && ",
         "    for (u64 i = first; i < part && ", "two_shot", 4,
     ),
-    "the second meeting of two_shot": ("    meet(memory, RANK, everybody);  //", "    //", "two_shot", 4),
-    "the last meeting of two_shot": ("    }\n    meet(memory, RANK, everybody);\n}", "    }\n}", "two_shot", 4),
-    "the first meeting of cube_mesh": (
-        "    meet(memory, RANK, linked);\n    for", "    for", "cube_mesh", 8,
-    ),
-    "the second meeting of cube_mesh": (
-        "    meet(memory, RANK, linked);\n    uint4*", "    uint4*", "cube_mesh", 8,
-    ),
-    "the partner among those whom a rank of cube_mesh meets": (
-        "0xfu << low | 1u << partner", "0xfu << low", "cube_mesh", 8,
-    ),
-    "a place for the sums of cube_mesh that is not that of what is given": (
-        "memory.sums", "memory.given", "cube_mesh", 8,
-    ),
+    "the second meeting of two_shot": ("    meet(memory, RANK, RANKS);  //", "    //", "two_shot", 4),
+    "the last meeting of two_shot": ("    }\n    meet(memory, RANK, RANKS);\n}", "    }\n}", "two_shot", 4),
     "the barrier before a meeting": (
-        "    __syncthreads();\n    if (threadIdx.x < MAX_RANKS", "    if (threadIdx.x < MAX_RANKS", "two_shot", 4,
+        "    __syncthreads();\n    if (threadIdx.x < ranks", "    if (threadIdx.x < ranks", "two_shot", 4,
     ),
     "the barrier after a meeting": ("    }\n    __syncthreads();\n}\n", "    }\n}\n", "two_shot", 4),
     "release": (
@@ -74,7 +62,7 @@ MUTANTS = {
         "u64 place = owner * part + i;", "u64 place = owner * part + (part - 1 - i);", "two_shot", 4,
     ),
     "the vector of each rank, whichever is read first": (
-        "vectors[(FIRST + k) % COUNT] = read_now(", "vectors[k] = read_now(", "one_shot", 4,
+        "vectors[(RANK + k) % RANKS] = read_now(", "vectors[k] = read_now(", "one_shot", 4,
     ),
 }  # fmt: skip
 
@@ -204,7 +192,7 @@ INTRA_NODE, COPIES = (Path(module.__file__).with_suffix(".cu") for module in (in
 
 @pytest.mark.parametrize("architecture", [75, 80, 86, 87, 89, 90, 100, 103, 120])
 def test_the_kernels_compile(architecture: int) -> None:
-    assert len(ptx(INTRA_NODE, cupy_runtime.instances(8, 4), architecture)) == 9
+    assert len(ptx(INTRA_NODE, cupy_runtime.instances(8, 4), architecture)) == 6
     made = ptx(COPIES, [f"copy<{itemsize}>" for itemsize in copies.NUMBERS], architecture)
     assert len(made) == 5
     assert not any(".local" in text for text in made.values())  # no copy of the table in each thread
@@ -218,6 +206,6 @@ def test_what_is_read_from_all_ranks_is_under_way_at_once(ranks: int, rank: int)
         steps = re.findall(r"ld\.global\.v4|add(?:\.rn)?\.f32|st\.global\.v4|bar\.sync", text)
         in_a_row = [(step.split(".")[0], len(list(same))) for step, same in itertools.groupby(steps)]
         reads = [count for step, count in in_a_row if step == "ld"]
-        assert reads == {"one_shot": [ranks], "two_shot": [ranks, ranks], "cube_mesh": [4, 2]}[kernel], name
+        assert reads == {"one_shot": [ranks], "two_shot": [ranks, ranks]}[kernel], name
         assert f".maxntid {intra_node.THREADS}" in text
         assert ".local" not in text

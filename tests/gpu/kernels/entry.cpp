@@ -7,7 +7,6 @@ static void run(const char* name, uint4* out, const Memory& memory, u64 vectors,
     launch(blocks, threads, [&] {
         if (!strcmp(name, "one_shot")) one_shot<T, SIZE, ME>(out, memory, vectors);
         if (!strcmp(name, "two_shot")) two_shot<T, SIZE, ME>(out, memory, vectors);
-        if (!strcmp(name, "cube_mesh")) cube_mesh<T, SIZE, ME>(out, memory, vectors);
     });
 }
 
