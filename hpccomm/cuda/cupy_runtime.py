@@ -242,7 +242,6 @@ def _copies(itemsize: int, device: int) -> Any:
 
 
 KERNEL_TYPES = {"float32": "Float32", "float16": "Float16", "bfloat16": "BFloat16"}
-KERNELS = ("one_shot", "two_shot")
 
 
 @functools.cache
@@ -258,7 +257,7 @@ def _intra_node_module(ranks: int, rank: int) -> Any:
 
 def instances(ranks: int, rank: int) -> list[str]:
     """Return the C++ names of the kernels that a rank may need."""
-    return [_instance(Kernel(name, dtype, ranks, rank)) for name in KERNELS for dtype in KERNEL_TYPES]
+    return [_instance(Kernel(name, dtype, ranks, rank)) for name in ("one_shot", "two_shot") for dtype in KERNEL_TYPES]
 
 
 def _instance(kernel: Kernel) -> str:

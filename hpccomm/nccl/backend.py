@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate, chain
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -34,9 +34,6 @@ from .plan import Plan
 from .symmetric import SymmetricArrays
 from .types import reduced
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
 MOST_CALLS = 2048  # in one group (NCCL's user guide, "Group Calls"); the ends of a message might cut it differently
 LONGEST_DESTROY = 60.0  # seconds; a group's timeout allows for longer pauses of the program
 
@@ -57,7 +54,7 @@ class NCCLBackend(Backend):
         self._connection: Connection | None = None
         self._intra_node: IntraNode | None = None
         self._symmetric: SymmetricArrays | None = None
-        self._meeting: MPI.Request | None = None
+        self._meeting: Any = None  # an MPI.Request
         self.gpu_fast_path = self._fast_path = NCCLFastPath(self)
 
     # -- the connection --------------------------------------------------------------------------
@@ -75,7 +72,7 @@ class NCCLBackend(Backend):
         time_limit = self._time_limit()
         if time_limit is not None:
             self._meeting = self._meeting or self._mpi.Ibarrier()  # which may be that of a call that timed out
-            time_limit.wait_while(lambda: not self._meeting.Test())  # type: ignore[union-attr]
+            time_limit.wait_while(lambda: not self._meeting.Test())
             self._meeting = None
         comm, device = connect(self._nccl, self._runtime, self._options, device, time_limit)
         return self._connected(comm, device, time_limit)

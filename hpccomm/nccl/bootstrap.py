@@ -56,7 +56,7 @@ def connect(
             raise DistBackendError(shared)
         return cast("Communicator", Unavailable(shared)), device
     # One broadcast carries (error, id), so that nobody waits for an id that never comes.
-    error, unique_id = comm.bcast(_unique_id(nccl) if rank == 0 else None)
+    error, unique_id = comm.bcast(tried(nccl, nccl.unique_id) if rank == 0 else None)
     if error is not None:
         raise DistBackendError(f"NCCL on rank {ranks[0]} can't make a unique id: {error}{here()}")
     if options.device_id is not None:  # before NCCL is called: `on_device` goes back, and would make a context there
@@ -111,18 +111,17 @@ class OtherRankError(DistError):
     """Another rank has failed, and has told this one."""
 
 
-def _unique_id(nccl: NCCL) -> tuple[str | None, Any]:
+def tried(nccl: NCCL, function: Callable[..., Any], *arguments: Any) -> tuple[str | None, Any]:
+    """Return (None, result); or (error, None), of which the other ranks, which wait for this one, have to learn."""
     try:
-        return None, nccl.unique_id()
-    except Exception as error:  # the others have to learn of whatever it is
+        return None, function(*arguments)
+    except Exception as error:
         return nccl.explain(error) or repr(error), None
 
 
 def _may_share(nccl: NCCL) -> bool:
-    try:
-        return HOST_ID in os.environ or (nccl.version() >= SHARING and os.environ.get(MAY_SHARE) == "1")
-    except Exception:  # it shows when NCCL is used; the others must not wait for this rank
-        return False
+    _, version = tried(nccl, nccl.version)  # an error shows when NCCL is used
+    return HOST_ID in os.environ or ((version or 0) >= SHARING and os.environ.get(MAY_SHARE) == "1")
 
 
 def _shared_gpus(visible: Sequence[VisibleGPUs], devices: Sequence[int], ranks: Sequence[int]) -> str | None:

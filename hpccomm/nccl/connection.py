@@ -85,15 +85,7 @@ class Connection:
     def plan(self, async_op: bool) -> Plan:
         """Return an empty plan, on the stream of the next operation."""
         self.raise_failure()
-        switches_device = self.runtime.current_device() != self.device
-        if switches_device:
-            with on_device(self.runtime, self.device):
-                stream = self._next_stream(async_op)
-        else:
-            stream = self._next_stream(async_op)
-        plan = Plan(self.runtime, self.comm, self.device, stream)
-        plan.switches_device = switches_device
-        return plan
+        return Plan(self.runtime, self.comm, self.device, self._on_its_gpu(self._next_stream, async_op))
 
     def persistent_plan(self) -> Plan:
         """Return an empty plan of a persistent operation, for `start`."""
@@ -161,10 +153,14 @@ class Connection:
 
     def end(self, plan: Plan, async_op: bool, arrays: Any) -> Work | None:
         """Run a plan."""
-        if plan.switches_device:
-            with on_device(self.runtime, self.device):
-                return self._run(plan, plan.stream, async_op, arrays)
-        return self._run(plan, plan.stream, async_op, arrays)
+        return self._on_its_gpu(self._run, plan, plan.stream, async_op, arrays)
+
+    def _on_its_gpu(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function where the connection's GPU is the current one."""
+        if self.runtime.current_device() == self.device:  # which asks less of the host than `on_device`
+            return function(*arguments)
+        with on_device(self.runtime, self.device):
+            return function(*arguments)
 
     def _run(self, plan: Plan, stream: int, async_op: bool, arrays: Any) -> Work | None:
         if plan.alive:

@@ -10,8 +10,7 @@ which also works where they share a GPU.
 
 from __future__ import annotations
 
-import enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,37 +33,11 @@ DTYPES = ("float32", "float16", "bfloat16")
 TEST_BYTES = 4096
 
 
-class Algorithm(enum.Enum):
-    """The algorithm of an all_reduce."""
-
-    NCCL = "nccl"
-    ONE_SHOT = "one_shot"
-    TWO_SHOT = "two_shot"
-
-
-class Topology(NamedTuple):
-    """The placement of a group's ranks, the same on all of them."""
-
-    ranks: int
-    all_linked: bool = True
-    one_node: bool = True
-    shares_gpu: bool = False
-    host_synchronised: bool = False
-
-
-def choose(nbytes: int, dtype: str, op: ReduceOp, topology: Topology) -> Algorithm:
-    """Return the algorithm for an array of `nbytes` on every rank."""
-    if op is not ReduceOp.SUM or dtype not in DTYPES:
-        return Algorithm.NCCL
-    if nbytes == 0 or nbytes % VECTOR_BYTES or nbytes > TWO_SHOT_BYTES:
-        return Algorithm.NCCL
-    if not topology.one_node or not 2 <= topology.ranks <= MAX_RANKS or not topology.all_linked:
-        return Algorithm.NCCL
-    if topology.host_synchronised:
-        return Algorithm.ONE_SHOT
-    if topology.shares_gpu:  # two kernels that wait for each other may not run at the same time
-        return Algorithm.NCCL
-    return Algorithm.ONE_SHOT if nbytes <= ONE_SHOT_BYTES else Algorithm.TWO_SHOT
+def choose(nbytes: int, dtype: str, op: ReduceOp, by_host: bool) -> str | None:
+    """Return the name of the kernel for an array of `nbytes` on every rank; None to leave it to NCCL."""
+    if op is not ReduceOp.SUM or dtype not in DTYPES or nbytes % VECTOR_BYTES or not 0 < nbytes <= TWO_SHOT_BYTES:
+        return None
+    return "one_shot" if by_host or nbytes <= ONE_SHOT_BYTES else "two_shot"
 
 
 class IntraNode:
@@ -86,7 +59,9 @@ class IntraNode:
         handles = comm.allgather(handle)  # after which all test patterns are written
         self._opened = [self._open(each, rank) for rank, each in enumerate(handles)]
         access, gpus = zip(*comm.allgather((all(self._opened), runtime.identity(device))))  # all have been read
-        self.topology = Topology(len(gpus), all(access), one_node, len(set(gpus)) < len(gpus), by_host)
+        # Two kernels that wait for each other may not run at the same time where ranks share a GPU.
+        self._is_usable = all(access) and (by_host or len(set(gpus)) == len(gpus))
+        self._by_host = by_host
         self._pointers = _pointers(self._opened, by_host)
 
     def _allocated(self) -> tuple[int, bytes | None]:
@@ -140,22 +115,22 @@ class IntraNode:
 
     def all_reduce(self, plan: Plan, array: Any, op: ReduceOp) -> bool:
         """Plan to reduce `array` in place and return True; or leave it to NCCL and return False."""
-        algorithm = choose(array.nbytes, array.dtype.name, op, self.topology)
-        if algorithm is Algorithm.NCCL:
+        kernel = choose(array.nbytes, array.dtype.name, op, self._by_host)
+        if kernel is None or not self._is_usable:
             return False
-        plan.do(self._run, algorithm, plan.in_place(array, alignment=VECTOR_BYTES))
+        plan.do(self._run, kernel, plan.in_place(array, alignment=VECTOR_BYTES))
         return True
 
-    def _run(self, algorithm: Algorithm, array: Any, stream: int) -> None:
+    def _run(self, kernel: str, array: Any, stream: int) -> None:
         runtime = self._runtime
         # A replay's kernels would meet, but it would not record `_done`: CuPy has no cudaEventRecordExternal.
         refuse_capture(runtime, stream, "an all_reduce by HPCCOMM_INTRA_NODE")
         runtime.wait(stream, self._done)  # the last operation, on whatever stream, uses the buffers
         runtime.copy_bytes(self._memory + FLAG_BYTES, array.data.ptr, array.nbytes, stream)
-        if self.topology.host_synchronised:
+        if self._by_host:
             self._everybody_waits(stream)
         runtime.intra_node_kernel(
-            Kernel(algorithm.value, array.dtype.name, self._comm.Get_size(), self._comm.Get_rank()),
+            Kernel(kernel, array.dtype.name, self._comm.Get_size(), self._comm.Get_rank()),
             (BLOCKS, THREADS),
             array.data.ptr,
             self._pointers,
@@ -164,7 +139,7 @@ class IntraNode:
         )
         runtime.record(self._done, stream)
         runtime.wait(self._stream, self._done)  # for those who synchronize the group's stream
-        if self.topology.host_synchronised:
+        if self._by_host:
             self._everybody_waits(stream)
 
     def _everybody_waits(self, stream: int) -> None:

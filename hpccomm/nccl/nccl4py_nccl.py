@@ -16,6 +16,8 @@ from . import find, libnccl
 if not hasattr(nccl, "Comm"):
     raise ImportError("this nccl4py is older than 0.6: pip install --upgrade nccl4py")
 
+NAMES = {"all_to_all": "allto_all"}  # which are not those of the seam
+
 
 class NCCL(libnccl.NCCL):
     """libnccl's functions; operations of communicators that block are those of nccl4py."""
@@ -39,22 +41,10 @@ class Communicator(libnccl.Communicator):
     def __init__(self, library: libnccl.Library, comm: ctypes.c_void_p) -> None:
         super().__init__(library, comm, time_limit=None)
         self._handle = nccl.Comm(comm.value or 0)
-        for name, function in OPERATIONS.items():
-            setattr(self, name, partial(_operate, function, self._handle))
+        for name in libnccl.OPERATIONS:
+            setattr(self, name, partial(_operate, getattr(nccl, NAMES.get(name, name)), self._handle))
         self.group_start = nccl.group_start
         self.group_end = nccl.group_end
-
-
-OPERATIONS = {
-    "all_reduce": nccl.all_reduce,
-    "reduce": nccl.reduce,
-    "broadcast": nccl.broadcast,
-    "reduce_scatter": nccl.reduce_scatter,
-    "all_gather": nccl.all_gather,
-    "all_to_all": nccl.allto_all,
-    "send": nccl.send,
-    "recv": nccl.recv,
-}
 
 
 def _operate(function: Any, handle: Any, *arguments: int) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import checks
 from ..cuda.seam import NCCL, on_device
 from ..errors import DistBackendError, here
+from .bootstrap import tried
 from .plan import refuse_capture
 
 if TYPE_CHECKING:
@@ -44,11 +45,7 @@ class SymmetricArrays:
 
     def _allocate(self, shape: tuple[int, ...], dtype: Any, nbytes: int) -> int:
         """Return the address of new memory; raise on every rank if one has none, or if they want different arrays."""
-        address, failure = 0, None
-        try:
-            address = self._nccl.allocate(nbytes)
-        except Exception as error:  # the others have to learn of whatever it is
-            failure = self._nccl.explain(error) or str(error)
+        failure, address = tried(self._nccl, self._nccl.allocate, nbytes)
         wishes = self._mpi.allgather((shape, dtype, failure))
         try:
             checks.same_new_array("empty_symmetric", [wish[:2] for wish in wishes])
@@ -61,7 +58,7 @@ class SymmetricArrays:
             if failure is None:
                 self._nccl.free(address)
             raise
-        return address
+        return address  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Free the memory in which there is no array any more; nothing that uses it is in flight.

@@ -215,11 +215,11 @@ def kernels_within_a_node_meet() -> None:
     if not gpus.is_real():
         skip("there is no GPU")
     for ranks, blocks in ((2, intra_node.BLOCKS), (4, intra_node.BLOCKS), (8, 16)):  # all of them fit on 132 SMs
-        for algorithm in (intra_node.Algorithm.ONE_SHOT, intra_node.Algorithm.TWO_SHOT):
+        for algorithm in ("one_shot", "two_shot"):
             _kernels_meet(ranks, blocks, algorithm)
 
 
-def _kernels_meet(ranks: int, blocks: int, algorithm: intra_node.Algorithm) -> None:
+def _kernels_meet(ranks: int, blocks: int, algorithm: str) -> None:
     runtime, device, _ = on_a_gpu()
     values = np.random.default_rng(ranks).integers(100, size=(ranks, 4096)).astype("f4")
     nbytes = values[0].nbytes
@@ -236,12 +236,12 @@ def _kernels_meet(ranks: int, blocks: int, algorithm: intra_node.Algorithm) -> N
     for _ in range(500):
         for rank, stream in enumerate(streams):
             runtime.copy_bytes(memory[rank] + intra_node.FLAG_BYTES, arrays[rank].data.ptr, nbytes, stream)
-            kernel = seam.Kernel(algorithm.value, "float32", ranks, rank)
+            kernel = seam.Kernel(algorithm, "float32", ranks, rank)
             shape = blocks, intra_node.THREADS
             runtime.intra_node_kernel(kernel, shape, sums[rank].data.ptr, pointers, nbytes // 16, stream)
     for stream in streams:
         runtime.synchronize_stream(stream)
-    print(f"{ranks} ranks, {algorithm.value}: {(time.monotonic() - began) / 500 * 1e6:.1f} us")
+    print(f"{ranks} ranks, {algorithm}: {(time.monotonic() - began) / 500 * 1e6:.1f} us")
     for each in sums:
         same(each, values.sum(axis=0))
     for each in memory:

@@ -14,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.nccl.intra_node import Algorithm, Topology, choose
+from hpccomm.nccl.intra_node import choose
 
 from ..arrays import assert_same, backwards, contiguous, strided
 from . import gpus
@@ -24,7 +24,6 @@ pytestmark = pytest.mark.skipif(not gpus.is_real() and not build.is_available(),
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 K, M = 1 << 10, 1 << 20
-ALL = Topology(4)
 SUM = hc.ReduceOp.SUM
 
 
@@ -33,36 +32,29 @@ SUM = hc.ReduceOp.SUM
 
 @pytest.mark.serial
 @pytest.mark.parametrize(
-    ("nbytes", "dtype", "op", "topology", "expected"),
+    ("nbytes", "dtype", "op", "by_host", "expected"),
     [
-        (16, "float32", SUM, ALL, Algorithm.ONE_SHOT),
-        (16, "float16", SUM, ALL, Algorithm.ONE_SHOT),
-        (16, "bfloat16", SUM, ALL, Algorithm.ONE_SHOT),
-        (256 * K, "float32", SUM, ALL, Algorithm.ONE_SHOT),
-        (256 * K + 16, "float32", SUM, ALL, Algorithm.TWO_SHOT),
-        (10 * M, "float32", SUM, ALL, Algorithm.TWO_SHOT),
-        (10 * M + 16, "float32", SUM, ALL, Algorithm.NCCL),
-        (0, "float32", SUM, ALL, Algorithm.NCCL),
-        (20, "float32", SUM, ALL, Algorithm.NCCL),  # no multiple of 16 bytes
-        (16, "float64", SUM, ALL, Algorithm.NCCL),
-        (16, "int32", SUM, ALL, Algorithm.NCCL),
-        (16, "float32", hc.ReduceOp.MAX, ALL, Algorithm.NCCL),
-        (16, "float32", hc.ReduceOp.AVG, ALL, Algorithm.NCCL),
-        (16, "float32", hc.ReduceOp.PREMUL_SUM(2), ALL, Algorithm.NCCL),
-        (16, "float32", SUM, ALL._replace(ranks=1), Algorithm.NCCL),
-        (16, "float32", SUM, ALL._replace(ranks=2), Algorithm.ONE_SHOT),
-        (16, "float32", SUM, ALL._replace(ranks=8), Algorithm.ONE_SHOT),
-        (16, "float32", SUM, ALL._replace(ranks=9), Algorithm.NCCL),
-        (16, "float32", SUM, ALL._replace(one_node=False), Algorithm.NCCL),
-        (16, "float32", SUM, ALL._replace(all_linked=False), Algorithm.NCCL),
-        (16, "float32", SUM, ALL._replace(shares_gpu=True), Algorithm.NCCL),
-        (16, "float32", SUM, ALL._replace(shares_gpu=True, host_synchronised=True), Algorithm.ONE_SHOT),
-        (1 * M, "float32", SUM, ALL._replace(host_synchronised=True), Algorithm.ONE_SHOT),
-        (11 * M, "float32", SUM, ALL._replace(host_synchronised=True), Algorithm.NCCL),
+        (16, "float32", SUM, False, "one_shot"),
+        (16, "float16", SUM, False, "one_shot"),
+        (16, "bfloat16", SUM, False, "one_shot"),
+        (256 * K, "float32", SUM, False, "one_shot"),
+        (256 * K + 16, "float32", SUM, False, "two_shot"),
+        (10 * M, "float32", SUM, False, "two_shot"),
+        (10 * M + 16, "float32", SUM, False, None),
+        (0, "float32", SUM, False, None),
+        (20, "float32", SUM, False, None),  # no multiple of 16 bytes
+        (16, "float64", SUM, False, None),
+        (16, "int32", SUM, False, None),
+        (16, "float32", hc.ReduceOp.MAX, False, None),
+        (16, "float32", hc.ReduceOp.AVG, False, None),
+        (16, "float32", hc.ReduceOp.PREMUL_SUM(2), False, None),
+        (16, "float32", SUM, True, "one_shot"),
+        (1 * M, "float32", SUM, True, "one_shot"),
+        (11 * M, "float32", SUM, True, None),
     ],
 )
-def test_choice(nbytes: int, dtype: str, op: Any, topology: Topology, expected: Algorithm) -> None:
-    assert choose(nbytes, dtype, op, topology) is expected
+def test_choice(nbytes: int, dtype: str, op: Any, by_host: bool, expected: str | None) -> None:
+    assert choose(nbytes, dtype, op, by_host) == expected
 
 
 # -- the operation -----------------------------------------------------------------------------------
@@ -113,7 +105,7 @@ def test_the_gpu_of_the_array_need_not_be_the_current_one(machine: Any, monkeypa
     with hc.init_process_group() as group:
         hc.all_reduce(gpus.array(np.ones(4, np.float32), device=1))
         backend: Any = group.door.backends["cuda"]
-        assert backend._intra_node.topology.all_linked
+        assert backend._intra_node._is_usable
 
 
 def test_which_calls_are_made(world: hc.ProcessGroup, machine: Any) -> None:
@@ -250,6 +242,21 @@ def test_ranks_that_share_a_gpu_can_sum_by_way_of_the_host(machine: Any, monkeyp
             assert gpus.values(array)[0] == 2 * SIZE
         assert group.door.backends["cuda"]._connection.failure is None
     assert "connect" not in machine.calls
+
+
+@pytest.mark.parametrize("intra_node", ["1", "host"])
+def test_where_ranks_share_a_gpu_kernels_do_not_wait_for_each_other(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, intra_node: str
+) -> None:
+    machine.identities = {gpus.own(): "the same"}
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    monkeypatch.setenv("HPCCOMM_INTRA_NODE", intra_node)
+    with hc.init_process_group():
+        array = gpus.array(np.ones(4, np.float32))
+        hc.all_reduce(array)
+        assert_same(gpus.values(array), np.full(4, SIZE, np.float32))
+    by = "one_shot" if SIZE > 1 and intra_node == "host" else "all_reduce"
+    assert {"one_shot", "all_reduce"} & {*machine.calls} == {by}
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
