@@ -189,7 +189,10 @@ class Work:
     def is_completed(self) -> bool:
         """Return True if the operation has ended, well or not, without blocking."""
         self.was_asked = True
-        return self.has_ended()
+        if self.has_ended():
+            return True
+        self.let_others_go_on()
+        return False
 
     def has_ended(self) -> bool:
         """Return as `is_completed` does, for hpccomm itself: the program has not asked."""

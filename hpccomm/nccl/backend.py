@@ -315,12 +315,10 @@ class NCCLBackend(Backend):
         plan.message = operation
         return plan
 
-    # -- persistent ------------------------------------------------------------------------------
+    # -- the rest --------------------------------------------------------------------------------
 
     def persistent(self, operation: str, *arguments: Any) -> PersistentWork:
         return getattr(Planner(self), operation)(*arguments, async_op=True)  # type: ignore[no-any-return]
-
-    # -- the rest --------------------------------------------------------------------------------
 
     def barrier(self, async_op: bool) -> Work | None:
         connection = self._connection or self._connect()

@@ -85,7 +85,9 @@ class Connection:
     def plan(self, async_op: bool) -> Plan:
         """Return an empty plan, on the stream of the next operation."""
         self.raise_failure()
-        return Plan(self.runtime, self.comm, self.device, self._on_its_gpu(self._next_stream, async_op))
+        is_here = self.runtime.current_device() == self.device
+        stream = self._on_its_gpu(is_here, self._next_stream, async_op)
+        return Plan(self.runtime, self.comm, self.device, stream, is_here)
 
     def persistent_plan(self) -> Plan:
         """Return an empty plan of a persistent operation, for `start`."""
@@ -153,11 +155,11 @@ class Connection:
 
     def end(self, plan: Plan, async_op: bool, arrays: Any) -> Work | None:
         """Run a plan."""
-        return self._on_its_gpu(self._run, plan, plan.stream, async_op, arrays)
+        return self._on_its_gpu(plan.is_here, self._run, plan, plan.stream, async_op, arrays)
 
-    def _on_its_gpu(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function where the connection's GPU is the current one."""
-        if self.runtime.current_device() == self.device:  # which asks less of the host than `on_device`
+    def _on_its_gpu(self, is_here: bool, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function where the connection's GPU is the current one, as it may be already."""
+        if is_here:
             return function(*arguments)
         with on_device(self.runtime, self.device):
             return function(*arguments)

@@ -27,10 +27,11 @@ class Plan(Packing):
     A plan that `is_persistent` keeps that memory, so that a CUDA graph may replay its calls.
     """
 
-    __slots__ = ("_calls", "_comm", "_packing", "_step_ends", "is_persistent", "message")
+    __slots__ = ("_calls", "_comm", "_packing", "_step_ends", "is_here", "is_persistent", "message")
 
-    def __init__(self, runtime: Runtime, comm: Communicator, device: int, stream: int) -> None:
+    def __init__(self, runtime: Runtime, comm: Communicator, device: int, stream: int, is_here: bool = True) -> None:
         super().__init__(runtime, device, stream)
+        self.is_here = is_here  # `device` is the current one
         self.is_persistent = False
         self.message = ""  # the operation, where it is one between two ranks
         self._comm = comm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import re
 import threading
@@ -215,6 +216,12 @@ def test_what_else_an_operation_costs(process_group: hc.ProcessGroup, machine: A
 WAITS = [
     "synchronize",
     "wait(timeout)",
+    "is_completed",
+    "wait_any",
+    "a Future",
+    "a Future, for a time",
+    "collect_all",
+    "await",
     "a block",
     "a limit",
     "a blocking operation",
@@ -259,6 +266,23 @@ def test_messages_of_the_host_go_on_while_it_waits_for_the_gpu(
             work.synchronize()
         elif wait == "wait(timeout)":
             work.wait(60)
+        elif wait == "is_completed":
+            while not work.is_completed():
+                pass
+        elif wait == "wait_any":
+            assert hc.wait_any([None, work]) == 1
+        elif wait == "a Future":
+            work.get_future().wait()
+        elif wait == "a Future, for a time":
+            work.get_future().wait(60)
+        elif wait == "collect_all":
+            hc.collect_all([work.get_future(), hc.all_reduce(np.ones(1), async_op=True).get_future()]).wait()
+        elif wait == "await":
+
+            async def awaits() -> None:
+                await work
+
+            asyncio.run(awaits())
         elif wait == "a block":
             block.wait()
         elif wait == "a limit":
