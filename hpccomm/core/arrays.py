@@ -204,6 +204,15 @@ def _gpu_view(array: Any) -> Any:
         return array
 
 
+def why_no_gpu_view(array: Any) -> str:
+    """Return the reason for which CuPy can't view an array."""
+    try:
+        late(GPU_RUNTIME)().as_array(array)
+    except Exception as error:
+        return str(error) or repr(error)
+    return "a second time it can"
+
+
 def bits_of_torch(tensor: Any) -> tuple[Any, Any]:
     """Return a tensor that other libraries can view, and the dtype to give the view there (None: as it is).
 

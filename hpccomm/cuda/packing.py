@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.arrays import why_no_gpu_view
 from ..core.backend import Pieces
 from ..core.overlap import extent, overlapping
 from ..core.pieces import Messages
@@ -159,8 +160,8 @@ def gpu_of(array: Any) -> int:
         return array.data.device_id  # type: ignore[no-any-return]
     except AttributeError:
         raise TypeError(
-            f"CuPy can't view a {type(array).__name__} of dtype {getattr(array, 'dtype', None)} without a copy; "
-            f"view it as integers of the same size, or convert it{here()}"
+            f"CuPy can't view a {type(array).__name__} of dtype {getattr(array, 'dtype', None)} without a copy "
+            f"({why_no_gpu_view(array)}); view it as integers of the same size, or convert it{here()}"
         ) from None
 
 

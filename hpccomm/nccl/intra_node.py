@@ -61,8 +61,7 @@ class IntraNode:
         access, gpus = zip(*comm.allgather((all(self._opened), runtime.identity(device))))  # all have been read
         # Two kernels that wait for each other may not run at the same time where ranks share a GPU.
         self._is_usable = all(access) and (by_host or len(set(gpus)) == len(gpus))
-        self._by_host = by_host
-        self._pointers = _pointers(self._opened, by_host)
+        self._by_host, self._pointers = by_host, _pointers(self._opened, by_host)
 
     def _allocated(self) -> tuple[int, bytes | None]:
         """Return memory for the flags and the buffer, and its handle; (0, None) if CUDA refuses."""
