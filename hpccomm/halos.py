@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .core.annotations import Array, Arrays, Integer, asynchronous
 from .core.grid import Grid
-from .core.halo import Width, checked
+from .core.halo import Width, begin, checked
 from .core.persistent_work import PersistentWork
 from .core.work import Work
 
@@ -71,7 +71,7 @@ def halo_exchange(
     >>> x  # on one rank
     array([3, 1, 2, 3, 1])
     """
-    return checked("halo_exchange", arrays, grid, width, axes, corners).begin(async_op)
+    return begin("halo_exchange", arrays, grid, width, axes, corners, async_op)
 
 
 def halo_exchange_init(
@@ -146,7 +146,7 @@ def halo_accumulate(
     >>> x  # on one rank
     array([5, 8, 2, 8, 7])
     """
-    return checked("halo_accumulate", arrays, grid, width, axes, corners).begin(async_op)
+    return begin("halo_accumulate", arrays, grid, width, axes, corners, async_op)
 
 
 def halo_accumulate_init(

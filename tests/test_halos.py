@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -14,6 +16,7 @@ from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.mpi.exchange import Memory
+from hpccomm.mpi.repeated_exchange import MOST, MOST_BYTES
 
 from .launch import launch
 
@@ -502,3 +505,127 @@ def test_the_memory_of_messages_is_used_again_unless_mpi_may_still_write_there()
     assert not np.shares_memory(first, third)
     memory.end()
     assert not np.shares_memory(third, memory.begin()((4,), doubles))
+
+
+# -- the same exchange again ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who_repeats", ["all", "some"])
+@pytest.mark.parametrize(("dims", "periodic"), [each for each in LAYOUTS if len(each[0]) < 3])
+def test_exchanges_of_the_same_arrays(dims: tuple[int, ...], periodic: tuple[bool, ...], who_repeats: str) -> None:
+    """On ranks that have other arrays each time, every one is a new exchange."""
+    rng = np.random.default_rng([SIZE, *dims, *periodic])
+    with hc.new_grid(dims, periodic) as grid:
+        widths = [(int(low), int(high)) for low, high in rng.integers(0, 3, (grid.ndim, 2))]
+        fields = [Field(rng, grid, widths, [*range(grid.ndim)]) for _ in range(2)]
+        blocks, deposits = ([make(field) for field in fields] for make in (Field.block, own_deposits))
+        for turn in range(4):
+            if who_repeats == "some" and RANK % 2:
+                blocks, deposits = ([field.array(each) for field, each in zip(fields, of)] for of in (blocks, deposits))
+            for field, block, deposit in zip(fields, blocks, deposits):
+                field.whole = (field.whole + turn) % 50
+                block[...] = field.block()
+                deposit[...] = own_deposits(field)
+            for corners in (True, False):
+                hc.halo_exchange(blocks, grid, widths, corners=corners)
+                check(blocks, [field.exchanged(True) for field in fields])  # the corners stay
+            hc.halo_accumulate(deposits, grid, widths)
+            check(deposits, [field.accumulated(True) for field in fields])
+
+
+def own_deposits(field: Field) -> np.ndarray:
+    return field.array(field.deposits[RANK])
+
+
+def repeated(grid: hc.Grid) -> Any:
+    return grid.door.backends["cpu"]._repeated_exchanges
+
+
+def exchange_and_check(array: np.ndarray, grid: hc.Grid) -> None:
+    """On a ring, with cells of the value of their rank."""
+    array[1:-1] = RANK
+    array[[0, -1]] = GHOST
+    hc.halo_exchange(array, grid)
+    assert array[0].tolist() == [(RANK - 1) % SIZE] * array.shape[1]
+    assert array[-1].tolist() == [(RANK + 1) % SIZE] * array.shape[1]
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_what_is_kept_for_the_next_time_keeps_no_array_and_no_grid(columns: int) -> None:
+    with hc.new_grid((0,), True) as grid:
+        array = np.zeros((4, columns))
+        for _ in range(4):
+            exchange_and_check(array, grid)
+        assert len(repeated(grid)._plans) == 1
+        dead = weakref.ref(array), weakref.ref(grid)
+        del array
+        assert dead[0]() is None
+    del grid
+    gc.collect()
+    assert dead[1]() is None
+
+
+def test_the_same_memory_as_another_array() -> None:
+    memory = np.zeros(64)
+    with hc.new_grid((0,), True) as grid:
+        for shape in ((4, 3), (6, 2), (4, 3), (12, 1), (3, 4)) * 3:
+            for dtype in ("f8", "i8", "f8"):
+                exchange_and_check(memory[:12].view(dtype).reshape(shape), grid)
+        backwards, wide = memory[:8].reshape(4, 2)[::-1], memory.reshape(8, 8)[:, ::2]
+        for each in (backwards, wide) * 3:
+            exchange_and_check(each, grid)
+
+
+def test_of_many_arrays_the_last_are_kept() -> None:
+    with hc.new_grid((0,), True) as grid:
+        arrays = [np.zeros((3, 2)) for _ in range(MOST + 3)]
+        for array in arrays:
+            for _ in range(3):
+                exchange_and_check(array, grid)
+        assert len(repeated(grid)._plans) == MOST
+        for array in arrays * 3:  # each has been forgotten when it comes again
+            exchange_and_check(array, grid)
+        assert len(repeated(grid)._plans) == MOST
+        large = np.zeros((4, MOST_BYTES // 16 + 1))
+        for _ in range(3):
+            exchange_and_check(large, grid)
+        assert not any(256 << 10 in plan._sizes for plan in repeated(grid)._plans.values())
+
+
+def test_checks_are_made_again_where_something_has_changed() -> None:
+    with hc.new_grid((0,), True) as grid:
+        array = np.zeros((4, 2))
+        for _ in range(3):
+            exchange_and_check(array, grid)
+        for width, error in ((1.0, TypeError), (-1, ValueError), ((1, 1, 1), ValueError)):
+            with pytest.raises(error, match=r"^halo_exchange: "):
+                hc.halo_exchange(array, grid, width)
+        with pytest.raises(ValueError, match=r"^halo_exchange: axes are"):
+            hc.halo_exchange(array, grid, axes=(2,))
+        array.flags.writeable = False
+        with pytest.raises(ValueError, match=r"arrays\[0\] is read-only"):
+            hc.halo_exchange(array, grid)
+        array.flags.writeable = True
+        exchange_and_check(array, grid)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="two ranks")
+def test_a_repeated_exchange_that_fails_is_not_repeated() -> None:
+    with hc.new_group(on_timeout="abort") as group:
+        before, after = (RANK - 1) % SIZE, (RANK + 1) % SIZE
+        sent, ghosts = np.ones(3), np.zeros(3)
+        exchange = group.door.backends["cpu"].exchange
+        for _ in range(3):
+            exchange([(after, sent)], [(before, ghosts)], False, False)
+        if RANK == 0:
+            exchange([(after, sent[:2])], [(before, ghosts)], False, False)
+        elif RANK == 1:
+            with pytest.raises(hc.DistBackendError, match="the message has 16 bytes, but the array 24"):
+                exchange([(after, sent)], [(before, ghosts)], False, False)
+            assert not group.door.backends["cpu"]._repeated_exchanges._plans
+        else:
+            exchange([(after, sent)], [(before, ghosts)], False, False)
+        for value in (5.0, 6.0, 7.0):
+            sent[...] = value
+            exchange([(after, sent)], [(before, ghosts)], False, False)
+            assert ghosts.tolist() == [value] * 3

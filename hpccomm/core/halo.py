@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class Halo(NamedTuple):
     axes: list[tuple[int, ...]]  # of each array, those that are cut along the axes of the grid
     widths: tuple[tuple[int, int], ...]  # of each axis of the grid: ghosts before and after the own cells
     corners: bool
+    parts: tuple[Parts, Parts] | None = None  # what is sent and received, once it has been worked out
 
     @property
     def adds(self) -> bool:
@@ -85,13 +86,13 @@ class Halo(NamedTuple):
 
     def pieces(self) -> tuple[Pieces, Pieces]:
         """Return what is sent, and where what is received goes: pairs of a rank of the grid and a view."""
-        key = tuple(view.shape for view in self.views), *map(tuple, (self.axes, self.widths)), self.corners, self.adds
-        sends, receives = kept(self.grid, "halo", key, self._parts)
+        sends, receives = self.parts or self.worked_out()
         return [(to, self.views[i][where]) for to, i, where in sends], [
             (of, self.views[i][where]) for of, i, where in receives
         ]
 
-    def _parts(self) -> tuple[Parts, Parts]:
+    def worked_out(self) -> tuple[Parts, Parts]:
+        """Return the ranks and parts of arrays of messages; ValueError if this rank has too few cells for them."""
         if fault := self._own_fault(self.grid.rank, self.own()):
             raise ValueError(f"{self.name}: {fault}{here()}")
         sends: Parts = []
@@ -217,6 +218,34 @@ class Halo(NamedTuple):
 def in_words(grid: Grid, axis: int) -> str:
     """Return an axis as text: its name, or its number."""
     return f"axis {grid.names[axis]!r}" if grid.names else f"axis {axis}"
+
+
+def begin(
+    name: str,
+    arrays: Array | Arrays,
+    grid: Any,
+    width: Width,
+    axes: Sequence[Integer] | None,
+    corners: bool,
+    async_op: bool,
+) -> Work | None:
+    """Check a call and begin it; what has been checked for arrays of these shapes and dtypes is kept."""
+    views: list[Any] = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+    if not isinstance(grid, Grid):
+        return checked(name, arrays, grid, width, axes, corners).begin(async_op)
+    if not all(type(view) is np.ndarray and view.flags.writeable for view in views):
+        _, views = checks.array_list(name, "arrays", views)
+    # as texts: 1.0 and True equal 1
+    how = width if type(width) is int else str(width), None if axes is None else str(axes), bool(corners)
+    key = name, how, *[(type(view), view.shape, view.dtype) for view in views]
+    halo = kept(grid, "halo", key, partial(_kept, name, views, grid, width, axes, corners))
+    return halo._replace(grid=grid, views=views).begin(async_op)
+
+
+def _kept(*arguments: Any) -> Halo:
+    """Return a halo as `checked` does, with its parts; it does not keep the arrays and the grid alive."""
+    halo = checked(*arguments)
+    return halo._replace(parts=halo.worked_out(), views=[], grid=cast("Grid", None))
 
 
 def checked(

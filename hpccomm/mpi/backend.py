@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .exchange import Memory
     from .monitored_barrier import MonitoredBarrier
     from .node_exchange import NodeExchanges
+    from .repeated_exchange import RepeatedExchanges
     from .shared_memory import SharedArrays, Window
     from .single_copy import SingleCopy
     from .small_all_reduce import SmallAllReduces
@@ -109,6 +110,12 @@ class MPIBackend(Backend):
         from .exchange import Memory
 
         return Memory()
+
+    @cached_property
+    def _repeated_exchanges(self) -> RepeatedExchanges:
+        from .repeated_exchange import RepeatedExchanges
+
+        return RepeatedExchanges(self._comm)
 
     @cached_property
     def _small_all_reduces(self) -> SmallAllReduces:
@@ -354,6 +361,8 @@ class MPIBackend(Backend):
     def exchange(self, sends: Pieces, receives: Pieces, adds: bool, async_op: bool) -> Work | None:
         from .exchange import exchange
 
+        if not async_op and self._repeated_exchanges.run(sends, receives, adds):
+            return None
         return exchange(self._comm, sends, receives, adds, self._exchange_memory, async_op)
 
     # -- many arrays in one message --------------------------------------------------------------
@@ -513,7 +522,7 @@ class MPIBackend(Backend):
         self._shared.fence(array)
 
     def close(self) -> None:
-        for name in ("_thread", "_shared", "_small_all_reduces", "_node_exchanges"):
+        for name in ("_thread", "_shared", "_small_all_reduces", "_node_exchanges", "_repeated_exchanges"):
             if vars(self).get(name) is not None:
                 getattr(self, name).close()
         self.fast_path.close_node()

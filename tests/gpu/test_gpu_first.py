@@ -35,7 +35,8 @@ def tool() -> Any:
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, ROOT / "tools" / "gpu-first", folder, *arguments],
-        env={**clean_environment(), "GPU_TESTS_ON": ""}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+        env={**clean_environment(), "GPU_TESTS_ON": ""}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 
