@@ -586,10 +586,14 @@ def test_of_many_arrays_the_last_are_kept() -> None:
         for array in arrays * 3:  # each has been forgotten when it comes again
             exchange_and_check(array, grid)
         assert len(repeated(grid)._plans) == MOST
-        large = np.zeros((4, MOST_BYTES // 16 + 1))
+        before = [*repeated(grid)._plans]
+        large = np.zeros((4, MOST_BYTES // (4 * 8) + 1))
         for _ in range(3):
             exchange_and_check(large, grid)
-        assert not any(256 << 10 in plan._sizes for plan in repeated(grid)._plans.values())
+        assert [*repeated(grid)._plans] == before
+        exchange_and_check(large[:, 1:], grid)
+        exchange_and_check(large[:, 1:], grid)
+        assert [*repeated(grid)._plans] != before
 
 
 def test_checks_are_made_again_where_something_has_changed() -> None:

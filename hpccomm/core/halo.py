@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -238,14 +238,15 @@ def begin(
     # as texts: 1.0 and True equal 1
     how = width if type(width) is int else str(width), None if axes is None else str(axes), bool(corners)
     key = name, how, *[(type(view), view.shape, view.dtype) for view in views]
-    halo = kept(grid, "halo", key, partial(_kept, name, views, grid, width, axes, corners))
-    return halo._replace(grid=grid, views=views).begin(async_op)
+    work_out = partial(_of_shapes, name, views, grid, width, axes, corners)
+    device, cut, widths, parts = kept(grid, "halo", key, work_out)
+    return Halo(name, grid, device, views, cut, widths, bool(corners), parts).begin(async_op)
 
 
-def _kept(*arguments: Any) -> Halo:
-    """Return a halo as `checked` does, with its parts; it does not keep the arrays and the grid alive."""
+def _of_shapes(*arguments: Any) -> tuple[Any, ...]:
+    """Return what of a halo depends on shapes and dtypes only, so that keeping it keeps no array."""
     halo = checked(*arguments)
-    return halo._replace(parts=halo.worked_out(), views=[], grid=cast("Grid", None))
+    return halo.device, halo.axes, halo.widths, halo.worked_out()
 
 
 def checked(

@@ -23,7 +23,7 @@ from .works import check_length
 Key: TypeAlias = tuple[Any, ...]
 
 MOST = 8  # of a group: the last ones
-MOST_BYTES = 256 << 10  # that come; beside larger copies the rest is little, and their memory would be kept
+MOST_BYTES = 512 << 10  # that go and come; beside larger copies the rest is little, and their memory would be kept
 
 
 class RepeatedExchanges:
@@ -36,10 +36,10 @@ class RepeatedExchanges:
 
     def run(self, sends: Pieces, receives: Pieces, adds: bool) -> bool:
         """Do an exchange and return True; or return False, without having done anything, if it is a new one."""
-        if sum(part.nbytes for _, part in receives) > MOST_BYTES:
+        both = *sends, *receives
+        if sum(part.nbytes for _, part in both) > MOST_BYTES:
             return False
-        parts = [(peer, address_of(part), part.shape, part.strides, part.dtype) for peer, part in (*sends, *receives)]
-        key = len(sends), adds, *parts
+        key = len(sends), adds, *[(peer, address_of(part), part.shape, part.strides, part.dtype) for peer, part in both]
         plan = self._plans.pop(key, None)
         if plan is None:
             if key not in self._done_once:
