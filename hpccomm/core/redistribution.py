@@ -6,7 +6,6 @@ comes from the lowest of them. The same steps for the ranks that want some of it
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -73,7 +72,7 @@ class Redistribution(NamedTuple):
     def _agreed(self) -> tuple[Pieces, Pieces]:
         """Return what is sent and received; raise on every rank if something does not fit."""
         batch = self.output.shape[: self.output.ndim - len(self.boxes[0])]
-        mine = self.fault, self.boxes, self.device, _name(self.output.dtype), batch
+        mine = self.fault, self.boxes, self.device, str(self.output.dtype), batch
         last = kept(self.group, "last redistribution", self.name, Last)
         told = self._told(last.number if mine == last.told else mine)
         if any(each != last.number for each in told):
@@ -205,9 +204,6 @@ def checked(
     if not fault and leading[0] != leading[1]:
         fault = f"output and input of rank {group.rank} have leading axes {leading[0]} and {leading[1]}"
     return Redistribution(name, group, device, view, given, boxes, fault)
-
-
-_name = functools.cache(str)  # of a dtype, which takes NumPy some microseconds
 
 
 def _box(name: str, argument: str, given: Slices) -> Box:

@@ -40,8 +40,7 @@ MEASURED = OF_ARRAYS - SHARED - {"send", "recv", "monitored_barrier"}  # message
 PLACES = {
     "hpccomm/core/operations.py": OF_ARRAYS | OF_OBJECTS | OF_SEVERAL | {"all_to_all_sparse"},
     "hpccomm/core/backend.py": OF_ARRAYS,
-    "hpccomm/mpi/backend.py": {name for name in OF_ARRAYS - ON_GPUS if "coalesced" not in name},
-    "hpccomm/mpi/coalesced_forms.py": {name for name in OF_ARRAYS if "coalesced" in name},
+    "hpccomm/mpi/backend.py": OF_ARRAYS - ON_GPUS,
     "hpccomm/mpi/objects.py": OF_OBJECTS | {"all_to_all_sparse"},
     "hpccomm/mpi/ordered.py": {name for name in OF_ARRAYS if OPERATIONS[name].reduces and "coalesced" not in name},
     "hpccomm/nccl/backend.py": OF_ARRAYS - (SHARED - ON_GPUS) - {"scan", "exscan", "monitored_barrier"},
