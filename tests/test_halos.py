@@ -460,6 +460,7 @@ def test_on_two_pretended_nodes() -> None:
         "tests/test_grids.py",
         "-k",
         "random or come_and_go or late or transpose or one_order or beside_each_other or at_a_border",
+        "--cases=24",
     ]
     command = [sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", "-q", "-p", "no:cacheprovider", *suite]
     ended = launch(4, *command, env={"MPIR_CVAR_NUM_CLIQUES": "2"}, timeout=170)
