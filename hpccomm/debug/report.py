@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +188,10 @@ class Reporter:
         self._wake()
         return token
 
-    def _wake(self) -> None:
-        """Wake the other processes of this node, to look for the question."""
+    def _wake(self, besides: Collection[int] = ()) -> None:
+        """Wake the other processes of this node, besides those of some ranks, to look for the question."""
         for rank, pid in self.processes.items():
-            if rank != self.rank:
+            if rank != self.rank and rank not in besides:
                 self.mailbox.wake(pid)
 
     def _questions(self) -> list[str]:
@@ -221,6 +221,7 @@ class Reporter:
             gone = sum(state != "running" for state in self._neighbours().values())
             if len(reports) + gone >= self.size or time.monotonic() > deadline:
                 return reports
+            self._wake(besides=[each["rank"] for each in reports])  # whose mailbox was not open yet a moment ago
             time.sleep(0.05)
 
     def claim(self, seconds: float = 0.0) -> bool:

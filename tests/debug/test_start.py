@@ -80,6 +80,24 @@ def test_a_command_in_the_first_second_is_answered(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
 
 
+def test_a_time_limit_that_passes_in_the_first_second_has_a_verdict(tmp_path: Path) -> None:
+    program = """
+    world, group = hc.init_process_group(), hc.new_group()
+    if world.rank == 0:
+        try:
+            hc.barrier(group, timeout=0.1)
+        except hc.DistTimeoutError as error:
+            print(error)
+        hc.barrier()
+    else:
+        hc.barrier()
+        hc.barrier(group, timeout=60)
+    """
+    finished = run(LOADED + program, tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "rank 1 is in barrier #1 of 'world'" in finished.stdout
+
+
 @pytest.mark.parametrize(("age", "is_for_others"), [(60, True), (0, False)])
 def test_questions_from_before_the_start_are_for_others(tmp_path: Path, age: float, is_for_others: bool) -> None:
     asked = time.time() - age
