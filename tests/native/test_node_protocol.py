@@ -61,7 +61,11 @@ def run(program: Path, ranks: int, rounds: int) -> subprocess.CompletedProcess[s
         ["timeout", str(time_limit(60)), program, str(ranks), str(rounds)],
         capture_output=True,
         text=True,
-        env={**clean_environment(), "TSAN_OPTIONS": "halt_on_error=1 exitcode=66"},
+        env={
+            **clean_environment(),
+            "TSAN_OPTIONS": "halt_on_error=1 exitcode=66",
+            "LD_PRELOAD": "",
+        },  # theirs comes first
         check=False,
     )
 

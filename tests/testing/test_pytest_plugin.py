@@ -15,13 +15,21 @@ from ..launch import launch
 pytestmark = pytest.mark.serial
 
 
-def run(suite: str, folder: Path, ranks: int = 3, *options: str, grace: float = 30, **settings: Any) -> Any:
-    """Run pytest on the suite; a run that hangs ends after 60 s with status 124."""
-    file = folder / "test_suite.py"
+def write(suite: str, file: Path) -> None:
     file.write_text("import pytest\nfrom mpi4py import MPI\nRANK = MPI.COMM_WORLD.rank\n" + textwrap.dedent(suite))
+
+
+def start(folder: Path, ranks: int, *options: str, grace: float = 30, **settings: Any) -> Any:
+    """Run pytest on the folder's suites; a run that hangs ends after 60 s with status 124."""
     command = [sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", f"--mpi-grace={grace}", "--color=no"]
     options = ("-p", "no:cacheprovider", f"--rootdir={folder}", "-c", "/dev/null", *options)
-    return launch(ranks, *command, *options, file, timeout=60, **settings)
+    return launch(ranks, *command, *options, folder, timeout=60, **settings)
+
+
+def run(suite: str, folder: Path, ranks: int = 3, *options: str, grace: float = 30, **settings: Any) -> Any:
+    """Run pytest on this suite."""
+    write(suite, folder / "test_suite.py")
+    return start(folder, ranks, *options, grace=grace, **settings)
 
 
 def outcomes(result: Any) -> dict[str, int]:
@@ -34,67 +42,45 @@ def outcomes(result: Any) -> dict[str, int]:
     }
 
 
-def test_rank_0_prints_and_the_others_are_silent(tmp_path: Path) -> None:
-    result = run("def test_one(): pass\ndef test_two(): pass\n", tmp_path)
-    assert result.returncode == 0
-    assert outcomes(result) == {"passed": 2}
-    assert result.stdout.count("test session starts") == 1
-
-
-def test_a_failure_on_one_rank_fails_on_all_and_the_ranks_stay_in_step(tmp_path: Path) -> None:
-    suite = """
+# Suites that one job of three ranks runs, one after the other: those in which something fails, and those in which
+# nothing does.
+FAILING = {
+    "one_rank": """
         def test_fails_on_rank_1():
             assert RANK != 1, "not here"
         def test_communicates():
             assert MPI.COMM_WORLD.allreduce(1) == 3
-        """
-    result = run(suite, tmp_path, env={"COLUMNS": "300"})
-    assert result.returncode not in (0, 124)
-    assert outcomes(result) == {"failed": 1, "passed": 1}
-    assert "AssertionError: not here" in result.stdout  # rank 1's traceback, printed by rank 0
-    assert "failed on rank 1 of 3; above: rank 1" in result.stdout
-    assert re.search(
-        r"^FAILED .*test_fails_on_rank_1 - \[rank 1\] AssertionError: not here", result.stdout, re.MULTILINE
-    )
-
-
-def test_equal_tracebacks_are_printed_once(tmp_path: Path) -> None:
-    result = run("def test_it():\n    if RANK: raise KeyError('not the first')", tmp_path)
-    assert "failed on ranks 1-2 of 3; above: ranks 1-2" in result.stdout
-    assert result.stdout.count("E       KeyError: 'not the first'") == 1
-
-
-def test_every_failing_rank_is_named_with_its_own_traceback(tmp_path: Path) -> None:
-    result = run("def test_it(): assert RANK == 5, f'I am {RANK}'", tmp_path)
-    assert outcomes(result) == {"failed": 1}
-    assert "failed on ranks 0-2 of 3; above: rank 0" in result.stdout
-    for rank in range(3):
-        assert f"AssertionError: I am {rank}" in result.stdout
-
-
-@pytest.mark.parametrize("phase", ["setup", "teardown"])
-def test_a_fixture_that_fails_on_one_rank_fails_on_all(tmp_path: Path, phase: str) -> None:
-    suite = f"""
+        """,
+    "equal": "def test_it():\n    if RANK: raise KeyError('not the first')",
+    "every_rank": "def test_it(): assert RANK == 5, f'I am {RANK}'",
+    "expected": """
+        @pytest.mark.xfail
+        def test_fails_on_one(): assert RANK
+        @pytest.mark.xfail
+        def test_passes(): pass
+        @pytest.mark.xfail(strict=True)
+        def test_passes_strictly_on_some(): assert RANK != 1
+        """,
+    **{
+        phase: f"""
         @pytest.fixture
         def thing():
             if {phase!r} == "setup" and RANK == 2:
                 raise OSError("no disk")
             yield 1
             if {phase!r} == "teardown" and RANK == 2:
-                raise OSError("no disk")
+                raise OSError("no space")
         def test_with_it(thing):
             MPI.COMM_WORLD.barrier()   # no rank gets here when the set-up fails on one
         def test_after():
             MPI.COMM_WORLD.barrier()
         """
-    result = run(suite, tmp_path)
-    assert result.returncode not in (0, 124)
-    assert outcomes(result) == {"error": 1, "passed": 1 if phase == "setup" else 2}
-    assert "OSError: no disk" in result.stdout
-
-
-def test_a_skip_on_one_rank_skips_on_all(tmp_path: Path) -> None:
-    suite = """
+        for phase in ("setup", "teardown")
+    },
+}
+PASSING = {
+    "silent": "def test_one(): pass\ndef test_two(): pass\n",
+    "skips": """
         @pytest.fixture
         def only_two():
             if RANK == 1:
@@ -104,39 +90,130 @@ def test_a_skip_on_one_rank_skips_on_all(tmp_path: Path) -> None:
         def test_inside():
             if RANK == 0:
                 pytest.skip("not on rank 0")
-        """
-    result = run(suite, tmp_path, 3, "-rs")
-    assert result.returncode == 0
-    assert outcomes(result) == {"skipped": 2}
-    assert "not on rank 1" in result.stdout
-    assert "not on rank 0" in result.stdout
-
-
-def test_expected_failures_are_agreed_on_too(tmp_path: Path) -> None:
-    suite = """
-        @pytest.mark.xfail
-        def test_fails_on_one(): assert RANK
-        @pytest.mark.xfail
-        def test_passes(): pass
-        @pytest.mark.xfail(strict=True)
-        def test_passes_strictly_on_some(): assert RANK != 1
-        """
-    result = run(suite, tmp_path)
-    assert outcomes(result) == {"xfailed": 1, "xpassed": 1, "failed": 1}
-
-
-def test_ranks_that_wait_for_a_failed_one_are_ended_after_the_grace_time(tmp_path: Path) -> None:
-    suite = """
-        def test_deadlock():
-            if RANK == 1:
-                raise RuntimeError("rank 1 is lost")
+        """,
+    "slow": """
+        import time
+        def test_slow():
+            if RANK == 0: time.sleep(2)
+        """,
+    "marks": """
+        @pytest.mark.mpi(min_size=4)
+        def test_four(): pass
+        @pytest.mark.mpi_skip
+        def test_serial(): pass
+        def test_shared_folder(mpi_tmp_path):
+            (mpi_tmp_path / str(RANK)).write_text("x")
             MPI.COMM_WORLD.barrier()
-        """
-    result = run(suite, tmp_path, grace=1)
-    assert result.returncode not in (0, 124)  # 124: it hung
-    assert "rank 1: failed, and the other ranks did not arrive within 1 s" in result.stderr
-    assert "RuntimeError: rank 1 is lost" in result.stderr
-    assert "test_suite.py::test_" in result.stderr
+            assert len(list(mpi_tmp_path.iterdir())) == 3
+        """,
+    "group": """
+        import hpccomm as hc, numpy as np
+        def test_sum(process_group):
+            x = np.ones(1)
+            hc.all_reduce(x)
+            assert x[0] == process_group.size == 3
+        def test_still_there(process_group):
+            assert hc.is_initialized()
+        """,
+    "folders": """
+        def test_it(tmp_path):
+            places = MPI.COMM_WORLD.allgather(str(tmp_path))
+            assert len(set(places)) == 3
+            assert [f"-rank-{rank}/" in place for rank, place in enumerate(places)] == [True] * 3
+        """,
+}
+
+
+class Together:
+    """What a job has said that has run several suites."""
+
+    def __init__(self, suites: dict[str, str], folder: Path, *options: str, grace: float = 30) -> None:
+        for name, suite in suites.items():
+            write(suite, folder / f"test_{name}.py")
+        self.result = start(folder, 3, "-v", "-rfEs", *options, grace=grace, env={"COLUMNS": "300"})
+        self.stdout = self.result.stdout
+
+    def of(self, suite: str) -> list[str]:
+        """Return what -v says of each test, in order."""
+        found: list[str] = re.findall(rf"test_{suite}\.py::\w+ ([A-Z]+)", self.stdout)
+        return found
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Together:
+    return Together(FAILING, tmp_path_factory.mktemp("failing"))
+
+
+@pytest.fixture(scope="module")
+def passing(tmp_path_factory: pytest.TempPathFactory) -> Together:
+    return Together(PASSING, tmp_path_factory.mktemp("passing"), grace=0.2)  # nobody fails, so nobody hurries
+
+
+def test_rank_0_prints_and_the_others_are_silent(passing: Together) -> None:
+    assert passing.result.returncode == 0, passing.stdout
+    assert passing.of("silent") == ["PASSED", "PASSED"]
+    assert passing.stdout.count("test session starts") == 1
+    assert outcomes(passing.result) == {"passed": 7, "skipped": 4}
+
+
+def test_a_failure_on_one_rank_fails_on_all_and_the_ranks_stay_in_step(failing: Together) -> None:
+    assert failing.result.returncode not in (0, 124)
+    assert failing.of("one_rank") == ["FAILED", "PASSED"]
+    assert "AssertionError: not here" in failing.stdout  # rank 1's traceback, printed by rank 0
+    assert "failed on rank 1 of 3; above: rank 1" in failing.stdout
+    assert re.search(
+        r"^FAILED .*test_fails_on_rank_1 - \[rank 1\] AssertionError: not here", failing.stdout, re.MULTILINE
+    )
+
+
+def test_equal_tracebacks_are_printed_once(failing: Together) -> None:
+    assert "failed on ranks 1-2 of 3; above: ranks 1-2" in failing.stdout
+    assert failing.stdout.count("E       KeyError: 'not the first'") == 1
+
+
+def test_every_failing_rank_is_named_with_its_own_traceback(failing: Together) -> None:
+    assert failing.of("every_rank") == ["FAILED"]
+    assert "failed on ranks 0-2 of 3; above: rank 0" in failing.stdout
+    for rank in range(3):
+        assert f"AssertionError: I am {rank}" in failing.stdout
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected", "said"),
+    [("setup", ["ERROR", "PASSED"], "no disk"), ("teardown", ["PASSED", "ERROR", "PASSED"], "no space")],
+)
+def test_a_fixture_that_fails_on_one_rank_fails_on_all(
+    failing: Together, phase: str, expected: list[str], said: str
+) -> None:
+    assert failing.of(phase) == expected
+    assert f"OSError: {said}" in failing.stdout
+
+
+def test_a_skip_on_one_rank_skips_on_all(passing: Together) -> None:
+    assert passing.of("skips") == ["SKIPPED", "SKIPPED"]
+    assert "not on rank 1" in passing.stdout
+    assert "not on rank 0" in passing.stdout
+
+
+def test_expected_failures_are_agreed_on_too(failing: Together) -> None:
+    assert failing.of("expected") == ["XFAIL", "XPASS", "FAILED"]
+    assert outcomes(failing.result) == {"failed": 4, "passed": 4, "xfailed": 1, "xpassed": 1, "error": 2}
+
+
+def test_slow_ranks_are_not_taken_for_lost_ones(passing: Together) -> None:
+    assert passing.of("slow") == ["PASSED"]
+
+
+def test_pytest_mpis_marks_and_fixtures_work(passing: Together) -> None:
+    assert passing.of("marks") == ["SKIPPED", "SKIPPED", "PASSED"]
+
+
+def test_the_process_group_fixture_lives_as_long_as_the_module(passing: Together) -> None:
+    assert passing.of("group") == ["PASSED", "PASSED"]
+
+
+def test_each_rank_has_temporary_directories_of_its_own(passing: Together) -> None:
+    assert passing.of("folders") == ["PASSED"], passing.stdout
 
 
 def test_it_is_said_where_the_others_wait(tmp_path: Path) -> None:
@@ -169,16 +246,6 @@ def test_a_verdict_is_seen_although_pytest_captures_and_names_the_test_that_othe
     assert result.returncode == 124, result.stdout + result.stderr
     assert "rank 1 never reached barrier #1 of 'world': it has ended test_suite.py::test_hangs" in result.stderr
     assert "hpccomm: the job ends with status 124" in result.stderr
-
-
-def test_slow_ranks_are_not_taken_for_lost_ones(tmp_path: Path) -> None:
-    suite = """
-        import time
-        def test_slow():
-            if RANK == 0: time.sleep(2)
-        """
-    result = run(suite, tmp_path, grace=0.2)  # nobody has failed: nobody hurries
-    assert outcomes(result) == {"passed": 1}
 
 
 def test_a_collection_error_on_one_rank_stops_all(tmp_path: Path) -> None:
@@ -236,33 +303,6 @@ def test_maxfail_stops_all_ranks_at_the_same_test(tmp_path: Path) -> None:
     assert outcomes(result) == {"failed": 1}
 
 
-def test_pytest_mpis_marks_and_fixtures_work(tmp_path: Path) -> None:
-    suite = """
-        @pytest.mark.mpi(min_size=4)
-        def test_four(): pass
-        @pytest.mark.mpi_skip
-        def test_serial(): pass
-        def test_shared_folder(mpi_tmp_path):
-            (mpi_tmp_path / str(RANK)).write_text("x")
-            MPI.COMM_WORLD.barrier()
-            assert len(list(mpi_tmp_path.iterdir())) == 3
-        """
-    assert outcomes(run(suite, tmp_path)) == {"skipped": 2, "passed": 1}
-
-
-def test_the_process_group_fixture_lives_as_long_as_the_module(tmp_path: Path) -> None:
-    suite = """
-        import hpccomm as hc, numpy as np
-        def test_sum(process_group):
-            x = np.ones(1)
-            hc.all_reduce(x)
-            assert x[0] == process_group.size == 3
-        def test_still_there(process_group):
-            assert hc.is_initialized()
-        """
-    assert outcomes(run(suite, tmp_path)) == {"passed": 2}
-
-
 def test_without_with_mpi_and_on_one_rank_it_is_plain_pytest(tmp_path: Path) -> None:
     suite = "def test_one(): pass\ndef test_fails(): assert 0\n"
     assert outcomes(run(suite, tmp_path, 1)) == {"passed": 1, "failed": 1}
@@ -281,17 +321,6 @@ def test_mpi_pytest_is_refused(tmp_path: Path) -> None:
     result = run("def test_one(): pass", tmp_path, 1, env={"PYTHONPATH": str(tmp_path / "site")})
     assert result.returncode not in (0, 124)
     assert "mpi-pytest is installed over pytest-mpi: pip uninstall mpi-pytest pytest-mpi" in result.stderr
-
-
-def test_each_rank_has_temporary_directories_of_its_own(tmp_path: Path) -> None:
-    suite = """
-        def test_it(tmp_path):
-            places = MPI.COMM_WORLD.allgather(str(tmp_path))
-            assert len(set(places)) == 3
-            assert [f"-rank-{rank}/" in place for rank, place in enumerate(places)] == [True] * 3
-        """
-    result = run(suite, tmp_path)
-    assert outcomes(result) == {"passed": 1}, result.stdout
 
 
 def test_hpccomm_is_imported_as_it_is(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Run PyTorch's own tests of torch.distributed, which its wheel carries, on the backend "hpccomm".
 
     python tests/torch/upstream.py BIN RANKS [TEST ...]     # BIN: the folder of mpiexec and python
+    python tests/torch/upstream.py BIN RANKS --one-in 4 SEED  # one test in four, chosen by SEED
     python tests/torch/upstream.py BIN RANKS --write        # every test, and the list anew
 
 The tests are those of DistributedTest._DistTestBase. They run one after the other in the processes of one mpiexec;
@@ -24,6 +25,7 @@ import threading
 import time
 import traceback
 import unittest
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -227,8 +229,12 @@ def main() -> int:
         return 0
     bin_, ranks, *names = sys.argv[1:]
     is_writing = names == ["--write"]
+    one_in, seed = "1", ""
+    if names[:1] == ["--one-in"]:
+        _, one_in, seed = names
+        names = []
     known = {name: what for (n, name), what in listed().items() if n == ranks}
-    everything = all_names(bin_)
+    everything = [name for name in all_names(bin_) if zlib.crc32(f"{name} {seed}".encode()) % int(one_in) == 0]
     left_out = {} if is_writing or names else {name: what for name, what in known.items() if what[0] == NOT_APPLICABLE}
     asked = everything if is_writing else names or [name for name in everything if name not in left_out]
     found = {**left_out, **run(bin_, ranks, asked)}
@@ -240,7 +246,8 @@ def main() -> int:
     for name in sorted(name for name in known if found.get(name, [""])[0] == PASSED):
         print(f"passes now: {name}")
     counts = Counter(outcome for outcome, _ in found.values())
-    print(f"{ranks} ranks: {', '.join(f'{counts[each]} {each}' for each in (PASSED, FAILED, NOT_APPLICABLE))}")
+    sample = f", one test in {one_in} by seed {seed}" if seed else ""
+    print(f"{ranks} ranks{sample}: {', '.join(f'{counts[each]} {each}' for each in (PASSED, FAILED, NOT_APPLICABLE))}")
     return int(bool(unexpected) and not is_writing)
 
 
