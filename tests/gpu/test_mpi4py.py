@@ -24,6 +24,7 @@ HERE, EVERYBODY = np.arange(1.0, 5.0) * (RANK + 1), np.arange(4.0 * SIZE) + 100 
 @pytest.fixture(scope="module", params=["nccl", "mpi"])
 def comm(request: pytest.FixtureRequest) -> Iterator[Any]:
     comm = hm.Comm(MPI.COMM_WORLD.Dup(), config=f"cpu:mpi,cuda:{request.param}")
+    comm.Bcast(gpus.array(np.zeros(1)))  # which connects
     yield comm
     comm.Free()
 
