@@ -23,7 +23,7 @@ help: ## show this list
 demo: $(VENV)/.cli ## train a network on handwritten digits on four ranks
 	$(RUN) 4 $(BIN)/python jobs/train_digits.py $(ARGS)
 
-test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 8 minutes on two cores (of those that start jobs, some cases)
+test: $(VENV)/.test ## run the tests on 1 and 2 ranks: 8 minutes on two cores (of those that start jobs, 2 cases)
 	OPTIONS="--cases=2 --jobs=2" tools/run-tests $(BIN) "$(RANKS)" $(ARGS)
 
 test-all: ## run all tests, also the slow ones, with both MPIs, on 1 to 4 ranks, PyTorch's, Slurm's, with sanitizers: hours
