@@ -20,7 +20,7 @@ from ..arrays import assert_same, strided
 from ..launch import until
 from . import gpus
 
-pytestmark = pytest.mark.usefixtures("process_group")
+pytestmark = pytest.mark.usefixtures("process_group", "connected")
 
 
 def total(group: hc.ProcessGroup) -> float:
