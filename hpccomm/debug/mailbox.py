@@ -12,7 +12,6 @@ import os
 import socket
 import struct
 from pathlib import Path
-from typing import Any
 
 LOOK, ASK = b"look", b"ask"
 CREDENTIALS = struct.Struct("3i")  # process, (real) user, group: the kernel vouches for them
@@ -65,12 +64,12 @@ class Mailbox:
         self._send(LOOK, _address(process))
 
     def _send(self, datagram: bytes, address: bytes | str) -> None:
-        if self._socket is None:  # of a rank that asks in the first second of its program
-            own: Any = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        else:
-            own = contextlib.nullcontext(self._socket)
-        with own as sender, contextlib.suppress(OSError):  # the other has no mailbox, or is gone
-            sender.sendto(datagram, socket.MSG_DONTWAIT, address)
+        with contextlib.suppress(OSError, AttributeError):  # the other has none, or is gone; there are no such sockets
+            if self._socket is not None:
+                self._socket.sendto(datagram, socket.MSG_DONTWAIT, address)
+                return
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:  # in the first second of a program
+                own.sendto(datagram, socket.MSG_DONTWAIT, address)
 
 
 def ask(process: int, patience: float) -> tuple[Path, str] | None:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import hpccomm as hc
@@ -135,12 +134,6 @@ def machine() -> Iterator[Any]:
         "blind",
     ):
         setattr(MACHINE, setting, getattr(fresh, setting))
-
-
-@pytest.fixture(scope="module")
-def connected(process_group: hc.ProcessGroup) -> None:
-    """The ranks are connected, as a message needs it, whichever test of the file is the first."""
-    hc.all_reduce(gpus.array(np.ones(1)))
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,12 @@ from hpccomm.nccl import connection
 from ..arrays import assert_same, backwards, contiguous, strided
 from . import gpus
 
-pytestmark = pytest.mark.usefixtures("process_group", "connected")
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+@pytest.fixture(autouse=True)
+def _connected(process_group: hc.ProcessGroup) -> None:
+    hc.all_reduce(gpus.array(np.ones(1)))
 
 
 def neighbours(group: hc.ProcessGroup) -> tuple[int, int]:
