@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hpccomm as hc
@@ -33,6 +34,7 @@ def _provider() -> Iterator[None]:
         if not gpus.is_real():
             patch.setenv("HPCCOMM_GPU_PROVIDER", gpus.PROVIDER)
             watch_cuda_aware_mpi(patch)
+        patch.setattr("hpccomm.nccl.last_operation.LastOperation.due", math.inf)  # marking takes calls of CUDA
         gpus.use_own()
         forget_provider()
         yield
@@ -59,6 +61,15 @@ def forget_provider() -> None:
     seam.nccl.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def process_group() -> Iterator[hc.ProcessGroup]:
+    """A world whose ranks are connected, each on its own GPU: what a test sees does not depend on those before it."""
+    with hc.init_process_group() as group:
+        if gpus.connectable(group.size) == group.size:
+            hc.all_reduce(gpus.array(np.ones(1)))
+        yield group
+
+
 TRANSPORTS = ["nccl", "mpi", "CUDA-aware mpi"]
 
 
@@ -79,6 +90,7 @@ def groups(process_group: hc.ProcessGroup, request: pytest.FixtureRequest) -> It
     for group in mine:
         if not gpus.is_real():
             group.settings = group.settings._replace(cuda_aware="CUDA-aware" in request.param)
+        hc.all_reduce(gpus.array(np.ones(1)), group=group)
     yield mine
     for group in mine:
         group.destroy()
@@ -140,4 +152,3 @@ def machine() -> Iterator[Any]:
 def _the_watchdog_asks_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the watchdog's thread from asking the stand-in for events: what it orders would depend on the time."""
     monkeypatch.setattr("hpccomm.debug.watchdog._gpu_is_busy", lambda work: False)
-    monkeypatch.setattr("hpccomm.nccl.last_operation.LastOperation.due", math.inf)  # nor mark what it would ask for

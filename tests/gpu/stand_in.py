@@ -112,7 +112,7 @@ class Event:
     device: int
     clock: Clock = field(default_factory=dict)
     graph: Graph | None = None  # in whose capture it was recorded last
-    has_passed: bool = False  # as far as anybody knows
+    has_passed: bool = True  # as far as anybody knows; one that was never recorded has (cudaEventQuery)
 
 
 class Graph:

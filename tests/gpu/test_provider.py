@@ -13,7 +13,7 @@ import pytest
 import hpccomm as hc
 from hpccomm.cuda import seam
 from hpccomm.cuda.time_limit import TimeLimit
-from hpccomm.nccl import libnccl
+from hpccomm.nccl import find, libnccl
 
 from ..launch import launch
 from . import gpus
@@ -64,8 +64,10 @@ def test_it_has_what_the_seam_names(cupy_nccl: Any) -> None:
             assert name.startswith("_") or hasattr(comm, name)
         comm.group_start()
         comm.group_end()
-    for name in libnccl.FUNCTIONS:
-        assert name in nccl.library or nccl.version() < 22800
+    has = {"ncclAlltoAll": 22800, "ncclAllReduceConfig": 23100}  # since these versions
+    assert {name: name in nccl.library for name in has} == {name: nccl.version() >= has[name] for name in has}
+    for name in set(libnccl.FUNCTIONS) - {f"{each}Config" for each in libnccl.COLLECTIVES.values()} - {"ncclAlltoAll"}:
+        assert name in nccl.library
 
 
 @pytest.mark.serial
@@ -98,8 +100,6 @@ def test_what_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("HPCCOMM_GPU_PROVIDER", raising=False)
     for name in (
         "hpccomm.cuda.cupy_runtime",
-        "hpccomm.nccl.cupy_nccl",
-        "hpccomm.nccl.nccl4py_nccl",
         "hpccomm.nccl.providers",
     ):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -114,12 +114,13 @@ def test_what_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch)
 
         monkeypatch.setattr(builtins, "__import__", without_cupy)
     else:
-        from cupy.cuda import nccl
-
-        monkeypatch.setattr(nccl, "available", False)
+        for module in ("cupy_nccl", "nccl4py_nccl"):
+            monkeypatch.setitem(sys.modules, f"hpccomm.nccl.{module}", None)  # to import it is an ImportError
+        monkeypatch.setattr(find, "_by_pathfinder", lambda: None)
+        monkeypatch.setattr(find, "NAMES", ("libnccl.so.none",))
     match = {
         "cupy": r"can't be loaded: CuPy, which hpccomm needs.*No module named 'cupy'.*pip install 'hpccomm\[cuda13\]'",
-        "libnccl": r"can't be loaded: there is no NCCL library \(libnccl.so.2\): pip install 'hpccomm\[cuda13\]'",
+        "libnccl": r"can't be loaded: there is no NCCL library \(libnccl.so.none\): pip install 'hpccomm\[cuda13\]'",
     }[missing]
     with hc.init_process_group(), pytest.raises(hc.DistBackendError, match=match):
         hc.all_reduce(array)
