@@ -66,6 +66,21 @@ def unaligned(values: Any) -> Any:
     return shifted
 
 
+def uneven(values: Any) -> Any:
+    """Rows of which each second one begins at no multiple of the element size, although the first does."""
+    if not values.ndim:
+        return unaligned(values)
+    pitch = values[:1].nbytes + max(values.itemsize // 2, 1)
+    memory = np.zeros(max(len(values) * pitch, 1), np.uint8)
+    rows = np.ndarray(values.shape, values.dtype, memory, 0, (pitch, *contiguous(values).strides[1:]))
+    rows[...] = values
+    return rows
+
+
+def uneven_backwards(values: Any) -> Any:
+    return uneven(values[::-1])[::-1] if values.ndim else unaligned(values)
+
+
 LAYOUTS = [contiguous, strided, backwards, fortran, unaligned]
 
 

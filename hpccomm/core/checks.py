@@ -61,7 +61,17 @@ def writable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
     is_writable = view.flags.writeable if device == "cpu" else not is_read_only(array)
     if not is_writable:
         raise ValueError(f"{operation}: {argument} is read-only, and the result would be written to it{here()}")
+    if device != "cpu" and 0 in getattr(view, "strides", ()) and repeats(view):
+        raise ValueError(
+            f"{operation}: elements of {argument} share memory (strides {view.strides}), and each would get a result "
+            f"of its own; give a copy{here()}"
+        )
     return device, view
+
+
+def repeats(array: Any) -> bool:
+    """Return True for an array one element of which stands for several, as `broadcast_to` makes it."""
+    return array.size > 1 and any(length > 1 and not stride for length, stride in zip(array.shape, array.strides))
 
 
 def array_list(operation: str, argument: str, arrays: Sequence[Array], check: Any = writable) -> tuple[str, list[Any]]:

@@ -9,18 +9,18 @@ const int MOST_COPIES = 32, MOST_AXES = 4;
 struct Copy {
     u64 target, source;
     i64 to[MOST_AXES], of[MOST_AXES];  // strides, in bytes
-    u32 shape[MOST_AXES];              // of both
+    u32 shape[MOST_AXES];              // of both, in units
 };
 
 struct Copies { Copy copies[MOST_COPIES]; };
 
-// A number of so many bytes.
-template <int BYTES> struct Number;
-template <> struct Number<1> { unsigned char bits; };
-template <> struct Number<2> { unsigned short bits; };
-template <> struct Number<4> { u32 bits; };
-template <> struct Number<8> { u64 bits; };
-template <> struct Number<16> { u64 bits[2]; };
+// So many bytes at an address that is a multiple of as many.
+template <int BYTES> struct Unit;
+template <> struct Unit<1> { unsigned char bits; };
+template <> struct Unit<2> { unsigned short bits; };
+template <> struct Unit<4> { u32 bits; };
+template <> struct Unit<8> { u64 bits; };
+template <> struct alignas(16) Unit<16> { u64 bits[2]; };
 
 template <int BYTES>
 __global__ void copy(const __grid_constant__ Copies all) {
@@ -36,6 +36,6 @@ __global__ void copy(const __grid_constant__ Copies all) {
             to += at * each.to[axis];
             of += at * each.of[axis];
         }
-        *(Number<BYTES>*)(each.target + to) = *(const Number<BYTES>*)(each.source + of);
+        *(Unit<BYTES>*)(each.target + to) = *(const Unit<BYTES>*)(each.source + of);
     }
 }

@@ -1,56 +1,103 @@
-"""Copies of many arrays by few kernels: the tables that ``copies.cu`` works through, each given by value."""
+"""Copies of many arrays by few kernels: the tables that ``copies.cu`` works through, each given by value.
+
+A kernel copies units of 1 to 16 bytes. CUDA reads and writes them at multiples of their size only, and a misaligned
+access ends every later CUDA call of the process. So the unit is the largest that divides the addresses, the strides and
+the bytes that lie together: whatever the layout, also one that no kernel of CuPy's may read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-NUMBERS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}  # by their size in bytes
+UNITS = (1, 2, 4, 8, 16)  # bytes
 THREADS = 256  # of a block
 MOST_BLOCKS = 1024  # for one copy
 MOST_COPIES, MOST_AXES = 32, 4  # in a table; arguments of a kernel have room for 4 kB
-# `struct Copy`: the addresses of two arrays, with how many bytes it is from one element to the next along each axis
+MOST_UNITS = (1 << 32) - 1  # of one copy
+# `struct Copy`: the addresses of two arrays, with how many bytes it is from one unit to the next along each axis
 COPY = np.dtype(
     [("target", "u8"), ("source", "u8"), ("to", "i8", MOST_AXES), ("of", "i8", MOST_AXES), ("shape", "u4", MOST_AXES)]
 )
 Pair = tuple[Any, Any]  # a target and a source, of one shape and dtype
+Axis = tuple[int, int, int]  # length, stride of the target, stride of the source
+Row = tuple[int, int, list[Axis]]  # addresses of the target and of the source, axes in units
 
 
 class Copies(NamedTuple):
     """One launch."""
 
-    itemsize: int
+    unit: int  # bytes
     device: int
     blocks: tuple[int, int]  # for each copy, and copies
     table: Any  # a NumPy array of one element
 
 
-def prepared(pairs: Iterable[Pair]) -> tuple[list[Copies], list[Pair]]:
-    """Return the launches that copy these arrays, and the pairs that the kernel does not know how to copy."""
-    known: dict[tuple[int, int], list[Pair]] = {}
-    others = []
+def prepared(pairs: Iterable[Pair]) -> list[Copies]:
+    """Return the launches that copy each source to its target."""
+    known: dict[tuple[int, int], list[Row]] = {}
     for target, source in pairs:
-        if target.itemsize in NUMBERS and target.ndim <= MOST_AXES and target.size < 1 << 32:
-            known.setdefault((target.itemsize, target.data.device_id), []).append((target, source))
-        else:
-            others.append((target, source))
+        if target.size:
+            unit, axes = in_units(target, source)
+            rows = known.setdefault((unit, target.data.device_id), [])
+            rows += in_parts(target.data.ptr, source.data.ptr, axes)
     launches = []
-    for (itemsize, device), alike in known.items():
-        for start in range(0, len(alike), MOST_COPIES):
-            some = alike[start : start + MOST_COPIES]
-            blocks = max(min(-(-target.size // THREADS), MOST_BLOCKS) for target, _ in some)
-            launches.append(Copies(itemsize, device, (max(blocks, 1), len(some)), table_of(some)))
-    return launches, others
+    for (unit, device), rows in known.items():
+        for start in range(0, len(rows), MOST_COPIES):
+            some = rows[start : start + MOST_COPIES]
+            blocks = max(min(-(-_count(axes) // THREADS), MOST_BLOCKS) for _, _, axes in some)
+            launches.append(Copies(unit, device, (blocks, len(some)), table_of(some)))
+    return launches
 
 
-def table_of(pairs: Sequence[Pair]) -> Any:
+def in_units(target: Any, source: Any) -> tuple[int, list[Axis]]:
+    """Return the bytes that are copied at a time, and the axes along which, as few as there can be."""
+    itemsize = target.itemsize
+    axes = [axis for axis in zip(target.shape, target.strides, source.strides) if axis[0] != 1]
+    joined = [(itemsize, 1, 1)]  # innermost first, in bytes
+    for length, to, of in reversed(axes):
+        inner, inner_to, inner_of = joined[-1]
+        if (to, of) == (inner * inner_to, inner * inner_of):
+            joined[-1] = inner * length, inner_to, inner_of
+        else:
+            joined.append((length, to, of))
+    (together, *_), *outer = joined
+    bits = target.data.ptr | source.data.ptr | together
+    for _, to, of in outer:
+        bits |= to | of
+    unit = min(bits & -bits, UNITS[-1])
+    inner_axis = [(together // unit, unit, unit)] if together != unit else []
+    return unit, [*reversed(outer), *inner_axis]
+
+
+def in_parts(target: int, source: int, axes: list[Axis]) -> Iterator[Row]:
+    """Yield copies that are small enough for the kernel: one for each place along an axis too many, or halves."""
+    if len(axes) > MOST_AXES:
+        shortest = axes.index(min(axes))
+        length, to, of = axes[shortest]
+        for i in range(length):
+            yield from in_parts(target + i * to, source + i * of, axes[:shortest] + axes[shortest + 1 :])
+    elif _count(axes) > MOST_UNITS:
+        longest = axes.index(max(axes))
+        length, to, of = axes[longest]
+        for start, end in ((0, length // 2), (length // 2, length)):
+            some = [*axes[:longest], (end - start, to, of), *axes[longest + 1 :]]
+            yield from in_parts(target + start * to, source + start * of, some)
+    else:
+        yield target, source, axes
+
+
+def _count(axes: list[Axis]) -> int:
+    return prod(length for length, _, _ in axes)
+
+
+def table_of(rows: list[Row]) -> Any:
     """Return the kernel's ``struct Copies`` as an array of one element."""
     table = np.zeros(MOST_COPIES, COPY)
-    for row, (target, source) in zip(table, pairs):
-        before = (0,) * (MOST_AXES - target.ndim)
-        row["target"], row["source"] = target.data.ptr, source.data.ptr
-        row["to"], row["of"] = before + target.strides, before + source.strides
-        row["shape"] = (1,) * len(before) + target.shape
+    for cells, (target, source, axes) in zip(table, rows):
+        shape, to, of = zip(*[(1, 0, 0)] * (MOST_AXES - len(axes)), *axes)
+        cells["target"], cells["source"], cells["to"], cells["of"], cells["shape"] = target, source, to, of, shape
     return table.view(f"V{table.nbytes}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
-import itertools
+import math
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from ..core.arrays import bits_of_torch
 from ..core.sparse import assign_sum
 from . import driver
-from .copies import NUMBERS, THREADS, Copies, Pair, prepared, table_of
+from .copies import THREADS, UNITS, Copies, Pair, prepared, table_of
 from .seam import Kernel
 
 CAPTURE_INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
@@ -126,7 +126,8 @@ class Runtime:
 
     def empty(self, shape: tuple[int, ...], dtype: Any, device: int, stream: int) -> Any:
         with cupy.cuda.Device(device), _stream(stream):  # CuPy's memory pool belongs to the stream
-            return cupy.empty(shape, dtype)
+            # cupy.empty refuses dtypes of which CuPy's arrays can be all the same, such as float128 and float8_e4m3fn.
+            return cupy.ndarray(shape, dtype, cupy.cuda.alloc(math.prod(shape) * np.dtype(dtype).itemsize))
 
     def view(self, memory: int, nbytes: int, shape: tuple[int, ...], dtype: Any, device: int, owner: Any) -> Any:
         unowned = cupy.cuda.UnownedMemory(memory, nbytes, owner, device)
@@ -135,26 +136,27 @@ class Runtime:
     def copy(self, target: Any, source: Any, stream: int) -> None:
         if target.nbytes and target.flags.c_contiguous and source.flags.c_contiguous:
             cuda.memcpyAsync(target.data.ptr, source.data.ptr, target.nbytes, cuda.memcpyDefault, stream)
-        elif target.nbytes:
-            with cupy.cuda.Device(target.data.device_id), _stream(stream):
-                _as_numbers(target)[...] = _as_numbers(source).reshape(target.shape)
+        elif target.shape == source.shape:
+            for launch in self.copies([(target, source)]):
+                launch(stream)
+        elif target.flags.c_contiguous or source.flags.c_contiguous:
+            shape = source.shape if target.flags.c_contiguous else target.shape
+            self.copy(target.reshape(shape), source.reshape(shape), stream)
+        else:
+            between = self.empty(source.shape, source.dtype, source.data.device_id, stream)
+            self.copy(between, source, stream)
+            self.copy(target, between, stream)
 
-    def copies(self, pairs: Sequence[Pair]) -> tuple[Sequence[Callable[[int], None]], Sequence[Pair]]:
-        launches, others = prepared(pairs)
-        return [partial(self._copy_many, each) for each in launches], others
+    def copies(self, pairs: Iterable[Pair]) -> list[Callable[[int], None]]:
+        return [partial(self._copy_many, each) for each in prepared(pairs)]
 
     def _copy_many(self, copies: Copies, stream: int) -> None:
         with cupy.cuda.Device(copies.device), _stream(stream):
-            _copies(copies.itemsize, copies.device)(copies.blocks, (THREADS,), (copies.table,))
+            _copies(copies.unit, copies.device)(copies.blocks, (THREADS,), (copies.table,))
 
-    def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
-        with cupy.cuda.Device(device), _stream(stream):
-            for itemsize in NUMBERS:
-                self._copy_many(Copies(itemsize, device, (1, 1), table_of([])), stream)
-            for number, ndim in itertools.product(NUMBERS.values(), dimensions):  # CuPy compiles a kernel for each
-                target, source = (_strided(ndim, number) for _ in range(2))
-                target[...] = source
-                target[...] = source.copy()
+    def load_copies(self, device: int, stream: int) -> None:
+        for unit in UNITS:
+            self._copy_many(Copies(unit, device, (1, 1), table_of([])), stream)
 
     def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
         loaded = self._additions.get((device, dtype), 0)
@@ -235,10 +237,10 @@ class Runtime:
 
 
 @functools.cache
-def _copies(itemsize: int, device: int) -> Any:
+def _copies(unit: int, device: int) -> Any:
     source = importlib.resources.files("hpccomm.cuda").joinpath("copies.cu").read_text()
-    module = cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=(f"copy<{itemsize}>",))
-    return module.get_function(f"copy<{itemsize}>")
+    module = cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=(f"copy<{unit}>",))
+    return module.get_function(f"copy<{unit}>")
 
 
 KERNEL_TYPES = {"float32": "Float32", "float16": "Float16", "bfloat16": "BFloat16"}
@@ -274,9 +276,3 @@ def _strided(dimensions: int, dtype: Any) -> Any:
     """Return an array of length 2 along each dimension, with gaps: CuPy can join none. Its elements share memory."""
     memory = cupy.zeros(2 * dimensions + 1, dtype)
     return cupy.lib.stride_tricks.as_strided(memory, (2,) * dimensions, (2 * memory.itemsize,) * dimensions)
-
-
-def _as_numbers(array: Any) -> Any:
-    """Return a view as numbers of the same size, of which `load_copies` has loaded CuPy's kernels; or the array."""
-    number = NUMBERS.get(array.dtype.itemsize)
-    return array if number is None else array.view(number)

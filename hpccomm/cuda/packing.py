@@ -1,7 +1,8 @@
 """Packing: the contiguous buffers of an operation on GPU arrays of any layout.
 
-A contiguous array is its own buffer. Any other is packed into a temporary one before the transport works and unpacked
-after it, both on a stream.
+A contiguous array is its own buffer, if its address is a multiple of its numbers': NCCL's kernels and CuPy's would end
+the process's CUDA context by a misaligned access. Any other is packed into a temporary one before the transport works
+and unpacked after it, both on a stream.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ..errors import here
 from . import seam
 from .seam import Runtime
 
-_pointer, _is_contiguous = attrgetter("data.ptr"), attrgetter("flags.c_contiguous")
+_pointer = attrgetter("data.ptr")
+MOST_ALIGNED = 16  # bytes, of complex numbers of 16: CuPy reads them at once
 
 
 class Packing:
@@ -38,11 +40,11 @@ class Packing:
 
     def send_buffer(self, array: Any) -> Any:
         """Return a contiguous array with the values of `array`."""
-        return array if array.flags.c_contiguous else self._packed(array)
+        return array if is_plain(array) else self._packed(array)
 
     def recv_buffer(self, array: Any) -> Any:
         """Return a contiguous array; `unpack` copies its values to `array`."""
-        if array.flags.c_contiguous:
+        if is_plain(array):
             return array
         buffer = self.empty(array.shape, array.dtype)
         self._unpacking.append((self._runtime.copy, (array, buffer)))
@@ -54,10 +56,7 @@ class Packing:
         It is their own where they lie so.
         """
         first = arrays[0]
-        if all(
-            each.flags.c_contiguous and each.data.ptr == first.data.ptr + i * first.nbytes
-            for i, each in enumerate(arrays)
-        ):
+        if all(is_plain(each) and each.data.ptr == first.data.ptr + i * first.nbytes for i, each in enumerate(arrays)):
             return first
         buffer = self.empty((len(arrays), first.size), first.dtype)
         self._unpacking += [(self._runtime.copy, pair) for pair in zip(arrays, buffer, strict=True)]
@@ -68,7 +67,7 @@ class Packing:
 
         Its address is a multiple of `alignment` bytes (at most 256, the alignment of every allocation of CUDA).
         """
-        if array.flags.c_contiguous and array.data.ptr % alignment == 0:
+        if is_plain(array) and array.data.ptr % alignment == 0:
             return array
         buffer = self._packed(array)
         self._unpacking.append((self._runtime.copy, (array, buffer)))
@@ -87,6 +86,8 @@ class Packing:
             return array if array is target else self.send_buffer(array)
         if target is None:
             target = self.empty(array.shape, array.dtype)
+        if not is_aligned(array):
+            array = self._packed(array)
         self._do(self._runtime.multiply, target, array, factor)
         return target
 
@@ -109,40 +110,57 @@ class Packing:
         self.copy(buffer, array)
         return buffer
 
-    @property
-    def dimensions(self) -> int:
-        """The most dimensions in which a kernel of CuPy's sees an array that `unpack` copies to."""
-        arrays = [array for _, arguments in self._unpacking for array in arguments[:1] if not array.flags.c_contiguous]
-        return max(map(joined_dimensions, arrays), default=0)
-
     def messages(self, rank: int, sends: Pieces, receives: Pieces, adds: bool) -> Messages:
         """Return the messages of `Backend.exchange`; `exchange` packs them."""
-        return Messages(rank, sends, receives, adds, _pointer, _is_contiguous, self.empty)
+        return Messages(rank, sends, receives, adds, _pointer, is_plain, self.empty)
 
     def exchange(self, messages: Messages, adds: bool) -> None:
         """Pack the messages that are sent; `unpack` copies those that are received to their arrays, or adds them."""
-        launches, others = self._runtime.copies(messages.packed)
-        for launch in launches:
+        for launch in self._runtime.copies(messages.packed):
             self._do(launch)
-        for target, source in others:
-            self.copy(target, source)
         if adds:  # one after the other: several may be for the same cells
             for array, buffer in messages.unpacked:
                 self._add_later(array, buffer)
         else:
-            launches, others = self._runtime.copies(messages.unpacked)
-            self._unpacking += [(launch, ()) for launch in launches]
-            self._unpacking += [(self._runtime.copy, pair) for pair in others]
+            self._unpacking += [(launch, ()) for launch in self._runtime.copies(messages.unpacked)]
 
     def _add_later(self, array: Any, buffer: Any) -> None:
+        """Add a buffer, or what this rank sends to itself, to an array in `unpack`."""
+        target = array if is_aligned(array) else self.empty(array.shape, array.dtype)
+        source = buffer if is_aligned(buffer) else self._packed(buffer)
         # not behind a receive that waits
-        self._runtime.load_additions(array.dtype, joined_dimensions(array), self._device, self.stream)
-        self._unpacking.append((self._runtime.add, (array, buffer)))
+        self._runtime.load_additions(target.dtype, joined_dimensions(target), self._device, self.stream)
+        addition = (self._runtime.add, (target, source))
+        if target is array:
+            self._unpacking.append(addition)
+        else:
+            copy = self._runtime.copy
+            self._unpacking += [(copy, (target, array)), addition, (copy, (array, target))]
 
     def unpack(self, stream: int) -> None:
         """Copy what has come into buffers to the arrays that it is for, or add it."""
         for function, arguments in self._unpacking:
             function(*arguments, stream)
+
+
+def is_plain(array: Any) -> bool:
+    """Return True for a contiguous array on whose own memory a transport can work."""
+    return bool(array.flags.c_contiguous) and array.data.ptr % _alignment(array) == 0
+
+
+def is_aligned(array: Any) -> bool:
+    """Return True for an array of any layout all of whose elements a kernel of CuPy's can read."""
+    bits = array.data.ptr
+    for length, stride in zip(array.shape, array.strides):
+        if length > 1:
+            bits |= stride
+    return bits % _alignment(array) == 0  # type: ignore[no-any-return]
+
+
+def _alignment(array: Any) -> int:
+    """Return what the address of an element is a multiple of: the largest power of 2 that divides its size, or 16."""
+    itemsize = array.itemsize or 1
+    return min(itemsize & -itemsize, MOST_ALIGNED)
 
 
 def joined_dimensions(array: Any) -> int:

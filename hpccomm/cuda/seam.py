@@ -12,7 +12,7 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -96,30 +96,25 @@ class Runtime(Protocol):
         """Return a new contiguous array; once it is dropped, what follows on `stream` may use its memory."""
 
     def copy(self, target: Any, source: Any, stream: int) -> None:
-        """Copy the values of `source` to `target`, which has the same dtype and size; any layouts."""
+        """Copy the values of `source` to `target`, which has the same dtype and size; any layouts and addresses."""
 
-    def copies(
-        self, pairs: Sequence[tuple[Any, Any]]
-    ) -> tuple[Sequence[Callable[[int], None]], Sequence[tuple[Any, Any]]]:
-        """Return what does `copy` on a stream for pairs of a target and a source, by a few kernels, and what is left.
-
-        That are the pairs for which `copy` has to be called.
-        """
+    def copies(self, pairs: Iterable[tuple[Any, Any]]) -> Sequence[Callable[[int], None]]:
+        """Return what copies, on a stream, each source to its target, of the same shape and dtype, by a few kernels."""
 
     def view(self, memory: int, nbytes: int, shape: tuple[int, ...], dtype: Any, device: int, owner: Any) -> Any:
         """Return an array over memory of a GPU; it and its views keep `owner`."""
 
-    def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
-        """Load the kernels of `copies`, and those of `copy` for strided arrays of these numbers of dimensions."""
+    def load_copies(self, device: int, stream: int) -> None:
+        """Load the kernels of `copies`, which are also those of `copy`."""
 
     def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
         """Load, the first time, the kernels of `add` for arrays of up to so many dimensions, by using them."""
 
     def add(self, target: Any, source: Any, stream: int) -> None:
-        """Add the values of `source` to `target`, which has the same dtype and shape; any layouts."""
+        """Add the values of `source` to `target`, which has the same dtype and shape; any layouts, aligned."""
 
     def multiply(self, target: Any, source: Any, factor: Any, stream: int) -> None:
-        """Write ``factor * source`` to `target`, in their dtype."""
+        """Write ``factor * source`` to `target`, in their dtype; any layouts, aligned."""
 
     def sum_entries(self, matrix: Any, rows: Any, columns: Any, values: Any, device: int, stream: int) -> None:
         """Set a sparse matrix to the sum of entries, and block the host until that is done."""

@@ -33,11 +33,10 @@ from .plan import ISSUING, Plan, refuse_capture
 T = TypeVar("T")
 DEFAULT_STREAM = 0  # of whichever GPU is the current one
 LONGEST_ABORT = 5.0  # seconds
-# For each GPU, up to how many dimensions the kernels of unpacking are loaded. CUDA loads a kernel at its first launch,
-# and may wait there until the GPU has nothing to do (its programming guide, "Lazy Loading"): behind a receive, while
-# the sender waits for this.
-HAVE_KERNELS: dict[int, int] = {}
-AT_ONCE = 3  # dimensions, when connecting; more before an operation on an array that has them
+# The GPUs on which the kernels of unpacking are loaded. CUDA loads a kernel at its first launch, and may wait there
+# until the GPU has nothing to do (its programming guide, "Lazy Loading"): behind a receive, while the sender waits for
+# this.
+HAVE_KERNELS: set[int] = set()
 ABANDONED: list[Any] = []  # arrays that NCCL may still use, because it could not be aborted
 
 
@@ -69,16 +68,11 @@ class Connection:
         self._windows: list[int] = []
         if time_limit is not None:
             time_limit.failure = lambda: self.failure
-        self._load_kernels(AT_ONCE)
+        if device not in HAVE_KERNELS:
+            HAVE_KERNELS.add(device)
+            with on_device(runtime, device):
+                runtime.load_copies(device, self.stream)
         self._async_errors = AsyncErrors(self._look, self.fail)
-
-    def _load_kernels(self, dimensions: int) -> None:
-        """Load the kernels that unpack arrays of so many dimensions, and of fewer."""
-        loaded = HAVE_KERNELS.get(self.device, 0)
-        if dimensions > loaded:
-            HAVE_KERNELS[self.device] = dimensions
-            with on_device(self.runtime, self.device):
-                self.runtime.load_copies(range(loaded + 1, dimensions + 1), self.device, self.stream)
 
     # -- operations ------------------------------------------------------------------------------
 
@@ -99,7 +93,6 @@ class Connection:
     def prepare(self, plan: Plan) -> None:
         """Block the host until the temporary memory of a persistent plan may be used on any stream."""
         if plan.alive:
-            self._load_kernels(plan.dimensions)
             with on_device(self.runtime, self.device):
                 self.runtime.synchronize_stream(plan.stream)
 
@@ -165,8 +158,6 @@ class Connection:
             return function(*arguments)
 
     def _run(self, plan: Plan, stream: int, async_op: bool, arrays: Any) -> Work | None:
-        if plan.alive:
-            self._load_kernels(plan.dimensions)
         self._issue(plan.run, (stream,))
         if async_op:
             if self._batch is None:

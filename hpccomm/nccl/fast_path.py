@@ -1,10 +1,11 @@
 """The fast path of GPU arrays: operations that are one call of NCCL on arrays as they are.
 
 To plan an operation (buffers for strided arrays, memory that overlaps, another current GPU) takes the host far longer
-than the call of NCCL. Each method asks whether its arguments are the ordinary case: arrays of CuPy's, contiguous, on
-the GPU of a connected group, with a dtype and an op that `types.py` has met before, on the long way. Then it makes the
-call that `NCCLBackend` makes, because another rank may go the long way; otherwise it returns False without having done
-anything. The order of streams, the lock around NCCL and what follows a failure are `Connection`'s on both ways.
+than the call of NCCL. Each method asks whether its arguments are the ordinary case: arrays of CuPy's, contiguous and
+aligned, on the GPU of a connected group, with a dtype and an op that `types.py` has met before, on the long way. Then
+it makes the call that `NCCLBackend` makes, because another rank may go the long way; otherwise it returns False without
+having done anything. The order of streams, the lock around NCCL and what follows a failure are `Connection`'s on both
+ways.
 """
 
 from __future__ import annotations
@@ -138,7 +139,9 @@ class NCCLFastPath(GPUFastPath):
         if device_of_type.get(type(array)) != self._device or not array.flags.c_contiguous:
             return None
         known, size = known_moves.get(array.dtype), array.size
-        return (size * known[1], known[0]) if known is not None and size else None
+        if known is None or not size or array.data.ptr % array.itemsize:
+            return None
+        return size * known[1], known[0]
 
     def _reduced(self, array: Any, op: Any) -> tuple[int, int, int] | None:
         """Return NCCL's count, datatype and operation of an array in the ordinary case; None for another one."""
@@ -148,7 +151,9 @@ class NCCLFastPath(GPUFastPath):
             known, size = known_reductions.get((array.dtype, op)), array.size
         except TypeError:  # an op that can't be looked up
             return None
-        return (size * known[1], known[0], known[2]) if known is not None and size else None
+        if known is None or not size or array.data.ptr % array.itemsize:
+            return None
+        return size * known[1], known[0], known[2]
 
     def _is_rank(self, given: Any) -> bool:
         return type(given) is int and 0 <= given < self._size
@@ -198,9 +203,9 @@ class NCCLFastPath(GPUFastPath):
 
 
 def _apart(array: Any, output: Any) -> tuple[int, int] | None:
-    """Return the addresses of two arrays; None if they are on two GPUs or, being contiguous, overlap."""
+    """Return the addresses of two arrays; None if they are on two GPUs, not aligned or, being contiguous, overlap."""
     read, written = array.data, output.data
     start, begin = read.ptr, written.ptr
-    if read.device_id != written.device_id or (start < begin + output.nbytes and begin < start + array.nbytes):
+    if read.device_id != written.device_id or start % array.itemsize or begin % output.itemsize:
         return None
-    return start, begin
+    return None if start < begin + output.nbytes and begin < start + array.nbytes else (start, begin)

@@ -25,7 +25,7 @@ import time
 import weakref
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
@@ -36,6 +36,7 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
+from hpccomm.cuda import copies
 from hpccomm.cuda.seam import Kernel
 from hpccomm.cuda.time_limit import TimeLimit
 from hpccomm.errors import DistBackendError
@@ -506,20 +507,22 @@ def on_stream(function: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-LAYOUTS = (False, True), (True, False), (False, False)  # of a copy: whether its two arrays are contiguous
+MISALIGNED = "cudaErrorMisalignedAddress"  # after which a real GPU answers every call so
 
 
 def _load(operation: str, numbers: object, *arrays: Any) -> None:
-    """Load a kernel of CuPy's, for which CUDA may wait until the GPU has nothing to do.
+    """Load a kernel of CuPy's, which reads and writes numbers where they may be.
 
     There is one for each operation, dtype, number of dimensions, and whether each array is contiguous (`CArray` in its
     _core/_kernel.pyx).
     """
+    for each in arrays:
+        steps = [stride for length, stride in zip(each.shape, each.strides) if length > 1]
+        if any(at % each.itemsize for at in (each.data.ptr, *steps)):
+            raise CUDAError(f"{MISALIGNED}: {operation} on {each.dtype} at {each.data.ptr:#x}, strides {each.strides}")
     layouts = tuple(bool(each.flags.c_contiguous) for each in arrays)
-    kernel = operation, numbers, _dimensions_of([each for each in arrays if not each.flags.c_contiguous]), layouts
-    if kernel not in MACHINE.loaded and MACHINE.messages:
-        MACHINE.finds(f"the kernel of {operation} is loaded behind a message that has not come")
-    MACHINE.loaded.add(kernel)
+    strided = [each for each in arrays if not each.flags.c_contiguous]
+    Runtime().load(operation, numbers, _dimensions_of(strided), layouts)
 
 
 def _dimensions_of(strided: list[Any]) -> int:
@@ -668,23 +671,35 @@ class Runtime:
         assert target.dtype == source.dtype
         assert target.size == source.size
         _check_default_stream(stream, target.data.device_id)
-        if not (target.flags.c_contiguous and source.flags.c_contiguous):
-            _load("a copy", target.itemsize, target, source)
-        self.copy_loaded(target, source, stream)
+        if target.flags.c_contiguous and source.flags.c_contiguous:
+            self._copy(target, source, stream)
+        else:
+            self._copy_by_kernel(target, source, stream)
 
-    def copies(self, pairs: Sequence[tuple[Any, Any]]) -> tuple[list[Callable[[int], None]], list[Any]]:
-        return [partial(self.copy_loaded, *pair) for pair in pairs], []
+    def copies(self, pairs: Iterable[tuple[Any, Any]]) -> list[Callable[[int], None]]:
+        return [partial(self._copy_by_kernel, *pair) for pair in pairs if pair[0].size]
 
     @on_stream
-    def copy_loaded(self, target: Any, source: Any, stream: int) -> None:
-        """Copy by a kernel that is there."""
+    def _copy_by_kernel(self, target: Any, source: Any, stream: int) -> None:
+        if target.shape == source.shape:
+            self.load("copies", copies.in_units(target, source)[0])
+        self._copy(target, source, stream)
+
+    @on_stream
+    def _copy(self, target: Any, source: Any, stream: int) -> None:
         MACHINE.runs(stream, "a copy", (extent(source),), (extent(target),))
         if np.shares_memory(as_numpy(target), as_numpy(source)):
             MACHINE.finds("a copy reads memory that it writes")
         as_numpy(target)[...] = as_numpy(source).reshape(target.shape)
 
-    def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
-        MACHINE.loaded |= set(itertools.product(["a copy"], (1, 2, 4, 8, 16), dimensions, LAYOUTS))
+    def load(self, *kernel: Any) -> None:
+        """Load a kernel, for which CUDA may wait until the GPU has nothing to do."""
+        if kernel not in MACHINE.loaded and MACHINE.messages:
+            MACHINE.finds(f"the kernel {kernel} is loaded behind a message that has not come")
+        MACHINE.loaded.add(kernel)
+
+    def load_copies(self, device: int, stream: int) -> None:
+        MACHINE.loaded |= set(itertools.product(["copies"], copies.UNITS))
 
     def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
         layouts = (False, True), (True, True)
@@ -790,6 +805,8 @@ class Runtime:
     ) -> None:
         MACHINE.calls.append(kernel.name)
         given = int(memory.view(np.uint64)[kernel.rank])
+        if out % 16 or given % 16:
+            raise CUDAError(f"{MISALIGNED}: {kernel.name} at {out:#x} and {given:#x}")
         if not memory.view(np.uint64)[MAX_RANKS + kernel.rank]:
             # the kernels do not meet: the others may read this rank's memory since the last barrier of MPI
             MACHINE.host_uses("the others' reading", ((given, given + 16 * vectors),))()
@@ -1307,4 +1324,6 @@ def _bytes(address: int, count: int, datatype: int) -> np.ndarray:
 
 
 def _extent(address: int, count: int, datatype: int) -> tuple[int, int]:
+    if address % TYPES[datatype].itemsize:
+        raise CUDAError(f"{MISALIGNED}: NCCL on {TYPES[datatype]} at {address:#x}")
     return address, address + count * TYPES[datatype].itemsize

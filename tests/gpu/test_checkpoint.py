@@ -11,13 +11,13 @@ import pytest
 import hpccomm as hc
 from hpccomm import checkpoint
 
-from ..arrays import LAYOUTS, assert_same, values
+from ..arrays import LAYOUTS, assert_same, uneven, values
 from . import gpus
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[:-1], ids=lambda layout: layout.__name__)  # CUDA has no unaligned arrays
+@pytest.mark.parametrize("layout", [*LAYOUTS, uneven], ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("how", ["save", "save_async"])
 def test_gpu_arrays_are_saved_as_the_current_stream_has_them(tmp_path: Path, layout: Any, how: str) -> None:
     folder = [tmp_path]

@@ -7,16 +7,11 @@ import warnings
 from typing import Any
 
 import cupy
-import ml_dtypes
 import numpy as np
 import pytest
-from cupy._core._scalar import get_typename
 
 from hpccomm.cuda import cupy_runtime
 from hpccomm.cuda.packing import joined_dimensions
-
-from ..arrays import dtype_name
-from .test_collectives import MOVED
 
 pytestmark = pytest.mark.once
 
@@ -57,13 +52,6 @@ def test_a_gpu_is_known_by_its_uuid_or_its_place(
     monkeypatch.setattr(cupy_runtime, "cuda", fake)
     monkeypatch.setattr("platform.node", lambda: "here")
     assert runtime.identity(0) == identity
-
-
-@pytest.mark.parametrize("dtype", [*MOVED, np.dtype(ml_dtypes.float8_e5m2)], ids=dtype_name)
-def test_a_strided_array_is_copied_as_numbers_that_cupy_has_kernels_for(dtype: Any) -> None:
-    array = cupy_runtime._as_numbers(np.zeros(3, dtype))
-    assert array.nbytes == 3 * dtype.itemsize
-    assert get_typename(array.dtype)  # CuPy's name of it in C++, or ValueError
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 5, 17])

@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,37 +135,80 @@ def test_without_what_it_needs_it_is_noticed(programs: dict[Any, Path], missing:
 
 
 def on_host(values: np.ndarray) -> Any:
-    """Return what `copies.table_of` asks an array of CuPy's for."""
-    names = ("shape", "strides", "size", "itemsize", "ndim")
+    """Return what `copies.prepared` asks an array of CuPy's for."""
+    names = ("shape", "strides", "size", "itemsize")
     data = SimpleNamespace(ptr=values.ctypes.data, device_id=0)
     return SimpleNamespace(**{name: getattr(values, name) for name in names}, data=data, values=values)
 
 
-def strided(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
-    """Return an array of random layout: gaps, and axes that go backwards or are in another order."""
+def laid_out(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
+    """Return an array of random layout: gaps of any bytes, axes that go backwards or are in another order."""
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(shape))
-    gaps = [int(gap) for gap in rng.integers(1, 3, len(shape))]
-    whole = rng.integers(0, 100, [shape[axis] * gaps[axis] for axis in order]).astype(dtype)
-    whole = whole.transpose(np.argsort(order))
-    return np.asarray(whole[tuple(slice(None, None, gap * int(rng.choice([-1, 1]))) for gap in gaps)])
+    grain = int(rng.choice([1, 2, 4, 8, 16]))  # what addresses and strides are multiples of
+    strides, pitch = [0] * len(shape), np.dtype(dtype).itemsize
+    for axis in rng.permutation(len(shape)):
+        pitch = pitch if rng.integers(2) else -(-(pitch + int(rng.integers(0, 3)) * grain) // grain) * grain
+        strides[axis], pitch = pitch, pitch * max(shape[axis], 1)
+    start = 16 + int(rng.integers(0, 4)) * grain
+    memory = rng.integers(0, 256, start + pitch + 16, np.uint8)
+    memory = memory[-memory.ctypes.data % 16 :]
+    whole = np.ndarray(shape, f"V{np.dtype(dtype).itemsize}", memory, start, strides)
+    return whole[(*(slice(None, None, int(rng.choice([-1, 1]))) for _ in shape), ...)]
+
+
+SHAPES = [(), (5,), (3, 4), (2, 3, 4), (2, 1, 3, 2), (0, 3), (7, 2), (2, 3, 1, 2, 3, 2), (2,) * 8]
+
+
+def run_on_the_host(launches: list[copies.Copies]) -> None:
+    for unit, _, (blocks, count), table in launches:
+        assert table.nbytes <= 4096, "a kernel's arguments"
+        build.copying().copies(unit, ctypes.c_void_p(table.ctypes.data), blocks, count, 8)
+
+
+def check_copies(shapes: list[tuple[int, ...]], dtype: str, seed: int) -> list[copies.Copies]:
+    pairs = [[on_host(laid_out(shape, dtype, seed + 2 * i + way)) for way in (0, 1)] for i, shape in enumerate(shapes)]
+    expected = [source.values.copy() for _, source in pairs]
+    launches = copies.prepared([(target, source) for target, source in pairs])
+    run_on_the_host(launches)
+    for (target, _), values in zip(pairs, expected):
+        assert target.values.tobytes() == values.tobytes()
+    return launches
 
 
 @as_cpp
-@pytest.mark.parametrize("dtype", ["i1", "f2", "f4", "c8", "c16"])
-def test_many_arrays_are_copied_by_few_kernels(dtype: str) -> None:
-    shapes = [(), (5,), (3, 4), (2, 3, 4), (2, 1, 3, 2), (0, 3), (7, 2)] * 6
-    pairs = [[on_host(strided(shape, dtype, 2 * i + way)) for way in (0, 1)] for i, shape in enumerate(shapes)]
-    expected = [source.values.copy() for _, source in pairs]
-    too_many_axes = [on_host(np.zeros((1,) * 5, dtype)) for _ in range(2)]
-    launches, others = copies.prepared([*pairs, too_many_axes])
-    assert [each.blocks[1] for each in launches] == [32, 10]
-    assert others == [tuple(too_many_axes)]
-    for itemsize, _, (blocks, count), table in launches:
-        assert table.nbytes <= 4096, "a kernel's arguments"
-        build.copying().copies(itemsize, ctypes.c_void_p(table.ctypes.data), blocks, count, 8)
-    for (target, _), values in zip(pairs, expected):
-        np.testing.assert_array_equal(target.values, values)
+@pytest.mark.parametrize("dtype", ["i1", "f2", "S6", "f4", "c8", "S12", "c16", "f16"])
+def test_arrays_of_any_layout_and_alignment_are_copied(dtype: str) -> None:
+    launches = check_copies(8 * SHAPES, dtype, seed=1000)
+    assert {each.unit for each in launches} <= set(copies.UNITS)
+    assert len({each.unit for each in launches}) > 1
+
+
+@as_cpp
+def test_copies_too_large_for_the_kernel_are_made_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "MOST_UNITS", 5)
+    check_copies(4 * SHAPES, "f8", seed=0)
+
+
+@as_cpp
+def test_a_misaligned_access_is_noticed() -> None:
+    """Without this, the tests above could not fail."""
+    program = (
+        "import ctypes, numpy as np\n"
+        "from hpccomm.cuda import copies\n"
+        "from tests.gpu.kernels import build\n"
+        "at = np.zeros(8).ctypes.data\n"
+        "table = copies.table_of([(at, at + 33, [(2, 8, 8)])])\n"
+        "build.copying().copies(8, ctypes.c_void_p(table.ctypes.data), 1, 1, 2)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode != 0
+    assert "misaligned address" in ended.stderr
+
+
+def test_many_small_arrays_take_few_launches_and_the_largest_units() -> None:
+    pairs = [(on_host(np.zeros((4, 6), "f4")[:, :4]), on_host(np.zeros((4, 4), "f4"))) for _ in range(40)]
+    launches = copies.prepared(pairs)
+    assert [each.blocks[1] for each in launches if each.unit == 8] == [32, 8]  # rows of 16 bytes, 24 bytes apart
 
 
 # -- NVRTC -------------------------------------------------------------------------------------------
@@ -193,7 +237,7 @@ INTRA_NODE, COPIES = (Path(module.__file__).with_suffix(".cu") for module in (in
 @pytest.mark.parametrize("architecture", [75, 80, 86, 87, 89, 90, 100, 103, 120])
 def test_the_kernels_compile(architecture: int) -> None:
     assert len(ptx(INTRA_NODE, cupy_runtime.instances(8, 4), architecture)) == 6
-    made = ptx(COPIES, [f"copy<{itemsize}>" for itemsize in copies.NUMBERS], architecture)
+    made = ptx(COPIES, [f"copy<{unit}>" for unit in copies.UNITS], architecture)
     assert len(made) == 5
     assert not any(".local" in text for text in made.values())  # no copy of the table in each thread
 

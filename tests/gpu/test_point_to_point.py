@@ -43,7 +43,7 @@ def test_kernels_that_unpack_are_loaded_before_a_receive_waits(
     process_group: hc.ProcessGroup, machine: Any, monkeypatch: pytest.MonkeyPatch, ndim: int
 ) -> None:
     monkeypatch.setattr(machine, "loaded", set())
-    monkeypatch.setattr(connection, "HAVE_KERNELS", {})
+    monkeypatch.setattr(connection, "HAVE_KERNELS", set())
     n, me = process_group.size, process_group.rank
     with hc.new_group() as group:
         hc.all_reduce(gpus.array(np.ones(1)), group=group)

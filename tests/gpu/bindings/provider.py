@@ -16,7 +16,7 @@ import importlib
 import itertools
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -461,8 +461,8 @@ def pinned(nbytes: int) -> Any:
     return CUDA.pinned(1 << max(9, (nbytes - 1).bit_length()))
 
 
-def empty(shape: tuple[int, ...], dtype: Any) -> Any:
-    return MACHINE.allocated(shape, dtype, MACHINE.device, CUDA.current_stream(0))
+def alloc(nbytes: int) -> Any:
+    return MACHINE.allocated((nbytes,), np.uint8, MACHINE.device, CUDA.current_stream(0)).data
 
 
 def kernel(which: Kernel) -> Callable[..., None]:
@@ -479,23 +479,30 @@ def kernel(which: Kernel) -> Callable[..., None]:
     return launch
 
 
-def copies_kernel(itemsize: int, device: int) -> Callable[..., None]:
+UNITS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+
+
+def copies_kernel(unit: int, device: int) -> Callable[..., None]:
     """In place of the compiled kernel of copies.cu: the stand-in's copies, as the table says."""
 
     def array(address: int, shape: Any, strides: Any) -> Any:
+        assert not address % unit, "a misaligned address"
+        assert not any(strides % unit), "a misaligned stride"
         memory = cupy.cuda.UnownedMemory(address, 1, None, device_id=device)
         pointer = cupy.cuda.MemoryPointer(memory, 0)
-        return cupy.ndarray(shape.tolist(), copies.NUMBERS[itemsize], pointer, strides=strides.tolist())
+        return cupy.ndarray(shape.tolist(), UNITS[unit], pointer, strides=strides.tolist())
 
     def launch(grid: tuple[int, int], block: tuple[int], arguments: tuple[Any]) -> None:
         (table,) = arguments
         assert table.size == 1, "CuPy gives arrays of one element by value, and refuses others"
         assert table.nbytes <= 4096, "arguments of a kernel"
         for row in table.view(copies.COPY)[: grid[1]]:
-            target, source = (
-                array(int(row[at]), row["shape"], row[by]) for at, by in (("target", "to"), ("source", "of"))
-            )
-            CUDA.copy_loaded(target, source, CUDA.current_stream(0))
+            if row["target"]:  # not one that is there to load the kernel
+                target, source = (
+                    array(int(row[at]), row["shape"], row[by]) for at, by in (("target", "to"), ("source", "of"))
+                )
+                for one in CUDA.copies([(target, source)]):
+                    one(CUDA.current_stream(0))
 
     return launch
 
@@ -503,14 +510,9 @@ def copies_kernel(itemsize: int, device: int) -> Callable[..., None]:
 class Runtime(cupy_runtime.Runtime):
     """cupy_runtime.Runtime, but for what CuPy's kernels do."""
 
-    def copy(self, target: Any, source: Any, stream: int) -> None:
-        if target.flags.c_contiguous and source.flags.c_contiguous:
-            super().copy(target, source, stream)
-        elif target.nbytes:
-            CUDA.copy(target, source, stream)
-
-    def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
-        CUDA.load_copies(dimensions, device, stream)
+    def load_copies(self, device: int, stream: int) -> None:
+        super().load_copies(device, stream)
+        CUDA.load_copies(device, stream)
 
     def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
         CUDA.load_additions(dtype, dimensions, device, stream)
@@ -552,7 +554,6 @@ cupy_runtime.cupy = SimpleNamespace(
     asarray=cupy.asarray,
     from_dlpack=cupy.from_dlpack,
     ndarray=cupy.ndarray,
-    empty=empty,
     add=add,
     multiply=multiply,
     get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda stream: None),
@@ -560,6 +561,7 @@ cupy_runtime.cupy = SimpleNamespace(
         Device=Device,
         Stream=Entered,
         get_current_stream=CurrentStream,
+        alloc=alloc,
         alloc_pinned_memory=pinned,
         UnownedMemory=cupy.cuda.UnownedMemory,
         MemoryPointer=cupy.cuda.MemoryPointer,

@@ -73,8 +73,9 @@ def library(ranks: int, rank: int) -> ctypes.CDLL:
 
 @functools.cache
 def copying() -> ctypes.CDLL:
-    """Return the kernel that copies many arrays as a library with the function `copies`."""
+    """Return the kernel that copies many arrays as a library with the function `copies`, which ends if misaligned."""
     kernels = '#include "shim.h"\n' + Path(copies.__file__).with_suffix(".cu").read_text()
     with tempfile.TemporaryDirectory() as folder:
-        made = compiled("copies.cpp", Path(folder), "-O1", "-shared", "-fPIC", kernels=kernels, name="copies")
+        flags = ["-O1", "-shared", "-fPIC", "-fsanitize=alignment", "-fno-sanitize-recover", "-static-libubsan"]
+        made = compiled("copies.cpp", Path(folder), *flags, kernels=kernels, name="copies")
         return ctypes.CDLL(str(made))
