@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+from ..core.timeouts import keeps_time
 from ..core.work import Work
 from ..cuda.seam import Communicator, Runtime, on_device
 from ..cuda.time_limit import TimeLimit
@@ -187,6 +188,7 @@ class Connection:
         work.called_on = self._called_on
         return work
 
+    @keeps_time  # ncclCommAbort may take a second, beyond the time limit
     def _fail_in_call(self, error: DistTimeoutError) -> NoReturn:
         """Give the communicator up, which takes no other call while it is in the middle of one."""
         self.fail(f"no end of a call: {error}")

@@ -12,6 +12,8 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.debug import stacks
+from hpccomm.nccl import connection
 
 from ..arrays import assert_same
 from . import gpus
@@ -127,7 +129,14 @@ def test_a_later_collective_for_which_nccl_connects_again_and_one_rank_does_not_
 
 
 @NEEDS_TWO
-def test_a_first_message_that_nobody_takes() -> None:
+def test_a_first_message_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    abort, judged = connection.Connection._abort_communicator, []
+
+    def slow_abort(self: Any) -> None:
+        judged.extend(call.can_raise for call in stacks.calls_in_flight(without=threading.get_ident()))
+        abort(self)
+
+    monkeypatch.setattr(connection.Connection, "_abort_communicator", slow_abort)
     with hc.init_process_group(on_timeout="raise", timeout=60):
         group = hc.new_group(timeout=2)
         array = gpus.array(np.ones(1))
@@ -137,6 +146,7 @@ def test_a_first_message_that_nobody_takes() -> None:
                 hc.DistTimeoutError, match=r"send: NCCL has not connected .* the first message of two ranks both"
             ):
                 hc.isend(array, 1, group=group)
+            assert judged == [True]  # by the watchdog: it ends by itself, however long the abort takes
         else:
             group.door.backends["cuda"].abort()
         hc.barrier()
