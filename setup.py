@@ -27,7 +27,7 @@ def modules():
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
             extra_compile_args=["-O3", "-g0"],
         )
-        for name in ("_room", "_pieces", "_sums")
+        for name in ("_room", "_pieces", "_sums", "_gil_held")
     ]
     try:
         rooms = cythonize(rooms, build_dir="build")

@@ -48,7 +48,7 @@ def test_without_a_compiler_nothing_is_compiled_and_nothing_fails(monkeypatch: p
         return [type(each)(each.name, each.sources) for each in extensions]
 
     rooms = told_by_setup(monkeypatch, as_cython)["ext_modules"]
-    assert [room.name.removeprefix("hpccomm.native.") for room in rooms] == ["_room", "_pieces", "_sums"]
+    assert [room.name.removeprefix("hpccomm.native.") for room in rooms] == ["_room", "_pieces", "_sums", "_gil_held"]
     assert all(room.optional for room in rooms)
 
 
@@ -118,7 +118,7 @@ def test_a_wheel_that_is_not_what_its_name_says_is_not_released(
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("hpccomm/__init__.py", "")
         if room is not None:
-            for module in ("_room", "_pieces", "_sums"):
+            for module in ("_room", "_pieces", "_sums", "_gil_held"):
                 archive.writestr(f"hpccomm/native/{module}.cpython-311-aarch64-linux-gnu.so", room)
     command = [sys.executable, str(ROOT / "tools" / "check-wheel"), str(wheel), "aarch64"]
     done = subprocess.run(command, capture_output=True, text=True)

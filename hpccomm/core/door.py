@@ -20,6 +20,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from ..errors import DistBackendError, DistError, UnsupportedOperationError, here, log_exception
+from ..native import notes_of
 from .backend import Backend, FastPath, GPUFastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
@@ -79,6 +80,7 @@ class Door:
         self.failed: list[Work] = []
         self.persistent: list[PersistentWork] = []  # those that have not been freed
         self.timeout = as_seconds(group.timeout) if group.on_timeout == "raise" else None
+        self.notes = notes_of(group.name, as_seconds(group.timeout), group.on_timeout)
         self.made = next(MADE)  # of two groups of the same ranks the lower is the same group on all of them
         _doors.add(self)
 
@@ -114,6 +116,7 @@ class Door:
             number = self.collectives + self.fast_path.count
             self.recent.append((number, name, getattr(first, "dtype", ""), getattr(first, "nbytes", 0)))
         operation = self._begin(call, async_op, persistent) if self.hooks else None
+        note = -1 if async_op else self.notes.begin(name, self.number_of(name))
         try:
             outcome: Any = getattr(backend, name)(*arguments, async_op) if step is None else step()
         except Exception as error:
@@ -121,6 +124,8 @@ class Door:
             if operation is not None:
                 operation.end(error)
             raise error
+        finally:
+            self.notes.end(note)
         if persistent is not None and outcome is None:
             persistent.operation = operation
         elif async_op or isinstance(outcome, Work):

@@ -103,6 +103,9 @@ class Runtime:
             raise cuda.CUDARuntimeError(status)
         return status == 0
 
+    def event_query_address(self) -> int:
+        return driver.event_query_address()
+
     def relax_captures(self) -> None:
         if status := driver.relax_captures():
             raise cuda.CUDARuntimeError(status)

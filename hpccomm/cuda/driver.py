@@ -29,6 +29,11 @@ def event_status(event: int) -> int:
     return library().cuEventQuery(event)  # type: ignore[no-any-return]
 
 
+def event_query_address() -> int:
+    """Return the address of cuEventQuery."""
+    return ctypes.cast(library().cuEventQuery, c_void_p).value or 0
+
+
 def relax_captures() -> int:
     """Let this thread call CUDA whatever other threads capture, without ending their captures; return an error."""
     return library().cuThreadExchangeStreamCaptureMode(c_int(CAPTURE_MODE_RELAXED))  # type: ignore[no-any-return]

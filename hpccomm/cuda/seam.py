@@ -81,6 +81,9 @@ class Runtime(Protocol):
     def is_done(self, event: int) -> bool:
         """Return True once the event has passed."""
 
+    def event_query_address(self) -> int:
+        """Return the address of cuEventQuery, for threads that have no Python; 0 if there is none."""
+
     def relax_captures(self) -> None:
         """Let this thread ask for events while another one captures (cudaThreadExchangeStreamCaptureMode)."""
 

@@ -75,7 +75,7 @@ def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
     ranks = [Reported(rank, by_rank.get(rank), waits_in(by_rank.get(rank))) for rank in range(size)]
     groups: dict[str, Sequence[int]] = {"": range(size)}
     for report in by_rank.values():
-        groups.update({key: each["ranks"] for key, each in report["groups"].items()})
+        groups.update({key: each["ranks"] for key, each in report["groups"].items() if "ranks" in each})
     return _Search(ranks, groups).decide()
 
 
@@ -366,6 +366,9 @@ class _Search:
             return f"it has ended {report['ended']}{last_collectives(report)}"
         if tasks := tasks_in_words(report):
             return f"it is in {tasks}{last_collectives(report)}"
+        if "held" in report:
+            why = f"Python has not run there for {duration(report['held'])}: the GIL is held in {report['program']}"
+            return f"{why}{last_collectives(report)}"
         return f"it is in the program at {report['program']}{last_collectives(report)}"
 
     def _tasks(self, without: Sequence[int] = ()) -> Iterator[str]:

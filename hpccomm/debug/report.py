@@ -20,7 +20,7 @@ from typing import Any
 from ..core.group import ProcessGroup
 from ..core.operation_list import MESSAGES
 from ..process.proc import ENDED, of_process
-from . import stacks
+from . import held, stacks
 from .folder import Folder, read_text
 from .groups_seen import groups, key_of, made_at, ranks_of, works_in_flight
 from .mailbox import Mailbox
@@ -67,6 +67,7 @@ class Reporter:
     def move_to(self, folder: str | Path) -> None:
         """Use another folder from now on; questions in it from before this rank began are for others."""
         self.folder = Folder(folder)
+        held.answer_in(self.folder.places)
         files = [place / ASK for place in (*self.folder.places, self.folder.places[0].parent)]
         self._answered = {text for file, text in zip(files, self._questions()) if _time_of(file) < self._since}
 
@@ -217,7 +218,9 @@ class Reporter:
         deadline, asked = time.monotonic() + patience, {token}
         while True:
             asked.update(set(self._questions()) - self._earlier)
-            reports = [each for each in map(_report, self.folder.files("rank*.json")) if _is_answer(each, asked)]
+            found = [*self.folder.files("rank*.held"), *self.folder.files("rank*.json")]
+            by_rank = {each["rank"]: each for each in map(_report, found) if _is_answer(each, asked)}
+            reports = [*by_rank.values()]
             gone = sum(state != "running" for state in self._neighbours().values())
             if len(reports) + gone >= self.size or time.monotonic() > deadline:
                 return reports
@@ -261,7 +264,7 @@ class Reporter:
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """Return the reports in the folder of a run."""
-    return list(filter(None, map(_report, sorted(folder.glob("rank*.json")))))
+    return list(filter(None, map(_report, [*sorted(folder.glob("rank*.held")), *sorted(folder.glob("rank*.json"))])))
 
 
 def _report(file: Path) -> dict[str, Any]:
@@ -269,10 +272,11 @@ def _report(file: Path) -> dict[str, Any]:
     if file.name.count(".") > 1:  # a recording
         return {}
     try:
-        said = json.loads(read_text(file) or "0")
+        text = read_text(file)
+        said = held.report(text) if file.suffix == held.SUFFIX else json.loads(text or "0")
         size = said["size"] if said["version"] == VERSION else 0
         return said if 0 <= said["rank"] < size <= LARGEST_JOB and said["time"] >= 0 else {}
-    except (ValueError, KeyError, TypeError, RecursionError):  # it is forged, or of another version
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):  # it is forged, or of another version
         return {}
 
 

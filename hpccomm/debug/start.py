@@ -19,9 +19,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..core.timeouts import as_seconds
+from ..native import gil_held, room
 from ..process.proc import say_that_it_ends
 from ..process.settings import Settings, folder_at_start
-from .groups_seen import groups
+from .groups_seen import PACKAGE, groups
 
 if TYPE_CHECKING:
     from .watchdog import Watchdog
@@ -122,6 +123,18 @@ class Start:
         atexit.register(self._report_end)
         self._signals.listen()
         self._thread.start()
+        self._start_threads_without_python()
+
+    def _start_threads_without_python(self) -> None:
+        """Start what speaks for this process while a call of C holds the GIL (`native/gil_held.h`)."""
+        real_time = range(getattr(signal, "SIGRTMIN", 0) + 8, getattr(signal, "SIGRTMAX", 0))
+        free = next((number for number in real_time if signal.getsignal(number) is signal.SIG_DFL), None)
+        if gil_held is None or room is None or free is None or not hasattr(os, "memfd_create"):
+            return
+        self._stacks = os.memfd_create("hpccomm-stacks")  # where faulthandler leaves them
+        faulthandler.register(free, file=self._stacks, all_threads=True)
+        if gil_held.start(self._rank, self._size, PACKAGE, free, self._stacks, room.blocking_address()):
+            atexit.register(gil_held.stop)
 
     def stop(self) -> None:
         """End the thread, because the settings of rank 0 want no watchdog."""
@@ -136,6 +149,8 @@ class Start:
         with _changing:
             self._processes.update(processes)
             self._folder = agreed.debug_dir
+            if gil_held is not None:
+                gil_held.answer_in(os.path.abspath(self._folder), "")
             if self.watchdog is not None:
                 self.watchdog.reporter.configure(self._folder, self._processes)
         if agreed.keeps_reports or agreed.trace != "0":

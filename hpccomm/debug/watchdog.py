@@ -32,6 +32,7 @@ from ..process.stderr import tell
 from . import stacks
 from .culprits import Verdict, verdict
 from .groups_seen import groups, key_of, works_in_flight
+from .held import identify_groups
 from .report import Reporter
 from .sources import SOURCES
 from .stacks import CallInFlight
@@ -149,6 +150,7 @@ class Watchdog:
 
     def look(self, now: float) -> None:
         """Look at the calls in flight, and warn of those that take too long, or end the job."""
+        identify_groups()
         begun = {key_of(group): group.sequence_number + group.message_number for group in groups()}
         for call in self._in_flight():
             observed = self._seen.get(call.key)

@@ -5,9 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import platform
 from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from ._gil_held import Notes
 
 MACHINES = ("x86_64", "AMD64", "aarch64", "arm64")  # whose ABIs pass an int and a pointer alike
 
@@ -37,3 +43,31 @@ def remedy() -> str:
 
 
 room, reason = load()
+gil_held: ModuleType | None = None  # what speaks for this process while a call of C holds the GIL
+if room is not None:
+    with contextlib.suppress(ImportError):
+        gil_held = importlib.import_module(f"{__name__}._gil_held")
+
+
+class _NotNoted:
+    """In the place of Notes, without the compiled extension."""
+
+    def begin(self, name: str, number: int) -> int:
+        return -1
+
+    def begin_on_gpu(self, name: str, number: int, event: int) -> int:
+        return -1
+
+    def end(self, place: int) -> None: ...
+
+    def identify(self, key: str) -> None: ...
+
+    def follow(self, fast_path: Any) -> None: ...
+
+
+NOT_NOTED = cast("Notes", _NotNoted())
+
+
+def notes_of(name: str, limit: float, on_timeout: str) -> Notes:
+    """Return the notes of a new group: what `gil_held.h` reads of its operations. `limit`: seconds."""
+    return NOT_NOTED if gil_held is None else gil_held.Notes(name, limit, on_timeout)

@@ -38,6 +38,7 @@ cdef extern from "time.h" nogil:
 
 cdef extern from "Python.h":
     bint PyList_CheckExact(object)
+    const char* PyUnicode_AsUTF8(object text) except NULL
     unsigned long PyThread_get_thread_ident() nogil
 
 cdef extern from *:
@@ -517,8 +518,7 @@ def keep(long long size, bint is_exact, whose):
             raise MemoryError
         for serial in range(max(written - ring_mask, 1), written + 1):
             larger[serial & (entries - 1)] = ring[serial & ring_mask]
-        free(ring)
-        ring, ring_mask = larger, entries - 1
+        ring, ring_mask = larger, entries - 1  # the former is not freed: `blocking` may be reading it
     callers = [None] * (0 if whose is None else ring_mask + 1)
     times_are_exact, caller = is_exact, whose
 
@@ -543,6 +543,36 @@ def past(long long since=0):
                 bool(each.has_failed), callers[serial & ring_mask] if caller is not None else None,
             ))
     return rows
+
+
+cdef struct Blocking:  # HeldRing in gil_held.h
+    const char* name
+    long long number, began
+    int path
+
+
+cdef const char* c_names[32]
+for row, name in enumerate(NAMES):
+    c_names[row] = PyUnicode_AsUTF8(name)
+
+
+cdef int blocking(Blocking* found, int most) noexcept nogil:
+    """Find the blocking operations that have not ended; called by a thread that has no GIL, while another keeps it."""
+    cdef long long serial
+    cdef int count = 0
+    cdef Entry* entry
+    for serial in range(written, max(written - min(ring_mask, <long long>RING), 0), -1):
+        entry = &ring[serial & ring_mask]
+        if count < most and entry.what != 0 and entry.ended == 0 and not entry.is_async:
+            found[count].name, found[count].number = c_names[entry.what], entry.number
+            found[count].began, found[count].path = entry.began, entry.path
+            count += 1
+    return count
+
+
+def blocking_address():
+    """Return the address of `blocking`."""
+    return <uintptr_t>&blocking
 
 
 def last_serial():
@@ -642,6 +672,12 @@ cdef class FastPath:
         """Keep what is in flight in that group's door from now on."""
         self.door, self.in_flight, self.timeout = door, door.in_flight, door.timeout
         self.passed_collectives, self.passed_messages = door.collectives, door.messages
+        door.notes.follow(self)
+
+    def addresses_of_counts(self):
+        """Return where the counts of collectives and of messages are: of its own, and of those that have passed it."""
+        return (<uintptr_t>&self.count, <uintptr_t>&self.passed_collectives,
+                <uintptr_t>&self.messages, <uintptr_t>&self.passed_messages)
 
     cdef inline int notes(self, int what, int dtype, Py_ssize_t nbytes, int op, int peer) except -1:
         """Note in the ring that a blocking collective begins."""

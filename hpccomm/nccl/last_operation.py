@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.flight import NOT_FOLLOWED, flight_of
 from ..cuda.seam import Runtime, on_device
 from ..cuda.work import CudaWork, described
+from ..native import NOT_NOTED, gil_held
 
 if TYPE_CHECKING:
     from ..core.door import Door
@@ -29,6 +30,9 @@ class LastOperation(CudaWork):
     def __init__(self, runtime: Runtime, device: int, failure: Callable[[], Exception | None]) -> None:
         spare = SPARE.get(device)
         event = spare.pop() if spare else runtime.create_event(device)
+        self._notes, self._note = NOT_NOTED, -1
+        if gil_held is not None:
+            gil_held.ask_cuda(runtime.event_query_address())
         super().__init__(runtime, device, lambda _: None, failure, wait_blocks=False, event=event)
 
     def mark(self, door: Door, name: str, arrays: Any, peer: int | None = None) -> None:
@@ -41,17 +45,25 @@ class LastOperation(CudaWork):
             self._runtime.record(self._event, stream)
         while isinstance(arrays, list | tuple):
             arrays = arrays[0] if arrays else None
-        self.flight = flight_of((door, name, door.number_of(name), described(arrays), peer, None, None))
+        number = door.number_of(name)
+        self._notes, self._note = door.notes, door.notes.begin_on_gpu(name, number, self._event)
+        self.flight = flight_of((door, name, number, described(arrays), peer, None, None))
 
     def poll(self) -> bool:
         """Return True once the event has passed, and belong to no group then; raise the error of the transport."""
         flight = self.flight
         has_passed = self._event == 0 or super().poll()
         if has_passed and self.flight is flight:  # no other thread has marked another operation
-            self.flight = NOT_FOLLOWED
+            self._forget()
         return has_passed
 
     def close(self) -> None:
         """Give the event away; every operation has ended."""
-        event, self._event, self.flight = self._event, 0, NOT_FOLLOWED
+        event, self._event = self._event, 0
+        self._forget()
         SPARE.setdefault(self._device, []).append(event)
+
+    def _forget(self) -> None:
+        self.flight = NOT_FOLLOWED
+        note, self._note = self._note, -1
+        self._notes.end(note)

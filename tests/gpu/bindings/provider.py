@@ -323,6 +323,10 @@ class Driver:
             return 0 if CUDA.is_done(event) else driver.NOT_READY
 
     @staticmethod
+    def event_query_address() -> int:
+        return 0
+
+    @staticmethod
     def relax_captures() -> int:
         CUDA.relax_captures()
         return 0

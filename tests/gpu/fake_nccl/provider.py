@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-from collections.abc import Sequence
 from typing import Any
 
 import cupy
@@ -74,8 +73,11 @@ class Runtime(cupy_runtime.Runtime):
     def relax_captures(self) -> None:
         pass
 
-    def load_copies(self, dimensions: Sequence[int], device: int, stream: int) -> None:
+    def load_copies(self, device: int, stream: int) -> None:
         pass
+
+    def event_query_address(self) -> int:
+        return 0
 
     def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
         pass

@@ -1,0 +1,113 @@
+# cython: language_level=3, boundscheck=False
+"""What speaks for this process while a call of C holds the GIL (`gil_held.h`), and the notes that it reads."""
+
+from libc.stdint cimport uintptr_t
+from libc.string cimport memset, strncpy
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8(object text) except NULL
+
+cdef extern from "gil_held.h" nogil:
+    ctypedef struct HeldNote:
+        double began
+    ctypedef struct HeldGroup:
+        char key[40]
+        char name[80]
+        double limit
+        int ends_host, ends_gpu, path
+        const long long* counts[4]
+        HeldNote notes[8]
+    ctypedef struct HeldRing:
+        pass
+    void held_link(HeldGroup* group)
+    void held_unlink(HeldGroup* group)
+    int held_begin(HeldGroup* group, const char* name, long long number, void* event)
+    int held_start()
+    void held_stop()
+
+cdef extern from *:
+    """
+    static void held_configure(int rank, int size, const char *package, int signal_number, int stack_file)
+    {
+        held.rank = rank, held.size = size, held.signal_number = signal_number, held.stack_file = stack_file;
+        snprintf(held.package, sizeof held.package, "%s", package);
+    }
+    static void held_place_is(int i, const char *path) { snprintf(held.places[i], sizeof held.places[i], "%s", path); }
+    static void held_ring_is(void *function) { held.ring = (int (*)(HeldRing *, int))function; }
+    static void held_cuda_is(void *function) { held.cuda_event_query = (int (*)(void *))function; }
+    """
+    void held_configure(int rank, int size, const char* package, int signal_number, int stack_file)
+    void held_place_is(int i, const char* path)
+    void held_ring_is(void* function)
+    void held_cuda_is(void* function)
+
+
+cdef class Notes:
+    """The operations of one group that have not ended, as far as they block, or a GPU waits in them."""
+
+    cdef HeldGroup group
+    cdef object fast_path  # whose counters it reads
+
+    def __cinit__(self, str name, double limit, str on_timeout):
+        memset(&self.group, 0, sizeof(self.group))
+        strncpy(self.group.name, name.encode(), sizeof(self.group.name) - 1)
+        self.group.limit = limit
+        self.group.ends_host, self.group.ends_gpu = on_timeout != "warn", on_timeout == "abort"
+        held_link(&self.group)
+
+    def __dealloc__(self):
+        held_unlink(&self.group)
+
+    def identify(self, str key):
+        """Take the group's name among all ranks, which is not known at once."""
+        if not self.group.key[0]:
+            strncpy(self.group.key, key.encode(), sizeof(self.group.key) - 1)
+
+    def follow(self, fast_path):
+        """Read the counts of a compiled fast path, and its operations in the ring, from now on."""
+        cdef uintptr_t address
+        self.fast_path = fast_path
+        for i, address in enumerate(fast_path.addresses_of_counts()):
+            self.group.counts[i] = <const long long*>address
+        self.group.path = fast_path.place
+
+    def begin(self, str name, long long number):
+        """Note that a blocking operation begins; return what `end` takes."""
+        return held_begin(&self.group, PyUnicode_AsUTF8(name), number, NULL)
+
+    def begin_on_gpu(self, str name, long long number, uintptr_t event):
+        """Note an operation that the GPU has not done before an event; return what `end` takes."""
+        return held_begin(&self.group, PyUnicode_AsUTF8(name), number, <void*>event)
+
+    def end(self, int place):
+        """Note that an operation has ended."""
+        if place >= 0:
+            self.group.notes[place].began = 0
+
+
+def start(int rank, int size, str package, int signal_number, int stack_file, uintptr_t ring):
+    """Start the threads; return whether they run.
+
+    `package`: the folder whose frames are hpccomm's; `signal_number`: a signal whose handler writes the stacks of all
+    threads to `stack_file`; `ring`: the address of `room.blocking_address()`.
+    """
+    held_configure(rank, size, package.encode(), signal_number, stack_file)
+    held_ring_is(<void*>ring)
+    return held_start() == 0
+
+
+def answer_in(str first, str second):
+    """Take the folders in which other ranks may ask."""
+    held_place_is(0, first.encode())
+    held_place_is(1, second.encode())
+
+
+def ask_cuda(uintptr_t event_query):
+    """Take the address of cudaEventQuery."""
+    held_cuda_is(<void*>event_query)
+
+
+def stop():
+    """End the threads, before Python ends."""
+    with nogil:
+        held_stop()
