@@ -54,7 +54,9 @@ test-cluster: ## run the tests of a real Slurm, on two hosts made of namespaces,
 	tests/cluster/test tests/cluster $(ARGS)
 
 test-gpu: .venv-gpu/.cuda$(CUDA) ## run the tests of GPU arrays on this machine's GPUs, measure, write docs/gpu-results.md
-	.venv-gpu/bin/python tools/test-gpu
+	rm -rf build/gpu
+	.venv-gpu/bin/python tools/gpu-first build/gpu --seconds 3600; status=$$?; [ $$status = 2 ] || \
+		.venv-gpu/bin/python tools/gpu-first build/gpu --write-page; exit $$status
 
 test-torch: $(TORCH)/.torch ## run the tests of hpccomm inside PyTorch, of gloo, and PyTorch's own (5 GB are installed)
 	tools/test-torch $(TORCH)/bin "$(RANKS)" $(ARGS)

@@ -1,17 +1,14 @@
-"""hpccomm bench --device cuda: every benchmark with every contender there is, whole runs, and make test-gpu."""
+"""hpccomm bench --device cuda: every benchmark with every contender there is, and whole runs."""
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from hpccomm.bench.measure import Plan
 from hpccomm.bench.session import Session
 from hpccomm.cuda.packing import on_the_host
 
-from ..launch import IMITATED_GPU, ROOT, launch
+from ..launch import IMITATED_GPU, launch
 from . import gpus
 
 BENCHMARKS = registry.load()
@@ -122,82 +119,6 @@ def test_csv_has_the_host_time() -> None:
     assert list(rows) == ["hpccomm", "cuda:mpi", "persistent", "one_by_one"]
     assert float(rows["hpccomm"]["host_us"]) <= float(rows["hpccomm"]["median_us"])
     assert (rows["one_by_one"]["host_us"], rows["hpccomm"]["note"]) == ("", "")
-
-
-# -- make test-gpu -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tool() -> Any:
-    """tools/test-gpu, as a module."""
-    loader = SourceFileLoader("test_gpu_tool", str(ROOT / "tools" / "test-gpu"))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[loader.name] = module  # a NamedTuple looks there for its types
-    loader.exec_module(module)
-    return module
-
-
-@pytest.mark.serial
-def test_what_make_test_gpu_runs_depends_on_the_machine(tool: Any) -> None:
-    old, new, several = tool.suites(1, 22703), tool.suites(1, 23000), tool.suites(16, 23000)
-    assert [suite.title for suite in old] == [suite.title for suite in new] == [suite.title for suite in several]
-    assert [suite.title for suite in old if suite.reason_to_skip] == [
-        "NCCL, two ranks on one GPU",
-        "one GPU for each rank",
-    ]
-    assert [suite.title for suite in new if suite.reason_to_skip] == ["one GPU for each rank"]
-    assert not [suite.title for suite in several if suite.reason_to_skip]
-    assert several[-1].ranks == 8
-    for suite in new:
-        for argument in suite.tests[: suite.tests.index("-k") if "-k" in suite.tests else None]:
-            assert (ROOT / argument).exists()
-    assert [ranks for _, ranks, _ in tool.benchmarks(1, 22703)] == [1]
-    assert [ranks for _, ranks, _ in tool.benchmarks(4, 23000)] == [1, 2, 4]
-
-
-@pytest.mark.serial
-@pytest.mark.parametrize("is_well", [True, False])
-def test_make_test_gpu_writes_what_has_run(
-    tool: Any, is_well: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands: list[tuple[int, tuple[str, ...]]] = []
-
-    def run(ranks: int, *command: str, environment: dict[str, str], limit: int) -> Any:
-        commands.append((ranks, command))
-        said = "===== 7 passed, 1 skipped in 2.00s =====" if "pytest" in command else "the table"
-        return subprocess.CompletedProcess(command, 0 if is_well or "bench" not in command else 1, said, "a mistake")
-
-    file = tmp_path / "gpu-results.md"
-    monkeypatch.setattr(tool, "run", run)
-    monkeypatch.setattr(tool, "RESULTS", file)
-    monkeypatch.setattr(tool, "gpus_and_nccl", lambda: (2, 23000))
-    assert tool.main() == (0 if is_well else 1)
-    text = file.read_text()
-    assert "| NCCL, and all others | 1 | 7 passed, 1 skipped in 2.00s |" in text
-    assert "$ mpiexec -n 2 hpccomm bench all_reduce --device cuda -b 8 -e 256M -f 32 --check\nthe table" in text
-    assert "$ mpiexec -n 1 hpccomm bench --overhead --device cuda\nthe table" in text
-    assert ("a mistake\nfailed: exit status 1" in text) == (not is_well)
-    benches = [command[2:] for _, command in commands if "bench" in command]
-    assert benches == [("bench", *tool.BENCH)] * 3 + [("bench", *tool.OVERHEAD)]
-
-
-@once
-def test_the_command_of_make_test_gpu_runs(tool: Any) -> None:
-    arguments = ["4K" if each == "256M" else each for each in tool.BENCH if each not in ("--device", "cuda")]
-    ended = bench(2, *arguments, "-n", "1")
-    assert ended.returncode == 0, ended.stderr
-    assert "# hpccomm takes" in ended.stdout
-
-
-@pytest.mark.serial
-def test_without_a_gpu_no_results_are_written() -> None:
-    before = (ROOT / "docs" / "gpu-results.md").read_text()
-    ended = launch(1, sys.executable, "tools/test-gpu", env={"CUDA_VISIBLE_DEVICES": ""})
-    assert ended.returncode == 2
-    assert "There is no GPU that CuPy and NCCL can use" in ended.stderr
-    assert (ROOT / "docs" / "gpu-results.md").read_text() == before
 
 
 @pytest.mark.serial

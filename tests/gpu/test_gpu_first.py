@@ -1,4 +1,4 @@
-"""tools/gpu-first, rehearsed on the stand-in: whatever happens to a step, the summary says it, and nothing is left."""
+"""tools/gpu-first, rehearsed on the stand-in: the summary says what happened to each step, and no process is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ..launch import ROOT, clean_environment, time_limit
+from ..launch import IMITATED_GPU, ROOT, clean_environment, launch, time_limit
 from . import gpus
 
 pytestmark = [pytest.mark.once, pytest.mark.skipif(gpus.is_real(), reason="it would be no rehearsal")]
@@ -49,12 +49,12 @@ def outcomes(folder: Path) -> dict[str, str]:
     return {match[2]: match[1].strip() for match in found if match}
 
 
-def marked() -> list[int]:
-    """Return the processes of steps that are left."""
+def left(folder: Path) -> list[int]:
+    """Return the processes that are left of the steps whose logs are in a folder."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            if b"HPCCOMM_GPU_FIRST=" in (place / "environ").read_bytes():
+            if f"HPCCOMM_GPU_PROGRESS={folder}".encode() in (place / "environ").read_bytes():
                 found.append(int(place.name))
         except OSError:
             continue
@@ -62,27 +62,85 @@ def marked() -> list[int]:
 
 
 def test_a_rehearsal(tmp_path: Path) -> None:
-    steps = ("ground", "devices", "arrays_of_torch", "hangs", "fails", "crashes", "persistent")
-    ended = run(tmp_path, "--rehearse", "--at-once", "2", "--only", *steps)
+    steps = (
+        "compiled",
+        "ground",
+        "devices",
+        "arrays_of_torch",
+        "hangs",
+        "fails",
+        "crashes",
+        "a context",
+        "persistent,",
+    )
+    ended = run(tmp_path, "--rehearse", "--at-once", "3", "--only", *steps, "host arrays")
     said = outcomes(tmp_path)
-    assert said["ground"] == said["smoke: devices"] == said["smoke: persistent"] == "passed"
+    assert said["ground"] == said["smoke: devices"] == "passed"
     assert said["smoke: arrays_of_torch"] == "skipped"
     assert said["smoke: hangs"] == said["smoke: hangs, 2 rank(s)"] == "hung"
     assert said["smoke: fails"] == "failed (1)"
     assert said["smoke: crashes"] == "crashed (SIGSEGV)"
     assert said["persistent, 1 rank(s)"] == "passed"
+    assert said["a context dies, 2 rank(s)"] == "failed (3 processes)"
+    assert next(iter(said)) == "compiled extension"
+    assert said.popitem() == (f"bench: host arrays on all cores, {len(os.sched_getaffinity(0))} rank(s)", "passed")
     assert ended.returncode == 1
     last = (tmp_path / "summary.txt").read_text().splitlines()[-1]
     assert "1 skipped" in last
-    assert "hung: smoke: hangs, smoke: hangs, 2 rank(s)" in last
+    assert "2 hung" in last
+    assert "; hung: smoke: hangs, " in last
     with tarfile.open(tmp_path / "logs.tgz") as packed:
         assert "logs/smoke-hangs.txt" in packed.getnames()
-    assert marked() == []
+    assert left(tmp_path) == []
+    log = tmp_path / "logs" / "a-context-dies-2-rank-s.txt"
+    assert "the CUDA context has died: cudaErrorMisalignedAddress" in log.read_text()
+    lines = log.with_suffix(".tests").read_text().replace("tests/gpu/a_context_dies.py::test_that_", "").splitlines()
+    assert [line for line in lines if line.startswith(("begun", "passed"))] == [
+        *("begun ends_the_context_of_one_rank", "begun needs_the_context", "passed needs_the_context"),
+        *("begun fails_on_one_rank_while_the_others_wait", "begun comes_last", "passed comes_last"),
+    ]
 
 
-def test_no_step_is_begun_that_does_not_fit(tmp_path: Path) -> None:
-    ended = run(tmp_path, "--rehearse", "--only", "devices", "fails", seconds=12)
-    assert outcomes(tmp_path) == {"smoke: devices": "did not fit", "smoke: fails": "failed (1)"}, ended.stderr
+@pytest.mark.parametrize("nccl", [22703, 23000])
+@pytest.mark.parametrize("gpus", [1, 4, 16])
+@pytest.mark.parametrize("is_rehearsed", [False, True])
+def test_each_step_has_a_log_of_its_own_and_benchmarks_come_before_tests(
+    tool: Any, is_rehearsed: bool, gpus: int, nccl: int
+) -> None:
+    steps = [step for wave in tool.waves(["devices"], is_rehearsed, gpus, nccl) for step in wave]
+    assert len({step.log for step in steps}) == len(steps)
+    assert steps[0].name == "compiled extension"
+    host = steps.pop()
+    assert host.name.startswith("bench: host arrays on all cores")
+    assert host.ranks == len(os.sched_getaffinity(0))
+    kinds = [
+        "tests" if step.is_of_tests else "bench" for step in steps if "mpi4py" in step.command or "bench" in step.name
+    ]
+    if gpus == 1 and not is_rehearsed:
+        assert kinds == ["bench"] * 2 + ["tests"] * (len(kinds) - 2)
+    for step in steps:
+        for argument in step.command:
+            assert not argument.startswith("tests/") or (ROOT / argument).exists()
+    names = [step.name for step in steps]
+    assert ("all files, ranks that share a GPU, 2 rank(s)" in names) == (nccl >= 23000)
+    assert ("all files, a GPU for each rank, 8 rank(s)" in names) == (gpus == 16)
+    assert ("all files, a GPU for each rank, 4 rank(s)" in names) == (gpus == 4)
+
+
+def test_the_command_of_the_benchmark_runs(tool: Any) -> None:
+    arguments = ["4K" if each == "64M" else each for each in tool.ALL_REDUCE]
+    command = (sys.executable, "-m", "hpccomm", "bench", *arguments, "-n", "1")
+    ended = launch(2, *command, timeout=gpus.PATIENCE, env=IMITATED_GPU)
+    assert ended.returncode == 0, ended.stderr
+    assert "# hpccomm takes" in ended.stdout
+
+
+def test_a_step_that_does_not_fit_is_not_begun_or_ends_with_the_time(tool: Any, tmp_path: Path) -> None:
+    machine = tool.Machine(tmp_path, 1, None)
+    machine.run(tool.Step("long", ("-c", ""), seconds=1000))
+    machine.run(tool.Step("longer than it was", ("-c", "import time; time.sleep(1000)"), seconds=0.1))
+    assert machine.outcomes == {"did not fit": ["long", "longer than it was"]}
+    assert [log.name for log in machine.logs.iterdir()] == ["longer-than-it-was.txt"]
 
 
 def test_without_a_gpu_nothing_is_run_or_written(tmp_path: Path) -> None:
@@ -92,11 +150,14 @@ def test_without_a_gpu_nothing_is_run_or_written(tmp_path: Path) -> None:
     before = (ROOT / "docs" / "gpu-results.md").read_text()
     (tmp_path / "summary.txt").write_text("on the stand-in (no GPU here); 2026-01-01\n")
     assert run(tmp_path, "--write-page").returncode == 2
+    assert "results of another run" in run(tmp_path, "--rehearse").stderr
     assert (ROOT / "docs" / "gpu-results.md").read_text() == before
 
 
 def test_the_page_is_written_from_the_summary(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "RESULTS", tmp_path / "page.md")
+    monkeypatch.setattr(tool, "INTRODUCTION", tmp_path / "page.txt")
+    (tmp_path / "page.txt").write_text("By hand.\n")
     (tmp_path / "summary.txt").write_text(
         "on some GPU, NCCL 23000; 2026-01-01\n   1.0 s  passed  ground (0.9 s): yes\n"
     )
@@ -105,6 +166,7 @@ def test_the_page_is_written_from_the_summary(tool: Any, tmp_path: Path, monkeyp
     assert tool.write_page(tmp_path) == 0
     page = (tmp_path / "page.md").read_text()
     assert "on some GPU, NCCL 23000" in page
+    assert "By hand." in page
     assert "passed  ground" in page
     assert "1 us" in page
 
