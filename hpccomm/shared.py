@@ -71,7 +71,7 @@ def empty_symmetric(shape: int | tuple[int, ...], dtype: Any = float, group: Gro
     Every rank of the group calls it, on its GPU in the group, and gets an array of its own. NCCL's kernels may then
     read and write the arrays of other ranks directly. Every operation takes such arrays: they are CuPy's. NCCL asks
     that in one operation all ranks use them or none does, whole or the same contiguous part. Where the GPUs have no
-    symmetric memory, they are ordinary arrays. No GPU has run this function yet.
+    symmetric memory, they are ordinary arrays. What it gains between GPUs is not known yet.
 
     Parameters
     ----------

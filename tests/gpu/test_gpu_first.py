@@ -169,6 +169,8 @@ def test_the_page_is_written_from_the_summary(tool: Any, tmp_path: Path, monkeyp
     assert "By hand." in page
     assert "passed  ground" in page
     assert "1 us" in page
+    by_hand = (ROOT / "docs" / "gpu-results.txt").read_text().strip()
+    assert by_hand in (ROOT / "docs" / "gpu-results.md").read_text()
 
 
 def test_mpi_comes_out_of_a_wheel(tool: Any, tmp_path: Path) -> None:
