@@ -20,7 +20,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=0, metavar="N", help="run N cases at most of a test of ranks")
     parser.addoption("--jobs", type=int, default=0, metavar="N", help="and of a serial one that starts jobs")
     parser.addoption("--one-in", type=int, default=1, metavar="N", help="of what --cases and --jobs leave, one in N")
-    parser.addoption("--seed", default="", help="which ones: others with another seed")
+    parser.addoption(
+        "--seed", default=os.environ.get("SEED", ""), help="which ones: others with another (default: $SEED)"
+    )
     parser.addoption("--reliability", metavar="FILE", help="add what tests/faults has seen to this file")
 
 
