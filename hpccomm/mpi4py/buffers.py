@@ -38,6 +38,11 @@ def device_of_buffers(arguments: Iterable[Any]) -> str:
     return "cpu"
 
 
+def is_in_place(message: Any) -> bool:
+    """Return True for what mpi4py takes for ``MPI.IN_PLACE``: None, too (`is_IN_PLACE` in its constant.pxi)."""
+    return message is None or message is MPI.IN_PLACE
+
+
 class Buffer(NamedTuple):
     """A buffer: its array, and the counts and displacements as they were given, None without any."""
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from ..core.group import ProcessGroup
 from ..core.late import GPU_RUNTIME, late
 from ..errors import UnsupportedOperationError, here
-from .buffers import device_of_buffers, flat, parts, together, whole
+from .buffers import device_of_buffers, flat, is_in_place, parts, together, whole
 
 
 class Step(NamedTuple):
@@ -67,7 +67,7 @@ def _scan(group: ProcessGroup, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM,
 
 @_route("Exscan")
 def _exscan(group: ProcessGroup, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, info: Any = None) -> Step:
-    if group.rank == 0 and sendbuf is not MPI.IN_PLACE:  # whose output is left as it is
+    if group.rank == 0 and not is_in_place(sendbuf):  # whose output is left as it is
         return Step("exscan", (whole("Exscan: sendbuf", sendbuf)[1], op))
     return Step("exscan", (_in_place("Exscan", sendbuf, recvbuf), op))
 
@@ -103,7 +103,7 @@ def _scatters(name: str, takes_lists: bool) -> Route:
         if group.rank != root:
             return Step("scatter", (whole(f"{name}: recvbuf", recvbuf)[1], None, root))
         inputs = parts(f"{name}: sendbuf", sendbuf, group.size, takes_lists)
-        output = inputs[root] if recvbuf is MPI.IN_PLACE else whole(f"{name}: recvbuf", recvbuf)[1]
+        output = inputs[root] if is_in_place(recvbuf) else whole(f"{name}: recvbuf", recvbuf)[1]
         return Step("scatter", (output, inputs, root))
 
     return scatters
@@ -116,7 +116,7 @@ ROUTES["Scatter"], ROUTES["Scatterv"] = _scatters("Scatter", False), _scatters("
 @_route("Alltoall")
 def _alltoall(group: ProcessGroup, sendbuf: Any, recvbuf: Any, info: Any = None) -> Step:
     output = together("Alltoall: recvbuf", recvbuf, group.size)
-    in_place = sendbuf is MPI.IN_PLACE
+    in_place = is_in_place(sendbuf)
     sent = copy_of(output) if in_place else together("Alltoall: sendbuf", sendbuf, group.size)
     return Step("all_to_all_single", (output, sent))
 
@@ -124,7 +124,7 @@ def _alltoall(group: ProcessGroup, sendbuf: Any, recvbuf: Any, info: Any = None)
 @_route("Alltoallv")
 def _alltoallv(group: ProcessGroup, sendbuf: Any, recvbuf: Any, info: Any = None) -> Step:
     outputs = parts("Alltoallv: recvbuf", recvbuf, group.size, takes_lists=True)
-    in_place = sendbuf is MPI.IN_PLACE
+    in_place = is_in_place(sendbuf)
     sent = list(map(copy_of, outputs)) if in_place else parts("Alltoallv: sendbuf", sendbuf, group.size, True)
     return Step("all_to_all", (outputs, sent))
 
@@ -134,7 +134,7 @@ def _reduce_scatter_block(
     group: ProcessGroup, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, info: Any = None
 ) -> Step:
     name = "Reduce_scatter_block"
-    if sendbuf is MPI.IN_PLACE:
+    if is_in_place(sendbuf):
         sent = together(f"{name}: recvbuf", recvbuf, group.size)
         return Step("reduce_scatter_single", (sent[: sent.size // group.size], sent, op))
     sent, output = together(f"{name}: sendbuf", sendbuf, group.size), whole(f"{name}: recvbuf", recvbuf)[1]
@@ -151,7 +151,7 @@ def _reduce_scatter(
     if counts is None:
         counts = [0] * group.size
         group.all_gather_object(counts, output.size)
-    sent = output if sendbuf is MPI.IN_PLACE else whole(f"{name}: sendbuf", sendbuf)[1]
+    sent = output if is_in_place(sendbuf) else whole(f"{name}: sendbuf", sendbuf)[1]
     inputs = parts(f"{name}: sendbuf", [sent, list(counts)], group.size, takes_lists=True)
     return Step("reduce_scatter", (output[: inputs[group.rank].size], inputs, op))
 
@@ -265,7 +265,7 @@ def is_accelerated(name: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, 
     """
     if not any(op is each or op == each for each in OPS):
         return False
-    message = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
+    message = recvbuf if is_in_place(sendbuf) else sendbuf
     if device_of_buffers([message]) != "cpu":
         return False
     try:
@@ -283,7 +283,7 @@ def is_accelerated(name: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, 
 def _in_place(name: str, sendbuf: Any, recvbuf: Any) -> Any:
     """Return the array that is reduced in place: the output, with the values of the input."""
     device, output = whole(f"{name}: recvbuf", recvbuf)
-    if sendbuf is MPI.IN_PLACE:
+    if is_in_place(sendbuf):
         return output
     of, array = whole(f"{name}: sendbuf", sendbuf)
     if (of, array.dtype, array.size) != (device, output.dtype, output.size):
@@ -296,7 +296,7 @@ def _in_place(name: str, sendbuf: Any, recvbuf: Any) -> Any:
 
 
 def _sent(name: str, sendbuf: Any, in_place: Any) -> Any:
-    return in_place if sendbuf is MPI.IN_PLACE else whole(f"{name}: sendbuf", sendbuf)[1]
+    return in_place if is_in_place(sendbuf) else whole(f"{name}: sendbuf", sendbuf)[1]
 
 
 def copy(target: Any, source: Any) -> None:

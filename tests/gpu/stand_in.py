@@ -46,6 +46,7 @@ from .device_memory import DeviceMemory, HostMemory, NotOfTheGPU
 from .gpus import extent
 from .kernels import build
 
+WORLD = MPI.COMM_WORLD  # a program may put an hpccomm.mpi4py.Comm in its place
 IS_NUMPY = issubclass(cupy.ndarray, np.ndarray)  # NumPy under CuPy's name, for the jobs
 HOST = -1  # the number of the host among the streams, in the clocks
 DEFAULT_STREAM = 0
@@ -568,7 +569,7 @@ class Runtime:
     def identity(self, device: int) -> str:
         if not 0 <= device < MACHINE.devices:
             raise CUDAError("cudaErrorInvalidDevice: invalid device ordinal")
-        return MACHINE.identities.get(device, f"GPU {device} of rank {MPI.COMM_WORLD.Get_rank()}")
+        return MACHINE.identities.get(device, f"GPU {device} of rank {WORLD.Get_rank()}")
 
     def create_stream(self, device: int) -> int:
         number = next(MACHINE.numbers)
@@ -780,7 +781,7 @@ class Runtime:
         return self._mapped(handle.decode())
 
     def close_ipc(self, memory: int) -> None:
-        time.sleep(0.02 * MPI.COMM_WORLD.Get_rank())  # rank 0 does not wait for the others by chance
+        time.sleep(0.02 * WORLD.Get_rank())  # rank 0 does not wait for the others by chance
         name = self._unmapped(memory)
         os.unlink(f"{name}.{os.getpid()}")
 
@@ -1085,12 +1086,12 @@ class Communicator:
     def find_together(self, size: int, unique_id: str, rank: int) -> Job:
         """Make the communicator: the ranks meet by files in a folder of the id's name, as NCCL's by sockets."""
         me = Path(unique_id, f"{rank}.tmp")
-        me.write_text(str(MPI.COMM_WORLD.Get_rank()))
+        me.write_text(str(WORLD.Get_rank()))
         me.rename(Path(unique_id, str(rank)))
         while len(list(Path(unique_id).glob("*[0-9]"))) < size:
             yield
         ranks = [int(Path(unique_id, str(r)).read_text()) for r in range(size)]
-        self.comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=7)
+        self.comm = WORLD.Create_group(WORLD.Get_group().Incl(ranks), tag=7)
         if rank == 0:
             shutil.rmtree(unique_id)
 

@@ -175,16 +175,31 @@ CASES: dict[str, list[Callable[[Make], Arguments]]] = {
     "Scan": [reduction, reduction_in_place, reduction_of_a_part],
     "Exscan": [reduction, reduction_of_a_part],
     "Allgather": [gathered, gathered_in_place, gathered_counts],
-    "Allgatherv": [gathered_unequally, gathered_unequally_without_gaps, gathered],
+    "Allgatherv": [gathered_unequally, gathered_unequally_without_gaps, gathered, gathered_in_place],
     "Gather": [gathered_on_one, gathered_on_one_in_place],
-    "Gatherv": [gathered_on_one_unequally],
+    "Gatherv": [gathered_on_one_unequally, gathered_on_one_in_place],
     "Scatter": [scattered, scattered_in_place],
-    "Scatterv": [scattered_unequally],
+    "Scatterv": [scattered_unequally, scattered_in_place],
     "Alltoall": [exchanged, exchanged_in_place],
     "Alltoallv": [exchanged_unequally, exchanged_in_place],
     "Reduce_scatter_block": [scattered_sums, scattered_sums_in_place],
     "Reduce_scatter": [scattered_sums_unequally, scattered_sums_of_unknown_counts],
 }
+
+
+def with_none(case: Callable[[Make], Arguments]) -> Callable[[Make], Arguments]:
+    """The case with None for MPI.IN_PLACE."""
+
+    def with_none(make: Make) -> Arguments:
+        arguments, outputs = case(make)
+        return [None if each is MPI.IN_PLACE else each for each in arguments], outputs
+
+    with_none.__name__ = f"{case.__name__}_by_none"
+    return with_none
+
+
+for cases in CASES.values():
+    cases += [with_none(case) for case in cases if case.__name__.endswith("in_place")]
 FORMS = [(name, case) for name, cases in CASES.items() for case in cases]
 
 
