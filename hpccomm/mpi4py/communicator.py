@@ -18,6 +18,7 @@ from ..errors import DistError, here
 from ..world import connect
 from .buffers import device_of_buffers
 from .calls import INSTEAD, REDUCTIONS, ROUTES, Route, Step, is_accelerated, refuse
+from .reductions import is_of_pairs, nccl_lacks, reduce_by_the_host, reduce_pairs, refuse_pairs
 from .requests import Messages, Prequest, Request, fill_status, install
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Comm(_Base):
 
     _group: ProcessGroup | None = None
     messages: Messages  # that have not begun
-    collects: bool  # them: over MPI they begin at once
+    collects: bool  # them, over NCCL: over MPI they begin at once
     accelerates = False
     _options: tuple[Any, ...] = ()
     _is_ours = False  # the group
@@ -163,8 +164,15 @@ def perform(comm: Comm, step: Step) -> None:
         if messages.waiting:
             messages.begin()
         if step.operation:
-            sender = getattr(group, step.operation)(*step.arguments)
+            sender = _operate(comm, step, async_op=False)
     fill_status(step.status, step, sender)
+
+
+def _operate(comm: Comm, step: Step, async_op: bool) -> Any:
+    """Call the method of the group; what NCCL lacks goes by way of the host."""
+    if comm.collects and nccl_lacks(step):
+        return reduce_by_the_host(comm.process_group, step, async_op)
+    return getattr(comm.process_group, step.operation)(*step.arguments, async_op=async_op)
 
 
 def _begin(comm: Comm, route: Route, arguments: Any, named: Any, request: Any) -> Any:
@@ -178,7 +186,7 @@ def _begin(comm: Comm, route: Route, arguments: Any, named: Any, request: Any) -
         return request
     if messages.waiting:
         messages.begin()
-    work = getattr(group, step.operation)(*step.arguments, async_op=True) if step.operation else CompletedWork()
+    work = _operate(comm, step, async_op=True) if step.operation else CompletedWork()
     request.open(step)
     request.follow(work)
     return request
@@ -198,10 +206,15 @@ def _blocking(name: str, route: Route) -> Callable[..., Any]:
     can_be_accelerated = name in REDUCTIONS
 
     def call(self: Comm, *arguments: Any, **named: Any) -> Any:
-        if device_of_buffers((*arguments, *named.values())) == "cpu" and not (
+        given, own = (*arguments, *named.values()), getattr(super(Comm, self), name)
+        if device_of_buffers(given) == "cpu" and not (
             can_be_accelerated and self.accelerates and is_accelerated(name, *arguments, **named)
         ):
-            return getattr(super(Comm, self), name)(*arguments, **named)
+            return own(*arguments, **named)
+        if is_of_pairs(given):
+            if self.messages.waiting:
+                self.messages.begin()
+            return reduce_pairs(own, *arguments, **named)
         return perform(self, route(self.process_group, *arguments, **named))
 
     return call
@@ -209,8 +222,11 @@ def _blocking(name: str, route: Route) -> Callable[..., Any]:
 
 def _non_blocking(name: str, route: Route) -> Callable[..., Any]:
     def call(self: Comm, *arguments: Any, **named: Any) -> Any:
-        if device_of_buffers((*arguments, *named.values())) == "cpu":
+        given = (*arguments, *named.values())
+        if device_of_buffers(given) == "cpu":
             return getattr(super(Comm, self), name)(*arguments, **named)
+        if is_of_pairs(given):
+            refuse_pairs(name)
         return _begin(self, route, arguments, named, Request())
 
     return call
@@ -218,8 +234,11 @@ def _non_blocking(name: str, route: Route) -> Callable[..., Any]:
 
 def _persistent(name: str, route: Route) -> Callable[..., Any]:
     def call(self: Comm, *arguments: Any, **named: Any) -> Any:
-        if device_of_buffers((*arguments, *named.values())) == "cpu":
+        given = (*arguments, *named.values())
+        if device_of_buffers(given) == "cpu":
             return getattr(super(Comm, self), name)(*arguments, **named)
+        if is_of_pairs(given):
+            refuse_pairs(name)
         request = Prequest()
         request.operation = lambda request: _begin(self, route, arguments, named, request)
         return request

@@ -218,10 +218,6 @@ def expected(name: str, case: Callable[[Make], Arguments]) -> list[Any]:
 def test_collectives(comm: Any, name: str, case: Callable[[Make], Arguments]) -> None:
     right = expected(name, case)
     arguments, outputs = case(gpus.array)
-    if name in ("Scan", "Exscan") and comm.process_group.config.device_map["cuda"] == "nccl":
-        with pytest.raises(UnsupportedOperationError, match="scan: NCCL does not have it; MPI has"):
-            getattr(comm, name)(*arguments)
-        return
     getattr(comm, name)(*arguments)
     for output, values in zip(outputs, right, strict=True):
         assert_same(gpus.values(output), values)
@@ -243,8 +239,6 @@ def test_collectives(comm: Any, name: str, case: Callable[[Make], Arguments]) ->
 
 @pytest.mark.parametrize("name", [name for name in CASES if hasattr(MPI.Comm, f"{name}_init")])
 def test_persistent_collectives(comm: Any, name: str) -> None:
-    if name in ("Scan", "Exscan") and comm.process_group.config.device_map["cuda"] == "nccl":
-        pytest.skip("NCCL has none")
     case = CASES[name][0]
     right = expected(name, case)
     arguments, outputs = case(gpus.array)
@@ -258,6 +252,73 @@ def test_persistent_collectives(comm: Any, name: str) -> None:
     for output, values in zip(outputs, right, strict=True):
         assert_same(gpus.values(output), values)
     request.Free()
+
+
+def farther(a: Any, b: Any) -> Any:
+    return np.where(np.abs(a) < np.abs(b), b, a)
+
+
+REDUCED_ON_THE_HOST: dict[str, tuple[Any, Any, Any]] = {  # rank 0's array, the op, and NumPy's function for two arrays
+    "a product of complex numbers": (np.array([3 + 1j, -2, 5j]), MPI.PROD, np.multiply),
+    "bits": (np.array([3, -2, 5], np.int32), MPI.BAND, np.bitwise_and),
+    "short integers": (np.array([3, -2, 5], np.int16), MPI.SUM, np.add),
+    "an op of the program's own": (np.array([3.0, -2.0, 5.0]), farther, farther),
+}
+
+
+@pytest.mark.parametrize("case", REDUCED_ON_THE_HOST)
+def test_reductions_that_nccl_lacks(comm: Any, case: str) -> None:
+    array, op, function = REDUCED_ON_THE_HOST[case]
+    if op is farther:
+        op = MPI.Op.Create(lambda a, b, _: np.copyto(np.frombuffer(b), farther(*map(np.frombuffer, (a, b)))), True)
+    each = [(array * (rank + 1)).astype(array.dtype) for rank in range(SIZE)]
+    right = each[0]
+    for other in each[1:]:
+        right = function(right, other)
+    output = gpus.array(np.zeros_like(array))
+    comm.Allreduce(gpus.array(each[RANK]), output, op)
+    assert_same(gpus.values(output), right)
+    output = gpus.array(each[RANK])
+    comm.Iallreduce(None, output, op).Wait()
+    assert_same(gpus.values(output), right)
+    output = gpus.array(np.zeros_like(array))
+    request = comm.Allreduce_init(gpus.array(each[RANK]), output, op)
+    for _ in range(2):
+        request.Start()
+        request.Wait()
+    assert_same(gpus.values(output), right)
+    output = gpus.array(each[RANK])
+    comm.Reduce(*((output, None) if RANK else (None, output)), op)
+    assert_same(gpus.values(output), each[RANK] if RANK else right)
+    output = gpus.array(np.zeros_like(array))
+    comm.Reduce_scatter_block(gpus.array(np.tile(each[RANK], SIZE)), output, op)
+    assert_same(gpus.values(output), right)
+    if not op.is_predefined:
+        op.Free()
+
+
+def test_minloc(comm: Any) -> None:
+    pairs = np.array([[RANK + 1, RANK], [SIZE - RANK, RANK]], np.int32)
+    output = gpus.array(np.zeros((2, 2), np.int32))
+    comm.Allreduce([gpus.array(pairs), MPI.TWOINT], [output, MPI.TWOINT], MPI.MINLOC)
+    assert_same(gpus.values(output), np.array([[1, 0], [1, SIZE - 1]], np.int32))
+    output = gpus.array(pairs)
+    comm.Scan(MPI.IN_PLACE, [output, 2, MPI.TWOINT], op=MPI.MAXLOC)
+    assert_same(gpus.values(output), np.array([[RANK + 1, RANK], [SIZE, 0]], np.int32))
+    with pytest.raises(UnsupportedOperationError, match=r"Iallreduce: .* in the blocking form only; call Allreduce"):
+        comm.Iallreduce([gpus.array(pairs), MPI.TWOINT], [output, MPI.TWOINT], MPI.MINLOC)
+
+
+def test_the_plain_call_does_not_go_by_the_host(comm: Any) -> None:
+    if comm.process_group.config.device_map["cuda"] == "nccl":
+        with pytest.raises(
+            UnsupportedOperationError, match=r"all_reduce: NCCL has no ReduceOp\.PRODUCT for complex128"
+        ):
+            comm.process_group.all_reduce(gpus.array(np.ones(2, complex)), "product")
+        with pytest.raises(UnsupportedOperationError, match="scan: NCCL does not have it; MPI has"):
+            comm.process_group.scan(gpus.array(np.ones(2)))
+    with pytest.raises(TypeError, match=r"all_reduce: ReduceOp\.MAX is not defined for array's dtype complex128"):
+        comm.Allreduce(None, gpus.array(np.ones(2, complex)), MPI.MAX)  # on every rank
 
 
 @pytest.mark.skipif(SIZE == 1, reason="one rank has nobody to send to")

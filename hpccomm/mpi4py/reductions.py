@@ -1,0 +1,96 @@
+"""Reductions of GPU arrays that NCCL lacks: they go by way of the host.
+
+The choice depends on the operation, the dtype and the op alone, which MPI's rules make the same on all ranks of a call
+(MPI-4.1 §6.9). So all ranks choose alike, and refuse alike, without a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from ..core import calls
+from ..core.arrays import locate
+from ..core.backend import Backend
+from ..core.backends import LazyBackends, created, options_for
+from ..core.calls import Call
+from ..core.group import ProcessGroup
+from ..core.operation_list import OPERATIONS
+from ..core.reduce_op import as_reduce_op
+from ..core.work import Work
+from ..errors import UnsupportedOperationError, here
+from .buffers import is_in_place
+from .calls import Step
+
+BY_THE_HOST = "cuda:mpi"  # the backend of these reductions, among those of a group that has "cuda:nccl"
+PREFIXES = ("scan", "exscan")
+PAIRS = (MPI.MINLOC, MPI.MAXLOC)
+
+
+def nccl_lacks(step: Step) -> bool:
+    """Return True for a reduction of GPU arrays, with an op of MPI's, that NCCL lacks."""
+    if not step.operation or not OPERATIONS[step.operation].reduces:
+        return False
+    array, *_, op = step.arguments
+    if type(array) is np.ndarray or not isinstance(op, MPI.Op):
+        return False
+    if step.operation in PREFIXES:
+        return True
+    from ..nccl.types import reduced
+
+    try:
+        reduced(step.operation, array.dtype, as_reduce_op(step.operation, op))
+    except (TypeError, UnsupportedOperationError):
+        return True
+    return False
+
+
+def reduce_by_the_host(group: ProcessGroup, step: Step, async_op: bool) -> Work | None:
+    """Do a reduction of GPU arrays as a group with ``cuda:mpi`` does it."""
+    name, arguments = step.operation, step.arguments
+    checked = calls.scan(group, name, *arguments) if name in PREFIXES else getattr(calls, name)(group, *arguments)
+    backends = group.door.backends
+    if not group.is_destroyed and BY_THE_HOST not in backends:
+        cast("LazyBackends", backends).put(BY_THE_HOST, cast("Backend", created("mpi", options_for(group, "cuda"))))
+    return group.door.run(Call((checked.name, BY_THE_HOST, checked.result, checked.arguments)), async_op)
+
+
+def is_of_pairs(arguments: tuple[Any, ...]) -> bool:
+    """Return True if the op among the arguments of a call is ``MPI.MINLOC`` or ``MPI.MAXLOC``."""
+    return any(isinstance(each, MPI.Op) and each in PAIRS for each in arguments)
+
+
+def reduce_pairs(call: Callable[..., Any], sendbuf: Any, recvbuf: Any, *arguments: Any, **named: Any) -> None:
+    """Do mpi4py's own call, whose pairs have a datatype and no dtype that CuPy has, on copies on the host."""
+    from ..cuda.packing import from_the_host
+
+    _, given = _on_the_host(sendbuf)
+    output, received = _on_the_host(recvbuf)
+    call(given, received, *arguments, **named)
+    if output is not None:
+        from_the_host(output, received[0] if isinstance(received, list) else received)
+
+
+def refuse_pairs(name: str) -> None:
+    """Raise for a form of a reduction of pairs that is not there."""
+    blocking = name.removesuffix("_init").removeprefix("I").capitalize()
+    raise UnsupportedOperationError(
+        f"{name}: MPI.MINLOC and MPI.MAXLOC on GPU arrays are there in the blocking form only; call {blocking}{here()}"
+    )
+
+
+def _on_the_host(message: Any) -> tuple[Any, Any]:
+    """Return the GPU array of a buffer, None if it has none, and the buffer with a copy of the array on the host."""
+    from ..cuda.packing import on_the_host
+
+    if is_in_place(message):
+        return None, message
+    array, *rest = message if isinstance(message, list | tuple) else (message,)
+    device, view = locate("MPI.MINLOC", "a buffer", array)
+    if device == "cpu":
+        return None, message
+    host = on_the_host(view)
+    return view, [host, *rest] if rest else host
