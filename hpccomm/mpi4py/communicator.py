@@ -19,7 +19,7 @@ from ..world import connect
 from .buffers import device_of_buffers
 from .calls import INSTEAD, REDUCTIONS, ROUTES, Route, Step, is_accelerated, refuse
 from .reductions import is_of_pairs, nccl_lacks, reduce_by_the_host, reduce_pairs, refuse_pairs
-from .requests import Messages, Prequest, Request, fill_status, install
+from .requests import Messages, as_prequest, fill_status, install
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm as _Base
@@ -67,8 +67,8 @@ class Comm(_Base):
     arrays is ordered on CuPy's current stream, and so is what comes after ``Wait``: the host does not wait. Their
     messages have tags where the transport has (NCCL has none), a receive with ``MPI.ANY_TAG`` takes tag 0, and a
     message has as many bytes as the receive's array. Over NCCL non-blocking messages begin together, when the program
-    waits for one of them or calls something else of the communicator: ``MPI.Request`` becomes a subclass, so that
-    ``Waitall`` sees that.
+    waits for one of them or calls something else of the communicator: ``MPI.Request`` and ``MPI.Prequest`` become
+    subclasses, so that ``Waitall`` sees that. Reductions that NCCL lacks go by way of the host.
 
     Examples
     --------
@@ -227,7 +227,7 @@ def _non_blocking(name: str, route: Route) -> Callable[..., Any]:
             return getattr(super(Comm, self), name)(*arguments, **named)
         if is_of_pairs(given):
             refuse_pairs(name)
-        return _begin(self, route, arguments, named, Request())
+        return _begin(self, route, arguments, named, MPI.Request())
 
     return call
 
@@ -236,10 +236,10 @@ def _persistent(name: str, route: Route) -> Callable[..., Any]:
     def call(self: Comm, *arguments: Any, **named: Any) -> Any:
         given = (*arguments, *named.values())
         if device_of_buffers(given) == "cpu":
-            return getattr(super(Comm, self), name)(*arguments, **named)
+            return as_prequest(getattr(super(Comm, self), name)(*arguments, **named))
         if is_of_pairs(given):
             refuse_pairs(name)
-        request = Prequest()
+        request: Any = MPI.Prequest()
         request.operation = lambda request: _begin(self, route, arguments, named, request)
         return request
 
@@ -251,7 +251,7 @@ def _refused(name: str) -> Callable[..., Any]:
         device = device_of_buffers((*arguments, *named.values()))
         if device != "cpu":
             refuse(name, device)
-        return getattr(super(Comm, self), name)(*arguments, **named)
+        return as_prequest(getattr(super(Comm, self), name)(*arguments, **named))
 
     return call
 

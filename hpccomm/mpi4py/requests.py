@@ -21,12 +21,14 @@ from ..core.group import ProcessGroup
 from ..core.work import JoinedWork, Work
 from ..errors import DistError, here
 from .calls import Step
-from .stand_ins import LikeItsBase, stand_in
+from .stand_ins import LikeItsBase, from_handles, stand_in
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Request as _Base
+    from mpi4py.MPI import Prequest as _Base
 else:
-    _Base = object  # the classes below have it as their other base
+    _Base = object  # the classes that `install` makes have mpi4py's as their other base
+
+PREQUEST = MPI.Prequest
 
 
 class Messages:
@@ -116,43 +118,48 @@ class OfAWork(_Base):
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Return True if the operation has ended."""
+        return self._may_have_ended() and super().Test(status)
+
+    def _may_have_ended(self) -> bool:
         self.begin()
-        if self._work is not None:
-            if not self._work.is_completed():
-                return False
-            self.finish()
-        return super().Test(status)
+        if self._work is not None and not self._work.is_completed():
+            return False
+        self.finish()
+        return True
 
-    def wait(self, status: MPI.Status | None = None) -> None:
+    def wait(self, status: MPI.Status | None = None) -> Any:
         """Wait for the operation."""
-        self.Wait(status)
+        self.finish()
+        return super().wait(status)
 
-    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
-        """Return True if the operation has ended, and nothing else."""
-        return self.Test(status), None
-
-
-class Request(OfAWork, MPI.Request):
-    """The request of a non-blocking call on GPU arrays; ``MPI.Request.Waitall`` takes it, in a list with others."""
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, Any]:
+        """Return True if the operation has ended, and mpi4py's object: None for an operation on arrays."""
+        return super().test(status) if self._may_have_ended() else (False, None)
 
 
-class Prequest(OfAWork, MPI.Prequest):
-    """The request of a persistent call on GPU arrays: each start begins the operation anew."""
+class OfRepeatedWork(OfAWork):
+    """What ``MPI.Prequest`` has besides: each start begins the operation anew. Without one it is mpi4py's own."""
 
-    operation: Callable[[Prequest], object]
+    operation: Callable[[OfRepeatedWork], object] | None = None
 
     def Start(self) -> None:
         """Begin the operation."""
+        if self.operation is None:
+            return super().Start()
         if self._messages is not None or (self._work is not None and not self._work.has_ended()):
             raise DistError(f"Start: this request has begun before, and has not ended: Wait() first{here()}")
         self.operation(self)
+        return None
 
     def Free(self) -> None:
         """Forget the operation, which is not in flight."""
+        if self.operation is None:
+            return super().Free()
         self.operation = _freed
+        return None
 
 
-def _freed(_: Prequest) -> None:
+def _freed(_: OfRepeatedWork) -> None:
     raise DistError(f"Start: this request has been freed{here()}")
 
 
@@ -189,18 +196,23 @@ def _looking(name: str, own: Callable[..., Any]) -> Any:
     return staticmethod(update_wrapper(look, own))
 
 
-def _startall(requests: list[MPI.Prequest]) -> None:
+def _start_all(requests: list[MPI.Prequest]) -> None:
     """Start all requests."""
     for each in requests:
         each.Start()
 
 
 def install() -> None:
-    """Put the classes in mpi4py's place."""
+    """Replace ``MPI.Request`` and ``MPI.Prequest``; the requests of GPU arrays are of exactly these classes."""
     if not isinstance(cast(Any, MPI.Request), LikeItsBase):
         statics: dict[str, Any] = {
             name: _looking(name, getattr(MPI.Request, name)) for name in _STATIC if hasattr(MPI.Request, name)
         }
-        statics["__slots__"] = ()
-        MPI.Prequest = stand_in(MPI.Prequest, statics | {"Startall": staticmethod(_startall)})  # type: ignore[misc]
-        MPI.Request = stand_in(MPI.Request, statics)  # type: ignore[misc]
+        own = {"Startall": staticmethod(_start_all)} | from_handles(MPI.Prequest)
+        MPI.Prequest = stand_in(MPI.Prequest, statics | own, OfRepeatedWork)  # type: ignore[misc]
+        MPI.Request = stand_in(MPI.Request, statics | from_handles(MPI.Request), OfAWork)  # type: ignore[misc]
+
+
+def as_prequest(made: Any) -> Any:
+    """Return what a call of mpi4py's has made, a persistent request as one of the class ``MPI.Prequest``."""
+    return MPI.Prequest(made) if type(made) is PREQUEST else made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import update_wrapper
 from typing import Any
 
 
@@ -21,7 +22,19 @@ class LikeItsBase(type):
         return hash(cls.__base__)
 
 
-def stand_in(base: type, methods: dict[str, Any]) -> Any:
-    """Return a subclass with these methods that goes by the name of its base, also for pickle."""
+def stand_in(base: type, methods: dict[str, Any], *others: type) -> Any:
+    """Return a subclass, also of `others`, with these methods, that goes by the name of its base, also for pickle."""
     named = {"__module__": base.__module__, "__doc__": base.__doc__, "__qualname__": base.__qualname__}
-    return LikeItsBase(base.__name__, (base,), named | methods)
+    return LikeItsBase(base.__name__, (*others, base), named | methods)
+
+
+def from_handles(base: type) -> dict[str, Any]:
+    """Return the class methods of requests that take a handle: mpi4py's own return objects of its own class."""
+
+    def named(maker: str) -> Any:
+        def make(cls: Any, handle: Any) -> Any:
+            return cls(getattr(base, maker)(handle))
+
+        return classmethod(update_wrapper(make, getattr(base, maker)))
+
+    return {maker: named(maker) for maker in ("fromhandle", "fromint", "f2py") if hasattr(base, maker)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from ..debug.mpi_calls import CALLS
-from ..mpi4py.stand_ins import stand_in
+from ..mpi4py.stand_ins import from_handles, stand_in
 
 if TYPE_CHECKING:
     from .communicators import Seen, Started
@@ -63,20 +63,11 @@ def _as_started(self: Any) -> Started:
     return self, self.name, self.number, *self.arguments
 
 
-def _named_by(maker: str) -> Any:
-    """Return the class method that makes a request of a handle, of this class and not of mpi4py's."""
-
-    def make(cls: Any, handle: Any) -> Any:
-        return cls(getattr(BASE, maker)(handle))
-
-    return classmethod(update_wrapper(make, getattr(BASE, maker)))
-
-
 def _methods() -> dict[str, Any]:
     own: dict[str, Any] = {"Start": _start, "Wait": _wait, "Test": _test, "Startall": _start_all}
     methods = {name: update_wrapper(method, getattr(BASE, name)) for name, method in own.items()}
     methods["Startall"] = staticmethod(methods["Startall"])  # type: ignore[assignment]
-    methods |= {name: _named_by(name) for name in ("fromhandle", "fromint", "f2py") if hasattr(BASE, name)}
+    methods |= from_handles(BASE)
     methods["as_started"] = _as_started  # type: ignore[assignment]
     return methods
 

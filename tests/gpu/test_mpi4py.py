@@ -224,7 +224,7 @@ def test_collectives(comm: Any, name: str, case: Callable[[Make], Arguments]) ->
     # not blocking
     arguments, outputs = case(gpus.array)
     request = getattr(comm, f"I{name.lower()}")(*arguments)
-    assert isinstance(request, MPI.Request)
+    assert type(request) is MPI.Request
     request.Wait()
     assert request == MPI.REQUEST_NULL
     for output, values in zip(outputs, right, strict=True):
@@ -243,7 +243,7 @@ def test_persistent_collectives(comm: Any, name: str) -> None:
     right = expected(name, case)
     arguments, outputs = case(gpus.array)
     request = getattr(comm, f"{name}_init")(*arguments)
-    assert isinstance(request, MPI.Prequest)
+    assert type(request) is MPI.Prequest
     for _ in range(3):
         request.Start()
         request.Wait()
@@ -252,6 +252,18 @@ def test_persistent_collectives(comm: Any, name: str) -> None:
     for output, values in zip(outputs, right, strict=True):
         assert_same(gpus.values(output), values)
     request.Free()
+
+
+def test_persistent_requests_are_of_the_class_prequest(comm: Any) -> None:
+    output, other = np.zeros(1), gpus.array(np.zeros(1))
+    made = [comm.Recv_init(output, BEFORE), comm.Ssend_init(np.array([RANK + 1.0]), NEXT), comm.Bcast_init(other)]
+    made += [type(each).fromhandle(each.handle) for each in made[:2]]
+    assert all(type(each) is MPI.Prequest for each in made)
+    MPI.Prequest.Startall(made[:3])
+    MPI.Request.Waitall(made[:3])
+    assert output.tolist() == [BEFORE + 1]
+    for each in made[:3]:
+        each.Free()
 
 
 def farther(a: Any, b: Any) -> Any:
