@@ -93,10 +93,15 @@ wheels: .venv-wheels/.tools ## build wheels with the compiled room for x86-64 an
 clean: ## remove the virtual environments and everything built
 	rm -rf .venv .venv-* hpccomm-debug-* build dist *.egg-info docs/_build .pytest_cache .mypy_cache .ruff_cache .coverage* hpccomm/native/*.so
 
+# Sources, for the tests that are in them only.
+DOWNLOAD := pip download --quiet --disable-pip-version-check --no-deps --dest build/foreign --no-binary
+
 # One stamp per set of extras: what is installed is installed again only when setup.cfg changes. `dev` contains the others.
 $(VENV)/.cli $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.gloo: $(VENV)/.%: setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),$*]'
+	$(if $(filter test dev,$*),$(BIN)/python -m $(DOWNLOAD) mpi4py "$$($(BIN)/python -m mpi4py --version | sed 's/ /==/')" && \
+		$(BIN)/python -m tests.foreign.suite unpack build/foreign || echo "without mpi4py's tests: test_mpi4pys_own.py is skipped")
 	touch $@ $(if $(filter dev,$*),$(VENV)/.cli $(VENV)/.test $(VENV)/.docs)
 
 .venv-torch/.torch: setup.cfg pyproject.toml
@@ -117,11 +122,10 @@ FFTW := $(CURDIR)/build/foreign/fftw
 $(FOREIGN)/.foreign: setup.cfg pyproject.toml tests/foreign/requirements.txt
 	test -x $(FOREIGN)/bin/python || $(PYTHON) -m venv $(FOREIGN)
 	$(FOREIGN)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$(MPI),pytest]' -r tests/foreign/requirements.txt
-	grep -E '^(mpi4py|schwimmbad|pylops-mpi|py-pde)==' tests/foreign/requirements.txt | xargs $(FOREIGN)/bin/python -m pip download \
-		--quiet --disable-pip-version-check --no-deps --no-binary mpi4py,schwimmbad,pylops-mpi,py-pde --dest build/foreign
+	grep -E '^(mpi4py|schwimmbad|pylops-mpi|py-pde)==' tests/foreign/requirements.txt | \
+		xargs $(FOREIGN)/bin/python -m $(DOWNLOAD) mpi4py,schwimmbad,pylops-mpi,py-pde
 	mkdir -p $(FFTW)/lib && touch $(FFTW)/lib/libfftw3.so
-	FFTW_ROOT=$(FFTW) $(FOREIGN)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
-		--no-binary mpi4py-fft --dest build/foreign mpi4py-fft==2.0.6
+	FFTW_ROOT=$(FFTW) $(FOREIGN)/bin/python -m $(DOWNLOAD) mpi4py-fft mpi4py-fft==2.0.6
 	$(FOREIGN)/bin/python -m tests.foreign.suite unpack build/foreign
 	touch $@
 

@@ -20,7 +20,7 @@ if os.environ.get("GPU_TESTS_ON") in ("bindings", "nccl4py", "ctypes"):
 
     collect_ignore = [
         *("test_provider.py", "test_cupy_runtime.py"),  # which look at CuPy as it is
-        *("test_kernels.py", "test_jobs.py"),  # which ask no provider, or start jobs that have another one
+        *("test_kernels.py", "test_jobs.py", "test_mpi4pys_own.py"),  # which ask none, or start jobs with another
     ]
 if importlib.util.find_spec("cupy") is None:
     collect_ignore_glob = ["test_*.py"]  # there are no GPU arrays without CuPy
