@@ -215,4 +215,8 @@ def install() -> None:
 
 def as_prequest(made: Any) -> Any:
     """Return what a call of mpi4py's has made, a persistent request as one of the class ``MPI.Prequest``."""
-    return MPI.Prequest(made) if type(made) is PREQUEST else made
+    if type(made) is PREQUEST:
+        return MPI.Prequest(made)
+    if type(made) is cast(Any, MPI.Prequest).__base__:  # of a communicator that hpccomm run watches
+        made.__class__ = MPI.Prequest
+    return made

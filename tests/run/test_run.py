@@ -67,6 +67,28 @@ def test_an_exception_that_c_code_prints_ends_nothing(tmp_path: Path) -> None:
     assert "ends the job" not in errors
 
 
+PERSISTENT = """
+import numpy as np
+from mpi4py import MPI
+from hpccomm import mpi4py as hm
+comm = hm.Comm(MPI.COMM_WORLD)
+output = np.zeros(1)
+requests = [comm.Recv_init(output, 1 - comm.rank), comm.Send_init(np.ones(1), 1 - comm.rank)]
+MPI.Prequest.Startall(requests)
+print(*[type(each) is MPI.Prequest for each in requests], *[each.number for each in requests])
+MPI.Request.Waitall(requests)
+for each in requests:
+    each.Free()
+comm.process_group.destroy()
+"""
+
+
+def test_persistent_requests_of_hpccomm_mpi4py_are_of_the_class_prequest_and_counted(tmp_path: Path) -> None:
+    options = ("--debug-dir", str(tmp_path), "-c", PERSISTENT)
+    finished = launch(2, sys.executable, "-m", "hpccomm", "run", *options)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, 2 * "True True 1 2\n", "")
+
+
 HOOKED = """
     import numpy as np
     from mpi4py import MPI
