@@ -220,6 +220,8 @@ class MPIBackend(Backend):
         if not self.fast_path.is_node_open():
             return False
         buffers = [recv_buffer(output) for output in outputs]
+        if name == "all_gather":
+            inputs = all_unaliased(inputs, outputs)
         if not self.fast_path.node_move(name, list(map(send_buffer, inputs)), [each for each, _ in buffers], root):
             return False
         for _, finish in buffers:
@@ -289,6 +291,7 @@ class MPIBackend(Backend):
     def reduce_scatter(self, output: Any, inputs: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         how, sent = reductions.plan(op, output.dtype), [reductions.reduction_input(array, op) for array in inputs]
         buffer, finish = reductions.reduction_output(output, op, self.size)
+        sent = all_unaliased(sent, [buffer])
         if not async_op and self.fast_path.node_reduce_scatter_list(buffer, sent, how.reduces):
             return done(None, finish)
         if len(set(map(size_of, sent))) > 1:
@@ -299,7 +302,7 @@ class MPIBackend(Backend):
             flat = np.concatenate(sent, axis=None)
             request = self._comm.Ireduce_scatter_block((flat, how.datatype), (buffer, how.datatype), how.op)
             return done(request, finish, flat, buffer)
-        self._reduce_scatter_columns(buffer, all_unaliased(sent, [buffer]), how)
+        self._reduce_scatter_columns(buffer, sent, how)
         return done(None, finish)
 
     def _reduce_scatter_columns(self, buffer: Any, sent: Sequence[Any], how: reductions.Plan) -> None:

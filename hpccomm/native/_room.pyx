@@ -105,6 +105,7 @@ cdef extern from "node.h" nogil:
         Node* n, uint64_t call, Fold* fold, size_t itemsize, char* out, const char* x, size_t count)
     int node_all_gather(Node* n, uint64_t call, char* out, const char* x, size_t nbytes)
     int node_broadcast(Node* n, uint64_t call, int root, char* x, size_t nbytes)
+    size_t node_room(const Node* n, size_t parts)
     void node_begin(Node* n, size_t parts, size_t largest)
     bint node_goes_on(Node* n)
     int node_post(Node* n, uint64_t call, size_t parts, char** data, const size_t* nbytes)
@@ -1087,8 +1088,8 @@ cdef class FastPath:
         if not self.takes_list(outputs, x, self.received, self.received_bytes):
             return False
         cdef size_t largest = self.largest_in_node(self.received_bytes, self.node_largest)
-        if largest == 0:
-            return False
+        if largest == 0 or largest > node_room(&self.node, 1) and may_overlap(outputs, [array]):
+            return False  # in rounds, of which the first would write what the second reads
         self.sent[0], self.sent_bytes[0] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
         self.notes_lists(ALL_GATHER_LIST, PyArray_TYPE(x), 1, self.size, NOBODY, NOBODY)
         return self.ends(self.move(ALL_GATHER_LIST, 1, self.size, 0, largest), "all_gather")
@@ -1186,8 +1187,8 @@ cdef class FastPath:
         if not self.takes_list(inputs, y, self.sent, self.sent_bytes):
             return False
         cdef size_t largest = self.largest_in_node(self.sent_bytes, self.node_reduced)
-        if largest == 0:
-            return False
+        if largest == 0 or largest > node_room(&self.node, self.size) and may_overlap(inputs, [output]):
+            return False  # as in all_gather
         self.received[0], self.received_bytes[0] = <char*>PyArray_DATA(y), PyArray_NBYTES(y)
         self.notes_lists(REDUCE_SCATTER_LIST, PyArray_TYPE(y), self.size, 1, place, NOBODY)
         return self.ends(self.reduce_scatter_parts(PyArray_TYPE(y), place, largest), "reduce_scatter")
@@ -1489,7 +1490,10 @@ cdef class FastPath:
         return self.is_in_node(0)
 
     def node_move(self, str name, list sent, list received, int root):
-        """Do a gather, scatter, all_gather or all_to_all of arrays without gaps; return whether it has."""
+        """Do a gather, scatter, all_gather or all_to_all of arrays without gaps; return whether it has.
+
+        An all_gather may take rounds, so its arrays share no memory; the others put all that is sent into memory first.
+        """
         cdef Array* x
         cdef int what = MOVES[name]
         cdef size_t largest = 0
@@ -1540,7 +1544,7 @@ cdef class FastPath:
         return self.has_ended(self.reduce_array(what, x, place, root, ranks), name)
 
     def node_reduce_scatter_list(self, output, list sent, op):
-        """Do a reduce_scatter of arrays without gaps; return whether it has."""
+        """Do a reduce_scatter of arrays without gaps that share no memory; return whether it has."""
         cdef Array* y = without_gaps(output)
         cdef Array* x
         cdef int place = self.place_of(op)

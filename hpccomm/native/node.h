@@ -291,12 +291,18 @@ typedef struct {
 
 #define NODE_TOO_LARGE UINT64_MAX
 
+/* The bytes of each of so many parts that have room in a slot. */
+static inline size_t node_room(const Node *n, size_t parts)
+{
+    return (n->slot - (parts * sizeof(Part) + LINE - 1) / LINE * LINE) / parts / LINE * LINE;
+}
+
 /* Begin to move parts. If all ranks know how large the largest is, it goes in rounds of what has room; otherwise
  * (`largest` is 0) in one, or not at all. */
 static inline void node_begin(Node *n, size_t parts, size_t largest)
 {
     n->at = 0;
-    n->room = largest ? (n->slot - (parts * sizeof(Part) + LINE - 1) / LINE * LINE) / parts / LINE * LINE : SIZE_MAX;
+    n->room = largest ? node_room(n, parts) : SIZE_MAX;
     n->largest = largest;
 }
 

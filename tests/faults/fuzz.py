@@ -22,12 +22,17 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import hpccomm as hc
+from hpccomm import native
 from tests.arrays import LAYOUTS, REDUCTIONS, reduced, reductions_of, values
 from tests.matrix.cases import OVERLAPS, in_one_memory
+
+if native.room is not None:
+    from hpccomm.mpi import compiled
 
 DTYPES = [np.dtype(code) for code in "?bBhHiIqQefdFD"]
 SIZES = [0, 1, 2, 5, 100, 1000, 5000, 40_000]
 LARGE = [140_000, 270_000, 1_100_000]  # past the thread, the segments and single copy, for some dtypes
+SLOTS = [512 << 10, 16 << 10]  # bytes of a part of memory of the node, by the seed: what is larger goes in rounds
 MOST_GROUPS = 5
 MOST_IN_FLIGHT = 12
 FORMS = ["ordinary", "ordinary", "async", "async", "persistent", "coalescing"]
@@ -568,6 +573,8 @@ def main() -> None:
     if arguments.falsify:
         hc.all_reduce = falsified(hc.all_reduce)
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        if native.room is not None:
+            compiled.LARGEST_SLOT = SLOTS[seed % len(SLOTS)]
         world = hc.init_process_group()
         again = f"mpiexec -n {world.size} python {sys.argv[0]} --seed {seed} --operations {arguments.operations}"
         try:

@@ -17,6 +17,7 @@ from hpccomm.nccl import intra_node
 HERE = Path(__file__).parent
 COMPILER = os.environ.get("CXX", "c++")
 FLAGS = ["-std=c++17", "-Wall", "-Wno-unknown-pragmas", "-pthread", f"-I{HERE}"]
+ALIGNED = ["-fsanitize=alignment", "-fno-sanitize-recover", "-static-libubsan"]  # a misaligned access ends the process
 NEEDS = "needs a C++ compiler with _Float16 (g++ 12, clang 15)"
 
 PTX = {
@@ -66,7 +67,7 @@ def is_available() -> bool:
 @functools.cache
 def library(ranks: int, rank: int) -> ctypes.CDLL:
     """Return the kernels of a rank as a library with the function `intra_node`."""
-    flags = [f"-DSIZE={ranks}", f"-DME={rank}", "-O1", "-shared", "-fPIC"]
+    flags = [f"-DSIZE={ranks}", f"-DME={rank}", "-O1", "-shared", "-fPIC", *ALIGNED]
     with tempfile.TemporaryDirectory() as folder:
         return ctypes.CDLL(str(compiled("entry.cpp", Path(folder), *flags, kernels=text())))
 
@@ -76,6 +77,6 @@ def copying() -> ctypes.CDLL:
     """Return the kernel that copies many arrays as a library with the function `copies`, which ends if misaligned."""
     kernels = '#include "shim.h"\n' + Path(copies.__file__).with_suffix(".cu").read_text()
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["-O1", "-shared", "-fPIC", "-fsanitize=alignment", "-fno-sanitize-recover", "-static-libubsan"]
+        flags = ["-O1", "-shared", "-fPIC", *ALIGNED]
         made = compiled("copies.cpp", Path(folder), *flags, kernels=kernels, name="copies")
         return ctypes.CDLL(str(made))
