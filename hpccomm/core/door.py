@@ -20,7 +20,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from ..errors import DistBackendError, DistError, UnsupportedOperationError, here, log_exception
-from ..native import notes_of
+from ..native import gil_held, notes_of
 from .backend import Backend, FastPath, GPUFastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
@@ -116,16 +116,17 @@ class Door:
             number = self.collectives + self.fast_path.count
             self.recent.append((number, name, getattr(first, "dtype", ""), getattr(first, "nbytes", 0)))
         operation = self._begin(call, async_op, persistent) if self.hooks else None
-        note = -1 if async_op else self.notes.begin(name, self.number_of(name))
+        function, given = (getattr(backend, name), (*arguments, async_op)) if step is None else (step, ())
         try:
-            outcome: Any = getattr(backend, name)(*arguments, async_op) if step is None else step()
+            if async_op or gil_held is None:
+                outcome: Any = function(*given)
+            else:
+                outcome = self.notes.during(name, self.number_of(name), function, given)
         except Exception as error:
             error = self.translated(backend, CALLED.get((name, async_op), name), self.number_of(name), error)
             if operation is not None:
                 operation.end(error)
             raise error
-        finally:
-            self.notes.end(note)
         if persistent is not None and outcome is None:
             persistent.operation = operation
         elif async_op or isinstance(outcome, Work):

@@ -103,8 +103,8 @@ class Runtime:
             raise cuda.CUDARuntimeError(status)
         return status == 0
 
-    def event_query_address(self) -> int:
-        return driver.event_query_address()
+    def addresses_for_c(self) -> tuple[int, int]:
+        return driver.addresses_for_c()
 
     def relax_captures(self) -> None:
         if status := driver.relax_captures():

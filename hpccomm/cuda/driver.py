@@ -29,9 +29,11 @@ def event_status(event: int) -> int:
     return library().cuEventQuery(event)  # type: ignore[no-any-return]
 
 
-def event_query_address() -> int:
-    """Return the address of cuEventQuery."""
-    return ctypes.cast(library().cuEventQuery, c_void_p).value or 0
+def addresses_for_c() -> tuple[int, int]:
+    """Return the addresses of cuEventQuery and cuThreadExchangeStreamCaptureMode."""
+    functions = library().cuEventQuery, library().cuThreadExchangeStreamCaptureMode
+    query, mode = (ctypes.cast(each, c_void_p).value or 0 for each in functions)
+    return query, mode
 
 
 def relax_captures() -> int:

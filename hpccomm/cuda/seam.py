@@ -81,8 +81,8 @@ class Runtime(Protocol):
     def is_done(self, event: int) -> bool:
         """Return True once the event has passed."""
 
-    def event_query_address(self) -> int:
-        """Return the address of cuEventQuery, for threads that have no Python; 0 if there is none."""
+    def addresses_for_c(self) -> tuple[int, int]:
+        """Return the addresses of cuEventQuery and cuThreadExchangeStreamCaptureMode, or 0 and 0: C calls them."""
 
     def relax_captures(self) -> None:
         """Let this thread ask for events while another one captures (cudaThreadExchangeStreamCaptureMode)."""

@@ -275,7 +275,9 @@ class _Search:
         for each in waiting:
             for record, _ in each.waits:
                 for other in self._ranks:
-                    begun = () if other.report is None or other.waits else map(record_from, other.report["operations"])
+                    if other.report is None or other.waits or "held" in other.report:
+                        continue
+                    begun = map(record_from, other.report["operations"])
                     if any(key_of_operation(own) == key_of_operation(record) for own in begun):
                         found.culprits.append(other.rank)
                         what, why = "and does not wait for it", "but MPI makes progress only in its calls"
@@ -308,7 +310,7 @@ class _Search:
         groups = {record.group: record for rank in circle for record in edges[rank].values()}
         for record in groups.values() if len(groups) > 1 else ():
             reports = {rank: self._ranks[rank].group(record) for rank in circle}
-            known = ((rank, (said["name"], said.get("made_at"))) for rank, said in reports.items() if said)
+            known = ((rank, (said["name"], said["made_at"])) for rank, said in reports.items() if "made_at" in said)
             if len(made := ranks_by_value(known)) > 1:
                 words = [f"{name!r} on {ranks_in_words(on)}, made at {place}" for (name, place), on in made.items()]
                 yield f"one group is {'; '.join(words)}: do all ranks make their groups in the same order?"

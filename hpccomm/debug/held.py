@@ -24,6 +24,12 @@ def answer_in(places: Sequence[Path]) -> None:
         gil_held.answer_in(first, second)
 
 
+def know(token: str) -> None:
+    """Tell the threads of a question to which there is an answer."""
+    if gil_held is not None:
+        gil_held.know(token)
+
+
 def identify_groups() -> None:
     """Tell the threads the names of the groups among all ranks."""
     if gil_held is not None:
@@ -44,7 +50,7 @@ def report(text: str) -> dict[str, Any]:
         seconds, number, name, key, group_name = line.split(" ", 4)
         operations.append(
             {"name": name, "number": int(number), "group": key, "group_name": group_name, "seconds": float(seconds)}
-            | {"waits": True, "where": facts["place"][0].partition(" in ")[0]}
+            | {"waits": False, "where": facts["place"][0].partition(" in ")[0]}
         )
     for line in facts.get("group", ()):
         collectives, messages, key, group_name = line.split(" ", 3)
@@ -53,12 +59,19 @@ def report(text: str) -> dict[str, Any]:
         "version": 1,
         "rank": int(rank),
         "size": int(size),
+        "host": facts["host"][0],
         "pid": int(facts["pid"][0]),
         "time": float(facts["time"][0]),
         "reason": "asked",
         "answers": facts["answers"][0],
         "program": facts["place"][0],
         "held": float(facts["seconds"][0]),
+        "stands": 0.0,
+        "left": False,
+        "spare": False,
+        "ended": "",
+        "tasks": [],
+        "neighbours": {},
         "operations": operations,
         "groups": known,
         "threads": {"all, while the GIL is held": stacks.splitlines()},

@@ -69,13 +69,20 @@ class Reporter:
         self.folder = Folder(folder)
         held.answer_in(self.folder.places)
         files = [place / ASK for place in (*self.folder.places, self.folder.places[0].parent)]
-        self._answered = {text for file, text in zip(files, self._questions()) if _time_of(file) < self._since}
+        self._answered: set[str] = set()
+        for file, text in zip(files, self._questions()):
+            if _time_of(file) < self._since:
+                self._has_answered(text)
 
     def configure(self, folder: str, processes: Mapping[int, int]) -> None:
         """Take the folder that all ranks agree on, and the processes of this node."""
         if Path(folder) not in self.folder.places:
             self.move_to(folder)
         self.processes.update(processes)
+
+    def _has_answered(self, token: str) -> None:
+        self._answered.add(token)
+        held.know(token)
 
     # -- this rank -------------------------------------------------------------------------------------------
 
@@ -143,7 +150,7 @@ class Reporter:
             token = self.question()
             if not token or token.startswith(END):
                 return
-            self._answered.add(token)
+            self._has_answered(token)
             self.write("asked", elapsed, token)
         if token.split()[0] not in map(str, self.processes):
             self._wake()
@@ -159,7 +166,7 @@ class Reporter:
         """Ask all ranks for their reports, write this one's, and return those that come in time."""
         with self._one_at_a_time:
             token = self.ask()
-            self._answered.add(token)
+            self._has_answered(token)
             self.write(reason, elapsed, token)
         return self.collect(token, patience)
 
@@ -219,8 +226,7 @@ class Reporter:
         while True:
             asked.update(set(self._questions()) - self._earlier)
             found = [*self.folder.files("rank*.held"), *self.folder.files("rank*.json")]
-            by_rank = {each["rank"]: each for each in map(_report, found) if _is_answer(each, asked)}
-            reports = [*by_rank.values()]
+            reports = _one_of_each([each for each in map(_report, found) if _is_answer(each, asked)])
             gone = sum(state != "running" for state in self._neighbours().values())
             if len(reports) + gone >= self.size or time.monotonic() > deadline:
                 return reports
@@ -264,7 +270,13 @@ class Reporter:
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """Return the reports in the folder of a run."""
-    return list(filter(None, map(_report, [*sorted(folder.glob("rank*.held")), *sorted(folder.glob("rank*.json"))])))
+    found = [*sorted(folder.glob("rank*.held")), *sorted(folder.glob("rank*.json"))]
+    return _one_of_each(list(filter(None, map(_report, found))))
+
+
+def _one_of_each(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the last report of each rank: Python may have answered again after the thread that speaks for it."""
+    return list({each["rank"]: each for each in sorted(reports, key=lambda each: each["time"])}.values())
 
 
 def _report(file: Path) -> dict[str, Any]:

@@ -36,8 +36,10 @@ class Reported:
     _past: dict[str, dict[int, list[Any]]] = field(default_factory=dict)
 
     def is_in(self, record: Record) -> bool:
-        """Whether it waits in the same operation."""
-        return any(key_of_operation(own) == key_of_operation(record) for own, _ in self.waits)
+        """Whether it waits in the same operation, or may do so, as while the GIL is held."""
+        maybe = (self.report or {}).get("operations", ()) if "held" in (self.report or {}) else ()
+        own = [*(own for own, _ in self.waits), *map(record_from, maybe)]
+        return any(key_of_operation(each) == key_of_operation(record) for each in own)
 
     def is_beyond(self, record: Record) -> bool:
         """Whether it waits in a later collective of the same group."""

@@ -127,9 +127,8 @@ class Start:
 
     def _start_threads_without_python(self) -> None:
         """Start what speaks for this process while a call of C holds the GIL (`native/gil_held.h`)."""
-        real_time = range(getattr(signal, "SIGRTMIN", 0) + 8, getattr(signal, "SIGRTMAX", 0))
-        free = next((number for number in real_time if signal.getsignal(number) is signal.SIG_DFL), None)
-        if gil_held is None or room is None or free is None or not hasattr(os, "memfd_create"):
+        free = 0 if gil_held is None or room is None or not hasattr(os, "memfd_create") else gil_held.free_signal()
+        if free == 0 or gil_held is None or room is None:
             return
         self._stacks = os.memfd_create("hpccomm-stacks")  # where faulthandler leaves them
         faulthandler.register(free, file=self._stacks, all_threads=True)
@@ -143,6 +142,8 @@ class Start:
             if self.watchdog is not None:
                 self.watchdog.has_stopped = True
         os.write(self._signals.pipes[signal.SIGUSR2][1], b"stop")
+        if gil_held is not None:
+            gil_held.stop()
 
     def configure(self, agreed: Settings, processes: dict[int, int]) -> None:
         """Take the settings that all ranks agree on, and the processes of this node."""

@@ -1,6 +1,7 @@
 # cython: language_level=3, boundscheck=False
 """What speaks for this process while a call of C holds the GIL (`gil_held.h`), and the notes that it reads."""
 
+cimport cython
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset, strncpy
 
@@ -14,7 +15,7 @@ cdef extern from "gil_held.h" nogil:
         char key[40]
         char name[80]
         double limit
-        int ends_host, ends_gpu, path
+        int ends, path
         const long long* counts[4]
         HeldNote notes[8]
     ctypedef struct HeldRing:
@@ -24,6 +25,9 @@ cdef extern from "gil_held.h" nogil:
     int held_begin(HeldGroup* group, const char* name, long long number, void* event)
     int held_start()
     void held_stop()
+    void held_know(const char* token)
+    int held_free_signal(int first)
+    const int SIGRTMIN
 
 cdef extern from *:
     """
@@ -34,14 +38,19 @@ cdef extern from *:
     }
     static void held_place_is(int i, const char *path) { snprintf(held.places[i], sizeof held.places[i], "%s", path); }
     static void held_ring_is(void *function) { held.ring = (int (*)(HeldRing *, int))function; }
-    static void held_cuda_is(void *function) { held.cuda_event_query = (int (*)(void *))function; }
+    static void held_cuda_is(void *query, void *mode)
+    {
+        held.cuda_capture_mode = (int (*)(int *))mode;
+        held.cuda_event_query = (int (*)(void *))query;
+    }
     """
     void held_configure(int rank, int size, const char* package, int signal_number, int stack_file)
     void held_place_is(int i, const char* path)
     void held_ring_is(void* function)
-    void held_cuda_is(void* function)
+    void held_cuda_is(void* query, void* mode)
 
 
+@cython.no_gc_clear
 cdef class Notes:
     """The operations of one group that have not ended, as far as they block, or a GPU waits in them."""
 
@@ -52,7 +61,7 @@ cdef class Notes:
         memset(&self.group, 0, sizeof(self.group))
         strncpy(self.group.name, name.encode(), sizeof(self.group.name) - 1)
         self.group.limit = limit
-        self.group.ends_host, self.group.ends_gpu = on_timeout != "warn", on_timeout == "abort"
+        self.group.ends = on_timeout == "abort"
         held_link(&self.group)
 
     def __dealloc__(self):
@@ -71,15 +80,19 @@ cdef class Notes:
             self.group.counts[i] = <const long long*>address
         self.group.path = fast_path.place
 
-    def begin(self, str name, long long number):
-        """Note that a blocking operation begins; return what `end` takes."""
-        return held_begin(&self.group, PyUnicode_AsUTF8(name), number, NULL)
+    def during(self, str name, long long number, function, tuple arguments):
+        """Call a function that is a blocking operation, and note it meanwhile: no signal's handler runs in between."""
+        cdef int place = held_begin(&self.group, PyUnicode_AsUTF8(name), number, NULL)
+        try:
+            return function(*arguments)
+        finally:
+            self.end(place)
 
     def begin_on_gpu(self, str name, long long number, uintptr_t event):
         """Note an operation that the GPU has not done before an event; return what `end` takes."""
         return held_begin(&self.group, PyUnicode_AsUTF8(name), number, <void*>event)
 
-    def end(self, int place):
+    cpdef end(self, int place):
         """Note that an operation has ended."""
         if place >= 0:
             self.group.notes[place].began = 0
@@ -102,9 +115,19 @@ def answer_in(str first, str second):
     held_place_is(1, second.encode())
 
 
-def ask_cuda(uintptr_t event_query):
-    """Take the address of cudaEventQuery."""
-    held_cuda_is(<void*>event_query)
+def ask_cuda(uintptr_t event_query, uintptr_t capture_mode):
+    """Take the addresses of cuEventQuery and of cuThreadExchangeStreamCaptureMode."""
+    held_cuda_is(<void*>event_query, <void*>capture_mode)
+
+
+def know(str token):
+    """Take a question to which there is an answer."""
+    held_know(token.encode())
+
+
+def free_signal():
+    """Return a real-time signal that nobody handles, not even a library; 0 if there is none."""
+    return held_free_signal(SIGRTMIN + 8)
 
 
 def stop():

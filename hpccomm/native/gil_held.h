@@ -1,10 +1,11 @@
 /* Two threads that speak for this process while a call of C holds the GIL, so that no thread of Python's can run: one asks
    for the GIL once a second, the other notices that it does not get it. That one says so on stderr while operations are
-   unfinished, answers other ranks that ask for this one's report, and ends the job when a time limit has passed. It never
-   takes the GIL, and calls nothing of Python's but faulthandler's handler of a signal, which needs no GIL.
+   unfinished, answers other ranks that ask for this one's report, and ends the job where a GPU has not done an operation
+   within its time limit. A host operation ends nothing: it may have come, and only its thread can't run to say so. The
+   threads never take the GIL, and call nothing of Python's but faulthandler's handler of a signal, which needs no GIL.
 
-   What it reads of operations is written with the GIL: nobody writes while it reads. Only the freeing of a group takes the
-   mutex, for the moment in which the GIL is free again. */
+   What is read of operations is written with the GIL, which nobody has while it is read. The mutex is for the freeing of
+   groups, at the moment in which the GIL is free again: it is never held while something is written or waited for. */
 #pragma once
 #define _GNU_SOURCE
 #include <Python.h>
@@ -23,24 +24,26 @@
 #include <unistd.h>
 
 enum { HELD_NOTES = 8, HELD_RING = 64, HELD_PLACES = 2, HELD_STACK = 1 << 16, HELD_STATUS = 124,
-       HELD_NOT_READY = 600 /* CUDA_ERROR_NOT_READY */ };
+       HELD_NOT_READY = 600, /* CUDA_ERROR_NOT_READY */ HELD_RELAXED = 2, /* CU_STREAM_CAPTURE_MODE_RELAXED */
+       HELD_GROUPS = 64, HELD_KNOWN = 8, HELD_TOKEN = 128, HELD_LINES = 4 };
 
 static const double HELD_LOOK = 0.25;  /* seconds between two looks at the GIL */
 static const double HELD_FROM = 2.0;   /* seconds without the GIL from which on others are answered */
 static const double HELD_TELLS = 5.0;  /* and from which on an unfinished operation is worth a word */
-static const double HELD_CUDA = 1.0;   /* seconds for an answer of CUDA's */
+static const double HELD_CUDA[2] = {1.0, 5.0};  /* seconds for an answer of CUDA's: before a word, before the end */
+static const double HELD_STOPPED = 1.0;  /* seconds between two looks from which on this process was stopped */
 
 typedef struct {  /* an operation that blocks, or whose end the GPU has not shown */
     char name[40];
     long long number;
-    double began;  /* CLOCK_MONOTONIC; 0: none */
+    double began;  /* CLOCK_MONOTONIC, without the time in which this process was stopped; 0: none */
     void *event;   /* of the GPU's; NULL for one that blocks the host */
 } HeldNote;
 
 typedef struct HeldGroup {
     char key[40], name[80];
     double limit;                                    /* seconds */
-    int ends_host, ends_gpu;                         /* whether an operation that takes longer ends the job */
+    int ends;                                        /* whether an operation on the GPU that takes longer ends the job */
     int path;                                        /* of its fast path in the ring; 0: none */
     const long long *counts[4];                      /* of the fast path: collectives, others; messages, others */
     HeldNote notes[HELD_NOTES];
@@ -57,9 +60,13 @@ static struct {
     pthread_mutex_t groups_lock, probing;
     HeldGroup *groups;
     int (*ring)(HeldRing *, int);
-    int (*cuda_event_query)(void *);
-    int rank, size, signal_number, stack_file;
-    char package[1024], places[HELD_PLACES][1024];
+    int (*cuda_event_query)(void *), (*cuda_capture_mode)(int *);
+    int rank, size, signal_number, stack_file, has_started;
+    struct stat stack_file_was;
+    struct sigaction action_was;
+    char package[1024], places[HELD_PLACES][1024], known[HELD_KNOWN][HELD_TOKEN];  /* questions that have an answer */
+    unsigned last_known;
+    volatile double stopped;         /* seconds in which this process was */
     volatile int stops, asks;        /* asks: the prober waits for the GIL */
     volatile long long times;        /* that it has got it */
 } held = {.groups_lock = PTHREAD_MUTEX_INITIALIZER, .probing = PTHREAD_MUTEX_INITIALIZER};
@@ -102,7 +109,7 @@ static int held_begin(HeldGroup *group, const char *name, long long number, void
         HeldNote *note = &group->notes[i];
         if (note->began == 0) {
             strncpy(note->name, name, sizeof note->name - 1);  /* whose last byte is 0, and stays so */
-            note->number = number, note->event = event, note->began = held_now(CLOCK_MONOTONIC);
+            note->number = number, note->event = event, note->began = held_now(CLOCK_MONOTONIC) - held.stopped;
             return i;
         }
     }
@@ -132,11 +139,17 @@ static void held_write(int file, const char *text, size_t length)
     }
 }
 
-/* Put the stacks of all threads of Python's into `text`, as faulthandler writes them. */
+/* Put the stacks of all threads of Python's into `text`, as faulthandler writes them; nothing where the program has taken
+   its signal or its file. */
 static void held_stacks(char *text, size_t room)
 {
+    struct stat now;
+    struct sigaction action;
     text[0] = 0;
-    if (held.stack_file < 0 || ftruncate(held.stack_file, 0) != 0) return;
+    if (fstat(held.stack_file, &now) != 0 || now.st_dev != held.stack_file_was.st_dev ||
+        now.st_ino != held.stack_file_was.st_ino || sigaction(held.signal_number, NULL, &action) != 0 ||
+        action.sa_handler != held.action_was.sa_handler || ftruncate(held.stack_file, 0) != 0)
+        return;
     lseek(held.stack_file, 0, SEEK_SET);
     pthread_kill(pthread_self(), held.signal_number);  /* has been handled when this returns */
     ssize_t length = pread(held.stack_file, text, room - 1, 0);
@@ -170,46 +183,83 @@ static const char *held_next_thread(const char *text)
     return next == NULL ? NULL : next + 1;
 }
 
-/* Say in which line the GIL is held: that of the main thread, which faulthandler writes last, unless it waits in hpccomm.
-   Put the stacks of the program's threads into `shown`. */
+/* Say in which line the GIL is held, or may be: those of the program's threads that do not wait in hpccomm. Put the stacks
+   of the program's threads into `shown`. */
 static void held_where(const char *stacks, char *place, size_t room, HeldText *shown)
 {
-    char here[512], last[512] = "", waiting[512] = "";
+    char here[512];
+    int lines = 0;
+    HeldText places = {place, 0, room};
+    place[0] = shown->text[0] = 0;
     for (const char *thread = held_next_thread(stacks), *next; thread != NULL; thread = next) {
         int waits = 0;
         next = held_next_thread(thread);
         const char *end = next ? next : thread + strlen(thread);
         if (!held_place(thread, end, here, sizeof here, &waits)) continue;
-        snprintf(waits ? waiting : last, sizeof last, "%s", here);
+        if (!waits && lines++ < HELD_LINES) held_add(&places, "%s%s", lines > 1 ? ", or " : "", here);
+        if (shown->length) held_add(shown, "hpccomm:   in another thread:\n");
         for (const char *line = strchr(thread, '\n') + 1, *stop; line < end && *line == ' '; line = stop + 1) {
             if ((stop = strchr(line, '\n')) == NULL) break;
             held_add(shown, "hpccomm: %.*s\n", (int)(stop - line), line);
         }
-        held_add(shown, next ? "hpccomm:   in another thread:\n" : "");
     }
-    snprintf(place, room, "%s", last[0] ? last : waiting[0] ? waiting : "an unknown line");
+    if (lines == 0) held_add(&places, "an unknown line");
 }
 
 /* -- operations -- */
 
-typedef struct { const HeldGroup *group; const char *name; long long number; double seconds; void *event; } HeldWait;
+typedef struct {  /* an operation that has not been seen to end, of a group that may be freed meanwhile */
+    char name[40], key[40], group[80];
+    long long number;
+    double seconds, limit;
+    int ends;
+    void *event;
+} HeldWait;
 
-static int held_waits(HeldWait *found, int most)
+typedef struct { char key[40], name[80]; long long collectives, messages; } HeldCounts;
+
+static struct {
+    HeldWait waits[HELD_RING];
+    HeldCounts groups[HELD_GROUPS];
+    int n_waits, n_groups;
+} seen;  /* by the thread that watches */
+
+static void held_see_one(const HeldGroup *group, const char *name, long long number, double seconds, void *event)
+{
+    if (seen.n_waits == HELD_RING) return;
+    HeldWait *wait = &seen.waits[seen.n_waits++];
+    strncpy(wait->name, name, sizeof wait->name - 1);
+    memcpy(wait->key, group->key, sizeof wait->key);
+    memcpy(wait->group, group->name, sizeof wait->group);
+    wait->number = number, wait->seconds = seconds, wait->event = event;
+    wait->limit = group->limit, wait->ends = event && group->ends;
+}
+
+static void held_see(void)
 {
     HeldRing ring[HELD_RING];
-    int count = 0, in_ring = held.ring ? held.ring(ring, HELD_RING) : 0;
+    int in_ring = held.ring ? held.ring(ring, HELD_RING) : 0;
     double now = held_now(CLOCK_MONOTONIC);
+    memset(&seen, 0, sizeof seen);
+    pthread_mutex_lock(&held.groups_lock);
     for (const HeldGroup *group = held.groups; group != NULL; group = group->next) {
-        for (int i = 0; i < HELD_NOTES && count < most; i++) {
+        for (int i = 0; i < HELD_NOTES; i++) {
             const HeldNote *note = &group->notes[i];
             if (note->began != 0)
-                found[count++] = (HeldWait){group, note->name, note->number, now - note->began, note->event};
+                held_see_one(group, note->name, note->number, now - held.stopped - note->began, note->event);
         }
-        for (int i = 0; i < in_ring && count < most; i++)
+        for (int i = 0; i < in_ring; i++)
             if (group->path != 0 && ring[i].path == group->path)
-                found[count++] = (HeldWait){group, ring[i].name, ring[i].number, now - 1e-9 * ring[i].began, NULL};
+                held_see_one(group, ring[i].name, ring[i].number, now - 1e-9 * ring[i].began, NULL);
+        if (group->key[0] && group->counts[0] && seen.n_groups < HELD_GROUPS) {
+            HeldCounts *counts = &seen.groups[seen.n_groups++];
+            memcpy(counts->key, group->key, sizeof counts->key);
+            memcpy(counts->name, group->name, sizeof counts->name);
+            counts->collectives = *group->counts[0] + *group->counts[1];
+            counts->messages = *group->counts[2] + *group->counts[3];
+        }
     }
-    return count;
+    pthread_mutex_unlock(&held.groups_lock);
 }
 
 typedef struct { void *event; volatile int answer; } HeldQuery;  /* never freed: CUDA may keep it */
@@ -217,12 +267,14 @@ typedef struct { void *event; volatile int answer; } HeldQuery;  /* never freed:
 static void *held_query(void *given)
 {
     HeldQuery *query = given;
+    int relaxed = HELD_RELAXED;  /* or this would end the captures of other threads */
+    if (held.cuda_capture_mode != NULL) held.cuda_capture_mode(&relaxed);
     query->answer = held.cuda_event_query(query->event);
     return NULL;
 }
 
 /* Whether the GPU has not come to an event; so it is where CUDA does not answer, because a thread is inside it. */
-static int held_gpu_waits(void *event)
+static int held_gpu_waits(void *event, int ends)
 {
     pthread_t thread;
     if (held.cuda_event_query == NULL) return 1;
@@ -231,7 +283,7 @@ static int held_gpu_waits(void *event)
     query->event = event, query->answer = -1;
     if (pthread_create(&thread, NULL, held_query, query) != 0) return 0;
     pthread_detach(thread);
-    for (double waited = 0; waited < HELD_CUDA && query->answer == -1; waited += 0.01) held_sleep(0.01);
+    for (double waited = 0; waited < HELD_CUDA[ends] && query->answer == -1; waited += 0.01) held_sleep(0.01);
     return query->answer == -1 || query->answer == HELD_NOT_READY;
 }
 
@@ -241,9 +293,9 @@ static void held_tell(double seconds, const HeldWait *wait, const char *where, c
 {
     static char text[HELD_STACK + 4096];
     HeldText all = {text, 0, sizeof text};
-    held_add(&all, "hpccomm: rank %d: Python has not run for %.0f s: the GIL is held in %s; unfinished: %s #%lld of '%s'%s, for "
-             "%.1f s\n%s", held.rank, seconds, where, wait->name, wait->number, wait->group->name,
-             wait->event ? " on the GPU" : "", wait->seconds, stacks->text);
+    held_add(&all, "hpccomm: rank %d: Python has not run for %.0f s: the GIL is held in %s; unfinished%s: %s #%lld of '%s'%s, "
+             "for %.1f s\n%s", held.rank, seconds, where, wait->event ? "" : ", or not yet seen to end", wait->name, wait->number,
+             wait->group, wait->event ? " on the GPU" : "", wait->seconds, stacks->text);
     if (ends)
         held_add(&all, "hpccomm: the job ends with status %d, because the GIL can't be taken from a call of C; timeout= of the "
                  "group, or HPCCOMM_TIMEOUT in seconds, allows more time\n", HELD_STATUS);
@@ -251,23 +303,23 @@ static void held_tell(double seconds, const HeldWait *wait, const char *where, c
 }
 
 /* Write this rank's report: `debug/held.py` reads it. */
-static void held_answer(int folder, const char *token, double seconds, const HeldWait *waits, int count)
+static void held_answer(int folder, const char *token, double seconds)
 {
     static char text[2 * HELD_STACK], stacks[HELD_STACK], program[HELD_STACK];
-    char where[512], name[64], part[96];
+    char where[2048], name[64], part[96], host[256] = "";
     HeldText all = {text, 0, sizeof text}, shown = {program, 0, sizeof program};
     held_stacks(stacks, sizeof stacks);
     held_where(stacks, where, sizeof where, &shown);
-    held_add(&all, "held 1\nanswers %s\nrank %d of %d\npid %d\ntime %.3f\nseconds %.3f\nplace %s\n", token, held.rank, held.size,
-             (int)getpid(), held_now(CLOCK_REALTIME), seconds, where);
-    for (int i = 0; i < count; i++)
-        if (waits[i].group->key[0])
-            held_add(&all, "operation %.3f %lld %s %s %s\n", waits[i].seconds, waits[i].number, waits[i].name,
-                     waits[i].group->key, waits[i].group->name);
-    for (const HeldGroup *group = held.groups; group != NULL; group = group->next)
-        if (group->key[0] && group->counts[0])
-            held_add(&all, "group %lld %lld %s %s\n", *group->counts[0] + *group->counts[1],
-                     *group->counts[2] + *group->counts[3], group->key, group->name);
+    gethostname(host, sizeof host - 1);
+    held_add(&all, "held 1\nanswers %s\nrank %d of %d\nhost %s\npid %d\ntime %.3f\nseconds %.3f\nplace %s\n", token,
+             held.rank, held.size, host, (int)getpid(), held_now(CLOCK_REALTIME), seconds, where);
+    for (int i = 0; i < seen.n_waits; i++)
+        if (seen.waits[i].key[0])
+            held_add(&all, "operation %.3f %lld %s %s %s\n", seen.waits[i].seconds, seen.waits[i].number, seen.waits[i].name,
+                     seen.waits[i].key, seen.waits[i].group);
+    for (int i = 0; i < seen.n_groups; i++)
+        held_add(&all, "group %lld %lld %s %s\n", seen.groups[i].collectives, seen.groups[i].messages, seen.groups[i].key,
+                 seen.groups[i].name);
     held_add(&all, "stacks\n%s", stacks);
     snprintf(name, sizeof name, "rank%d.held", held.rank);
     snprintf(part, sizeof part, ".%s.%d.%lld", name, (int)getpid(), (long long)(1e6 * held_now(CLOCK_REALTIME)));
@@ -278,11 +330,22 @@ static void held_answer(int folder, const char *token, double seconds, const Hel
     if (renameat(folder, part, folder, name) != 0) unlinkat(folder, part, 0);
 }
 
-/* Answer the question in a folder of the run, if there is a new one; obey the order to end. As `debug/report.py` does. */
-static void held_look_into(const char *path, double seconds, const HeldWait *waits, int count)
+static int held_knows(const char *token)
 {
-    static char answered[256];
-    char token[256];
+    for (int i = 0; i < HELD_KNOWN; i++)
+        if (strcmp(held.known[i], token) == 0) return 1;
+    return 0;
+}
+
+static void held_know(const char *token)
+{
+    if (!held_knows(token)) strncpy(held.known[held.last_known++ % HELD_KNOWN], token, HELD_TOKEN - 1);
+}
+
+/* Answer the question in a folder of the run, if it is new; obey the order to end. As `debug/report.py` does. */
+static void held_look_into(const char *path, double seconds)
+{
+    char token[HELD_TOKEN];
     struct stat found;
     int folder = path[0] ? open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
     if (folder < 0) return;
@@ -301,9 +364,9 @@ static void held_look_into(const char *path, double seconds, const HeldWait *wai
                 held_sleep(left > 0 ? left : 0);
                 _exit(HELD_STATUS);
             }
-        } else if (strcmp(token, answered) != 0) {
-            held_answer(folder, token, seconds, waits, count);
-            snprintf(answered, sizeof answered, "%s", token);
+        } else if (!held_knows(token)) {
+            held_answer(folder, token, seconds);
+            held_know(token);
         }
     }
     close(folder);
@@ -330,29 +393,27 @@ static void *held_probe(void *nothing)
 
 static void *held_watch(void *nothing)
 {
-    static char stacks[HELD_STACK], program[HELD_STACK];
+    static char stacks[HELD_STACK], program[HELD_STACK], where[2048];
     long long times = -1;
     double seconds = 0, last = held_now(CLOCK_MONOTONIC);
     int has_told = 0;
     while (!held.stops) {
         held_sleep(HELD_LOOK);
-        double now = held_now(CLOCK_MONOTONIC), step = now - last < 1 ? now - last : 0;  /* 0: this process was stopped */
+        double now = held_now(CLOCK_MONOTONIC), step = now - last;
         last = now;
+        if (step >= HELD_STOPPED) held.stopped += step, step = 0;
         if (!held.asks || held.times != times) {
             seconds = has_told = 0, times = held.times;
             continue;
         }
         seconds += step;
         if (seconds < HELD_FROM) continue;
-        HeldWait waits[HELD_RING];
-        pthread_mutex_lock(&held.groups_lock);
-        int count = held_waits(waits, HELD_RING);
-        for (int i = 0; i < HELD_PLACES; i++) held_look_into(held.places[i], seconds, waits, count);
-        for (int i = 0; i < count; i++) {
-            const HeldWait *each = &waits[i];
-            int ends = each->seconds > each->group->limit && (each->event ? each->group->ends_gpu : each->group->ends_host);
-            if ((!ends && (has_told || seconds < HELD_TELLS)) || (each->event && !held_gpu_waits(each->event))) continue;
-            char where[512];
+        held_see();
+        for (int i = 0; i < HELD_PLACES; i++) held_look_into(held.places[i], seconds);
+        for (int i = 0; i < seen.n_waits; i++) {
+            const HeldWait *each = &seen.waits[i];
+            int ends = each->ends && each->seconds > each->limit;
+            if ((!ends && (has_told || seconds < HELD_TELLS)) || (each->event && !held_gpu_waits(each->event, ends))) continue;
             HeldText shown = {program, 0, sizeof program};
             held_stacks(stacks, sizeof stacks);
             held_where(stacks, where, sizeof where, &shown);
@@ -361,9 +422,26 @@ static void *held_watch(void *nothing)
             has_told = 1;
             if (ends) _exit(HELD_STATUS);
         }
-        pthread_mutex_unlock(&held.groups_lock);
     }
     return nothing;
+}
+
+/* In a forked process, which has none of the threads. */
+static void held_in_child(void)
+{
+    pthread_mutex_init(&held.groups_lock, NULL);
+    pthread_mutex_init(&held.probing, NULL);
+    held.stops = 1;
+}
+
+/* Return a real-time signal that nobody handles, from this one on; 0 if there is none. */
+static int held_free_signal(int from)
+{
+    struct sigaction action;
+    for (int number = from; number <= SIGRTMAX; number++)
+        if (sigaction(number, NULL, &action) == 0 && !(action.sa_flags & SA_SIGINFO) && action.sa_handler == SIG_DFL)
+            return number;
+    return 0;
 }
 
 /* Start both threads; no signal of the program's is handled in them. */
@@ -371,6 +449,10 @@ static int held_start(void)
 {
     pthread_t thread;
     pthread_attr_t detached;
+    if (held.has_started || sigaction(held.signal_number, NULL, &held.action_was) != 0 ||
+        fstat(held.stack_file, &held.stack_file_was) != 0 || pthread_atfork(NULL, NULL, held_in_child) != 0)
+        return -1;
+    held.has_started = 1;
     sigset_t all, before, own;
     sigfillset(&all);
     sigemptyset(&own);

@@ -32,7 +32,7 @@ class LastOperation(CudaWork):
         event = spare.pop() if spare else runtime.create_event(device)
         self._notes, self._note = NOT_NOTED, -1
         if gil_held is not None:
-            gil_held.ask_cuda(runtime.event_query_address())
+            gil_held.ask_cuda(*runtime.addresses_for_c())
         super().__init__(runtime, device, lambda _: None, failure, wait_blocks=False, event=event)
 
     def mark(self, door: Door, name: str, arrays: Any, peer: int | None = None) -> None:
@@ -65,5 +65,5 @@ class LastOperation(CudaWork):
 
     def _forget(self) -> None:
         self.flight = NOT_FOLLOWED
-        note, self._note = self._note, -1
-        self._notes.end(note)
+        (notes, self._notes), (note, self._note) = (self._notes, NOT_NOTED), (self._note, -1)
+        notes.end(note)

@@ -629,8 +629,8 @@ class Runtime:
                 raise CUDAError("cudaErrorStreamCaptureIsolation: dependency created on uncaptured work")
             _merge(MACHINE.streams[stream], recorded.clock)
 
-    def event_query_address(self) -> int:
-        return 0
+    def addresses_for_c(self) -> tuple[int, int]:
+        return 0, 0
 
     def relax_captures(self) -> None:
         MACHINE.relaxed.is_set = True

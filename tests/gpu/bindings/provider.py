@@ -323,8 +323,8 @@ class Driver:
             return 0 if CUDA.is_done(event) else driver.NOT_READY
 
     @staticmethod
-    def event_query_address() -> int:
-        return 0
+    def addresses_for_c() -> tuple[int, int]:
+        return 0, 0
 
     @staticmethod
     def relax_captures() -> int:

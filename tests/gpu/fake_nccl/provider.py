@@ -76,8 +76,8 @@ class Runtime(cupy_runtime.Runtime):
     def load_copies(self, device: int, stream: int) -> None:
         pass
 
-    def event_query_address(self) -> int:
-        return 0
+    def addresses_for_c(self) -> tuple[int, int]:
+        return 0, 0
 
     def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
         pass
