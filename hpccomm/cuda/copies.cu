@@ -4,15 +4,17 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-const int MOST_COPIES = 32, MOST_AXES = 4;
+const int FEW = 4;  // axes of an ordinary copy; there are 32 of them in a table, and 6 with more axes
 
+template <int AXES>
 struct Copy {
     u64 target, source;
-    i64 to[MOST_AXES], of[MOST_AXES];  // strides, in bytes
-    u32 shape[MOST_AXES];              // of both, in units
+    i64 to[AXES], of[AXES];  // strides, in bytes
+    u32 shape[AXES];         // of both, in units
 };
 
-struct Copies { Copy copies[MOST_COPIES]; };
+template <int AXES>
+struct Copies { Copy<AXES> copies[AXES == FEW ? 32 : 6]; };
 
 // So many bytes at an address that is a multiple of as many.
 template <int BYTES> struct Unit;
@@ -22,15 +24,15 @@ template <> struct Unit<4> { u32 bits; };
 template <> struct Unit<8> { u64 bits; };
 template <> struct alignas(16) Unit<16> { u64 bits[2]; };
 
-template <int BYTES>
-__global__ void copy(const __grid_constant__ Copies all) {
-    const Copy& each = all.copies[blockIdx.y];
+template <int BYTES, int AXES>
+__global__ void copy(const __grid_constant__ Copies<AXES> all) {
+    const Copy<AXES>& each = all.copies[blockIdx.y];
     u32 count = 1;
-    for (int axis = 0; axis < MOST_AXES; axis++) count *= each.shape[axis];
+    for (int axis = 0; axis < AXES; axis++) count *= each.shape[axis];
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) {
         u32 rest = (u32)i;
         i64 to = 0, of = 0;
-        for (int axis = MOST_AXES - 1; axis >= 0; axis--) {
+        for (int axis = AXES - 1; rest != 0; axis--) {
             u32 at = rest % each.shape[axis];
             rest /= each.shape[axis];
             to += at * each.to[axis];

@@ -7,6 +7,7 @@ the bytes that lie together: whatever the layout, also one that no kernel of CuP
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any, NamedTuple
@@ -16,21 +17,30 @@ import numpy as np
 UNITS = (1, 2, 4, 8, 16)  # bytes
 THREADS = 256  # of a block
 MOST_BLOCKS = 1024  # for one copy
-MOST_COPIES, MOST_AXES = 32, 4  # in a table; arguments of a kernel have room for 4 kB
+FEW, MANY = 4, 32  # axes that a kernel knows
+IN_A_TABLE = {FEW: 32, MANY: 6}  # copies; arguments of a kernel have room for 4 kB
+# `struct Copy`: the addresses of two arrays, how many bytes it is from one unit to the next along each axis, the shape
+COPY = {axes: struct.Struct(f"2Q{2 * axes}q{axes}I") for axes in (FEW, MANY)}
 MOST_UNITS = (1 << 32) - 1  # of one copy
-# `struct Copy`: the addresses of two arrays, with how many bytes it is from one unit to the next along each axis
-COPY = np.dtype(
-    [("target", "u8"), ("source", "u8"), ("to", "i8", MOST_AXES), ("of", "i8", MOST_AXES), ("shape", "u4", MOST_AXES)]
-)
 Pair = tuple[Any, Any]  # a target and a source, of one shape and dtype
 Axis = tuple[int, int, int]  # length, stride of the target, stride of the source
 Row = tuple[int, int, list[Axis]]  # addresses of the target and of the source, axes in units
 
 
+class Kernel(NamedTuple):
+    """A kernel of ``copies.cu``, by the arguments of its template."""
+
+    unit: int  # bytes
+    axes: int
+
+
+KERNELS = [Kernel(unit, axes) for unit in UNITS for axes in (FEW, MANY)]
+
+
 class Copies(NamedTuple):
     """One launch."""
 
-    unit: int  # bytes
+    kernel: Kernel
     device: int
     blocks: tuple[int, int]  # for each copy, and copies
     table: Any  # a NumPy array of one element
@@ -38,18 +48,19 @@ class Copies(NamedTuple):
 
 def prepared(pairs: Iterable[Pair]) -> list[Copies]:
     """Return the launches that copy each source to its target."""
-    known: dict[tuple[int, int], list[Row]] = {}
+    known: dict[tuple[Kernel, int], list[Row]] = {}
     for target, source in pairs:
         if target.size:
             unit, axes = in_units(target, source)
-            rows = known.setdefault((unit, target.data.device_id), [])
+            kernel = Kernel(unit, FEW if len(axes) <= FEW else MANY)
+            rows = known.setdefault((kernel, target.data.device_id), [])
             rows += in_parts(target.data.ptr, source.data.ptr, axes)
     launches = []
-    for (unit, device), rows in known.items():
-        for start in range(0, len(rows), MOST_COPIES):
-            some = rows[start : start + MOST_COPIES]
+    for (kernel, device), rows in known.items():
+        for start in range(0, len(rows), IN_A_TABLE[kernel.axes]):
+            some = rows[start : start + IN_A_TABLE[kernel.axes]]
             blocks = max(min(-(-_count(axes) // THREADS), MOST_BLOCKS) for _, _, axes in some)
-            launches.append(Copies(unit, device, (blocks, len(some)), table_of(some)))
+            launches.append(Copies(kernel, device, (blocks, len(some)), table_of(kernel.axes, some)))
     return launches
 
 
@@ -75,7 +86,7 @@ def in_units(target: Any, source: Any) -> tuple[int, list[Axis]]:
 
 def in_parts(target: int, source: int, axes: list[Axis]) -> Iterator[Row]:
     """Yield copies that are small enough for the kernel: one for each place along an axis too many, or halves."""
-    if len(axes) > MOST_AXES:
+    if len(axes) > MANY:
         shortest = axes.index(min(axes))
         length, to, of = axes[shortest]
         for i in range(length):
@@ -94,10 +105,11 @@ def _count(axes: list[Axis]) -> int:
     return prod(length for length, _, _ in axes)
 
 
-def table_of(rows: list[Row]) -> Any:
+def table_of(axes: int, rows: list[Row]) -> Any:
     """Return the kernel's ``struct Copies`` as an array of one element."""
-    table = np.zeros(MOST_COPIES, COPY)
-    for cells, (target, source, axes) in zip(table, rows):
-        shape, to, of = zip(*[(1, 0, 0)] * (MOST_AXES - len(axes)), *axes)
-        cells["target"], cells["source"], cells["to"], cells["of"], cells["shape"] = target, source, to, of, shape
-    return table.view(f"V{table.nbytes}")
+    form, nothing = COPY[axes], [(1, 0, 0)] * axes
+    table = bytearray(form.size * IN_A_TABLE[axes])
+    for i, (target, source, own) in enumerate(rows):
+        shape, to, of = zip(*nothing[len(own) :], *own)
+        form.pack_into(table, i * form.size, target, source, *to, *of, *shape)
+    return np.frombuffer(table, f"V{len(table)}")

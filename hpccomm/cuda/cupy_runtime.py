@@ -16,8 +16,8 @@ import numpy as np
 
 from ..core.arrays import bits_of_torch
 from ..core.sparse import assign_sum
-from . import driver
-from .copies import THREADS, UNITS, Copies, Pair, prepared, table_of
+from . import copies, driver
+from .copies import KERNELS, THREADS, Copies, Pair, prepared, table_of
 from .seam import Kernel
 
 CAPTURE_INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
@@ -153,13 +153,13 @@ class Runtime:
     def copies(self, pairs: Iterable[Pair]) -> list[Callable[[int], None]]:
         return [partial(self._copy_many, each) for each in prepared(pairs)]
 
-    def _copy_many(self, copies: Copies, stream: int) -> None:
-        with cupy.cuda.Device(copies.device), _stream(stream):
-            _copies(copies.unit, copies.device)(copies.blocks, (THREADS,), (copies.table,))
+    def _copy_many(self, each: Copies, stream: int) -> None:
+        with cupy.cuda.Device(each.device), _stream(stream):
+            _copies(each.device)[each.kernel](each.blocks, (THREADS,), (each.table,))
 
     def load_copies(self, device: int, stream: int) -> None:
-        for unit in UNITS:
-            self._copy_many(Copies(unit, device, (1, 1), table_of([])), stream)
+        for kernel in KERNELS:
+            self._copy_many(Copies(kernel, device, (1, 1), table_of(kernel.axes, [])), stream)
 
     def load_additions(self, dtype: Any, dimensions: int, device: int, stream: int) -> None:
         loaded = self._additions.get((device, dtype), 0)
@@ -240,10 +240,11 @@ class Runtime:
 
 
 @functools.cache
-def _copies(unit: int, device: int) -> Any:
+def _copies(device: int) -> dict[copies.Kernel, Any]:
     source = importlib.resources.files("hpccomm.cuda").joinpath("copies.cu").read_text()
-    module = cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=(f"copy<{unit}>",))
-    return module.get_function(f"copy<{unit}>")
+    names = {kernel: f"copy<{kernel.unit}, {kernel.axes}>" for kernel in copies.KERNELS}
+    module = cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=list(names.values()))
+    return {kernel: module.get_function(name) for kernel, name in names.items()}
 
 
 KERNEL_TYPES = {"float32": "Float32", "float16": "Float16", "bfloat16": "BFloat16"}

@@ -156,13 +156,13 @@ def laid_out(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     return whole[(*(slice(None, None, int(rng.choice([-1, 1]))) for _ in shape), ...)]
 
 
-SHAPES = [(), (5,), (3, 4), (2, 3, 4), (2, 1, 3, 2), (0, 3), (7, 2), (2, 3, 1, 2, 3, 2), (2,) * 8]
+SHAPES = [(2,) * 9, (), (5,), (3, 4), (2, 3, 4), (2, 1, 3, 2), (0, 3), (7, 2), (2, 3, 1, 2, 3, 2), (2,) * 8]
 
 
 def run_on_the_host(launches: list[copies.Copies]) -> None:
-    for unit, _, (blocks, count), table in launches:
+    for (unit, axes), _, (blocks, count), table in launches:
         assert table.nbytes <= 4096, "a kernel's arguments"
-        build.copying().copies(unit, ctypes.c_void_p(table.ctypes.data), blocks, count, 8)
+        build.copying().copies(unit, axes, ctypes.c_void_p(table.ctypes.data), blocks, count, 8)
 
 
 def check_copies(shapes: list[tuple[int, ...]], dtype: str, seed: int) -> list[copies.Copies]:
@@ -179,8 +179,9 @@ def check_copies(shapes: list[tuple[int, ...]], dtype: str, seed: int) -> list[c
 @pytest.mark.parametrize("dtype", ["i1", "f2", "S6", "f4", "c8", "S12", "c16", "f16"])
 def test_arrays_of_any_layout_and_alignment_are_copied(dtype: str) -> None:
     launches = check_copies(8 * SHAPES, dtype, seed=1000)
-    assert {each.unit for each in launches} <= set(copies.UNITS)
-    assert len({each.unit for each in launches}) > 1
+    assert {each.kernel for each in launches} <= set(copies.KERNELS)
+    assert len({each.kernel.unit for each in launches}) > (np.dtype(dtype).itemsize > 1)
+    assert {each.kernel.axes for each in launches} == {copies.FEW, copies.MANY}
 
 
 @as_cpp
@@ -197,18 +198,23 @@ def test_a_misaligned_access_is_noticed() -> None:
         "from hpccomm.cuda import copies\n"
         "from tests.gpu.kernels import build\n"
         "at = np.zeros(8).ctypes.data\n"
-        "table = copies.table_of([(at, at + 33, [(2, 8, 8)])])\n"
-        "build.copying().copies(8, ctypes.c_void_p(table.ctypes.data), 1, 1, 2)\n"
+        "table = copies.table_of(copies.FEW, [(at, at + 33, [(2, 8, 8)])])\n"
+        "build.copying().copies(8, copies.FEW, ctypes.c_void_p(table.ctypes.data), 1, 1, 2)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode != 0
     assert "misaligned address" in ended.stderr
 
 
+def test_an_array_of_many_axes_is_one_copy() -> None:
+    target, source = (np.zeros((2,) * 20, "f4").transpose(order) for order in (range(20), range(19, -1, -1)))
+    assert [each.blocks[1] for each in copies.prepared([(on_host(target), on_host(source))])] == [1]
+
+
 def test_many_small_arrays_take_few_launches_and_the_largest_units() -> None:
     pairs = [(on_host(np.zeros((4, 6), "f4")[:, :4]), on_host(np.zeros((4, 4), "f4"))) for _ in range(40)]
     launches = copies.prepared(pairs)
-    assert [each.blocks[1] for each in launches if each.unit == 8] == [32, 8]  # rows of 16 bytes, 24 bytes apart
+    assert [each.blocks[1] for each in launches if each.kernel.unit == 8] == [32, 8]  # rows of 16 bytes, 24 bytes apart
 
 
 # -- NVRTC -------------------------------------------------------------------------------------------
@@ -237,8 +243,8 @@ INTRA_NODE, COPIES = (Path(module.__file__).with_suffix(".cu") for module in (in
 @pytest.mark.parametrize("architecture", [75, 80, 86, 87, 89, 90, 100, 103, 120])
 def test_the_kernels_compile(architecture: int) -> None:
     assert len(ptx(INTRA_NODE, cupy_runtime.instances(8, 4), architecture)) == 6
-    made = ptx(COPIES, [f"copy<{unit}>" for unit in copies.UNITS], architecture)
-    assert len(made) == 5
+    made = ptx(COPIES, [f"copy<{unit}, {axes}>" for unit, axes in copies.KERNELS], architecture)
+    assert len(made) == 10
     assert not any(".local" in text for text in made.values())  # no copy of the table in each thread
 
 

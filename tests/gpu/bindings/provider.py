@@ -486,8 +486,15 @@ def kernel(which: Kernel) -> Callable[..., None]:
 UNITS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
-def copies_kernel(unit: int, device: int) -> Callable[..., None]:
-    """In place of the compiled kernel of copies.cu: the stand-in's copies, as the table says."""
+def copies_kernels(device: int) -> dict[copies.Kernel, Callable[..., None]]:
+    return {kernel: copies_kernel(*kernel, device) for kernel in copies.KERNELS}
+
+
+def copies_kernel(unit: int, axes: int, device: int) -> Callable[..., None]:
+    """In place of a compiled kernel of copies.cu: the stand-in's copies, as the table says."""
+    row_type = np.dtype(
+        [("target", "u8"), ("source", "u8"), ("to", "i8", axes), ("of", "i8", axes), ("shape", "u4", axes)]
+    )
 
     def array(address: int, shape: Any, strides: Any) -> Any:
         assert not address % unit, "a misaligned address"
@@ -500,7 +507,7 @@ def copies_kernel(unit: int, device: int) -> Callable[..., None]:
         (table,) = arguments
         assert table.size == 1, "CuPy gives arrays of one element by value, and refuses others"
         assert table.nbytes <= 4096, "arguments of a kernel"
-        for row in table.view(copies.COPY)[: grid[1]]:
+        for row in table.view(row_type)[: grid[1]]:
             if row["target"]:  # not one that is there to load the kernel
                 target, source = (
                     array(int(row[at]), row["shape"], row[by]) for at, by in (("target", "to"), ("source", "of"))
@@ -553,7 +560,7 @@ def multiply(source: Any, factor: Any, out: Any) -> None:
 cupy_runtime.cuda = Functions()
 cupy_runtime.driver = Driver
 cupy_runtime._intra_node = kernel
-cupy_runtime._copies = copies_kernel
+cupy_runtime._copies = copies_kernels
 cupy_runtime.cupy = SimpleNamespace(
     asarray=cupy.asarray,
     from_dlpack=cupy.from_dlpack,
