@@ -290,8 +290,11 @@ def test_no_thread_until_a_callback_needs_one(process_group: hc.ProcessGroup, mo
     assert asyncio.run(program()) == [process_group.size] * 6
     assert progress._thread is None
     monkeypatch.undo()
-    begun().get_future().then(lambda _: None).wait(60)
+    me = process_group.rank
+    ended = hc.irecv(np.zeros(3), me).get_future().then(lambda _: None)
     assert any(thread.name == progress.NAME for thread in threading.enumerate())
+    hc.isend(np.ones(3), me).wait()
+    ended.wait(60)
 
 
 def test_several_threads_wait_for_one_future(process_group: hc.ProcessGroup) -> None:
