@@ -22,6 +22,9 @@ FEW_LOOKS, FEW_RANKS = 4, 3
 def load() -> Any:
     """Return mpi4py.MPI, whose import initialises MPI; DistBackendError says what to do where that fails."""
     failures.prepare()
+    if not _has_infiniband():
+        # Open MPI 5.0's osc/ucx finds no device then, and each rank would say so, as an error, at its first window.
+        os.environ.setdefault("OMPI_MCA_osc", "^ucx")
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -38,6 +41,13 @@ def load() -> Any:
         raise DistBackendError("MPI has been finalised; a process can't start it again")
     forked.spare_mpi()
     return MPI
+
+
+def _has_infiniband() -> bool:
+    try:
+        return bool(os.listdir("/sys/class/infiniband"))
+    except OSError:
+        return False
 
 
 def is_finalized() -> bool:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from random import random
-from threading import Lock
 from typing import Any
 
 from mpi4py import MPI
@@ -20,7 +18,6 @@ from mpi4py.util import pkl5
 
 from ..core.backend import Backend
 from ..core.options import BackendOptions
-from ..core.timeouts import pause
 from ..core.work import Work
 from ..errors import DistError, here
 from ..job.mpi_library import private
@@ -32,9 +29,6 @@ from .works import as_backend_error
 
 BLOCK = 256  # bytes; Open MPI needs twice the time for 512
 PICKLE, UNPICKLABLE, LARGE = 0x80, 1, 0  # how a block begins: a pickle does so by itself
-LONGEST_PAUSE = 0.01  # seconds, of two threads that each wait for the other
-
-_duplicating = Lock()
 
 
 class ObjectTransport(Backend):
@@ -56,28 +50,14 @@ class ObjectTransport(Backend):
 
     @property
     def _collectives(self) -> pkl5.Intracomm:
-        while not self._has_duplicate:
-            self._has_duplicate = self._duplicate()
-            pause(0 if self._has_duplicate else random() * LONGEST_PAUSE)
+        if not self._has_duplicate:
+            # mpi4py's first collective would make it while it holds the GIL: a rank that is early would stop its other
+            # threads, for which another rank may wait, perhaps in there itself.
+            from .shared_memory import in_one_thread
+
+            in_one_thread(self._comm, lambda: private(MPI._commctx_intra(self._messages)[0], self._messages))
+            self._has_duplicate = True
         return self._messages
-
-    def _duplicate(self) -> bool:
-        """Make the communicator of the collectives; return False, on every rank, where a thread of one makes another.
-
-        mpi4py's first collective makes it while it holds the GIL: a rank that is early would stop its other threads,
-        for which another rank may wait, perhaps in there itself.
-        """
-        from .shared_memory import on_all
-
-        is_alone = _duplicating.acquire(blocking=False)
-        try:
-            if not on_all(self._comm, is_alone):
-                return False
-            private(MPI._commctx_intra(self._messages)[0], self._messages)
-            return True
-        finally:
-            if is_alone:
-                _duplicating.release()
 
     def all_to_all_sparse(
         self, arrays: Mapping[int, Sequence[Any]], received: dict[int, Any], names: Sequence[int], async_op: bool

@@ -19,8 +19,11 @@ import struct
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import random
+from threading import Lock
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -29,6 +32,7 @@ from ..core import checks
 from ..core.arithmetic import UFUNCS, multiplied
 from ..core.overlap import address_of, extent
 from ..core.reduce_op import ReduceOp
+from ..core.timeouts import pause
 from ..errors import here
 from ..job.mpi_library import private, release
 from ..native import room
@@ -36,7 +40,9 @@ from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC, accumulation_dtype
 from .layout import is_plain
 
+T = TypeVar("T")
 NAME_BYTES = 16
+LONGEST_PAUSE = 0.01  # seconds, of two threads that each wait for the other
 SHM_DIRECTORY = "/dev/shm"  # where MPICH and Open MPI keep the windows
 ENLARGE = "ask for less, or enlarge it (docker run --shm-size=..., mount -o remount,size=...)"
 PAGE_BYTES = 4096
@@ -55,6 +61,8 @@ Place = tuple[bytes, int, int]  # of a node-shared array: the name of its window
 
 # Windows with node-shared arrays, by a name that all ranks of the node know
 _named: weakref.WeakValueDictionary[bytes, Window] = weakref.WeakValueDictionary()
+
+_making = Lock()  # of in_one_thread
 
 # Windows that outlived their group, because the program still has arrays in them (Window.free).
 _outliving: list[MPI.Win] = []
@@ -78,7 +86,8 @@ class Window:
         name = np.frombuffer(os.urandom(8), np.uint64).copy()
         node.Allreduce(MPI.IN_PLACE, name, MPI.MAX)
         self._name = int(name[0])
-        self._win = MPI.Win.Allocate_shared(max(nbytes, 1), 1, info, node)
+        # Open MPI's osc/ucx, which is asked for every new window, opens and closes UCX: not in two threads at once.
+        self._win = in_one_thread(node, partial(MPI.Win.Allocate_shared, max(nbytes, 1), 1, info, node))
         Window.alive += 1
         info.Free()
         # Loads and stores need an epoch too, and Sync is only allowed inside one (MPI-4.1 §12.5.4).
@@ -349,6 +358,22 @@ def on_all(comm: MPI.Intracomm, mine: bool) -> bool:
     answer = np.array(mine, np.intc)
     comm.Allreduce(MPI.IN_PLACE, answer, MPI.MIN)
     return bool(answer)
+
+
+def in_one_thread(comm: MPI.Intracomm, make: Callable[[], T]) -> T:
+    """Return what a collective call of `comm` returns, made while no other thread of any of its ranks is in here.
+
+    A rank that waited for its lock could keep another rank's thread waiting: so all try, and try again if one can't.
+    """
+    while True:
+        is_alone = _making.acquire(blocking=False)
+        try:
+            if on_all(comm, is_alone):
+                return make()
+        finally:
+            if is_alone:
+                _making.release()
+        pause(random() * LONGEST_PAUSE)
 
 
 def kind(dtype: np.dtype[Any]) -> int:

@@ -1,0 +1,45 @@
+"""Memory of the node that several threads make at the same time, each for a group of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..launch import launch
+
+pytestmark = pytest.mark.serial
+
+PROGRAM = """
+import threading
+import numpy as np, hpccomm as hc
+
+def work(groups):
+    for group in groups:
+        for _ in range(12):  # the ninth makes memory of the node
+            array = np.ones(10)
+            hc.all_reduce(array, group=group)
+            assert array[0] == group.size
+        told = [None] * group.size
+        hc.all_gather_object(told, group.rank, group=group)
+        assert told == list(range(group.size))
+
+with hc.init_process_group(timeout=60):
+    sets = [[hc.new_group() for _ in range(10)] for _ in range(3)]
+    threads = [threading.Thread(target=work, args=(groups,)) for groups in sets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+@pytest.mark.parametrize("osc", [None, "^nothing"], ids=["as hpccomm sets it", "with osc/ucx"])
+def test_threads_make_windows_at_the_same_time(osc: str | None, tmp_path: Path) -> None:
+    """Open MPI 5.0's osc/ucx, which each new window asks, opens and closes UCX: two threads at once crashed in it."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    ended = launch(2, sys.executable, program, env={} if osc is None else {"OMPI_MCA_osc": osc})
+    assert ended.returncode == 0, ended.stderr
+    assert osc is not None or ended.stderr == ""  # no "Error: OSC UCX component ..."
