@@ -68,7 +68,8 @@ def _scan(group: ProcessGroup, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM,
 @_route("Exscan")
 def _exscan(group: ProcessGroup, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, info: Any = None) -> Step:
     if group.rank == 0 and not is_in_place(sendbuf):  # whose output is left as it is
-        return Step("exscan", (whole("Exscan: sendbuf", sendbuf)[1], op))
+        array = whole("Exscan: sendbuf", sendbuf)[1]
+        return Step("exscan", (array if getattr(array.flags, "writeable", True) else array.copy(), op))
     return Step("exscan", (_in_place("Exscan", sendbuf, recvbuf), op))
 
 

@@ -64,25 +64,30 @@ def test_what_numpy_can_see_is_accelerated() -> None:
         assert not is_accelerated("Allreduce", message, message)
 
 
+@pytest.mark.parametrize("writeable", [True, False])
 @pytest.mark.parametrize("count", [3, LARGE])
-def test_reductions(comm: Any, count: int) -> None:
+def test_reductions(comm: Any, count: int, writeable: bool) -> None:
+    sent = given(RANK, count)
+    sent.flags.writeable = writeable
     begun, output = comm.process_group.sequence_number, np.zeros(count)
-    comm.Allreduce(given(RANK, count), output)
+    comm.Allreduce(sent, output)
     assert_same(output, summed(count))
     comm.Allreduce(MPI.IN_PLACE, output, op=MPI.MAX)
     assert_same(output, summed(count))
-    comm.Reduce([given(RANK, count), MPI.DOUBLE], output if RANK == SIZE - 1 else None, root=SIZE - 1)
+    comm.Reduce([sent, MPI.DOUBLE], output if RANK == SIZE - 1 else None, root=SIZE - 1)
     assert_same(output, summed(count))
     output[...] = given(RANK, count)
     comm.Reduce(*((None, output) if RANK == 0 else (output, None)))  # which mpi4py takes for MPI.IN_PLACE
     assert_same(output, summed(count) if RANK == 0 else given(RANK, count))
-    comm.Scan(given(RANK, count), output)
+    comm.Scan(sent, output)
     assert_same(output, summed(count, ranks=RANK + 1))
-    comm.Exscan(given(RANK, count), output)
+    comm.Exscan(sent, output)
     assert_same(output, summed(count, ranks=RANK) if RANK else summed(count, ranks=1))  # rank 0's stays as it was
     everybody = np.concatenate([given(RANK, count)] * SIZE)
+    everybody.flags.writeable = writeable
     comm.Reduce_scatter_block(everybody, output)
     assert_same(output, summed(count))
+    assert_same(sent, given(RANK, count))
     done = comm.process_group.sequence_number - begun
     assert done == (7 if comm.accelerates and count == LARGE else 0)
 
