@@ -222,6 +222,16 @@ def test_the_compiled_room_sums_what_two_grids_have_room_for(n: int) -> None:
 
 @in_both_ways
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.filterwarnings("error")
+def test_a_sum_that_is_too_large_is_infinite_without_a_warning(dtype: str) -> None:
+    values = np.full(3, np.finfo(dtype).max, dtype)
+    with np.errstate(all="raise"):
+        assert hc.reproducible_sum(values) == np.inf
+        assert hc.reproducible_sum(-values) == -np.inf
+        assert hc.reproducible_norm(values) == np.inf
+
+
 @pytest.mark.parametrize("n", [4096, 3 * 4096, CHUNK])  # 4096 times the bits of 1.5 * 2^k are 2^63, modulo 2^64
 def test_nothing_warns_or_raises_where_integers_wrap_around(n: int) -> None:
     with np.errstate(all="raise"):

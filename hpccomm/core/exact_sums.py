@@ -193,7 +193,8 @@ class ExactSum:
     def rounded(self, dtype: np.dtype[Any]) -> Any:
         """Return the number of `dtype` that is closest to the sum."""
         special = self._special()
-        return dtype.type(rounded(self.total, self.last_bit, dtype) if special is None else special)
+        with np.errstate(over="ignore"):  # an inf is the result, also where it is too large for the dtype
+            return dtype.type(rounded(self.total, self.last_bit, dtype) if special is None else special)
 
     def root(self, dtype: np.dtype[Any]) -> Any:
         """Return the number of `dtype` that is closest to the square root of the sum."""
@@ -203,7 +204,8 @@ class ExactSum:
         shift = max(128 - self.total.bit_length(), 0) // 2 * 2
         root = isqrt(self.total << shift)
         odd = 2 * root + (root * root != self.total << shift)  # more bits than dtype, the last one for all that follow
-        return dtype.type(rounded(odd, (self.last_bit - shift) // 2 - 1, dtype))
+        with np.errstate(over="ignore"):
+            return dtype.type(rounded(odd, (self.last_bit - shift) // 2 - 1, dtype))
 
     def _special(self) -> float | None:
         not_a_number, plus, minus = self.specials

@@ -174,6 +174,8 @@ cdef Direct* directs_of(descriptions) except NULL:
 cdef int set_cells(Cells* cells, shape, itemsize, a_strides, b_strides) except -1:
     cells.run, axes = walk(shape, itemsize, a_strides, b_strides)
     cells.axes = len(axes)
+    if cells.axes > MOST_AXES:
+        raise ValueError(f"an array has {len(axes)} axes with gaps between them; at most {MOST_AXES} can be copied")
     for number, (count, a, b) in enumerate(axes):
         cells.count[number] = count
         cells.a[number] = a

@@ -11,7 +11,7 @@ No signal handler of Python's runs in here: what is begun is ended and noted.
 
 from cpython.dict cimport PyDict_CheckExact, PyDict_Next, PyDict_Size
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
-from cpython.long cimport PyLong_AsLong, PyLong_CheckExact
+from cpython.long cimport PyLong_AsLong, PyLong_AsLongAndOverflow, PyLong_CheckExact
 from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.tuple cimport PyTuple_CheckExact
@@ -399,7 +399,8 @@ cdef inline void average(char* data, Py_ssize_t count, int number, int ranks) no
 
 cdef inline bint is_rank(object number, int size) noexcept:
     """Whether it is an int, and a rank of a group of that size."""
-    return PyLong_CheckExact(number) and 0 <= PyLong_AsLong(number) < size
+    cdef int overflow  # of a number that no long holds: it is no rank, either
+    return PyLong_CheckExact(number) and 0 <= PyLong_AsLongAndOverflow(number, &overflow) < size
 
 
 cdef enum:
@@ -729,7 +730,8 @@ cdef class FastPath:
             return -1
 
     cdef inline bint is_tag(self, object tag) noexcept:
-        return PyLong_CheckExact(tag) and 0 <= PyLong_AsLong(tag) <= self.largest_tag
+        cdef int overflow
+        return PyLong_CheckExact(tag) and 0 <= PyLong_AsLongAndOverflow(tag, &overflow) <= self.largest_tag
 
     cdef inline bint is_reducible(self, Array* array, int place) noexcept:
         return (

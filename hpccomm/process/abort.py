@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Collection
 
 from .proc import of_process
@@ -29,8 +30,12 @@ def abort(status: int) -> None:
         with contextlib.suppress(OSError):
             if _beginning(pid) == began:  # not another process with the number of one that has ended
                 os.kill(pid, signal.SIGTERM)
-    if _are_all:
-        os._exit(status)  # which is mpirun's status then: after MPI_Abort it may be 0
+    if _are_all or MPI.Is_finalized():
+        # The status is mpirun's then: after MPI_Abort it may be 0, and after MPI_Finalize another one.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # None, closed, or a stream of the program's
+                stream.flush()
+        os._exit(status)
     MPI.COMM_WORLD.Abort(status)
 
 

@@ -239,3 +239,19 @@ def test_a_short_operation_enters_few_functions_and_leaves_no_memory(
         assert min(growths[1:]) < 1000, growths  # less than a byte for each call
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("number", [2**70, -(2**70), 2**63])
+def test_a_rank_or_tag_that_no_long_holds_is_refused_as_any_other(
+    process_group: hc.ProcessGroup, number: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hc.all_reduce(np.ones(3))
+    for call in (
+        lambda: hc.send(np.ones(3), number),
+        lambda: hc.isend(np.ones(3), 0, tag=number),
+        lambda: hc.recv(np.ones(3), number),
+        lambda: hc.broadcast(np.ones(3), number),
+    ):
+        with pytest.raises(ValueError, match=str(number)):
+            call()
+    assert capfd.readouterr().err == ""  # no "Exception ignored in ..."

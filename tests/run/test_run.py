@@ -163,6 +163,13 @@ def test_a_status_of_a_forked_process_ends_that_one_only(tmp_path: Path) -> None
     assert sorted(output.splitlines()) == ["4", *3 * ["the end 1.0 ['--size', '3']"]]
 
 
+@pytest.mark.parametrize(("end", "status"), [("sys.exit(3)", 3), ("sys.exit()", 0), ("1 / 0", 1)])
+def test_after_mpi_finalize_the_status_is_pythons(end: str, status: int, tmp_path: Path) -> None:
+    found, _, errors = run(tmp_path, f"MPI.Finalize(); {end}", f"MPI.Finalize(); {end}")
+    assert found == status, errors
+    assert "MPI_Abort" not in errors
+
+
 def test_a_status_of_one_rank_ends_the_job(tmp_path: Path) -> None:
     status, output, errors = run(tmp_path, "sys.exit(3)")
     assert (status, output) == (3, "")
