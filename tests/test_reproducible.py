@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import platform
+import shutil
+import subprocess
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -500,3 +505,34 @@ def test_two_groups_sum_on_their_own() -> None:
     group, _ = hc.new_subgroups(1)
     assert_is(hc.reproducible_sum(np.array([RANK + 0.5]), group=group), RANK + 0.5)
     hc.destroy_process_group(group)
+
+
+FLUSH = """
+#include <xmmintrin.h>
+void flush(int on) { _mm_setcsr(on ? _mm_getcsr() | 0x8040 : _mm_getcsr() & ~0x8040); }
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("cc") is None, reason="needs a C compiler on x86-64")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: hc.reproducible_sum(x),
+        lambda x: hc.reproducible_sum(x.reshape(1, 3), axis=1),
+        lambda x: hc.reproducible_dot(x, x),
+        lambda x: hc.reproducible_norm(x),
+        lambda x: hc.all_reduce(x, "reproducible_sum"),
+    ],
+)
+def test_a_thread_that_flushes_subnormal_numbers_to_zero_is_refused(call: Any, tmp_path: Path) -> None:
+    """As it does after a library has been loaded that gcc has built with -ffast-math: the sum would be 0."""
+    (tmp_path / "flush.c").write_text(FLUSH)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "flush.so", tmp_path / "flush.c"], check=True)
+    flush = ctypes.PyDLL(str(tmp_path / "flush.so")).flush
+    flush(1)
+    try:
+        with pytest.raises(hc.DistError, match="flush subnormal numbers to zero"):
+            call(np.full(3, 5e-324))
+    finally:
+        flush(0)
+    assert hc.reproducible_sum(np.full(3, 5e-324)) == 3 * hc.get_world_size() * 5e-324

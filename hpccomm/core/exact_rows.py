@@ -9,7 +9,20 @@ from typing import Any
 import numpy as np
 
 from ..native import room
-from .exact_sums import CHUNK, HUGE, LAST_BIT, LIMB, MANY, MASK, PRECISION, SPARE, count_specials, grid_sums, largest
+from .exact_sums import (
+    CHUNK,
+    HUGE,
+    LAST_BIT,
+    LIMB,
+    MANY,
+    MASK,
+    PRECISION,
+    SPARE,
+    count_specials,
+    grid_sums,
+    largest,
+    need_subnormals,
+)
 
 try:
     if room is None:  # it is not wanted
@@ -34,6 +47,7 @@ def bits_of(values: Any, precision: int = 53) -> tuple[int, int, int]:
     All values, of `precision` bits, are below 2^first and multiples of 2^-second; the third is 1 if something is not
     finite.
     """
+    need_subnormals()
     first, second, third = NOTHING
     flat = values.ravel("K")
     for start in range(0, flat.size, CHUNK):

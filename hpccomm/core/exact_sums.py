@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..errors import DistError, here
 from ..native import room
 
 Parts: TypeAlias = tuple[int, list[tuple[int, int]]]  # where a sum ends, and integers with their exponents
@@ -48,6 +49,7 @@ HUGE = 2.0**1000  # from here on x + M might overflow
 LIMB = 32
 MASK = np.int64((1 << LIMB) - 1)
 MANY = 1 << 28  # additions of less than 2^34 that a limb has room for
+SMALLEST = [2.0**LAST_BIT, 0.0]
 PRECISION = {"float64": (53, -1074), "float32": (24, -149), "float16": (11, -24), "bfloat16": (8, -133)}
 
 
@@ -88,6 +90,15 @@ def _wrapped(number: int) -> np.int64:
     return np.int64((number + (1 << 63)) % (1 << 64) - (1 << 63))
 
 
+def need_subnormals() -> None:
+    """Raise DistError where this thread takes subnormal numbers for 0, on which no exact sum can be built."""
+    if SMALLEST[0] + SMALLEST[1] == 0.0:  # not of constants, which Python adds when it compiles this
+        raise DistError(
+            "a library has switched this thread to flush subnormal numbers to zero (gcc's -ffast-math does, when it is "
+            f"loaded), and sums would not be exact; build it with -mno-daz-ftz, or sum in another thread{here()}"
+        )
+
+
 class ExactSum:
     """One sum of float64 numbers, as a Python integer in units of 2^`last_bit`, and the counts of nan, inf and -inf.
 
@@ -98,6 +109,7 @@ class ExactSum:
     """
 
     def __init__(self, last_bit: int = LAST_BIT) -> None:
+        need_subnormals()
         self.last_bit = last_bit
         self.total = 0
         self.specials = [0, 0, 0]
