@@ -11,6 +11,7 @@ import inspect
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property, reduce
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -212,11 +213,19 @@ def _copying(base: type[MPI.Comm]) -> Callable[..., Any]:
 
 def _known(comm: Any) -> Seen:
     """Return the facts of a communicator, whichever object names it."""
-    predefined = [getattr(MPI, name) for name in PREDEFINED]
-    like = next((each for each in (comm, *predefined) if each == comm and hasattr(each, "_seen")), None)
-    if like is not None:
-        return like._seen  # type: ignore[no-any-return]
+    for each in (comm, *(getattr(MPI, name) for name in PREDEFINED)):
+        if each == comm:
+            with suppress(AttributeError):
+                return object.__getattribute__(each, "_seen")  # type: ignore[no-any-return]
     return Seen(comm, comm.Get_name(), _members(comm)) if comm != MPI.COMM_NULL else Seen(comm, "COMM_NULL", ())
+
+
+def _missing(self: Any, name: str) -> Any:
+    """Return the facts of a communicator that mpi4py, or a subclass of the program's, has made without them."""
+    if name != "_seen":
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    self._seen = seen = _known(self)
+    return seen
 
 
 def _freeing(call: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -245,6 +254,7 @@ def _watching(base: type[MPI.Comm]) -> Any:
         "__slots__": ("_seen",),
         "__reduce__": _reduce,
         "__new__": _copying(base),
+        "__getattr__": _missing,
         "free": _freeing(base.free),
     }
     return stand_in(base, methods | _counting(base, lambda _, call: call))

@@ -107,6 +107,34 @@ def test_copies_and_the_predefined_ones_are_freed_as_before(monkeypatch: pytest.
         world.anything  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda comm: MPI.Comm.Dup(comm),
+        lambda comm: MPI.Intracomm.Dup(comm),
+        lambda comm: MPI.Comm.Clone(comm),
+        lambda comm: next(map(MPI.Comm.Dup, [comm])),
+        lambda comm: type("Named", (type(comm),), {})(comm).Dup(),
+        lambda comm: type(comm)(comm).Dup(),
+    ],
+)
+def test_one_that_is_made_by_whatever_way_is_watched(comm: Any, make: Any) -> None:
+    made = make(comm)
+    before = made._seen.collectives
+    assert made.allreduce(1) == SIZE
+    made.Barrier()
+    assert made._seen.collectives == before + 2
+    made.Dup().Free()
+    made.Free()
+
+
+def test_without_a_communicator_the_error_is_mpis(comm: Any) -> None:
+    with pytest.raises(MPI.Exception):
+        type(comm)().Barrier()
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = comm.nothing
+
+
 def test_its_class_equals_mpi4pys(comm: Any) -> None:
     own, copy, another = type(comm), type(MPI.Comm.f2py(comm.py2f())), communicators.WATCHING[MPI.Cartcomm]
     assert (own == MPI.Intracomm, MPI.Intracomm == own, own == copy) == (True, True, True)
