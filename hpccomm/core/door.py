@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .persistent_work import PersistentWork
 
 REAP_ABOVE = 64  # Works in flight; from there on, each new one first drops those that are completed
+REAP_BYTES = 64 << 20  # of arrays of Works that have begun since, likewise: each may have ended, and been dropped
 REAP_ASKS = 8  # for each REAP_ABOVE of them
 REFERENCES = 3  # to a Work that the program has dropped: of `in_flight`, of a variable, of the call that counts them
 STEPS_ASIDE, GPU_STEPS_ASIDE = FastPath(), GPUFastPath()
@@ -77,6 +78,7 @@ class Door:
         self.recent: deque[Recent] = deque(maxlen=8)  # for reports: the last collectives but fast ones, and set-ups
         self.last_sent: deque[tuple[int, int]] = deque(maxlen=8)  # likewise: to which ranks, and the tags
         self.in_flight: dict[Work, None] = {}  # the oldest first
+        self.unasked_bytes = 0  # of the arrays of Works that have begun since those in flight were asked
         self.failed: list[Work] = []
         self.persistent: list[PersistentWork] = []  # those that have not been freed
         self.timeout = as_seconds(group.timeout) if group.on_timeout == "raise" else None
@@ -153,7 +155,10 @@ class Door:
         else:
             number = self.collectives + self.fast_path.count
         work.flight = flight_of((self, name, number, result, peer, self.timeout, tag))
-        if len(self.in_flight) >= REAP_ABOVE or work.is_let_go_at_once:
+        arrays = result if isinstance(result, list) else [result]
+        self.unasked_bytes += sum(getattr(each, "nbytes", 0) for each in arrays)
+        if len(self.in_flight) >= REAP_ABOVE or self.unasked_bytes >= REAP_BYTES or work.is_let_go_at_once:
+            self.unasked_bytes = 0
             self.reap()
         self.in_flight[work] = None  # not before: a GPU would be asked for what has only just begun
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from ..core.door import REAP_ABOVE
+from ..core.door import REAP_ABOVE, REAP_BYTES
 from ..core.flight import flight_of
 from ..core.reduce_op import ReduceOp
 from ..core.work import COMPLETED, IN_FLIGHT, Work
@@ -198,4 +198,4 @@ room.set_up(
     wrong_length,
     different_call,
 )
-room.set_up_works(IN_FLIGHT, COMPLETED, flight_of, Work, REAP_ABOVE)
+room.set_up_works(IN_FLIGHT, COMPLETED, flight_of, Work, REAP_ABOVE, REAP_BYTES)

@@ -639,6 +639,7 @@ cdef class FastPath:
     cdef int usual_place
     cdef dict in_flight
     cdef int unasked  # Works begun since those in flight have been asked
+    cdef Py_ssize_t unasked_bytes  # likewise: of their arrays
     cdef Node node  # its flags are NULL until it is open
     cdef Py_ssize_t node_largest, node_reduced  # bytes; the second: of reductions
     cdef char *sent[PARTS]  # of the operation that goes on: where the parts are
@@ -1831,7 +1832,14 @@ cdef class FastPath:
 
     cdef int follow(self, Pending work) except -1:
         """Keep a Work, and through it its array, while it is in flight."""
-        if PyDict_Size(self.in_flight) >= REAP_ABOVE:
+        if work.array is not None:
+            self.unasked_bytes += PyArray_NBYTES(<Array*>work.array)
+        if self.unasked_bytes >= REAP_BYTES:
+            self.unasked_bytes = 0
+            while self.forgets_oldest():
+                pass
+            self.door.reap()
+        elif PyDict_Size(self.in_flight) >= REAP_ABOVE:
             self.unasked += 1
             if self.unasked >= REAP_EVERY or self.oldest().ob_refcnt == 1:  # nobody but the door has it
                 self.unasked = 0
@@ -2091,13 +2099,14 @@ cdef inline object source_of(char* status):
 
 
 cdef object IN_FLIGHT, COMPLETED, new_flight, work_wait, work_has_ended, work_cancel
-cdef Py_ssize_t REAP_ABOVE
+cdef Py_ssize_t REAP_ABOVE, REAP_BYTES
 
 
-def set_up_works(in_flight, completed, flight, work, Py_ssize_t reap_above):
+def set_up_works(in_flight, completed, flight, work, Py_ssize_t reap_above, Py_ssize_t reap_bytes):
     """Take over the states of a Work, how a Flight is made, and the class Work."""
     global IN_FLIGHT, COMPLETED, new_flight, work_wait, work_has_ended, work_cancel, REAP_ABOVE
-    IN_FLIGHT, COMPLETED, new_flight, REAP_ABOVE = in_flight, completed, flight, reap_above
+    global REAP_BYTES
+    IN_FLIGHT, COMPLETED, new_flight, REAP_ABOVE, REAP_BYTES = in_flight, completed, flight, reap_above, reap_bytes
     work_wait, work_has_ended, work_cancel = work.wait, work.has_ended, work.cancel
 
 
