@@ -23,6 +23,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef SIGRTMIN /* macOS */
+#define SIGRTMIN 0
+#define SIGRTMAX -1
+#endif
+
 enum { HELD_NOTES = 8, HELD_RING = 64, HELD_PLACES = 2, HELD_STACK = 1 << 16, HELD_STATUS = 124,
        HELD_NOT_READY = 600, /* CUDA_ERROR_NOT_READY */ HELD_RELAXED = 2, /* CU_STREAM_CAPTURE_MODE_RELAXED */
        HELD_GROUPS = 64, HELD_KNOWN = 8, HELD_TOKEN = 128, HELD_LINES = 4 };
