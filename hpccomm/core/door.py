@@ -155,8 +155,8 @@ class Door:
         else:
             number = self.collectives + self.fast_path.count
         work.flight = flight_of((self, name, number, result, peer, self.timeout, tag))
-        arrays = result if isinstance(result, list) else [result]
-        self.unasked_bytes += sum(getattr(each, "nbytes", 0) for each in arrays)
+        for array in result if type(result) is list else (result,):
+            self.unasked_bytes += getattr(array, "nbytes", 0)
         if len(self.in_flight) >= REAP_ABOVE or self.unasked_bytes >= REAP_BYTES or work.is_let_go_at_once:
             self.unasked_bytes = 0
             self.reap()

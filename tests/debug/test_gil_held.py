@@ -219,7 +219,8 @@ def test_nobody_waits_for_the_thread_that_writes(tmp_path: Path) -> None:
     os.dup2(stderr, 2)
     world.door.notes.end(note)
     print("went on", flush=True)
-    os._exit(0)  # the thread still waits
+    os.close(read)  # the thread has waited until here
+    world.destroy()
     """
     ended = run(WITH_CUDA + program, tmp_path)
     assert (ended.returncode, ended.stdout) == (0, 2 * "went on\n"), ended.stderr
