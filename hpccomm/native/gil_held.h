@@ -381,18 +381,22 @@ static void held_look_into(const char *path, double seconds)
 
 static void *held_probe(void *nothing)
 {
+    PyThreadState *own = NULL;  /* kept: to make one anew takes memory, beside which tracemalloc.stop() may crash */
     for (;;) {
-        held_sleep(1.0);
         pthread_mutex_lock(&held.probing);  /* so that Python does not end in between */
         if (held.stops) {
             pthread_mutex_unlock(&held.probing);
             return nothing;
         }
         held.asks = 1;
-        PyGILState_STATE state = PyGILState_Ensure();
+        if (own == NULL)
+            PyGILState_Ensure();
+        else
+            PyEval_RestoreThread(own);
         held.times++, held.asks = 0;
-        PyGILState_Release(state);
+        own = PyEval_SaveThread();
         pthread_mutex_unlock(&held.probing);
+        held_sleep(1.0);
     }
 }
 
