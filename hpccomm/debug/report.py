@@ -32,6 +32,7 @@ VERSION = 1
 KEPT = 32  # of the last collectives of each group that took the compiled fast path
 OTHER_CLOCK = 2.0  # seconds by which a file server's may be behind
 ASK = "ask"
+REPORTS = (f"rank*{held.SUFFIX}", "rank*.json")
 END = "end at "  # how a question begins that orders the end
 LARGEST_JOB = 1 << 22  # ranks
 LATEST_END = 2.0  # seconds after which a request to end is of no use to anybody
@@ -225,7 +226,7 @@ class Reporter:
         deadline, asked = time.monotonic() + patience, {token}
         while True:
             asked.update(set(self._questions()) - self._earlier)
-            found = [*self.folder.files("rank*.held"), *self.folder.files("rank*.json")]
+            found = [file for pattern in REPORTS for file in self.folder.files(pattern)]
             reports = _one_of_each([each for each in map(_report, found) if _is_answer(each, asked)])
             gone = sum(state != "running" for state in self._neighbours().values())
             if len(reports) + gone >= self.size or time.monotonic() > deadline:
@@ -270,7 +271,7 @@ class Reporter:
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """Return the reports in the folder of a run."""
-    found = [*sorted(folder.glob("rank*.held")), *sorted(folder.glob("rank*.json"))]
+    found = [file for pattern in REPORTS for file in sorted(folder.glob(pattern))]
     return _one_of_each(list(filter(None, map(_report, found))))
 
 

@@ -127,8 +127,7 @@ class Start:
 
     def _start_threads_without_python(self) -> None:
         """Start what speaks for this process while a call of C holds the GIL (`native/gil_held.h`)."""
-        free = 0 if gil_held is None or room is None or not hasattr(os, "memfd_create") else gil_held.free_signal()
-        if free == 0 or gil_held is None or room is None:
+        if gil_held is None or room is None or not hasattr(os, "memfd_create") or not (free := gil_held.free_signal()):
             return
         self._stacks = os.memfd_create("hpccomm-stacks")  # where faulthandler leaves them
         faulthandler.register(free, file=self._stacks, all_threads=True)

@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import os
 import platform
-from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -52,9 +51,6 @@ if room is not None:
 
 class _NotNoted:
     """In the place of Notes, without the compiled extension."""
-
-    def during(self, name: str, number: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        return function(*arguments)
 
     def begin_on_gpu(self, name: str, number: int, event: int) -> int:
         return -1

@@ -32,6 +32,11 @@ def run(program: str, folder: Path, ranks: int = 2, **env: str) -> subprocess.Co
     return launch(ranks, sys.executable, file, folder, timeout=60, env=env)
 
 
+def assert_says(ended: subprocess.CompletedProcess[str], status: int, pattern: str) -> None:
+    assert ended.returncode == status, ended.stderr
+    assert re.search(pattern, ended.stderr), ended.stderr
+
+
 def line_of(program: str, text: str) -> str:
     lines = textwrap.dedent(START + program).splitlines()
     return f"program.py:{1 + next(i for i, line in enumerate(lines) if text in line)}"
@@ -49,13 +54,13 @@ def test_who_is_late_inside_such_a_call_is_named_with_its_line(call: str, tmp_pa
         {call}
     """
     ended = run(program, tmp_path)
-    assert ended.returncode == 124, ended.stderr
     place = line_of(program, "python.sleep")
-    assert re.search(
+    assert_says(
+        ended,
+        124,
         r"rank 1 (never reached|has not answered) .*: Python has not run there for [\d.]+ s: "
         rf"the GIL is held in {place} in <module>.*; rank 0 waits at program.py",
-        ended.stderr,
-    ), ended.stderr
+    )
 
 
 WAITS = {
@@ -84,14 +89,14 @@ def test_what_another_thread_waits_for_is_told_and_goes_on(what: str, tmp_path: 
             {WAITS[what].replace("recv", "send").replace(", 1)", ", 0)")}
     """
     ended = run(program, tmp_path)
-    assert ended.returncode == 0, ended.stderr
     name = WAITS[what].partition("(")[0].removeprefix("hc.")
     place = line_of(program, "python.sleep")
-    assert re.search(
+    assert_says(
+        ended,
+        0,
         rf"rank 0: Python has not run for \d+ s: the GIL is held in {place} in <module>; "
         rf"unfinished, or not yet seen to end: {name} #\d+ of 'world', for [\d.]+ s\n",
-        ended.stderr,
-    ), ended.stderr
+    )
 
 
 ON_A_GPU = """
@@ -116,13 +121,13 @@ ON_A_GPU = """
 def test_a_rank_whose_gpu_waits_ends_the_job_itself(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     ended = run(ON_A_GPU, tmp_path, **{**IMITATED_GPU, "HPCCOMM_INTRA_NODE": "0"})
-    assert ended.returncode == 124, ended.stderr
     place = line_of(ON_A_GPU, "python.sleep")
-    assert re.search(
+    assert_says(
+        ended,
+        124,
         rf"rank 0: Python has not run for \d+ s: the GIL is held in {place} in <module>; "
         r"unfinished: all_reduce #3 of 'world' on the GPU, for",
-        ended.stderr,
-    ), ended.stderr
+    )
 
 
 WITH_CUDA = """
