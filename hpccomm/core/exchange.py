@@ -22,6 +22,8 @@ HEAD = struct.Struct("qq")  # the number of the exchange, and the kind of the me
 STATEMENT, GIVES_UP = 0, 1  # to rank 0
 FINE, DIFFERS, TIMED_OUT = 0, 1, 2  # from rank 0
 
+LAST_LOOKS = 8  # of rank 0, when all statements are there: MPI takes in one message with each
+
 Statement = dict[str, Any]
 Outcome = tuple[int, str]
 
@@ -68,12 +70,17 @@ class Exchange:
 
     def _collect(self, own: Statement, deadline: float, judge: Any, late: Any) -> Outcome:
         number = self._number
-        came = self._statements[number] = {0: own, **self._statements.get(number, {})}
+        came, looks = {0: own, **self._statements.get(number, {})}, 0
+        self._statements[number] = came
         for message in self._messages(self._mpi.ANY_SOURCE):
             if message is not None:
                 self._take_in(*message)
-            elif len(came) == self._size or number in self._given_up or time.monotonic() > deadline:
+            elif number in self._given_up or time.monotonic() > deadline:
                 break
+            elif len(came) == self._size:  # but a rank may have given up long ago, if this one is late
+                looks += 1
+                if looks == LAST_LOOKS:
+                    break
         del self._statements[number]
         missing = [rank for rank in range(self._size) if rank not in came]
         if missing or number in self._given_up:

@@ -55,7 +55,6 @@ class Watched:
         self.members = ranks_in_the_job(group)
         group.Free()
         self.is_revoked = False
-        self.spare: Any = None
 
     def is_part_of(self, other: Watched) -> bool:
         """Return whether it is `other`, or a descendant of it."""
@@ -75,6 +74,7 @@ class Watched:
 
 _lock = threading.RLock()  # a communicator is not freed while it is being revoked
 _watched: list[Watched] = []
+_spares: dict[int, Any] = {}  # of `keep_spare`, by the handle of the group's communicator
 _thread: threading.Thread | None = None
 _stopping = threading.Event()
 
@@ -100,6 +100,7 @@ def watch(comm: MPI.Intracomm, parent: MPI.Intracomm | None) -> None:
 
 def forget(comm: MPI.Intracomm) -> None:
     """Watch a communicator and its descendants no longer: it is about to be freed, or has been given up."""
+    take_spare(comm)
     if not _watched:
         return
     with _lock:
@@ -256,30 +257,25 @@ def _shrunk(comm: Any) -> Any:
 
 
 def keep_spare(comm: Any, spare: Any = None) -> None:
-    """Duplicate a group's communicator for its communication thread; collective.
+    """Duplicate a group's communicator for its communication thread, where the thread can't do it; collective.
 
-    The thread's own way, MPI_Comm_create_group, never returns on Open MPI 5.0 if a member dies.
+    Where threads of a process make communicators at once, Open MPI 5.0 goes on with one only, until all its ranks have
+    come: the thread's and the program's could wait for each other on two ranks. And it does not notice a dead rank.
     """
-    if is_on():
+    from mpi4py import MPI
+
+    if is_on() or (MPI.get_vendor()[0] == "Open MPI" and MPI.Query_thread() == MPI.THREAD_MULTIPLE):
         with translating("making a group", comm):
             spare = spare or comm.Dup()
         watch(spare, comm)
-        with _lock:
-            found = _found(comm)
-            if found is not None:
-                found.spare = spare
+        _spares[MPI._handleof(comm)] = spare
 
 
 def take_spare(comm: Any) -> Any:
     """Return the duplicate that `keep_spare` has made, once; None where there is none."""
-    if not _watched:
-        return None
-    with _lock:
-        found = _found(comm)
-        if found is None:
-            return None
-        spare, found.spare = found.spare, None
-        return spare
+    from mpi4py import MPI
+
+    return _spares.pop(MPI._handleof(comm), None)
 
 
 def agree(comm: MPI.Intracomm, flag: bool) -> bool:

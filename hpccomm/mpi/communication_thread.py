@@ -67,8 +67,7 @@ class CommunicationThread:
     def _duplicate(self) -> Any:
         """Return the communicator of the thread, made while the group's own is in use.
 
-        MPI_Comm_idup fails or hangs on Open MPI 5.0 beside other non-blocking collectives of the same communicator.
-        MPI_Comm_create_group is no collective of it: its messages have a tag of their own.
+        MPI_Comm_create_group is no collective of the group's: its messages have a tag of their own.
         """
         spare = failures.take_spare(self._comm)
         if spare is not None:

@@ -15,7 +15,6 @@ from ..core.reduce_op import ReduceOp
 from ..core.work import COMPLETED, IN_FLIGHT, Work
 from ..errors import DistBackendError, here
 from ..job import failures
-from ..job.mpi_library import private, release
 from ..job.tags import LARGEST, SPARSE_LARGE
 from ..native import _room as room
 from ..process.tuning import Tuning
@@ -31,7 +30,7 @@ OWN_SLOT = 8 << 10  # of a rank alone in its group
 ALIGNMENT = 64
 LARGEST_WINDOW = 32 << 20
 ONE_PHASE = 16 << 10  # bytes of all ranks together
-BEFORE = 8  # operations of a group that go to MPI, before memory is worth making
+BEFORE = 8  # operations of a group that go to MPI, before memory is worth making; a reduction makes it at once
 LOOKS = 2000  # at a flag, before other processes are let on the core, and MPI makes progress
 LOOKS_OF_MANY = 20  # likewise, where there are more ranks than cores
 
@@ -51,9 +50,9 @@ class CompiledWork(room.Pending, Work):
         return Work.get_duration(self)
 
 
-def cores_of(node: MPI.Intracomm) -> int:
-    """Return the number of cores that the ranks of a node have together: each may be bound to one of its own."""
-    return len(set().union(*node.allgather(os.sched_getaffinity(0))))
+def cores_of(comm: MPI.Intracomm) -> int:
+    """Return the number of cores that ranks of one node have together: each may be bound to one of its own."""
+    return len(set().union(*comm.allgather(os.sched_getaffinity(0))))
 
 
 class CompiledFastPath(room.FastPath, MPIFastPath):
@@ -81,28 +80,22 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
         from ..core.overlap import address_of
 
         if self._size == 1:
-            self._own = np.zeros(room.node_memory(1, OWN_SLOT) + ALIGNMENT, np.uint8)
+            self._own = np.zeros(room.node_memory(0, 1, OWN_SLOT) + ALIGNMENT, np.uint8)
             self.map_node(-(-address_of(self._own) // ALIGNMENT) * ALIGNMENT, OWN_SLOT, ONE_PHASE, LOOKS)
             return
-        from .shared_memory import PAGE_BYTES, Window, free_bytes, why_no_room
+        from .shared_memory import PAGE_BYTES, Window, is_on_one_node, is_worth_a_window, on_all
 
-        node = private(self._comm.Split_type(MPI.COMM_TYPE_SHARED), self._comm)
-        slot = min(LARGEST_SLOT, LARGEST_WINDOW // (2 * self._size + 2)) // PAGE_BYTES * PAGE_BYTES
-        nbytes = room.node_memory(self._size, slot)
-        free = free_bytes()  # which others need too
-        has_room = np.array(free is None or (2 * nbytes <= free and not why_no_room(nbytes)), np.intc)
-        if node.size == self._size:
-            node.Allreduce(MPI.IN_PLACE, has_room, MPI.MIN)
-        if node.size < self._size or not has_room:
-            release(node)
+        slot = min(LARGEST_SLOT, LARGEST_WINDOW // (2 * self._size + 1)) // PAGE_BYTES * PAGE_BYTES
+        nbytes = [room.node_memory(rank, self._size, slot) for rank in range(self._size)]
+        is_possible = is_on_one_node(self._comm)
+        if not on_all(self._comm, is_possible and is_worth_a_window(sum(nbytes))):
             self.map_node(0, 0, 0, 0)
             return
-        self._node = node
-        self._window = Window(node, nbytes if node.rank == 0 else 0)
-        if node.rank == 0:
-            self._window.parts[0][:] = 0
-        node.Barrier()
-        looks = LOOKS if self._size <= cores_of(node) else LOOKS_OF_MANY
+        self._window = Window(self._comm, nbytes[self._rank], is_contiguous=True)
+        if self._rank == 0:
+            self._window.parts[0][: -3 * slot] = 0  # the flags
+        self._comm.Barrier()
+        looks = LOOKS if self._size <= cores_of(self._comm) else LOOKS_OF_MANY
         self.map_node(address_of(self._window.parts[0]), slot, ONE_PHASE, looks)
         self.node_part = slot - ALIGNMENT
 
@@ -112,7 +105,6 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
             self.map_node(0, 0, 0, 0)
             self.node_part = 0
             self._window.free()
-            release(self._node)
             self._window = None
 
     def move_large(self, sends: list[tuple[int, Any]], receives: list[tuple[int, Any]]) -> None:

@@ -39,14 +39,14 @@ class CudaAwareBackend(StagedBackend):
         return self._call(staging, self._comm.Bcast, _bytes(buffer), root)
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        if async_op or (op, array.dtype) not in DIRECT or not _fits(array):
+        if async_op or not _is_reducible(array, op):
             return super().all_reduce(array, op, async_op)
         datatype, mpi_op = DIRECT[op, array.dtype]
         staging = self._staging(array)
         return self._call(staging, self._comm.Allreduce, IN_PLACE, _numbers(staging.in_place(array), datatype), mpi_op)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
-        if async_op or (op, array.dtype) not in DIRECT or not _fits(array):
+        if async_op or not _is_reducible(array, op):
             return super().reduce(array, root, op, async_op)
         datatype, mpi_op = DIRECT[op, array.dtype]
         staging = self._staging(array)
@@ -124,6 +124,11 @@ class GPUWork(OnItsGPU, MPIWork):
 
 class GPUReceiveWork(OnItsGPU, ReceiveWork):
     """A receive into GPU memory."""
+
+
+def _is_reducible(array: Any, op: ReduceOp) -> bool:
+    """Return whether MPI reduces such an array itself: not with our own MIN and MAX, which are for the host."""
+    return (op, array.dtype) in DIRECT and DIRECT[op, array.dtype][1].is_predefined and _fits(array)
 
 
 def _fits(array: Any) -> bool:

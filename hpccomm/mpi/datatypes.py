@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from ..core.reduce_op import ReduceOp
 from ..errors import here
+from ..native import room
 
 # dtypes that MPI reduces itself. float16 and bfloat16 are reduced in float32 (reductions.py): MPI has no
 # bfloat16, and rounds float16 after every addition.
@@ -43,6 +44,22 @@ BOOL_OPS = {
 }
 
 
+def _keeping_nan(op: ReduceOp, code: str) -> MPI.Op:
+    """Return a reduction of floats with MIN or MAX that keeps NaN, as NumPy's; MPI does not define what its own do."""
+    if room is not None:
+        return MPI.Op.fromhandle(room.make_op(MPI.__file__, "n" if op is ReduceOp.MIN else "x", code))
+    reduce = np.minimum if op is ReduceOp.MIN else np.maximum
+
+    def combine(values: Any, result: Any, _: MPI.Datatype) -> None:
+        out = np.frombuffer(result, code)
+        with np.errstate(invalid="ignore"):  # NumPy warns of a NaN in a long double
+            reduce(np.frombuffer(values, code), out, out=out)
+
+    return MPI.Op.Create(combine, commute=True)
+
+
+NAN_OPS = {(op, np.dtype(code)): _keeping_nan(op, code) for op in (ReduceOp.MIN, ReduceOp.MAX) for code in "fdg"}
+
 # The largest count that MPI takes in one call: MPI-4 has versions of its functions with 64-bit counts, which
 # mpi4py uses by itself; before, counts and displacements are C ints.
 LARGEST_COUNT = 2**63 - 1 if MPI.VERSION >= 4 else 2**31 - 1
@@ -66,7 +83,7 @@ def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 # Reductions of arrays as they are: one look-up for the common case, by the ReduceOp or by its name. Not of bools: bytes
 # other than 0 and 1 are True for NumPy, and MPI takes them as they are.
 DIRECT: dict[tuple[Any, np.dtype[Any]], tuple[MPI.Datatype, MPI.Op]] = {
-    (key, dtype): (datatype, OPS[op])
+    (key, dtype): (datatype, NAN_OPS.get((op, dtype), OPS[op]))
     for op in OPS
     for dtype, datatype in ARITHMETIC.items()
     if op is not ReduceOp.AVG and dtype.kind in op.kinds and dtype.kind != "b" and accumulation_dtype(dtype) is dtype
@@ -117,7 +134,7 @@ def mpi_op(op: ReduceOp, dtype: np.dtype[Any]) -> MPI.Op:
         return op.mpi_op
     if dtype.kind == "b":
         return BOOL_OPS[op]
-    return OPS.get(op, MPI.SUM)  # PREMUL_SUM has multiplied already
+    return NAN_OPS.get((op, dtype)) or OPS.get(op, MPI.SUM)  # PREMUL_SUM has multiplied already
 
 
 def arithmetic_type(dtype: np.dtype[Any], op: Any) -> MPI.Datatype:

@@ -26,13 +26,13 @@ from ..core.persistent_work import PersistentWork
 from ..core.pieces import by_peer, places
 from ..core.work import Once
 from ..errors import DistBackendError, here
-from ..job.mpi_library import private, release
+from ..job.mpi_library import release
 from ..native import room
 from ..process.tuning import Tuning
 from .direct import Copies, DirectCopies
 from .exchange import set_up
 from .persistent import MPIPersistentWork
-from .shared_memory import Window, free_bytes, on_all, why_no_room
+from .shared_memory import Window, free_bytes, on_all, split_by_node, why_no_room
 
 LINE_BYTES = 64
 LOOKS = 2000  # at the flags, before other processes get the core, and MPI makes progress
@@ -147,7 +147,7 @@ class NodeExchanges:
         from .compiled import cores_of
 
         self._comm = comm
-        self._node = private(comm.Split_type(MPI.COMM_TYPE_SHARED), comm)
+        self._node = split_by_node(comm)
         self._ranks = {rank: number for number, rank in enumerate(self._node.allgather(comm.Get_rank()))}
         self._looks = LOOKS if self._node.size <= cores_of(self._node) else LOOKS_OF_MANY
         self._direct = DirectCopies(self._node, tuning)

@@ -50,6 +50,7 @@ FINALIZE_FREES = MPI.get_vendor()[0] == "Open MPI"  # what windows there are, an
 
 # MPICH has 2048 context ids, one for each window and some for each group, and ends with SIGSEGV when they are used up.
 MOST_WINDOWS = sys.maxsize if FINALIZE_FREES else 1500  # of a process
+MOST_NODE_WINDOWS = min(256, MOST_WINDOWS)  # beyond, ids are for groups, which do without memory of the node
 
 # A rank's call, as it tells the others: collective, op, root, number of elements, dtype; and the place of its array:
 # the number of the window (-1: none) and the offset in this rank's part of it.
@@ -77,9 +78,9 @@ class Window:
 
     alive = 0  # in this process
 
-    def __init__(self, node: MPI.Intracomm, nbytes: int) -> None:
-        # not contiguous: each rank's memory has pages of its own, on the NUMA domain of that rank (MPI-4.1 §12.2.3)
-        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
+    def __init__(self, node: MPI.Intracomm, nbytes: int, is_contiguous: bool = False) -> None:
+        # Otherwise each rank's memory has pages of its own, on the NUMA domain of that rank (MPI-4.1 §12.2.3).
+        info = MPI.Info.Create({"alloc_shared_noncontig": "false" if is_contiguous else "true"})
         self._node = node
         # MPI_Win_allocate_shared and MPI_Win_free keep the other threads of this process out of MPI while they wait for
         # other ranks (MPICH 5.0, Open MPI 5.0). A reduction does not: so all ranks meet in one first.
@@ -175,7 +176,7 @@ class SharedArrays:
     def empty_shared(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Make an array in a new window; every rank of the group calls it."""
         if self._node is None:
-            self._node = private(self._comm.Split_type(MPI.COMM_TYPE_SHARED), self._comm)
+            self._node = split_by_node(self._comm)
         nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
         self._agree(shape, dtype, nbytes)
         if self._notebook is None:
@@ -363,8 +364,10 @@ def on_all(comm: MPI.Intracomm, mine: bool) -> bool:
 def in_one_thread(comm: MPI.Intracomm, make: Callable[[], T]) -> T:
     """Return what a collective call of `comm` returns, made while no other thread of any of its ranks is in here.
 
-    A rank that waited for its lock could keep another rank's thread waiting: so all try, and try again if one can't.
+    A rank that waited for its lock, or with it, could keep another rank's thread waiting: so all come first, then all
+    try, and try again if one can't.
     """
+    on_all(comm, True)
     while True:
         is_alone = _making.acquire(blocking=False)
         try:
@@ -437,6 +440,29 @@ def why_no_room(nbytes: int) -> str:
     except OSError as error:  # a limit of the process, a quota, a mount that may not be written to
         return f"where this process can't have them ({error.strerror}); {ENLARGE}"
     return ""
+
+
+def split_by_node(comm: MPI.Intracomm) -> Any:
+    """Return the communicator of the ranks of this node; collective over `comm`."""
+    return private(in_one_thread(comm, partial(comm.Split_type, MPI.COMM_TYPE_SHARED)), comm)
+
+
+def is_on_one_node(comm: MPI.Intracomm) -> bool:
+    """Return whether all ranks of `comm` share memory; collective. Where MPI fails, the ranks may differ."""
+    try:
+        node = split_by_node(comm)
+    except MPI.Exception:  # MPICH has no context id left
+        return False
+    size = node.size
+    release(node)
+    return bool(size == comm.size)
+
+
+def is_worth_a_window(nbytes: int) -> bool:
+    """Return whether there are windows and memory enough for what only makes operations faster."""
+    free = free_bytes()  # which others need too
+    has_memory = free is None or 2 * nbytes <= free
+    return has_memory and Window.alive < MOST_NODE_WINDOWS and not why_no_room(nbytes)
 
 
 def free_bytes() -> int | None:

@@ -28,10 +28,10 @@ from ..core.arithmetic import UFUNCS, multiplied
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
 from ..core.work import both
-from ..job.mpi_library import private, release
+from ..job.mpi_library import release
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC
-from .shared_memory import Window, free_bytes, why_no_room
+from .shared_memory import Window, free_bytes, split_by_node, why_no_room
 
 LINE_BYTES = 64  # a cache line, to which slots and flags are aligned
 FIRST_WINDOW_BYTES = 64 << 10  # each further window is twice as large
@@ -205,7 +205,7 @@ class SmallAllReduces:
 
     def _is_on_one_node(self) -> bool:
         if self._node is None:
-            self._node = private(self._comm.Split_type(MPI.COMM_TYPE_SHARED), self._comm)
+            self._node = split_by_node(self._comm)
         return bool(self._node.size == self._comm.size)
 
     def close(self) -> None:

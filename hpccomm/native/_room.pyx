@@ -85,7 +85,7 @@ cdef extern from "node.h" nogil:
         pass
     ctypedef struct Node:
         Flags* flags
-        char* sets
+        char* slots
         size_t slot, one_phase
         int rank, ranks, looks, differing
         int (*progress)(void*) noexcept nogil
@@ -98,8 +98,9 @@ cdef extern from "node.h" nogil:
     const uint64_t NODE_TOO_LARGE
     int node_next(Node* n)
     char* node_slot(Node* n, uint64_t number, int rank)
-    int node_meet_filled(Node* n, uint64_t call, uint64_t largest)
-    size_t node_bytes(int ranks, size_t slot)
+    int node_meet_filled(Node* n, uint64_t call, uint64_t size)
+    size_t node_bytes(int rank, int ranks, size_t slot)
+    size_t node_flags_bytes(int ranks)
     int node_all_reduce(Node* n, uint64_t call, Fold* fold, size_t itemsize, char* x, size_t count)
     int node_reduce_scatter(
         Node* n, uint64_t call, Fold* fold, size_t itemsize, char* out, const char* x, size_t count)
@@ -115,6 +116,7 @@ cdef extern from "node.h" nogil:
     int node_barrier(Node* n, uint64_t call)
     void node_end()
     Fold* fold_of(char op, char kind, int itemsize)
+    void* combine_of(char op, char code)
 
 ctypedef uintptr_t Handle
 
@@ -160,6 +162,7 @@ ctypedef int (*CreateKeyval)(CopyAttribute, DeleteAttribute, int*, void*) noexce
 ctypedef int (*SetAttribute)(Handle, int, void*) noexcept nogil
 ctypedef int (*UnlockAll)(Handle) noexcept nogil
 ctypedef int (*FreeWindow)(Handle*) noexcept nogil
+ctypedef int (*CreateOp)(void*, int, Handle*) noexcept nogil
 
 cdef struct Library:
     Bcast bcast
@@ -271,6 +274,14 @@ def set_up(str path, dict names, object exception, object length, object differe
             mpi.folds[<int>place][<int>number] = fold_of(ord(letter), ord(kind), itemsize)
             mpi.kinds[<int>number] = <uint64_t>ord(kind) << 8 | <uint64_t>itemsize
     exception_of, length_error, difference_error = exception, length, difference
+
+
+def make_op(str path, str op, str code):
+    """Return the handle of MPI's reduction of floats of a dtype with an op of node.h, for the library as in set_up."""
+    cdef void* library = dlopen(path.encode(), RTLD_NOW | RTLD_NOLOAD)
+    cdef Handle made = 0
+    (<CreateOp>function(library, "MPI_Op_create"))(combine_of(ord(op), ord(code)), True, &made)
+    return made
 
 
 cdef Handle handle(object number) except? 0:
@@ -1099,7 +1110,7 @@ cdef class FastPath:
 
     def all_gather_coalesced(self, output_lists, arrays):
         """Do an all_gather of the arrays of each rank in runs of neighbours, as mpi/backend.py; or return False."""
-        cdef int rank, code = 0, number = self.type_of_first(arrays)
+        cdef int rank, code = 0, differs = 0, number = self.type_of_first(arrays)
         if self.node.flags == NULL or number < 0 or not PyList_CheckExact(output_lists):
             return False
         if PyList_GET_SIZE(output_lists) != self.size:
@@ -1137,13 +1148,13 @@ cdef class FastPath:
                     for rank in range(self.size if code == 0 else 0):
                         found = <char*>node_part(&self.node, rank, 0, self.received_bytes[rank])
                         if found == NULL:
-                            code = NODE_DIFFERS
-                            break
-                        pack(ys, rank * n + first, rank * n + i, found, 1, 0, False)
+                            differs = NODE_DIFFERS  # for this rank alone: it takes part in the other runs
+                        else:
+                            pack(ys, rank * n + first, rank * n + i, found, 1, 0, False)
                 if packs_first:
                     self.sent[0] += self.received_bytes[self.rank]
                 first = i
-        return self.ends(self.keep_scratch(code), "all_gather_coalesced")
+        return self.ends(self.keep_scratch(code or differs), "all_gather_coalesced")
 
     cdef Py_ssize_t end_of_run(self, list arrays, Py_ssize_t n, Py_ssize_t first) noexcept:
         """Return the end of a run of neighbours of which each rank's have room in its slot, and note their bytes."""
@@ -1346,11 +1357,11 @@ cdef class FastPath:
         self.is_alone = self.size == 1
 
     def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks):
-        """Take over the memory at `address`, of zeros, that all ranks of the group see; address 0: there is none."""
+        """Take over the memory at `address`, with flags of zeros, that all ranks of the group see; address 0: none."""
         if address == 0:
             self.node_largest, self.node_reduced, self.node.flags = -1, -1, NULL
             return
-        self.node.sets = <char*>address + self.size * sizeof(Flags)
+        self.node.slots = <char*>address + node_flags_bytes(self.size)
         self.node.slot, self.node.one_phase, self.node.looks = slot, one_phase, looks
         self.node.rank, self.node.ranks = self.rank, self.size
         self.node.progress, self.node.context = make_progress, <void*>self.comm
@@ -1368,8 +1379,11 @@ cdef class FastPath:
         return self.node.flags != NULL
 
     cdef bint reduces_in_node(self, Py_ssize_t nbytes) except -1:
-        """As is_in_node, for a reduction."""
-        return nbytes <= self.node_reduced and self.is_in_node(0)
+        """As is_in_node, for a reduction, which opens it at once: MPI's would give other bits than the later ones."""
+        if nbytes > self.node_reduced:
+            return False
+        self.before_node = 0
+        return self.is_in_node(0)
 
     cdef size_t largest_in_node(self, const size_t* nbytes, Py_ssize_t limit) noexcept:
         """Return the largest of the parts, one of each rank, which all ranks know, 1 at least; 0: they are too large."""
@@ -1435,18 +1449,19 @@ cdef class FastPath:
 
     cdef int move(self, int what, int n_sent, int n_received, int root, size_t largest):
         """Move the parts in `sent` to where `received` tells; `largest`: see node_begin."""
-        cdef int code, i
+        cdef int code, i, differs = 0
         with nogil:
             node_begin(&self.node, n_sent, largest)
             while True:
                 code = node_post(&self.node, call_of(what, root, 0), n_sent, self.sent, self.sent_bytes)
+                if code:
+                    return code
                 for i in range(n_received):
-                    if code == 0:
-                        code = node_take(&self.node, root if what == SCATTER else i,
+                    differs |= node_take(&self.node, root if what == SCATTER else i,
                                          self.rank if what != ALL_GATHER_LIST and what != GATHER else 0,
                                          self.received[i], self.received_bytes[i])
-                if code or not node_goes_on(&self.node):
-                    return code
+                if not node_goes_on(&self.node):
+                    return differs
 
     cdef int move_equal_parts(self, Array* y, Array* x):
         """Do an all_to_all_single of equal parts."""
@@ -1460,30 +1475,33 @@ cdef class FastPath:
 
     cdef int reduce_array(self, int what, Array* x, int place, int root, int ranks):
         """Reduce the arrays of ranks 0 to `ranks` - 1 into `x`, if there are any."""
-        cdef int code, number = PyArray_TYPE(x)
+        cdef int code, differs = 0, number = PyArray_TYPE(x)
         cdef char* data = <char*>PyArray_DATA(x)
         cdef size_t nbytes = PyArray_NBYTES(x)
         with nogil:
             node_begin(&self.node, 1, max(nbytes, 1))
             while True:
                 code = node_post(&self.node, call_of(what, root << 4 | place, mpi.kinds[number]), 1, &data, &nbytes)
-                if code == 0 and ranks > 0:
-                    code = node_take_reduced(&self.node, mpi.folds[place][number], ranks, 0, data, nbytes)
-                if code or not node_goes_on(&self.node):
+                if code:
                     return code
+                if ranks > 0:
+                    differs |= node_take_reduced(&self.node, mpi.folds[place][number], ranks, 0, data, nbytes)
+                if not node_goes_on(&self.node):
+                    return differs
 
     cdef int reduce_scatter_parts(self, int number, int place, size_t largest):
-        cdef int code
+        cdef int code, differs = 0
         with nogil:
             node_begin(&self.node, self.size, largest)
             while True:
                 code = node_post(&self.node, call_of(REDUCE_SCATTER_LIST, place, mpi.kinds[number]), self.size,
                                  self.sent, self.sent_bytes)
-                if code == 0:
-                    code = node_take_reduced(&self.node, mpi.folds[place][number], self.size, self.rank,
-                                             self.received[0], self.received_bytes[0])
-                if code or not node_goes_on(&self.node):
+                if code:
                     return code
+                differs |= node_take_reduced(&self.node, mpi.folds[place][number], self.size, self.rank,
+                                             self.received[0], self.received_bytes[0])
+                if not node_goes_on(&self.node):
+                    return differs
 
     def is_node_open(self):
         """Whether the next operation may be done in memory of the node: the answer is the same on all ranks."""
@@ -1551,13 +1569,13 @@ cdef class FastPath:
         cdef Array* y = without_gaps(output)
         cdef Array* x
         cdef int place = self.place_of(op)
-        if place < 0 or PyArray_TYPE(y) >= TYPES or mpi.folds[place][PyArray_TYPE(y)] == NULL or not self.is_node_open():
+        if place < 0 or PyArray_TYPE(y) >= TYPES or mpi.folds[place][PyArray_TYPE(y)] == NULL:
             return False
         for i, array in enumerate(sent):
             x = without_gaps(array)
             self.sent[i], self.sent_bytes[i] = <char*>PyArray_DATA(x), PyArray_NBYTES(x)
         cdef size_t largest = self.largest_in_node(self.sent_bytes, self.node_reduced)
-        if largest == 0:
+        if largest == 0 or not self.reduces_in_node(0):
             return False
         self.received[0], self.received_bytes[0] = <char*>PyArray_DATA(y), PyArray_NBYTES(y)
         return self.has_ended(self.reduce_scatter_parts(PyArray_TYPE(y), place, largest), "reduce_scatter")
@@ -1882,9 +1900,9 @@ def address_of(array):
     return array.__array_interface__["data"][0]
 
 
-def node_memory(int ranks, size_t slot):
-    """Return how many bytes `ranks` share that have slots of `slot` bytes."""
-    return node_bytes(ranks, slot)
+def node_memory(int rank, int ranks, size_t slot):
+    """Return how many bytes of what `ranks` share are that rank's, if a slot has `slot` bytes; they follow each other."""
+    return node_bytes(rank, ranks, slot)
 
 
 cdef inline Py_ssize_t received(void* status) noexcept:

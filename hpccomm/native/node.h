@@ -1,6 +1,6 @@
 /* Collectives through memory that all ranks of a node share: copy in, meet, reduce, copy out. No Python, no MPI.
  *
- * Each rank has, in two sets that operations take in turns, a slot for its values; and one result for each set. With
+ * Each rank has a slot for its values in each of two sets, which operations take in turns; and there is one result. With
  * the number of an operation in its flag a rank says "my slot has the values of this operation, and I have ended the
  * one before": so who sees at least n - 1 in all flags may write into the set of operation n. Flags are C11 atomics:
  * stored with release after the values, loaded with acquire before them.
@@ -11,7 +11,9 @@
  * What has no room in a slot goes in rounds, each an operation with a number, if all ranks know how large it is.
  *
  * Reductions are in rank order, and every element is reduced once or by all ranks alike: all have the same bits.
- * Beside its flag a rank writes which call it makes: ranks that differ all hear of it, and nobody waits for ever.
+ * Beside its flag a rank writes which call it makes, and in which round it is. So ranks that differ all get an error and
+ * have taken one number each: the next operation works again. After an error of MPI they may have taken different
+ * numbers, and the memory can't be used any more.
  */
 #ifndef HPCCOMM_NODE_H
 #define HPCCOMM_NODE_H
@@ -34,7 +36,7 @@
 #endif
 
 enum { LINE = 64, NODE_DIFFERS = -1, NODE_LEAVES = -2, NODE_BLOCK = 16384 /* bytes that are reduced at a time */,
-    NODE_LONGEST_END = 2000 /* milliseconds */ };
+    NODE_LONGEST_END = 2000 /* milliseconds */, NODE_PAGE = 4096 };
 
 typedef struct {
     _Alignas(LINE) _Atomic uint64_t begun;
@@ -45,7 +47,7 @@ typedef struct {
 
 typedef struct {
     Flags *flags;
-    char *sets;
+    char *slots;      /* the result first */
     size_t slot;      /* bytes */
     size_t one_phase; /* bytes of all ranks together up to which each rank reduces everything */
     int rank, ranks;
@@ -59,14 +61,26 @@ typedef struct {
 
 typedef void Fold(void *out, const void *a, const void *b, size_t bytes);
 
-static inline size_t node_bytes(int ranks, size_t slot)
+/* The first rank's part of the memory has the flags, the result and its slots; another rank's has its slots. */
+static inline size_t node_flags_bytes(int ranks)
 {
-    return (size_t)ranks * sizeof(Flags) + 2 * ((size_t)ranks + 1) * slot;
+    return ((size_t)ranks * sizeof(Flags) + NODE_PAGE - 1) / NODE_PAGE * NODE_PAGE;
+}
+
+static inline size_t node_bytes(int rank, int ranks, size_t slot)
+{
+    return 2 * slot + (rank ? 0 : node_flags_bytes(ranks) + slot);
 }
 
 static inline char *node_slot(Node *n, uint64_t number, int rank)
 {
-    return n->sets + ((number & 1) * (size_t)(n->ranks + 1) + (size_t)rank) * n->slot;
+    return n->slots + (1 + 2 * (size_t)rank + (number & 1)) * n->slot;
+}
+
+/* One for both sets: a rank writes into it after all have begun, hence copied what the last operation left there. */
+static inline char *node_result(Node *n)
+{
+    return n->slots;
 }
 
 static _Atomic int node_waiting, node_is_ending; /* threads that wait for other ranks; whether they are to stay there */
@@ -84,27 +98,30 @@ static inline int node_wait(Node *n, _Atomic uint64_t *flag, uint64_t number)
             looks++;
             node_waiting++;
         }
-        if (node_is_ending) {
-            node_waiting--;
-            while (1)
-                pause();
-        }
+        if (node_is_ending)
+            break;
         code = n->progress(n->context);
         if (!code)
             sched_yield();
     }
-    if (looks > n->looks)
+    if (looks > n->looks) {
         node_waiting--;
+        while (node_is_ending)
+            pause();
+    }
     return code;
 }
 
-/* Before the memory goes, and MPI, at the end of the process: let the threads that still wait stay where they are. */
+/* Before the memory goes, and MPI, at the end of the process: let the threads that still wait stay where they are. One
+ * that is about to wait, or to copy, isn't counted: the first sleep is for it. */
 static inline void node_end(void)
 {
     const struct timespec moment = {0, 1000000};
+    int looks = 0;
     node_is_ending = 1;
-    for (int looks = 0; node_waiting && looks < NODE_LONGEST_END; looks++)
+    do
         nanosleep(&moment, NULL);
+    while (node_waiting && ++looks < NODE_LONGEST_END);
 }
 
 /* Begin an operation; before, this rank may write into its slot of `number + 1` (see node_settle). */
@@ -196,10 +213,10 @@ static inline int node_all_reduce(Node *n, uint64_t call, Fold *fold, size_t ite
         size_t high = low + share < part ? low + share : part;
         if ((code = node_next(n)))
             return code;
-        char *slot = node_slot(n, n->number, n->rank), *result = node_slot(n, n->number, n->ranks);
+        char *slot = node_slot(n, n->number, n->rank), *result = node_result(n);
         memcpy(slot, x + at, low);
         memcpy(slot + high, x + at + high, part - high);
-        node_show(n, call, count);
+        node_show(n, call, count + at);
         if ((code = node_meet(n)))
             return code;
         node_fold(n, fold, result + low, x + at + low, low, high - low);
@@ -222,7 +239,7 @@ static inline int node_reduce_scatter(Node *n, uint64_t call, Fold *fold, size_t
 {
     size_t bytes = count * itemsize, own = bytes * (size_t)n->rank, room = n->slot / (size_t)n->ranks / LINE * LINE;
     int code;
-    for (size_t at = 0; at < bytes; at += room) {
+    for (size_t at = 0; at == 0 || at < bytes; at += room) {
         size_t part = bytes - at < room ? bytes - at : room;
         if ((code = node_next(n)))
             return code;
@@ -230,7 +247,7 @@ static inline int node_reduce_scatter(Node *n, uint64_t call, Fold *fold, size_t
         for (int rank = 0; rank < n->ranks; rank++)
             if (rank != n->rank)
                 memcpy(slot + (size_t)rank * room, x + (size_t)rank * bytes + at, part);
-        node_show(n, call, count);
+        node_show(n, call, count + at);
         if ((code = node_meet(n)))
             return code;
         node_fold(n, fold, out + at, x + own + at, (size_t)n->rank * room, part);
@@ -241,12 +258,12 @@ static inline int node_reduce_scatter(Node *n, uint64_t call, Fold *fold, size_t
 static inline int node_all_gather(Node *n, uint64_t call, char *out, const char *x, size_t bytes /* of x */)
 {
     int code;
-    for (size_t at = 0; at < bytes; at += n->slot) {
+    for (size_t at = 0; at == 0 || at < bytes; at += n->slot) {
         size_t part = bytes - at < n->slot ? bytes - at : n->slot;
         if ((code = node_next(n)))
             return code;
         memcpy(node_slot(n, n->number, n->rank), x + at, part);
-        node_show(n, call, bytes);
+        node_show(n, call, bytes + at);
         memcpy(out + (size_t)n->rank * bytes + at, x + at, part);
         if ((code = node_meet(n)))
             return code;
@@ -258,8 +275,8 @@ static inline int node_all_gather(Node *n, uint64_t call, char *out, const char 
     return 0;
 }
 
-/* The root goes on at once: it is at most one operation ahead, and does not hear of ranks that differ. Each of them has
- * taken one number, as in every other operation up to its first meeting. */
+/* The root goes on at once: it is at most one operation ahead, and does not hear of ranks that differ. In rounds it has
+ * to: it would take more numbers than they do. */
 static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size_t bytes)
 {
     size_t at = 0;
@@ -270,14 +287,18 @@ static inline int node_broadcast(Node *n, uint64_t call, int root, char *x, size
             return code;
         if (n->rank == root)
             memcpy(node_slot(n, n->number, root), x + at, part);
-        node_show(n, call, bytes);
-        if (n->rank != root) {
+        node_show(n, call, bytes + at);
+        if (at == 0 && bytes > n->slot) {
+            if ((code = node_meet(n)))
+                return code;
+        } else if (n->rank != root) {
             if ((code = node_wait(n, &n->flags[root].begun, n->number)))
                 return code;
             if ((code = node_differs(n, root)))
                 return code;
-            memcpy(x + at, node_slot(n, n->number, root), part);
         }
+        if (n->rank != root)
+            memcpy(x + at, node_slot(n, n->number, root), part);
         at += part;
     } while (at < bytes);
     return 0;
@@ -322,17 +343,18 @@ static inline size_t node_slice(Node *n, size_t bytes)
     return left < n->room ? left : n->room;
 }
 
-/* Show that this rank's slot is filled, or that what it has has no room (`largest`: NODE_TOO_LARGE), and meet.
+/* Show that this rank's slot is filled, or that what it has has no room (`size`: NODE_TOO_LARGE), and meet.
  * NODE_LEAVES, on all ranks: some rank has no room. */
-static inline int node_meet_filled(Node *n, uint64_t call, uint64_t largest)
+static inline int node_meet_filled(Node *n, uint64_t call, uint64_t size)
 {
     int code, differs = 0, leaves = 0, set = n->number & 1;
-    node_show(n, call, largest);
+    node_show(n, call, size);
     for (int rank = 0; rank < n->ranks; rank++) {
         Flags *other = &n->flags[rank];
         if ((code = node_wait(n, &other->begun, n->number)))
             return code;
-        if (other->call[set] != call || (other->count[set] != n->largest && other->count[set] != NODE_TOO_LARGE)) {
+        if (other->call[set] != call ||
+            (other->count[set] != n->largest + n->at && other->count[set] != NODE_TOO_LARGE)) {
             differs = NODE_DIFFERS;
             n->differing = rank;
         } else if (other->count[set] == NODE_TOO_LARGE) {
@@ -343,7 +365,8 @@ static inline int node_meet_filled(Node *n, uint64_t call, uint64_t largest)
     return differs ? differs : leaves;
 }
 
-/* Put the parts into this rank's slot and meet. */
+/* Put the parts into this rank's slot and meet. All ranks get the same error, which ends the operation. One of taking
+ * parts is of this rank alone: it takes part in the other rounds all the same. */
 static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *data, const size_t *bytes)
 {
     size_t at = (parts * sizeof(Part) + LINE - 1) / LINE * LINE, end = at;
@@ -359,7 +382,7 @@ static inline int node_post(Node *n, uint64_t call, size_t parts, char *const *d
         memcpy(slot + at, data[i] + (slice ? n->at : 0), slice);
         at += (slice + LINE - 1) / LINE * LINE;
     }
-    return node_meet_filled(n, call, end <= n->slot ? n->largest : NODE_TOO_LARGE);
+    return node_meet_filled(n, call, end <= n->slot ? n->largest + n->at : NODE_TOO_LARGE);
 }
 
 /* Return this round's slice of a part of a rank's slot; NULL where it has another size. */
@@ -475,6 +498,31 @@ FOLD(min_i4, int32_t, a[i] < b[i] ? a[i] : b[i])
 FOLD(max_i4, int32_t, a[i] > b[i] ? a[i] : b[i])
 FOLD(min_i8, int64_t, a[i] < b[i] ? a[i] : b[i])
 FOLD(max_i8, int64_t, a[i] > b[i] ? a[i] : b[i])
+
+/* As functions of MPI_Op_create: MPI does not define what its own make of what is not a number. */
+typedef void Combine(void *values, void *result, int *count, void *datatype);
+#define COMBINE(NAME, TYPE)                                                                                          \
+    static void combine_##NAME(void *values, void *result, int *count, void *datatype)                               \
+    {                                                                                                                \
+        (void)datatype;                                                                                              \
+        NAME(result, values, result, sizeof(TYPE) * (size_t)*count);                                                 \
+    }
+FOLD(min_g, long double, a[i] < b[i] || a[i] != a[i] ? a[i] : b[i])
+FOLD(max_g, long double, a[i] > b[i] || a[i] != a[i] ? a[i] : b[i])
+COMBINE(min_f4, float)
+COMBINE(max_f4, float)
+COMBINE(min_f8, double)
+COMBINE(max_f8, double)
+COMBINE(min_g, long double)
+COMBINE(max_g, long double)
+
+/* op: mi'n', ma'x'; code: NumPy's of the dtype. */
+static inline Combine *combine_of(char op, char code)
+{
+    has_avx2 = look_for_avx2();
+    return op == 'n' ? code == 'f' ? combine_min_f4 : code == 'd' ? combine_min_f8 : combine_min_g
+           : code == 'f' ? combine_max_f4 : code == 'd' ? combine_max_f8 : combine_max_g;
+}
 
 /* Return what reduces; op: 's'um, 'p'roduct, mi'n', ma'x'; kind and itemsize as NumPy's. NULL: MPI does it. */
 static inline Fold *fold_of(char op, char kind, int itemsize)

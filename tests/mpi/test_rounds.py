@@ -1,8 +1,9 @@
-"""Arrays that go through memory of the node in several rounds, while inputs share memory with outputs."""
+"""Arrays that go through memory of the node in several rounds: inputs in the outputs' memory, and ranks that differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -56,3 +57,31 @@ def test_inputs_may_share_memory_with_outputs(
     monkeypatch.setitem(cases.GOOD, name, larger)
     if form != "coalescing" or OPERATIONS[name].is_collected:
         share_memory(name, form, how, group)
+
+
+def differing_call(name: str, group: hc.ProcessGroup) -> None:
+    """Make a call of two rounds in which rank 1 has another size for rank 0's part."""
+    sizes = [5, 700, *[3] * (group.size - 2)]
+    told = [6, *sizes[1:]] if group.rank == 1 else sizes
+    mine = np.ones(sizes[group.rank])
+    raises = pytest.raises(hc.DistBackendError, match="calls another operation")
+    with raises if group.rank == (0 if name == "reduce_scatter" else 1) else nullcontext():
+        if name == "all_gather":
+            hc.all_gather([np.zeros(size) for size in told], mine, group)
+        elif name == "reduce_scatter":
+            hc.reduce_scatter(mine, [np.zeros(size) for size in told], group=group)
+        else:
+            first = 399 if group.rank == 1 else 400
+            outputs = [[np.zeros(400 if rank else first), np.zeros(400)] for rank in range(group.size)]
+            hc.all_gather_coalesced(outputs, [np.ones(400), np.ones(400)], group)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_gather_coalesced"])
+def test_after_an_error_of_one_rank_all_go_on(name: str, group: hc.ProcessGroup) -> None:
+    differing_call(name, group)
+    hc.barrier(group)
+    hc.barrier(group)
+    x = np.ones(3)
+    hc.all_reduce(x, group=group)
+    assert (x == group.size).all()

@@ -43,3 +43,30 @@ def test_threads_make_windows_at_the_same_time(osc: str | None, tmp_path: Path) 
     ended = launch(2, sys.executable, program, env={} if osc is None else {"OMPI_MCA_osc": osc})
     assert ended.returncode == 0, ended.stderr
     assert osc is not None or ended.stderr == ""  # no "Error: OSC UCX component ..."
+
+
+ORDERS = """
+import numpy as np, hpccomm as hc
+
+with hc.init_process_group(timeout=60):
+    for turn in range(12):
+        group, array = hc.new_group(), np.ones(1 << 20)
+        is_first = (hc.get_rank() + turn) % 2
+        if is_first and turn % 4 > 1:
+            hc.new_group()
+        work = hc.all_reduce(array, group=group, async_op=True)
+        if is_first and turn % 4 < 2:
+            work.wait()
+        if not (is_first and turn % 4 > 1):
+            hc.new_group()
+        work.wait()
+        assert (array == 2).all()
+"""
+
+
+def test_the_communication_thread_starts_while_the_program_makes_groups_in_any_order(tmp_path: Path) -> None:
+    """Of the communicators that the threads of a process make, Open MPI 5.0 goes on with one at a time."""
+    program = tmp_path / "program.py"
+    program.write_text(ORDERS)
+    ended = launch(2, sys.executable, program)
+    assert ended.returncode == 0, ended.stderr

@@ -10,10 +10,18 @@ enum { SLOT = 1024, LARGEST = 5000 /* doubles */ };
 static int ranks, rounds;
 static char *memory;
 
-static int progress(void *context)
+static int progress(void *context) /* an error of MPI, once, where `context` asks for it */
 {
-    (void)context;
-    return 0;
+    int *error = context, code = error ? *error : 0;
+    if (error)
+        *error = 0;
+    return code;
+}
+
+static Node node_of(int rank, int *error)
+{
+    return (Node){.flags = (Flags *)memory, .slots = memory + node_flags_bytes(ranks), .slot = SLOT, .one_phase = 512,
+                  .rank = rank, .ranks = ranks, .looks = 10, .progress = progress, .context = error};
 }
 
 static double value(int rank, int round, size_t i) { return (double)((rank + 1) * ((int)(i % 97) + round % 13)); }
@@ -29,8 +37,7 @@ static void check(int is_right, const char *what, int round)
 static void *run(void *number)
 {
     int rank = (int)(intptr_t)number;
-    Node node = {.flags = (Flags *)memory, .sets = memory + (size_t)ranks * sizeof(Flags), .slot = SLOT,
-                 .one_phase = 512, .rank = rank, .ranks = ranks, .looks = 10, .progress = progress};
+    Node node = node_of(rank, NULL);
     double *x = malloc(sizeof(double) * LARGEST * (size_t)ranks), *y = malloc(sizeof(double) * LARGEST * (size_t)ranks);
     unsigned seed = 1;
     for (int round = 0; round < rounds; round++) {
@@ -145,6 +152,50 @@ static void *run(void *number)
     return NULL;
 }
 
+/* An operation of two rounds. */
+static int in_rounds(Node *node, int operation)
+{
+    static double x[2][2 * SLOT], y[2][4 * SLOT];
+    char *in = (char *)x[node->rank], *out = (char *)y[node->rank];
+    size_t bytes = SLOT + LINE;
+    int code;
+    switch (operation) {
+    case 0:
+        return node_broadcast(node, 2, 1, in, bytes);
+    case 1:
+        return node_all_gather(node, 3, out, in, bytes);
+    case 2:
+        return node_reduce_scatter(node, 4, sum_f8, sizeof(double), out, in, bytes / sizeof(double));
+    default:
+        node_begin(node, 1, bytes);
+        do
+            code = node_post(node, 8, 1, &in, &bytes);
+        while (code == 0 && node_goes_on(node));
+        return code;
+    }
+}
+
+static void *first_rank(void *operation)
+{
+    Node node = node_of(0, NULL);
+    return (void *)(intptr_t)in_rounds(&node, (int)(intptr_t)operation);
+}
+
+/* Rank 1 leaves because of an error of MPI, and calls the same again, while rank 0 is in the second round. */
+static void leave_and_call_again(int operation, size_t size)
+{
+    int error = 5;
+    Node node = node_of(1, &error);
+    pthread_t thread;
+    void *code;
+    memset(memory, 0, size);
+    check(in_rounds(&node, operation) == 5, "leaving", operation);
+    pthread_create(&thread, NULL, first_rank, (void *)(intptr_t)operation);
+    check(in_rounds(&node, operation) == NODE_DIFFERS, "again", operation);
+    pthread_join(thread, &code);
+    check((int)(intptr_t)code == NODE_DIFFERS, "the other rank", operation);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 3)
@@ -152,7 +203,7 @@ int main(int argc, char **argv)
     ranks = atoi(argv[1]);
     rounds = atoi(argv[2]);
     has_avx2 = look_for_avx2() && ranks != 2; /* both loops are run */
-    size_t size = (node_bytes(ranks, SLOT) + LINE - 1) / LINE * LINE;
+    size_t size = ((size_t)ranks * node_bytes(0, ranks, SLOT) + LINE - 1) / LINE * LINE;
     memory = aligned_alloc(LINE, size);
     memset(memory, 0, size);
     pthread_t threads[16];
@@ -160,6 +211,8 @@ int main(int argc, char **argv)
         pthread_create(&threads[rank], NULL, run, (void *)(intptr_t)rank);
     for (int rank = 0; rank < ranks; rank++)
         pthread_join(threads[rank], NULL);
+    for (int operation = 0; ranks == 2 && operation < 4; operation++)
+        leave_and_call_again(operation, size);
     free(memory);
     puts("right");
     return 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -9,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 import hpccomm.debug
+from hpccomm.mpi import shared_memory
 from hpccomm.native import reason, room
 from tests.launch import launch
 
@@ -97,24 +100,25 @@ def test_reductions_are_in_rank_order_and_have_the_same_bits_everywhere(group: A
         assert array.tobytes() == folded(rows, "sum").tobytes()
 
 
-@needs_room
-@pytest.mark.parametrize("op", ["min", "max"])
-def test_what_is_not_a_number_stays(group: Any, op: Any) -> None:
-    if group.size == 1:
-        pytest.skip("one rank reduces nothing")
-    for rank in range(group.size):
-        array = np.array([1.0, np.nan if group.rank == rank else 0.5, -0.0, np.inf])
-        hc.all_reduce(array, op, group=group)
-        assert np.isnan(array).tolist() == [False, True, False, False]
-
-
 CALLS: dict[str, Any] = {
     "size": lambda group, odd: hc.all_reduce(np.ones(4 if odd else 3), group=group),
     "large": lambda group, odd: hc.all_reduce(np.ones(90_000 if odd else 3), group=group),
     "dtype": lambda group, odd: hc.all_reduce(np.ones(4, "i4" if odd else "f4"), group=group),
     "op": lambda group, odd: hc.all_reduce(np.ones(4), "max" if odd else "sum", group=group),
     "operation": lambda group, odd: hc.barrier(group=group) if odd else hc.all_reduce(np.ones(4), group=group),
+    "rounds": lambda group, odd: broadcast(group, 90_000, group.rank) if odd else hc.barrier(group=group),
+    "root, in rounds": lambda group, odd: broadcast(group, 90_000, group.size - 1 if odd else 0),
+    "nothing to gather": lambda group, odd: hc.all_gather_single(
+        np.ones(0 if odd else 3 * group.size), np.ones(0 if odd else 3), group
+    ),
+    "nothing to reduce": lambda group, odd: hc.reduce_scatter_single(
+        np.ones(0 if odd else 3), np.ones(0 if odd else 3 * group.size), group=group
+    ),
 }
+
+
+def broadcast(group: Any, count: int, root: int) -> None:
+    hc.broadcast(np.ones(count), group=group, group_src=root)
 
 
 @needs_room
@@ -123,6 +127,7 @@ CALLS: dict[str, Any] = {
 def test_ranks_that_do_not_make_the_same_call_all_hear_of_it_and_go_on(group: Any, what: str) -> None:
     with pytest.raises(hc.DistBackendError, match=r"rank \d of the group calls another operation, or with another op"):
         CALLS[what](group, group.rank == group.size - 1)
+    hc.barrier(group)
     array = np.ones(3)
     hc.all_reduce(array, group=group)
     assert (array == group.size).all()
@@ -346,6 +351,49 @@ def test_a_part_of_another_size_is_an_error_where_it_is_taken_and_everywhere_if_
     else:
         hc.all_gather(outputs, array, group)
     hc.barrier(group)
+
+
+# -- groups that can't have memory of the node ------------------------------------------------------------------
+
+
+def use(group: Any) -> bool:
+    """Run operations on a new group; return whether they went through memory of the node."""
+    for _ in range(10):
+        hc.barrier(group)
+    array = np.ones(3)
+    hc.all_reduce(array, group=group)
+    assert (array == group.size).all()
+    return bool(group.door.fast_path.node_part)
+
+
+@needs_room
+@pytest.mark.mpi(min_size=2)
+def test_a_process_has_a_limited_number_of_groups_with_memory(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "MOST_NODE_WINDOWS", shared_memory.Window.alive + 2)
+    groups = [hc.new_group() for _ in range(4)]
+    assert [use(group) for group in groups] == [True, True, False, False]
+    for group in groups:
+        hc.destroy_process_group(group)
+
+
+@needs_room
+@pytest.mark.skipif(MPI.get_vendor()[0] != "MPICH", reason="MPICH has 2048 ids of communicators")
+@pytest.mark.parametrize("free", [0, 1, 2, 4])
+def test_the_last_groups_that_mpi_can_make_work(process_group: hc.ProcessGroup, free: int) -> None:
+    with hc.new_group() as group:
+        spare = []
+        with contextlib.suppress(MPI.Exception):
+            while True:
+                spare.append(MPI.COMM_WORLD.Dup())
+        for _ in range(free):
+            spare.pop().Free()
+        try:
+            use(group)
+        finally:
+            for each in spare:
+                each.Free()
 
 
 # -- what is prepared for MPI ------------------------------------------------------------------------------------
