@@ -40,7 +40,7 @@ test-all: ## run all tests, also the slow ones, with both MPIs, on 1 to 4 ranks,
 
 test-slow: $(VENV)/.test ## run what takes 12 GiB of memory (skipped where there is less), or minutes
 	tools/run-tests $(BIN) 2 tests/test_large.py tests/test_memory.py --slow -m slow
-	JOBS=2 tools/run-tests $(BIN) 1 tests/faults/test_faults.py tests/store --slow -m slow
+	JOBS=2 tools/run-tests $(BIN) 1 tests/faults/test_faults.py tests/faults/test_fuzz.py tests/store --slow -m slow
 
 test-sanitized: $(VENV)/.test ## run the suite's core with the compiled room under gcc's sanitizers of addresses and undefined behaviour
 	tools/test-sanitized $(BIN) 2 $(ARGS)

@@ -14,12 +14,13 @@ RANKS = 4
 TIMEOUT = {"HPCCOMM_TIMEOUT": "30"}
 
 
-@pytest.mark.parametrize("seed", [1, 101, 201])
-def test_a_random_program(seed: int) -> None:
-    arguments = "--seed", str(seed), "--seeds", "2", "--operations", "150"
-    outcome = launch(RANKS, sys.executable, "tests/faults/fuzz.py", *arguments, timeout=90, env=TIMEOUT)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("seeds", [pytest.param(4, id="quick"), pytest.param(170, id="slow", marks=pytest.mark.slow)])
+def test_random_programs(seeds: int, ranks: int) -> None:
+    arguments = "--seed", str(1000 * ranks), "--seeds", str(seeds), "--operations", "200"
+    outcome = launch(ranks, sys.executable, "tests/faults/fuzz.py", *arguments, timeout=30 * seeds, env=TIMEOUT)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert outcome.stdout.count("150 operations are right") == 2
+    assert outcome.stdout.count("200 operations are right") == seeds
 
 
 def test_a_wrong_result_is_found_and_can_be_had_again() -> None:
