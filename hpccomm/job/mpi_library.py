@@ -19,12 +19,17 @@ LOOKS = 20  # that find no message, before there is none
 FEW_LOOKS, FEW_RANKS = 4, 3
 
 
-def load() -> Any:
-    """Return mpi4py.MPI, whose import initialises MPI; DistBackendError says what to do where that fails."""
+def prepare() -> None:
+    """Set the MPI library's variables, before mpi4py.MPI is imported."""
     failures.prepare()
     if not _has_infiniband():
         # Open MPI 5.0's osc/ucx finds no device then, and each rank would say so, as an error, at its first window.
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+
+
+def load() -> Any:
+    """Return mpi4py.MPI, whose import initialises MPI; DistBackendError says what to do where that fails."""
+    prepare()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -70,7 +75,8 @@ def membership(comm: Any) -> dict[str, Any]:
     if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
         raise TypeError(f"comm is {comm!r}; expected an mpi4py intracommunicator")
     take_names_away(MAPPED_AT_INIT)  # before the first wait: another rank may never come
-    comm = private(mpi.Intracomm(comm).Dup())  # the methods of a subclass are the program's
+    # The methods of a subclass are the program's, and so are the functions that Dup calls to copy attributes.
+    comm = private(mpi.Intracomm(comm).Split(0, comm.Get_rank()))
     try:
         failures.keep_spare(comm)
         settings = agreed(comm, lambda: asked_of_the_library().is_proven)

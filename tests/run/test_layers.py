@@ -148,6 +148,29 @@ def test_accelerated_reductions_are_right(options: tuple[str, ...], tmp_path: Pa
         assert re.findall(r"made '(.*?)'", errors) == ["hpccomm run", "COMM_WORLD", "Split #1 of COMM_WORLD"]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "comm.Allreduce(x, y)",
+        "comm.Scan(x, y)",
+        "hm.Comm(comm, accelerate=True).Allreduce(x, y)",
+        "hc.ProcessGroup.on(comm).all_reduce(x)",
+        "hc.init_process_group(comm=comm)",
+    ],
+)
+def test_no_group_calls_the_programs_functions_that_copy_attributes(call: str, tmp_path: Path) -> None:
+    """A copy of a communicator would, in the middle of the call."""
+    calls = f"""
+    import hpccomm as hc
+    from hpccomm import mpi4py as hm
+    comm.Set_attr(MPI.Comm.Create_keyval(copy_fn=lambda *_: print("copied", flush=True)), 1)
+    {call}
+    print("the end", flush=True)
+    """
+    status, output, errors = run(tmp_path, calls, "--accelerate")
+    assert (status, output) == (0, 3 * "the end\n"), errors
+
+
 def test_what_mpi_does_not_take_and_hpccomm_does(tmp_path: Path) -> None:
     calls = """
     small = np.full(9, rank + 1, np.float16)
