@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sized
-from typing import TypeVar
+from collections.abc import Iterable, Sized
 
-Value = TypeVar("Value", bound=Hashable)
+from ..process.together import ranks_by_value as ranks_by_value
+from ..process.together import ranks_in_words as ranks_in_words
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """Return ``rank 3``, ``ranks 0-2, 5``."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and spans[-1][-1] == rank - 1:
-            spans[-1][1:] = [rank]
-        else:
-            spans.append([rank])
-    several = len(spans) > 1 or any(len(span) > 1 for span in spans)
-    return f"rank{'s' * several} {', '.join('-'.join(map(str, span)) for span in spans)}"
-
-
-def ranks_by_value(pairs: Iterable[tuple[int, Value]]) -> dict[Value, list[int]]:
-    """Return the ranks that have each value, from pairs of a rank and its value."""
-    ranks_of: dict[Value, list[int]] = {}
-    for rank, value in pairs:
-        ranks_of.setdefault(value, []).append(rank)
-    return ranks_of
 
 
 def places_in_words(places: Iterable[str]) -> str:

@@ -32,7 +32,7 @@ class AbortOnException:
     def install(self, size: int) -> None:
         """Replace sys.excepthook, if there are other ranks and nobody is typing."""
         interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-        if size > 1 and not interactive and os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") != "0":
+        if size > 1 and not interactive and aborts_on_exception():
             self._previous, sys.excepthook, self._pid = sys.excepthook, self, os.getpid()
 
     def take_the_place_back(self) -> None:
@@ -47,38 +47,69 @@ class AbortOnException:
         self._pid = 0  # torch.distributed's hook, if there is one, still calls it
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Print as the previous hook does, then end every rank; a forked process only prints."""
+        """Print as the previous hook does, then end every rank; a forked process only prints.
+
+        What several ranks of a node would print alike is printed once.
+        """
         import traceback
 
         from .abort import abort
         from .printed import let_launcher_read
-        from .stderr import tell, tell_with_rank
+        from .stderr import tell
+        from .together import Words, said_once
 
         previous, self._previous = self._previous, sys.__excepthook__  # it may call this one again, torch's does
+        lines = ""
         try:
             if previous is sys.__excepthook__ and os.getpid() == self._pid:
-                tell_with_rank(traceback.format_exception(kind, error, trace))
+                lines = "".join(traceback.format_exception(kind, error, _without_refusing(error, trace)))
             else:
                 previous(kind, error, trace)
         except Exception:  # a broken hook of the program's must not keep the job from ending
             with contextlib.suppress(Exception):  # nor must a closed stderr
                 traceback.print_exception(kind, error, trace)
         if os.getpid() != self._pid or _goes_on():
+            if lines:
+                tell(Words(lines, "").of(f"rank {errors._rank}").rstrip())
             return
         if self.at_the_end is not None:
             with contextlib.suppress(Exception):
                 self.at_the_end(f"{kind.__name__}: {error}")
         hint = _at_the_end_of_a_block(trace) or _arguments_taken(error)
-        tell(f"hpccomm: {kind.__name__} on rank {errors._rank} ends the job{hint}")
-        if isinstance(sys.stderr, io.StringIO):  # torch's collects what is printed, to print it later
-            collected, sys.stderr = sys.stderr, sys.__stderr__
-            print(collected.getvalue(), end="", file=sys.stderr)
-            collected.truncate(0)
-        let_launcher_read()
+        with said_once(Words(lines, f"hpccomm: {kind.__name__} on {{ranks}} ends the job{hint}")) as texts:
+            for text in texts:
+                tell(text)
+            if isinstance(sys.stderr, io.StringIO):  # torch's collects what is printed, to print it later
+                collected, sys.stderr = sys.stderr, sys.__stderr__
+                print(collected.getvalue(), end="", file=sys.stderr)
+                collected.truncate(0)
+            let_launcher_read()
         if issubclass(kind, KeyboardInterrupt):
             time.sleep(PATIENCE)
         take_names_away(MAPPED_LATER)
         abort(1)
+
+
+def _without_refusing(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of hpccomm at its end, where these have refused an argument."""
+    entries: list[TracebackType] = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    shown = len(entries)
+    if shown and isinstance(error, ValueError | TypeError) and _raises(entries[-1]):
+        while shown and entries[shown - 1].tb_frame.f_code.co_filename.startswith(PACKAGE):
+            shown -= 1
+    for each in reversed(entries[: shown or None]):
+        trace = TracebackType(trace, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return trace
+
+
+def _raises(entry: TracebackType) -> bool:
+    """Whether a `raise` has begun the exception there, and not a fault in what was called."""
+    import dis
+
+    return entry.tb_frame.f_code.co_code[entry.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def _goes_on() -> bool:
@@ -113,18 +144,25 @@ def _arguments_taken(error: BaseException) -> str:
     return f"; the arguments of hpccomm.{function.__name__} are {', '.join(inspect.signature(function).parameters)}"
 
 
+def aborts_on_exception() -> bool:
+    """Whether an exception on one rank, or a status, ends the job: the user may not want that."""
+    return os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") != "0"
+
+
 def end_with(end: SystemExit, where: str = " inside `with` of the world") -> None:
     """End every rank with the status of a SystemExit, unless that is 0 or HPCCOMM_ABORT_ON_EXCEPTION is."""
     status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    if not status & 0xFF or os.environ.get("HPCCOMM_ABORT_ON_EXCEPTION", "1") == "0":
+    if not status & 0xFF or not aborts_on_exception():
         return
     from .abort import abort
     from .printed import let_launcher_read
-    from .stderr import tell_with_rank
+    from .stderr import tell
+    from .together import Words, said_once
 
-    if not isinstance(end.code, int):
-        tell_with_rank([str(end.code)])
-    tell_with_rank([f"hpccomm: sys.exit({end.code!r}){where} ends the job"])
-    let_launcher_read()
+    text = "" if isinstance(end.code, int) else f"{end.code}\n"
+    with said_once(Words(f"{text}hpccomm: sys.exit({end.code!r}){where} ends the job", "")) as texts:
+        for each in texts:
+            tell(each)
+        let_launcher_read()
     take_names_away(MAPPED_LATER)
     abort(status & 0xFF)

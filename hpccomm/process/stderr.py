@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from .. import errors
-
 uncaptured: Callable[[], TextIO | None] = lambda: None  # pytest holds sys.stderr back: the plugin knows another one
 
 
@@ -22,9 +20,3 @@ def tell(text: str, stream: TextIO | None = None) -> None:
         out = stream or sys.stderr
         out.write(f"{text}\n")
         out.flush()
-
-
-def tell_with_rank(lines: list[str]) -> None:
-    """Write lines to stderr in one piece, each with this process's rank."""
-    text = "".join(lines).rstrip("\n").replace("\n", f"\n[rank {errors._rank}] ")
-    tell(f"[rank {errors._rank}] {text}")

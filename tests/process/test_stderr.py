@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hpccomm.process.stderr import tell, tell_with_rank
+from hpccomm.process.stderr import tell
 
 from ..launch import clean_environment
 
@@ -30,12 +30,6 @@ def test_a_message_is_one_write_without_buffers_too() -> None:
     program = "from hpccomm.process.stderr import tell\ntell('one\\ntwo')\ntell('three')"
     assert packets(program) == ["one\ntwo\n", "three\n"]
     assert packets("import sys\nprint('one', file=sys.stderr)") == ["one", "\n"]  # what tell is there for
-
-
-def test_each_line_has_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_with_rank(["Traceback:\n", "  a line\n", "Error\n"])
-    said = [line.partition("]")[2] for line in capsys.readouterr().err.splitlines()]
-    assert said == [" Traceback:", "   a line", " Error"]
 
 
 def test_a_closed_stderr_keeps_nobody_from_going_on(monkeypatch: pytest.MonkeyPatch) -> None:
