@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         status: int = importlib.import_module(COMMANDS[parsed.command].module).run(parsed)
-        sys.stdout.flush()
+        if parsed.command != "run":  # whose stream is the program's: None, closed, or without a flush
+            sys.stdout.flush()
     except BrokenPipeError:  # ... | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
         return 128 + signal.SIGPIPE

@@ -7,13 +7,16 @@ import atexit
 import os
 import runpy
 import sys
-from functools import update_wrapper
 from types import TracebackType
 from typing import Any
 
 from .. import errors
-from ..process.excepthook import AbortOnException, end_with
-from .main_module import folder_of, run_code, run_file, run_module
+from ..process.abort import abort
+from ..process.environment import placement
+from ..process.excepthook import AbortOnException, aborts_on_exception, end_with
+from ..process.stderr import tell
+from .at_import import AtImport
+from .main_module import CantOpenError, folder_of, run_code, run_file, run_module
 
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
 
@@ -25,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Run a program of mpi4py as it is, on every rank (mpiexec -n 4 hpccomm run program.py): an exception or a "
         "sys.exit(1) on one rank ends the job, and a hang ends with a verdict: which rank, and where it is."
     )
-    parser.add_argument("--timeout", metavar="SECONDS", help="for each call that waits (HPCCOMM_TIMEOUT; 1800)")
+    parser.add_argument("--timeout", metavar="SECONDS", help="end the job when a call has waited for so long")
     parser.add_argument("--on-timeout", choices=("abort", "warn"), help="end the job, or only say who is late")
     parser.add_argument("--debug-dir", metavar="FOLDER", help="for the reports (HPCCOMM_DEBUG_DIR)")
     parser.add_argument(
@@ -57,12 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None:
             os.environ[f"HPCCOMM_{name.upper()}"] = value
-    hook = _watch(arguments.accelerate, has_hooks=bool(arguments.log or arguments.hook))
-    pid = os.getpid()
+    pid, place = os.getpid(), placement()
+    if place is not None and place.rank is not None:
+        errors.set_rank(place.rank)
+    hook = AbortOnException()
+    at_import = AtImport(lambda: _watch(hook, arguments))
+    at_import.install()
     sys.argv[:] = words
     sys.path[0] = os.getcwd() if arguments.module else "" if arguments.code else folder_of(words[0])
     try:
-        _register_hooks(arguments)
         if arguments.module:
             # pytest warns of packages with plugins that it can't rewrite any more, unless they say this
             sys.modules["hpccomm"].__doc__ = f"{sys.modules['hpccomm'].__doc__}\nPYTEST_DONT_REWRITE\n"
@@ -72,23 +78,28 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             run_file(words[0])
     except SystemExit as end:
-        if os.getpid() == pid:  # not a forked process
+        if os.getpid() == pid and not (at_import.waits and _is_alone()):  # not a forked process
+            at_import.remove()
             end_with(end, "")
         raise
     except BaseException as error:
-        _show(error, hook)
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        if isinstance(error, CantOpenError):
+            status = 2
+            tell(str(error))
+        else:
+            _show(error, hook)
+        if os.getpid() == pid and at_import.waits and not _is_alone() and aborts_on_exception():
+            at_import.remove()
+            abort(status)
+        return status
     return 0
 
 
-def _register_hooks(arguments: argparse.Namespace) -> None:
-    from ..core.late import late
-    from ..debug.hooks import log_operations
-
-    if arguments.log:
-        log_operations(arguments.log)
-    for name in arguments.hook:
-        late(name)()
+def _is_alone() -> bool:
+    """Whether there are no other ranks, which may wait in MPI_Init for this one."""
+    place = placement()
+    return place is None or place.size == 1
 
 
 def _show(error: BaseException, hook: AbortOnException) -> None:
@@ -108,28 +119,21 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
     return None
 
 
-def _watch(accelerates: bool, has_hooks: bool) -> AbortOnException:
-    """Let an error of one rank end all, and watch the calls of communicators; every rank calls this.
-
-    Return what ends all.
-    """
+def _watch(hook: AbortOnException, arguments: argparse.Namespace) -> None:
+    """Let an error of one rank end all, and watch the calls of communicators; every rank calls this."""
     from ..job import mpi_library
 
     mpi = mpi_library.load()
-    # A program may initialise MPI by itself.
-    own = mpi.Init, mpi.Init_thread
-    mpi.Init = update_wrapper(lambda: None, own[0])
-    mpi.Init_thread = update_wrapper(lambda required=mpi.THREAD_MULTIPLE: mpi.Query_thread(), own[1])
     size = mpi.COMM_WORLD.Get_size()
     if size == 1:
         from ..process import alone
 
         alone.check(mpi)
     errors.set_rank(mpi.COMM_WORLD.Get_rank())
-    hook = AbortOnException()
     hook.install(size)
+    has_hooks = bool(arguments.log or arguments.hook)
     if size == 1 and not has_hooks:
-        return hook
+        return
     from ..core.group import ProcessGroup
 
     group = ProcessGroup.on(mpi.COMM_WORLD, name="hpccomm run")
@@ -137,15 +141,25 @@ def _watch(accelerates: bool, has_hooks: bool) -> AbortOnException:
         group.destroy()
         if has_hooks:
             raise SystemExit("hpccomm run: --log and --hook need what HPCCOMM_WATCHDOG=0 turns off")
-        return hook
+        return
     from ..debug import attach
     from . import communicators
 
-    communicators.install(group, accelerates)
+    communicators.install(group, arguments.accelerate)
     if group.settings.keeps_reports or group.settings.trace != "0":
         hook.at_the_end = attach.last_words()
     atexit.register(_leave, group, os.getpid())
-    return hook
+    _register_hooks(arguments)
+
+
+def _register_hooks(arguments: argparse.Namespace) -> None:
+    from ..core.late import late
+    from ..debug.hooks import log_operations
+
+    if arguments.log:
+        log_operations(arguments.log)
+    for name in arguments.hook:
+        late(name)()
 
 
 def _leave(group: Any, pid: int) -> None:

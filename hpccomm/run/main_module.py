@@ -14,6 +14,10 @@ import sys
 from types import ModuleType
 
 
+class CantOpenError(Exception):
+    """The program's file can't be read; the message is what Python itself says."""
+
+
 def folder_of(path: str) -> str:
     """Return what is the first entry of sys.path for ``python PATH``."""
     return _absolute(path) if _holds_main(path) else os.path.dirname(os.path.realpath(path))
@@ -27,8 +31,13 @@ def run_file(path: str) -> None:
         runpy.run_path(path, run_name="__main__")
     else:
         file = _absolute(path)
-        with io.open_code(file) as source:
-            _run_source(source.read(), file, __file__=file)
+        try:
+            with io.open_code(file) as source:
+                text = source.read()
+        except OSError as error:
+            why = f"[Errno {error.errno}] {error.strerror}"
+            raise CantOpenError(f"{sys.executable}: can't open file {file!r}: {why}") from error
+        _run_source(text, file, __file__=file)
 
 
 def run_module(name: str) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from mpi4py import MPI
 
 from hpccomm.debug.trace.files import read as read_traces
+from hpccomm.process.environment import LAUNCHERS
 
-from ..launch import ROOT, launch
+from ..launch import ROOT, clean_environment, launch
 
 pytestmark = pytest.mark.serial
 
@@ -211,6 +214,145 @@ def test_ctrl_c_inside_mpi_ends_the_job(tmp_path: Path) -> None:
     assert "[rank 1] Ctrl-C, inside MPI (most recent call last):" in finished.stderr
     said = "hpccomm: rank 1 is in Allreduce #1 of 'COMM_WORLD' (32 B float64); Ctrl-C ends the job"
     assert said in finished.stderr
+
+
+ENDS = {
+    "it sleeps": ("time.sleep(1000)", r"it (has ended by KeyboardInterrupt at|is in the program at)"),
+    "its program has ended": ("sys.exit()", "it has come to the end of its program"),
+    "it waits for a lock": ("threading.Semaphore(0).acquire()", r"it (has ended by KeyboardInterrupt at|is in the)"),
+    "it is in a call of C": (
+        "ctypes.CDLL(MPI.__file__).MPI_Barrier(ctypes.c_void_p(row.handle))",
+        "it is in the program",
+    ),
+}
+
+
+@pytest.mark.skipif("MPICH" not in MPI.Get_library_version(), reason="Open MPI's launcher kills the ranks after 0.5 s")
+@pytest.mark.parametrize("case", ENDS)
+def test_ctrl_c_in_a_job_that_hangs_has_one_verdict(case: str, tmp_path: Path) -> None:
+    body, said = ENDS[case]
+    program = f"""
+        import ctypes, os, pathlib, signal, sys, threading, time
+        from mpi4py import MPI
+        comm = MPI.COMM_WORLD
+        row = comm.Split(0)
+        def press():
+            while sys._current_frames()[main].f_code.co_name != "Barrier":
+                time.sleep(0.05)
+            time.sleep(0.5)
+            pathlib.Path(sys.argv[1]).mkdir(exist_ok=True)
+            (pathlib.Path(sys.argv[1]) / f"waits{{comm.rank}}").touch()
+            while comm.rank == 0 and not (pathlib.Path(sys.argv[1]) / "waits2").exists():
+                time.sleep(0.05)
+            for process in pids if comm.rank == 0 else ():
+                os.kill(process, signal.SIGINT)
+        main, pids = threading.get_ident(), comm.allgather(os.getpid())
+        if comm.rank == 1:
+            {body}
+        else:
+            threading.Thread(target=press, daemon=True).start()
+            comm.Barrier()
+        """
+    (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    options = ("--debug-dir", tmp_path / "reports", tmp_path / "program.py", tmp_path / "marks")
+    finished = launch(3, sys.executable, "-m", "hpccomm", "run", *options)
+    assert finished.returncode not in (0, 124), finished.stderr
+    assert len(re.findall(r"rank 1 never reached Barrier #3 of 'COMM_WORLD': " + said, finished.stderr)) == 1
+    assert finished.stderr.count("Ctrl-C, inside MPI") == 1
+    ours = ("hpccomm/run", "hpccomm/debug", "hpccomm/cli", "bin/hpccomm", "<frozen")
+    assert not any(each in finished.stderr for each in ours), finished.stderr
+
+
+RC = {
+    "errors": ("errors='fatal'", "assert MPI.COMM_WORLD.Get_errhandler() == MPI.ERRORS_ARE_FATAL"),
+    "threads": ("threads=False", "assert MPI.Query_thread() == MPI.THREAD_SINGLE"),
+    "thread_level": ("thread_level='funneled'", "assert MPI.Query_thread() == MPI.THREAD_FUNNELED"),
+    "initialize": (
+        "initialize=False",
+        "assert not MPI.Is_initialized(); assert MPI.Init_thread(MPI.THREAD_SERIALIZED) == MPI.THREAD_SERIALIZED; "
+        "atexit.register(MPI.Finalize)",  # without which Open MPI's launcher complains
+    ),
+    "initialize and finalize": ("initialize=False, finalize=False", "MPI.Init(); atexit.register(MPI.Finalize)"),
+    "nothing, but imported twice": ("", "del MPI; import mpi4py.MPI; from mpi4py import MPI"),
+}
+
+
+@pytest.mark.parametrize("what", RC)
+def test_what_a_program_sets_in_mpi4py_rc_is_respected(what: str) -> None:
+    given, check = RC[what]
+    code = f"import atexit, mpi4py; mpi4py.rc({given}); from mpi4py import MPI; {check}\n"
+    code += "print(MPI.COMM_WORLD.allreduce(1), type(MPI.COMM_WORLD) is MPI.Intracomm)"
+    finished = launch(2, sys.executable, "-m", "hpccomm", "run", "-c", code)
+    assert (finished.returncode, finished.stdout) == (0, 2 * "2 False\n"), finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("fails", "status", "said"),
+    [
+        ("{}['a']", 1, "KeyError: 'a'"),
+        ("sys.exit(3)", 3, "[rank 1] hpccomm: sys.exit(3) ends the job"),
+        ("import no_such_module", 1, "No module named 'no_such_module'"),
+        ("import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; {}['b']", 1, "KeyError: 'b'"),
+    ],
+)
+def test_who_fails_before_mpi_is_there_ends_those_that_wait_for_it(fails: str, status: int, said: str) -> None:
+    names = [each.rank for each in LAUNCHERS]
+    code = f"import os, sys\nif '1' in [os.environ.get(each) for each in {names}]:\n    {fails}\n"
+    finished = launch(2, sys.executable, "-m", "hpccomm", "run", "-c", code + "from mpi4py import MPI")
+    assert finished.returncode == status, finished.stderr
+    assert said in finished.stderr
+
+
+def alone(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=clean_environment(), check=False
+    )
+
+
+@pytest.mark.parametrize("what", ["no such file", "a folder without a program", "a syntax error", "a link to nothing"])
+def test_what_can_not_be_run_is_as_python_says(what: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    if what == "a folder without a program":
+        program.mkdir()
+    elif what == "a syntax error":
+        program.write_text("print(")
+    elif what == "a link to nothing":
+        program.symlink_to(tmp_path / "nothing")
+    plain, watched = alone(program), alone("-m", "hpccomm", "run", program)
+    assert (watched.returncode, watched.stderr) == (plain.returncode, plain.stderr)
+    assert plain.returncode != 0
+
+
+def test_a_missing_file_on_several_ranks() -> None:
+    finished = launch(2, sys.executable, "-m", "hpccomm", "run", "/no/such/program.py")
+    assert finished.returncode == 2
+    assert "can't open file '/no/such/program.py': [Errno 2] No such file or directory" in finished.stderr
+
+
+STREAMS = {
+    "none": "sys.stdout = None",
+    "closed": "sys.stdout.close()",
+    "the file is closed": "os.close(1)",
+    "without flush and fileno": "sys.stdout = types.SimpleNamespace(write=len)",
+    "stderr too": "sys.stdout = sys.stderr = None",
+    "without fileno": "sys.stdout = types.SimpleNamespace(write=len, flush=int)",
+}
+
+
+@pytest.mark.parametrize(("end", "status"), [("", 0), ("; sys.exit(3)", 3), ("; 1 / 0", 1)])
+@pytest.mark.parametrize("what", STREAMS)
+def test_whatever_becomes_of_the_streams_the_status_is_the_programs(what: str, end: str, status: int) -> None:
+    code = f"import os, sys, types; from mpi4py import MPI; {STREAMS[what]}{end}"
+    plain = alone("-c", code).returncode  # 120 where Python itself can't flush a stream
+    assert plain in (status, 120)
+    assert alone("-m", "hpccomm", "run", "-c", code).returncode in (status, plain)
+
+
+def test_silent_ranks_of_a_job(tmp_path: Path) -> None:
+    ways = [way for way in STREAMS.values() if "types" not in way]  # which Python ends with 120
+    code = f"import os, sys; from mpi4py import MPI\nrank = MPI.COMM_WORLD.rank\nif rank: exec({ways}[rank - 1])"
+    finished = launch(1 + len(ways), sys.executable, "-m", "hpccomm", "run", "-c", code)
+    assert (finished.returncode, finished.stderr) == (0, "")
 
 
 def test_modules_code_and_mistakes() -> None:
