@@ -8,7 +8,7 @@ or gone), ranks that call something else under the same number, or ranks that wa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.operation_list import START
@@ -41,6 +41,8 @@ class Verdict:
         The same in words, and who waits for them.
     standstill : float
         Where every rank is in a call of C, and in none that hpccomm knows: the seconds that all have been; otherwise 0.
+    all_wait : float
+        Where every rank that has not ended waits for others in a call: the seconds that all have; otherwise 0.
 
     Examples
     --------
@@ -52,6 +54,7 @@ class Verdict:
     culprits: list[int] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     standstill: float = field(default=0.0, kw_only=True)
+    all_wait: float = field(default=0.0, kw_only=True)
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -76,7 +79,8 @@ def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
     groups: dict[str, Sequence[int]] = {"": range(size)}
     for report in by_rank.values():
         groups.update({key: each["ranks"] for key, each in report["groups"].items() if "ranks" in each})
-    return _Search(ranks, groups).decide()
+    search = _Search(ranks, groups)
+    return replace(search.decide(), all_wait=search.all_wait())
 
 
 class _Search:
@@ -89,6 +93,8 @@ class _Search:
     def decide(self) -> Verdict:
         waiting = [each for each in self._ranks if each.waits]
         if not waiting and (found := self._standing()).standstill:
+            return found
+        if not waiting and (found := self._not_at_the_end()).culprits:
             return found
         if not waiting:
             lines = ["no rank waits for another one"] if any(each.report for each in self._ranks) else []
@@ -114,10 +120,10 @@ class _Search:
 
     # -- who waits for whom ------------------------------------------------------------------------------
 
-    def _waits_for(self, each: Reported) -> dict[int, Record]:
-        """Return the ranks that a rank waits for, and the operation in which it does."""
+    def _waits_for(self, each: Reported, polls: bool = False) -> dict[int, Record]:
+        """Return the ranks that a rank waits for, and the operation in which it does; where it `polls`, in that."""
         found: dict[int, Record] = {}
-        for record, _ in each.waits:
+        for record in [record for record, _ in each.waits] or (each.polls if polls else []):
             members = self._groups.get(record.group, ())
             if record.is_a_message:
                 others = members if record.peer is None else members[record.peer : record.peer + 1]
@@ -138,14 +144,18 @@ class _Search:
     # -- kinds of culprits ---------------------------------------------------------------------------------
 
     def _absent(self, waiting: list[Reported]) -> Verdict:
-        """Find ranks that wait for nobody."""
+        """Find ranks that wait for nobody; of those that poll, who waits for them may be to blame itself."""
+        found = self._behind(waiting, polls=True)
+        return found if found.culprits or not any(each.polls for each in self._ranks) else self._behind(waiting)
+
+    def _behind(self, waiting: list[Reported], polls: bool = False) -> Verdict:
         missed: dict[int, dict[tuple[Any, ...], Record]] = {}
         pending, seen = list(waiting), {each.rank for each in waiting}
         for each in pending:
-            for rank, record in self._waits_for(each).items():
+            for rank, record in self._waits_for(each, polls).items():
                 if self._is_spare(rank):
                     continue  # it has been in the call that makes the world, as far as it has to be
-                if not self._ranks[rank].waits:
+                if not self._ranks[rank].waits and not (polls and self._ranks[rank].polls):
                     missed.setdefault(rank, {}).setdefault(key_of_operation(record), record)
                 elif rank not in seen:
                     seen.add(rank)
@@ -157,7 +167,8 @@ class _Search:
                 activity = f"each {activity.partition(' ')[2]}"
             for key in keys:
                 record = missed[ranks[0]][key]
-                others = [each for each in waiting if each.is_in(record) and each.rank not in ranks]
+                wait = [each for each in pending if each.is_in(record) or record in each.polls]
+                others = [each for each in wait if each.rank not in ranks]
                 verb = f"{by_number(ranks, 'has', 'have')} not answered" if record.is_a_message else "never reached"
                 found.lines.append(
                     f"{ranks_in_words(ranks)} {verb} {record}: {activity}; {self._who_waits(others, record)}"
@@ -331,6 +342,8 @@ class _Search:
         others = [each for each in self._ranks if each.rank not in places]
         if not places or any(each.report and not each.report.get("left") for each in others) or any(self._tasks()):
             return Verdict()  # there is one that may move, or whose task may take its time
+        if others and len(places) == 1 and all(each.report for each in others):
+            return Verdict()  # those at their end wait for one that may compute
         seconds = min(each.report["stands"] for each in self._ranks if each.report and each.rank in places)
         if seconds < LEAST:
             return Verdict()
@@ -343,6 +356,33 @@ class _Search:
         for each in others:
             found.lines.append(f"rank {each.rank}: {self._activity(each.rank).replace(' without that', '')}")
         return found
+
+    def _not_at_the_end(self) -> Verdict:
+        """Find the ranks for which others wait at the end of their programs."""
+        at_the_end = [each.rank for each in self._ranks if each.report and each.report.get("left")]
+        others = [each for each in self._ranks if each.rank not in at_the_end and not self._is_spare(each.rank)]
+        if not at_the_end or any(each.report and each.report.get("ended") for each in others):
+            return Verdict()
+        found = Verdict([each.rank for each in others])
+        for activity, ranks in ranks_by_value((each.rank, self._activity(each.rank)) for each in others).items():
+            waits = f"{ranks_in_words(at_the_end)} {by_number(at_the_end, 'waits', 'wait')} at the end of the program"
+            found.lines.append(f"{waits} for {ranks_in_words(ranks)}: {activity}")
+        return found
+
+    def all_wait(self) -> float:
+        """Return the seconds for which every rank that has not ended has waited in a call; 0 where one may move."""
+        waited = []
+        for each in self._ranks:
+            if (each.report is None and self._has_ended(each.rank)) or (each.report and each.report.get("left")):
+                continue
+            if not each.waits or each.report is None or each.report.get("tasks") or each.report.get("has_threads"):
+                return 0.0
+            waited.append(max(wait.seconds for wait in each.waits))
+        return min(waited, default=0.0)
+
+    def _has_ended(self, rank: int) -> bool:
+        states = {(other.report or {}).get("neighbours", {}).get(str(rank)) for other in self._ranks}
+        return bool(states & {"dead", "ended"})
 
     # -- words -----------------------------------------------------------------------------------------------
 
@@ -383,6 +423,9 @@ class _Search:
         return bool((self._ranks[rank].report or {}).get("spare"))
 
     def _who_waits(self, others: list[Reported], record: Record) -> str:
+        if record in others[0].polls:
+            asks = f"{by_number(others, 'asks', 'ask')} for it again and again"
+            return f"{ranks_in_words(each.rank for each in others)} {asks} at {record.where}"
         waits = [wait for each in others for wait in each.waits if wait.record.number == record.number]
         places = places_in_words(wait.record.where for wait in waits)
         seconds = max((wait.seconds for wait in waits), default=0.0)

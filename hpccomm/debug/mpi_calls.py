@@ -46,6 +46,7 @@ STARTED_MESSAGES = {
     "recv": "Irecv irecv",
     "sendrecv": "Isendrecv Isendrecv_replace",
 }
+POLLS = ("Iprobe", "Improbe", "iprobe", "improbe")  # the ranks make none of these together
 PERSISTENT_MESSAGES = {
     "send": "Send_init Ssend_init Bsend_init Rsend_init Psend_init",
     "recv": "Recv_init Precv_init",
@@ -90,4 +91,6 @@ def spec_of(name: str) -> OperationSpec | None:
     """Return the facts of an operation of hpccomm, or of what a call of MPI is like; None if it is neither."""
     if name == TASK.name:
         return TASK
+    if name in POLLS:
+        return OPERATIONS["recv"]
     return OPERATIONS.get(name.removesuffix(START)) or CALLS.get(name)

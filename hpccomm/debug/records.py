@@ -125,7 +125,7 @@ class Record:
         sizes = f" ({size_in_words(self.nbytes)} {self.dtype})" if self.dtype else ""
         if self.name == TASK.name:
             sizes = f" ({self.details})"
-        number = f" #{self.number}" if spec_of(self.name) is not None and not self.is_awaited else ""
+        number = f" #{self.number}" if self.number and spec_of(self.name) is not None else ""
         return f"{self.called or self.name}{number} of {self.group_name!r}{sizes}"
 
 

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from ..core.group import ProcessGroup
-from ..core.operation_list import MESSAGES
+from ..core.operation_list import MESSAGES, OPERATIONS
 from ..process.proc import ENDED, of_process
 from . import held, stacks
+from .culprits import LEAST
 from .folder import Folder, read_text
 from .groups_seen import groups, key_of, made_at, ranks_of, works_in_flight
 from .mailbox import Mailbox
+from .mpi_calls import spec_of
 from .past import past
 from .records import Record, key_of_operation
 from .sources import SOURCES
@@ -93,8 +95,8 @@ class Reporter:
         me = threading.get_ident()
         operations, left, spare, seen = [], False, False, set()
 
-        def add(record: Record, seconds: float, waits: bool) -> None:
-            operations.append({**record.as_dict(), "seconds": seconds, "waits": waits})
+        def add(record: Record, seconds: float, waits: bool, polls: bool = False) -> None:
+            operations.append({**record.as_dict(), "seconds": seconds, "waits": waits, "polls": polls})
 
         for call in stacks.calls_in_flight(exactly=True):
             if call.record.name == "leave":
@@ -111,9 +113,17 @@ class Reporter:
                 waits = call.key in elapsed  # the program asks for it, or has a Future
                 call.record.where = line if waits else ""
                 add(call.record, elapsed.get(call.key, 0.0), waits)
-        for record in (each for source in SOURCES for each in source.in_flight()):
-            if key_of_operation(record) not in seen:
-                add(record, 0.0, waits=False)
+        stands = self.standstill()
+        begun = [each for source in SOURCES for each in source.in_flight() if key_of_operation(each) not in seen]
+        polled = [each for each in begun if spec_of(each.name) is not OPERATIONS["send"]] or begun
+        if seen or stands >= LEAST or not stacks.asks_again_and_again():
+            polled = []
+        for record in begun:
+            record.where = line if record in polled else ""
+            add(record, 0.0, waits=False, polls=record in polled)
+        for record in (each for source in SOURCES for each in source.polls()):
+            record.where = line
+            add(record, 0.0, waits=False, polls=True)
         return {
             "version": VERSION,
             "rank": self.rank,
@@ -123,10 +133,11 @@ class Reporter:
             "time": time.time(),
             "reason": reason,
             "program": f"{line} in {function}" if line else "",
-            "stands": self.standstill(),
+            "stands": stands,
+            "has_threads": len(stacks.threads_of_the_program()) > 1,
             "left": left,
             "spare": spare,
-            "ended": ended,
+            "ended": ended or stacks.exception_that_ends(),
             "operations": operations,
             "tasks": [{**record.as_dict(), "seconds": seconds} for record, seconds in stacks.tasks_in_flight()],
             "groups": {key_of(group): _group(group) for group in groups()}
@@ -260,6 +271,10 @@ class Reporter:
     def conclude(self, text: str) -> None:
         """Write the verdict into the folder."""
         self.folder.put(self._verdict, text + "\n")
+
+    def has_all_neighbours(self) -> bool:
+        """Whether all other ranks of this node are there."""
+        return not {"dead", "ended"} & set(self._neighbours().values())
 
     @property
     def _verdict(self) -> str:

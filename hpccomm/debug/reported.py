@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..core.backend import FastPath
@@ -34,6 +35,12 @@ class Reported:
     report: Mapping[str, Any] | None
     waits: list[Wait]
     _past: dict[str, dict[int, list[Any]]] = field(default_factory=dict)
+
+    @cached_property
+    def polls(self) -> list[Record]:
+        """The receives that it asks for again and again, without a call that waits."""
+        entries = () if self.report is None or self.waits else self.report["operations"]
+        return [record_from(each) for each in entries if each.get("polls")]
 
     def is_in(self, record: Record) -> bool:
         """Whether it waits in the same operation, or may do so, as while the GIL is held."""

@@ -23,6 +23,7 @@ class Source(NamedTuple):
     codes: Collection[CodeType]  # the functions
     record_of: Callable[[FrameType, str], Record | None]  # of a frame's call, given its line; None if it is not known
     in_flight: Callable[..., Iterable[Record]]  # what has begun, and has not ended; of these requests, if any is known
+    polls: Callable[[], Iterable[Record]]  # receives that the program asks for again and again; asked once a second
     groups: Callable[[], Mapping[str, dict[str, Any]]]  # what reports say of sets of ranks, by the key in records
     register_hook: Callable[[Hook], RemovableHandle]  # which sees the calls from now on
 

@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -31,6 +32,7 @@ from ..core.persistent_work import PersistentWork
 from ..core.timeouts import KEEP_TIME, as_seconds
 from ..core.work import Work
 from ..job.reserve import Reserve
+from ..process.excepthook import AbortOnException
 from .mpi_calls import spec_of
 from .records import Record, describe, key_of_operation
 from .sources import LONGEST_TEXT, SOURCES, Source, named_in, text_of_call
@@ -39,6 +41,8 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 DEBIANS = "/dist-packages/"  # libraries of Debian, which a virtual environment may use, too
 ASSIGNS = dis.opmap["STORE_SUBSCR"]
+JUMPS = {*dis.hasjrel, *dis.hasjabs}
+TESTS = {f"{first}est{which}" for first in "Tt" for which in ("", "all", "any", "some")} | {"Get_status", "get_status"}
 OWN_THREADS = "hpccomm-"  # how their names begin
 
 # The frames that show an operation: the door, the method before it (the only one of a fast operation), waits.
@@ -50,6 +54,7 @@ METHODS: dict[CodeType, str] = {
 }
 POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
+ABORTS = AbortOnException.__call__.__code__
 SPARE = Reserve.wait.__code__  # a spare waits for its call
 # Of an executor, and of Python's Futures, in whose functions the Futures are `fs`.
 WAITS_FOR_TASKS, WAITS_FOR_FUTURES = ("result", "exception", "wait"), ("wait", "as_completed")
@@ -355,11 +360,16 @@ def program_line(frame: FrameType) -> str:
 
 
 def line_of(frame: FrameType) -> str:
-    """Return a frame's file and line; below the working directory the path is relative."""
+    """Return a frame's file and line."""
+    return f"{file_of(frame)}:{frame.f_lineno}"
+
+
+def file_of(frame: FrameType) -> str:
+    """Return a frame's file; below the working directory the path is relative."""
     file = frame.f_code.co_filename
     with contextlib.suppress(OSError):  # it has been removed
         file = file.removeprefix(os.getcwd() + os.sep)
-    return f"{file}:{frame.f_lineno}"
+    return file
 
 
 def place_in_program() -> tuple[str, str]:
@@ -375,6 +385,27 @@ def place_in_program() -> tuple[str, str]:
         text += " = ..."
     function = f"{frame.f_code.co_name}, in {text}" if "(" in text or "[" in text else frame.f_code.co_name
     return line_of(frame), f"{function}{_exception_of_the_main_thread()}"
+
+
+def asks_again_and_again() -> bool:
+    """Whether the main thread is in a loop, in a function, that asks for requests without waiting for them."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None or not TESTS & set(frame.f_code.co_names):
+        return False
+    steps = list(dis.get_instructions(frame.f_code))
+    asked = [each.offset for each in steps if each.argval in TESTS]
+    loops = [(each.argval, each.offset) for each in steps if each.opcode in JUMPS and each.argval <= each.offset]
+    return any(first <= frame.f_lasti <= last and any(first <= at <= last for at in asked) for first, last in loops)
+
+
+def exception_that_ends() -> str:
+    """Return ``"by KeyboardInterrupt at train.py:88"`` while the main thread prints it, at the end of the program."""
+    for frame in _outward(sys._current_frames().get(threading.main_thread().ident or 0)):
+        if frame.f_code is ABORTS:
+            trace = traceback.walk_tb(frame.f_locals.get("trace"))
+            places = [f"{file_of(each)}:{line}" for each, line in trace if _is_of_the_program(each)]
+            return f"by {frame.f_locals['kind'].__name__}{' at ' * bool(places)}{''.join(places[-1:])}"
+    return ""
 
 
 def line_in_program() -> str:

@@ -234,6 +234,12 @@ def _watch_ctrl_c() -> None:
     threading.Thread(target=wait, name="hpccomm-ctrl-c", daemon=True).start()
 
 
+def listen_to_sigterm() -> None:
+    """Let SIGTERM, too, be answered by the watchdog of this process."""
+    if _started is not None:
+        _started._signals.listen_to(signal.SIGTERM)
+
+
 def configure(agreed: Settings, processes: dict[int, int]) -> None:
     """Give the watchdog the settings that all ranks agree on, and the processes of this node."""
     if _started is not None:

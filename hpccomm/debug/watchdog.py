@@ -17,16 +17,18 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from ..core.ending import SHORTEST_MEETING
+from ..core.group import ProcessGroup
 from ..core.options import DEFAULT_TIMEOUT
 from ..core.timeouts import as_seconds, keeps_time
 from ..errors import DistError
 from ..process import settings, stderr
-from ..process.printed import let_go_of_output, let_launcher_read
+from ..process.printed import launchers_stderr, let_go_of_output, let_launcher_read
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import tell
 from . import stacks
@@ -47,6 +49,9 @@ PATIENCE = 5.0  # seconds for the reports of the others
 FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node, or of `hpccomm debug --job`
 POLLED_WITHIN = 10.0  # seconds since a program has last been seen asking for a Work that has not ended
 PATIENCE_WITH_PYTHON = 1.0  # seconds that KeyboardInterrupt may take
+IF_ALL_WAIT = "abort if all wait"  # an `on_timeout` of the groups of `hpccomm run`, where the user asks for none
+PATIENCE_AFTER_SIGTERM = 0.5  # for reports: launchers send SIGKILL a second later
+MAIN_MODULE = os.path.join("hpccomm", "run", "main_module.py")
 JUDGES = 3  # ranks that ask where the others are when they themselves are in a call of C for long, one after the other
 STATUS = 124  # of a job that is ended: as `timeout` does it
 
@@ -61,6 +66,7 @@ class _Observed:
     begun: dict[str, int]  # operations that the process had begun at the first, by the key of their group
     has_warned: bool = False
     has_timed_out: bool = False
+    asks_again_at: float = math.inf  # where the job goes on because a rank may only be slow
 
 
 class Watchdog:
@@ -73,10 +79,8 @@ class Watchdog:
         self.has_stopped = False
         self._looked_for_questions = time.monotonic()
         self._timeout_of_init = DEFAULT_TIMEOUT.total_seconds()
-        self._has_limit = False  # that the user has set
         with contextlib.suppress(ValueError):  # raised on every rank by those who agree on the settings
-            given = settings.read().timeout
-            self._timeout_of_init, self._has_limit = given or self._timeout_of_init, given is not None
+            self._timeout_of_init = settings.read().timeout or self._timeout_of_init
         self._standing = Standing()
         self._asks_from = 0.0  # seconds of standing from which on this rank asks where the others are
         reporter.standstill = self._standing.seconds
@@ -98,7 +102,7 @@ class Watchdog:
                 came = {number: read for number, (read, _) in signals.pipes.items() if read in events}
                 if signal.SIGINT in came:
                     os.read(came[signal.SIGINT], 1 << 16)
-                    end_on_ctrl_c(self.reporter.rank)
+                    end_on_ctrl_c(self.reporter.rank, self._tell_once)
                 if signal.SIGTERM in came:
                     self._end_on_sigterm()
                 self.look(time.monotonic())
@@ -151,6 +155,8 @@ class Watchdog:
     def look(self, now: float) -> None:
         """Look at the calls in flight, and warn of those that take too long, or end the job."""
         identify_groups()
+        for source in SOURCES:
+            source.polls()
         begun = {key_of(group): group.sequence_number + group.message_number for group in groups()}
         for call in self._in_flight():
             observed = self._seen.get(call.key)
@@ -187,7 +193,9 @@ class Watchdog:
         if elapsed > limit and not observed.has_timed_out:
             observed.has_timed_out = True
             self._time_out(observed, elapsed)
-        elif elapsed > max(WARN_AFTER, limit / 10) and not observed.has_warned:
+        elif now > observed.asks_again_at:
+            self._ask_again(observed, now)
+        elif elapsed > max(WARN_AFTER, limit / 10) and not observed.has_warned and call.record.name != "leave":
             observed.has_warned = True
             tell(
                 f"hpccomm: rank {self.reporter.rank}: {call.record} at {call.record.where} has been in flight for "
@@ -197,7 +205,7 @@ class Watchdog:
     def _judge_standstill(self, stands: float) -> None:
         """End the job, or tell, where every rank is in a call of C that hpccomm can't see into, for the time limit.
 
-        One may compute there for longer: without a limit that the user has set this is only told.
+        One may compute there for longer: this is only told, unless the user wants the time limit to end the job.
         """
         group, reporter = SOURCES[0].group, self.reporter
         limit = as_seconds(group.timeout)
@@ -212,9 +220,9 @@ class Watchdog:
             return
         self._asks_from = math.inf
         reporter.conclude("\n".join(found.lines))
-        ends = self._has_limit and group.on_timeout != "warn"
+        ends = group.on_timeout in ("abort", "raise")
         try:
-            self._tell_end([*found.lines, self._where_reports_are()], group.on_timeout, ends)
+            self._tell_end([*found.lines, self._where_reports_are()], group, ends)
         finally:
             if ends:
                 self._end()
@@ -236,40 +244,72 @@ class Watchdog:
         call, reporter = observed.call, self.reporter
         action = "abort" if call.group is None else call.group.on_timeout
         ends = action == "abort" or (action == "raise" and call.work is None and not call.can_raise)
-        after = f"has not ended within {duration(elapsed)} (rank {reporter.rank})"
-        what = f"{call.record} at {call.record.where} {after}"
+        what = self._has_not_ended(call, elapsed)
         try:
             same = (each for each in stacks.calls_in_flight(exactly=True) if each.key[:2] == call.key[:2])
-            exact = next(same, call)
-            what = f"{exact.record} at {exact.record.where} {after}"
+            what = self._has_not_ended(next(same, call), elapsed)
             if reporter.claim(elapsed):
-                lines = [what, *self.inquire().lines, self._where_reports_are()]
+                found = self.inquire()
+                lines = [what, *found.lines, self._where_reports_are()]
+                ends = ends or (action == IF_ALL_WAIT and found.all_wait > self._limit(call) / 2)
+                if action == IF_ALL_WAIT and not ends:
+                    observed.asks_again_at = time.monotonic() + self._limit(call)
                 if ends and _has_gone_on(call):
                     ends = False
                     lines.append("it has ended while the ranks were asked: the job goes on")
-                self._tell_end(lines, action, ends)
+                self._tell_end(lines, call.group, ends)
             else:  # another rank gives the verdict, and ends the job, unless its own call has gone on
                 self._wait_for_the_verdict(2 * PATIENCE + FOLDER_PERIOD, until_it_is_there=not ends)
                 ends = ends and not _has_gone_on(call)
                 if ends:
-                    self._tell_end([what, *reporter.conclusion().splitlines()], action, ends)
+                    self._tell_end([what, *reporter.conclusion().splitlines()], call.group, ends)
         except OSError as error:
-            self._tell_end([what, f"reports can't be written: {error}"], action, ends)
+            self._tell_end([what, f"reports can't be written: {error}"], call.group, ends)
         except Exception as error:
-            self._tell_end([what, f"there is no verdict: {type(error).__name__}: {error}"], action, ends)
+            self._tell_end([what, f"there is no verdict: {type(error).__name__}: {error}"], call.group, ends)
         finally:
             if ends:
                 self._end()
+
+    def _has_not_ended(self, call: CallInFlight, elapsed: float) -> str:
+        if call.record.name == "leave":
+            return f"rank {self.reporter.rank} has waited at the end of its program for {duration(elapsed)}"
+        after = f"has not ended within {duration(elapsed)} (rank {self.reporter.rank})"
+        return f"{call.record} at {call.record.where} {after}"
+
+    def _ask_again(self, observed: _Observed, now: float) -> None:
+        """End the job if every rank waits by now; this rank has said that one may only be slow."""
+        limit = self._limit(observed.call)
+        found = verdict(self._reports("timeout"), self.reporter.size)
+        observed.asks_again_at = now + limit - found.all_wait
+        if found.all_wait <= limit / 2 or not self.reporter.claim(found.all_wait) or _has_gone_on(observed.call):
+            return
+        try:
+            self.reporter.conclude("\n".join(found.lines))
+            self._tell_end([*found.lines, self._where_reports_are()], observed.call.group, ends=True)
+        finally:
+            self._end()
 
     def _where_reports_are(self) -> str:
         folder = self.reporter.folder.places[0]
         return f"the reports of the ranks are in {folder}; `hpccomm debug {folder}` shows this again"
 
-    def _tell_end(self, lines: list[str], action: str, ends: bool) -> None:
+    def _tell_end(self, lines: list[str], group: ProcessGroup | None, ends: bool) -> None:
+        action = "abort" if group is None else group.on_timeout
+        is_of_run = any(group is None or group.timeout == source.group.timeout for source in SOURCES)
         if ends:
-            why = "" if action == "abort" else ", because a blocking call of MPI can't be interrupted"
-            lines.append(f"the job ends with status {STATUS} (on_timeout={action!r}{why})")
-            lines.append("timeout= of the group, or HPCCOMM_TIMEOUT in seconds, allows more time")
+            why = ", because a blocking call of MPI can't be interrupted" if action == "raise" else ""
+            why = f"--on-timeout abort{why}" if is_of_run else f"on_timeout={action!r}{why}"
+            why = "every rank waits" if action == IF_ALL_WAIT else why
+            lines.append(f"the job ends with status {STATUS} ({why})")
+            how = (
+                "hpccomm run --timeout SECONDS"
+                if is_of_run
+                else "timeout= of the group, or HPCCOMM_TIMEOUT in seconds,"
+            )
+            lines.append(f"{how} allows more time")
+        elif action == IF_ALL_WAIT:
+            lines.append("the job goes on, because a rank may only be slow: hpccomm run --timeout SECONDS ends it")
         tell("\n".join(f"hpccomm: {line}" for line in lines), stderr.uncaptured() if ends else None)
 
     def inquire(self) -> Verdict:
@@ -322,10 +362,38 @@ class Watchdog:
         finally:
             _end_at(when)
 
+    def _tell_once(self, where: str, patience: float, stream: TextIO | None = None) -> None:
+        """Tell where this rank is, and the verdict, if this rank is the first that does so at the end of the job."""
+        try:
+            if not self.reporter.claim(2 * PATIENCE_WITH_PYTHON):
+                self._wait_for_the_verdict(patience, until_it_is_there=True)
+                return
+            found = verdict(self.reporter.reports("the end", self.elapsed(), patience), self.reporter.size)
+            tell("\n".join([where, *(f"hpccomm: {line}" for line in found.lines)]), stream)
+            self.reporter.conclude("\n".join(found.lines))
+        except OSError:  # no folder can be written to
+            tell(where, stream)
+
+    def _tell_of_sigterm(self) -> None:
+        waits = [each.call.record for each in self._seen.values() if not each.call.is_polled]
+        if not waits:  # this rank may be the one that the others wait for
+            self._wait_for_the_verdict(PATIENCE_AFTER_SIGTERM, until_it_is_there=True)
+            return
+        where = "at the end of its program" if waits[0].name == "leave" else f"in {waits[0]}"
+        with launchers_stderr() as stream:
+            where = f"hpccomm: rank {self.reporter.rank} is {where}; SIGTERM ends the job"
+            self._tell_once(where, PATIENCE_AFTER_SIGTERM, stream)
+        let_launcher_read()
+
     def _end_on_sigterm(self) -> None:
-        """Leave a report on SIGTERM, and end as without a watchdog."""
+        """Leave a report on SIGTERM, and end as without a watchdog; under `hpccomm run` with a verdict.
+
+        Open MPI's launcher passes on Ctrl-C so. It also ends the others so when a rank has died, which needs no words.
+        """
         try:
             self.look(time.monotonic())
+            if SOURCES and self.reporter.has_all_neighbours():
+                self._tell_of_sigterm()
             if self._seen:
                 self.reporter.write("SIGTERM", self.elapsed(), self.reporter.question())
             save(self.reporter.folder.places[0])
@@ -337,18 +405,21 @@ class Watchdog:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def end_on_ctrl_c(rank: int) -> None:
+def end_on_ctrl_c(rank: int, say: Callable[[str, float], None] = lambda where, _: tell(where)) -> None:
     """End the job, and tell where this rank is, if MPI has the main thread and keeps Python from KeyboardInterrupt."""
     main = threading.main_thread().ident or 0
     stuck_in = stacks.call_of_thread(main)
     time.sleep(PATIENCE_WITH_PYTHON)
     now = stacks.call_of_thread(main)
-    if stuck_in is None or now is None or now.key != stuck_in.key:
+    if stuck_in is None or now is None or now.key != stuck_in.key or now.record.name == "leave":
         return
     lines = [f"[rank {rank}] Ctrl-C, inside MPI (most recent call last):"]
-    for entry in traceback.format_stack(sys._current_frames()[main]):
-        lines += [f"[rank {rank}] {line}" for line in entry.rstrip().splitlines()]
-    tell("\n".join([*lines, f"hpccomm: rank {rank} is in {now.record}; Ctrl-C ends the job"]))
+    entries = traceback.extract_stack(sys._current_frames()[main])
+    begins = [place for place, entry in enumerate(entries) if entry.filename.endswith(MAIN_MODULE)][-1:]  # hpccomm run
+    for entry in entries[sum(begins) :]:
+        if not entry.filename.startswith((stacks.PACKAGE, "<frozen")):
+            lines += [f"[rank {rank}] {line}" for line in "".join(traceback.format_list([entry])).rstrip().splitlines()]
+    say("\n".join([*lines, f"hpccomm: rank {rank} is in {now.record}; Ctrl-C ends the job"]), PATIENCE)
     let_launcher_read()
     take_names_away(MAPPED_LATER)
     os._exit(128 + signal.SIGINT)
@@ -372,8 +443,13 @@ def _end_at(when: float) -> NoReturn:
 
 
 def _has_no_limit(call: CallInFlight) -> bool:
-    """Whether a rank waits at the end of its program, as a spare, or for a task: the others may compute for hours."""
-    return call.record.name in ("leave", "spare") or call.record.is_awaited
+    """Whether a rank waits as a spare, for a task, or, but under `hpccomm run`, at the end of its program.
+
+    The others may compute for hours.
+    """
+    if call.record.name == "leave":
+        return all(source.group is not call.group for source in SOURCES)
+    return call.record.name == "spare" or call.record.is_awaited
 
 
 def _has_gone_on(call: CallInFlight) -> bool:

@@ -10,6 +10,8 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Iterator
+from typing import TextIO
 
 LONGEST_WAIT = 1.0  # seconds
 
@@ -23,6 +25,20 @@ def let_launcher_read() -> None:
             while _unread(stream.fileno()) and time.monotonic() < give_up:
                 time.sleep(0.01)
     time.sleep(0.1)  # from mpiexec's agent on this node to mpiexec itself
+
+
+@contextlib.contextmanager
+def launchers_stderr() -> Iterator[TextIO | None]:
+    """Give the stderr of Open MPI's launcher, which does not read from the ranks any more after Ctrl-C; or None."""
+    stream = None
+    if "PRTE_LAUNCHED" in os.environ:
+        with contextlib.suppress(OSError):  # it is gone, or its stderr is a socket
+            stream = open(f"/proc/{os.getppid()}/fd/2", "w", encoding="utf-8")  # noqa: SIM115
+    try:
+        yield stream
+    finally:
+        if stream is not None:
+            stream.close()
 
 
 def let_go_of_output() -> None:

@@ -18,8 +18,8 @@ from .communicators import Seen, plain
 class AcceleratedCalls:
     """The groups of the watched communicators: each is made by the first large reduction, which all ranks call."""
 
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
+    def __init__(self, parent: ProcessGroup) -> None:
+        self._parent = parent  # whose time limit is theirs
         self._of: weakref.WeakKeyDictionary[Seen, ProcessGroup] = weakref.WeakKeyDictionary()
 
     def accelerating(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +41,8 @@ class AcceleratedCalls:
             group = self._of.get(comm._seen)
             if group is None:
                 seen = comm._seen
-                self._of[seen] = group = ProcessGroup.on(plain(comm), name=seen.name, timeout=self._timeout)
+                self._of[seen] = group = ProcessGroup.on(plain(comm), name=seen.name, timeout=self._parent.timeout)
+                group.on_timeout = self._parent.on_timeout
             step = route(group, *arguments)
             getattr(group, step.operation)(*step.arguments)
             return None

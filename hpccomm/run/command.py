@@ -7,6 +7,7 @@ import atexit
 import os
 import runpy
 import sys
+import threading
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..process.stderr import tell
 from .at_import import AtImport
 from .main_module import CantOpenError, folder_of, run_code, run_file, run_module
 
+LONGEST_GOODBYE = 5.0  # seconds after Ctrl-C for the other ranks to end the job
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
 
 
@@ -26,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hpccomm run [options] program.py [arguments]   (or -m module [arguments], or -c code [arguments])"
     parser.description = (
         "Run a program of mpi4py as it is, on every rank (mpiexec -n 4 hpccomm run program.py): an exception or a "
-        "sys.exit(1) on one rank ends the job, and a hang ends with a verdict: which rank, and where it is."
+        "sys.exit(1) on one rank ends the job, and of a hang there is a verdict: which rank, and where it is."
     )
     parser.add_argument("--timeout", metavar="SECONDS", help="end the job when a call has waited for so long")
     parser.add_argument("--on-timeout", choices=("abort", "warn"), help="end the job, or only say who is late")
@@ -143,8 +145,12 @@ def _watch(hook: AbortOnException, arguments: argparse.Namespace) -> None:
             raise SystemExit("hpccomm run: --log and --hook need what HPCCOMM_WATCHDOG=0 turns off")
         return
     from ..debug import attach
+    from ..debug.watchdog import IF_ALL_WAIT
     from . import communicators
 
+    wants_the_end = arguments.timeout is not None or bool(os.environ.get("HPCCOMM_ON_TIMEOUT", "").strip())
+    if not group.comm.bcast(wants_the_end):
+        group.on_timeout = IF_ALL_WAIT
     communicators.install(group, arguments.accelerate)
     if group.settings.keeps_reports or group.settings.trace != "0":
         hook.at_the_end = attach.last_words()
@@ -167,4 +173,10 @@ def _leave(group: Any, pid: int) -> None:
     from mpi4py import MPI
 
     if os.getpid() == pid and not MPI.Is_finalized():
-        group.leave(tells=False)
+        try:
+            group.leave(tells=False)
+        except KeyboardInterrupt:  # the ranks that wait for this one inside MPI end the job, and say that it is here
+            timer = threading.Timer(LONGEST_GOODBYE, os._exit, (130,))
+            timer.daemon = True
+            timer.start()
+            group.leave(tells=False)

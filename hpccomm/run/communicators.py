@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import inspect
+import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from ..core.timeouts import as_seconds
+from ..debug import start
 from ..debug.groups_seen import key_from
-from ..debug.mpi_calls import CALLS, DUPLICATING, MAKING, STARTS
+from ..debug.mpi_calls import CALLS, DUPLICATING, MAKING, POLLS, STARTS
 from ..debug.records import Record
 from ..debug.sources import SOURCES, Source
 from ..job.failures import ranks_in_the_job
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 REMEMBERED = 8  # names of collectives, for reports
 IN_FLIGHT = 64  # requests of a communicator
+POLLED_WITHIN = 2.0  # seconds
+MOST_POLLS = 16  # sources and tags that a report has, of the probes of a communicator
 PREDEFINED = ("COMM_WORLD", "COMM_SELF")
 BUFFERS = ("sendbuf", "buf", "recvbuf")
 CLASSES = (MPI.Intracomm, MPI.Cartcomm, MPI.Graphcomm, MPI.Distgraphcomm, MPI.Intercomm)
@@ -49,6 +52,8 @@ class Seen:
         self.collectives = self.messages = 0
         self.names: deque[str | tuple[str, Any]] = deque(maxlen=REMEMBERED)  # of the last collectives; with the root
         self.requests: deque[Started] = deque(maxlen=IN_FLIGHT)
+        self.polled: set[Polled] = set()
+        self.polled_before: set[Polled] = set()
         _made[ranks] += 1
         self._edition = _made[ranks]
         SEEN.add(self)
@@ -91,10 +96,13 @@ def _passed(number: int, called: str | tuple[str, Any]) -> list[Any]:
 Started: TypeAlias = tuple[Any, ...]
 KEPT = {True: "({0}.dtype, {0}.size) if type({0}) is _ndarray else None, "}  # of a buffer
 
+Polled: TypeAlias = tuple[str, Any, Any]  # a probe that has found nothing, its source and its tag
+
 Wrapping: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]  # of a method and its name
 
 SEEN: weakref.WeakSet[Seen] = weakref.WeakSet()
 MADE: list[Callable[[Any, Seen], None]] = []  # who wants to know of each new communicator, on every rank of it
+_polls_from = 0.0  # when those have begun that are still collected
 _made: Counter[tuple[int, ...]] = Counter()
 
 # The methods, each compiled with the parameters of mpi4py's: taking any arguments would cost three times as much.
@@ -114,6 +122,12 @@ BODIES = {
     "message": """
     self._seen.messages += 1
     return _call(self, {arguments})
+""",
+    "poll": """
+    _found = _call(self, {arguments})
+    if not _found:
+        self._seen.polled.add(({name!r}, source, tag))
+    return _found
 """,
     "started collective": """
     _seen = self._seen
@@ -190,7 +204,8 @@ def _compiled(kind: str, name: str, call: Callable[..., Any]) -> FunctionType:
     file = f"{__file__} <{name}>"  # which has no lines that a traceback could show
     exec(compile(f"def {name}(self{head}):{body}", file, "exec"), names)
     method: FunctionType = names[name]
-    CODES.add(method.__code__)
+    if name not in POLLS:  # which don't wait
+        CODES.add(method.__code__)
     return method
 
 
@@ -264,10 +279,10 @@ def _counting(base: type[MPI.Comm], wrapped: Wrapping) -> dict[str, FunctionType
     """Return the methods that count the calls of a class of communicators, and do what `wrapped` makes of its own."""
     methods = {}
     for name in dir(base):
-        if name != "Create_group" and name not in CALLS:
+        if name != "Create_group" and name not in CALLS and name not in POLLS:
             continue
         call = getattr(base, name)
-        is_numbered = name != "Create_group"  # of which the other ranks hear nothing
+        is_numbered = name in CALLS  # of the others other ranks hear nothing
         method = _compiled(_kind(name), name, wrapped(name, call) if is_numbered else call)
         method.__qualname__, method.__doc__ = f"{base.__name__}.{name}", call.__doc__
         method.__dict__["__wrapped__"] = call
@@ -279,6 +294,8 @@ def _kind(name: str) -> str:
     """Return which of the bodies a call has."""
     if name == "Create_group":
         return "making of some"
+    if name in POLLS:
+        return "poll"
     if name in DUPLICATING:
         return "duplicating"
     if name in MAKING:
@@ -332,7 +349,8 @@ def install(group: ProcessGroup, accelerates: bool = False) -> None:
         setattr(MPI, name, watched(getattr(MPI, name), name))
     MPI.Prequest = Prequest  # type: ignore[misc]
     copyreg.pickle(MPI.Intracomm, _reduce)  # its own method would name an object that MPI has no more
-    SOURCES.append(Source(group, CODES, record_of, requests_in_flight, _facts, _register_hook))
+    start.listen_to_sigterm()
+    SOURCES.append(Source(group, CODES, record_of, requests_in_flight, polls, _facts, _register_hook))
 
 
 LAYERS: list[Wrapping] = []  # what is done around each call of mpi4py's, the innermost first
@@ -367,7 +385,7 @@ def _layers(group: ProcessGroup, accelerates: bool) -> list[Wrapping]:
     if accelerates:
         from .accelerated import AcceleratedCalls
 
-        layers.append(AcceleratedCalls(as_seconds(group.timeout)).accelerating)
+        layers.append(AcceleratedCalls(group).accelerating)
     if group.settings.debug == "DETAIL":
         from .compared import ComparedCalls
 
@@ -430,6 +448,23 @@ def requests_in_flight(only: Sequence[object] = ()) -> list[Record]:
                 if any(request is one for one in only):
                     named.append(records[-1])
     return named or records
+
+
+def polls() -> list[Record]:
+    """Return the probes of the last seconds that have found nothing; this is called about once a second."""
+    global _polls_from
+    is_later = time.monotonic() > _polls_from + POLLED_WITHIN
+    _polls_from = time.monotonic() if is_later else _polls_from
+    records = []
+    for seen in list(SEEN):
+        if is_later:
+            seen.polled_before, seen.polled = seen.polled, set()
+        probes = seen.polled | seen.polled_before
+        if len(probes) > MOST_POLLS:
+            probes = {(name, MPI.ANY_SOURCE, MPI.ANY_TAG) for name, _, _ in probes}
+        for name, source, tag in probes:
+            records.append(_record(seen, name, 0, {"source": source, "tag": tag}, ""))
+    return records
 
 
 def record_of_request(started: Started, seen: Seen, where: str = "") -> Record:

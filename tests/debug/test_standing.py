@@ -1,4 +1,4 @@
-"""Ranks that are in one call of C, of which hpccomm knows nothing."""
+"""Whether all ranks stand still: in one call of C, in calls that wait for each other, or at the end of the program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hpccomm.debug.culprits import verdict
 from hpccomm.debug.standing import Standing
 
-from .test_verdict import is_in, report
+from .test_verdict import is_in, polls, report
 
 pytestmark = pytest.mark.serial
 
@@ -71,3 +71,37 @@ def test_a_rank_that_does_not_answer_or_has_ended_is_named() -> None:
 )
 def test_a_rank_that_moves_or_waits_is_enough(other: Any) -> None:
     assert verdict([stands(0, WRITES), other, stands(2, WRITES)], 3).standstill == 0.0
+
+
+def test_who_is_not_at_the_end_of_the_program_is_named() -> None:
+    ended = [report(rank, 4, left=True) for rank in (0, 2, 3)]
+    found = verdict([*ended, report(1, 4)], 4)
+    assert (found.culprits, found.all_wait) == ([1], 0.0)
+    waits = "ranks 0, 2-3 wait at the end of the program for rank 1"
+    assert found.lines == [f"{waits}: it is in the program at data.py:7 in load"]
+    found = verdict([*ended, report(1, 4, stands=30.0)], 4)
+    assert found.culprits == [1]
+    assert not verdict([report(rank, 3, left=True) for rank in range(3)], 3).culprits
+
+
+@pytest.mark.parametrize(
+    ("other", "seconds"),
+    [
+        (report(1, 3, is_in("recv", 1, seconds=12.0, peer=0)), 12.0),
+        (report(1, 3, left=True), 30.0),
+        (report(1, 3), 0.0),
+        (report(1, 3, is_in("recv", 1, seconds=12.0, peer=0), has_threads=True), 0.0),
+        (report(1, 3, polls("Iprobe", None)), 0.0),
+        (report(1, 3, is_in("recv", 1, seconds=12.0, peer=0), tasks=[{"where": "", "seconds": 3.0}]), 0.0),
+    ],
+)
+def test_whether_all_wait(other: Any, seconds: float) -> None:
+    barrier = is_in("barrier", 2)
+    assert verdict([report(0, 3, barrier), other, report(2, 3, barrier)], 3).all_wait == seconds
+
+
+def test_whether_all_wait_while_one_does_not_answer_or_is_dead() -> None:
+    reports = [report(0, 3, is_in("barrier", 2)), report(2, 3, is_in("barrier", 2))]
+    assert verdict(reports, 3).all_wait == 0.0
+    reports[0]["neighbours"] = {"1": "dead"}
+    assert verdict(reports, 3).all_wait == 30.0

@@ -548,3 +548,34 @@ def test_calls_that_are_no_operations_are_compared() -> None:
     assert "ranks 1-2 call barrier at train.py:88" in text(found)
     assert "rank 0 calls new_group (ranks 0, 1) at groups.py:2" in text(found)
     assert "before it have called: ranks 0, 2 new_group (ranks 0, 1), rank 1 new_group (ranks 0)" in text(found)
+
+
+def polls(name: str, peer: int | None) -> dict[str, Any]:
+    return is_in(name, 0, peer=peer, dtype="", where="manager.py:9", seconds=0.0, waits=False, polls=True)
+
+
+@pytest.mark.parametrize("name", ["Iprobe", "improbe", "Irecv"])
+@pytest.mark.parametrize("peer", [1, None])
+def test_the_search_goes_on_through_a_rank_that_polls(name: str, peer: int | None) -> None:
+    waits = is_in("recv", 1, peer=0, dtype="")
+    found = verdict([report(0, 3, polls(name, peer)), report(1, 3), report(2, 3, waits)], 3)
+    assert found.culprits == [1]
+    assert text(found) == (
+        f"rank 1 has not answered {name} of 'world': it is in the program at data.py:7 in load; rank 0 asks for it "
+        "again and again at manager.py:9"
+    )
+
+
+def test_a_rank_that_polls_is_named_where_nobody_else_is_late() -> None:
+    waits = is_in("recv", 1, peer=0, dtype="")
+    found = verdict([report(0, 3, polls("Iprobe", None)), report(1, 3, waits), report(2, 3, waits)], 3)
+    assert found.culprits == [0]
+    assert text(found).startswith("rank 0 has not answered recv #1 of 'world': it is in the program at data.py:7")
+
+
+def test_a_chain_ends_at_the_one_that_waits_for_nobody() -> None:
+    late = is_in("recv", 1, "d", peer=0, dtype="", seconds=3.0)
+    found = verdict([report(0, 3), report(1, 3, late), report(2, 3, is_in("recv", 1, peer=1, dtype=""))], 3)
+    assert found.culprits == [0]
+    assert "rank 0 has not answered recv #1 of 'dp'" in text(found)
+    assert text(found).endswith("; rank 1 waits at train.py:91, for 3.0 s")

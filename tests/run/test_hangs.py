@@ -218,3 +218,109 @@ def test_a_dead_rank_where_the_launcher_lets_the_others_live(tmp_path: Path) -> 
     died = "os.kill(os.getpid(), signal.SIGKILL)"
     finished = hang(tmp_path, 3, died, "pass", *shell, MPIEXEC_ARGS="-disable-auto-cleanup")
     assert re.search(NEVER + "its process is gone", finished.stderr), finished.stderr
+
+
+# Rank 0 goes on when the verdict is there, so the time limit of a second may pass on a machine as loaded as you like.
+TOLD = """
+    import ctypes, pathlib, sys, time
+    import numpy as np
+    from mpi4py import MPI
+    comm = MPI.COMM_WORLD
+    rank, size = comm.Get_rank(), comm.Get_size()
+    x, y, big = np.ones(4), np.empty(4), np.ones(1 << 18)
+    def until_told(words):
+        while not any(words in file.read_text() for file in pathlib.Path(sys.argv[1]).glob("*/verdict*.txt")):
+            time.sleep(0.01)
+    """
+
+
+def told(tmp_path: Path, program: str, *options: str, ranks: int = 3) -> subprocess.CompletedProcess[str]:
+    """Run a program with a time limit of which the user has said no more than HPCCOMM_TIMEOUT."""
+    file, reports = tmp_path / "program.py", str(tmp_path / "reports")
+    file.write_text(textwrap.dedent(TOLD) + textwrap.dedent(program), encoding="utf-8")
+    command = (sys.executable, "-m", "hpccomm", "run", "--debug-dir", reports, *options, file, reports)
+    return launch(ranks, *command, timeout=60, env={"HPCCOMM_TIMEOUT": "1"})
+
+
+def test_a_slow_rank_is_only_told_of(tmp_path: Path) -> None:
+    """Of a rank that works alone for longer than the limit: in a collective, a receive, a wait, and at the end."""
+    program = """
+        def slow(words):
+            if rank == 0:
+                until_told(words)
+        slow("rank 0 never reached bcast #1 of 'COMM_WORLD'")
+        assert comm.bcast("x") == "x"
+        slow("rank 0 never reached Allreduce #2 of 'COMM_WORLD'")
+        comm.Allreduce(big, big.copy())
+        slow("rank 0 has not answered recv #1 of 'COMM_WORLD'")
+        comm.send(1, 1) if rank == 0 else comm.recv(source=0) if rank == 1 else None
+        slow("rank 0 has not answered Irecv #")
+        comm.Send(x, 1) if rank == 0 else comm.Irecv(y, source=0).Wait() if rank == 1 else None
+        print("the end", flush=True)
+        slow("ranks 1-2 wait at the end of the program for rank 0: it is in the program at ")
+        """
+    finished = told(tmp_path, program, "--accelerate")
+    assert (finished.returncode, finished.stdout) == (0, 3 * "the end\n"), finished.stderr
+    said = "hpccomm: the job goes on, because a rank may only be slow: hpccomm run --timeout SECONDS ends it"
+    assert finished.stderr.count(said) >= 5
+    assert "the job ends" not in finished.stderr
+
+
+DEADLOCKS = {
+    "two receives": ("comm.recv(source=1 - rank) if rank < 2 else comm.Barrier()", "ranks 0-1 wait for each other"),
+    "another communicator": ("other = comm.Dup(); (comm if rank else other).Barrier()", "in Barrier #1 of 'Dup #1 of"),
+    "one has ended": ("rank and comm.Barrier()", "rank 0 never reached Barrier #1 of 'COMM_WORLD': it has come to"),
+    "one has been slow before": (
+        "rank or until_told('rank 0 never reached Barrier #1'); rank and comm.Barrier(); comm.recv(source=1)",
+        "rank 0 is in recv #1 of 'COMM_WORLD'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DEADLOCKS)
+def test_where_every_rank_waits_the_job_ends(case: str, tmp_path: Path) -> None:
+    body, said = DEADLOCKS[case]
+    finished = told(tmp_path, body + "\n")
+    assert finished.returncode in (124, 9), finished.stderr  # MPICH's mpiexec, of what it has killed
+    assert said in finished.stderr
+    assert "hpccomm: the job ends with status 124 (every rank waits)" in finished.stderr
+    assert "hpccomm: hpccomm run --timeout SECONDS allows more time" in finished.stderr
+
+
+POLLED = {
+    "Iprobe": "while not comm.Iprobe(source=MPI.ANY_SOURCE): time.sleep(0.001)",
+    "iprobe": "while not any(comm.iprobe(source=each) for each in (1, 2)): time.sleep(0.001)",
+    "improbe": "while (message := comm.improbe(source=1)) is None: pass",
+    "Test": "request = comm.Irecv(y, source=1)\n    while not request.Test(): time.sleep(0.001)",
+    "Testall": "requests = [comm.Irecv(y, 1)]\n    while not MPI.Request.Testall(requests): pass",
+}
+RECEIVED = {"improbe": "message.recv()", "Test": "", "Testall": ""}
+
+
+def test_behind_a_rank_that_polls_is_the_culprit(tmp_path: Path) -> None:
+    """Rank 0 polls for what rank 1 is to send, and rank 2 waits for rank 0: one communicator for each way to poll."""
+    program, names = "", []
+    for number, (how, polls) in enumerate(POLLED.items(), 1):
+        name = f"{'Irecv #1' if 'est' in how else how} of 'Dup #{number} of COMM_WORLD'"
+        names.append(name)
+        program += (
+            f"comm = MPI.COMM_WORLD.Dup()\nif rank == 0:\n    {polls}\n"
+            f"    {RECEIVED.get(how, 'comm.recv(source=1)')}\n    comm.send(1, 2)\n"
+            f'elif rank == 1:\n    until_told("rank 1 has not answered {name}")\n'
+            f"    comm.{'Send(x, 0)' if 'est' in how else 'send(1, 0)'}\n"
+            "else:\n    comm.recv(source=0)\n"
+        )
+    finished = told(tmp_path, program + "print('the end', flush=True)\n")
+    assert (finished.returncode, finished.stdout) == (0, 3 * "the end\n"), finished.stderr
+    for name in names:
+        line = next(line for line in finished.stderr.splitlines() if f"rank 1 has not answered {name}" in line)
+        assert re.search(r": it is in the program at .*; rank 0 asks for it again and again at \S+:\d+$", line)
+
+
+@pytest.mark.parametrize("hangs", ["time.sleep(1000)", "any(iter(int, 1))", "MPI.COMM_SELF.recv(source=0)"])
+def test_who_hangs_after_the_last_collective_is_named(hangs: str, tmp_path: Path) -> None:
+    program = f"comm.Barrier()\nif rank == 1:\n    {hangs}\n"
+    finished = told(tmp_path, program, "--timeout", "2", ranks=4)
+    assert finished.returncode in (124, 9), finished.stderr
+    assert re.search(r"rank 1\b.* (at|in) .*program.py:13", finished.stderr), finished.stderr
+    assert "the job ends with status 124 (--on-timeout abort)" in finished.stderr
