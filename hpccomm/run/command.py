@@ -85,16 +85,17 @@ def run(arguments: argparse.Namespace) -> int:
             end_with(end, "")
         raise
     except BaseException as error:
-        status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        if isinstance(error, CantOpenError):
-            status = 2
-            tell(str(error))
-        else:
-            _show(error, hook)
-        if os.getpid() == pid and at_import.waits and not _is_alone() and aborts_on_exception():
+        ends_others = os.getpid() == pid and at_import.waits and not _is_alone() and aborts_on_exception()
+        if ends_others:
             at_import.remove()
-            abort(status)
-        return status
+            hook.install(size=2)  # or more
+        if isinstance(error, CantOpenError):
+            tell(str(error))
+            if ends_others:
+                abort(2)
+            return 2
+        _show(error, hook)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 

@@ -303,6 +303,16 @@ def test_who_fails_before_mpi_is_there_ends_those_that_wait_for_it(fails: str, s
     assert said in finished.stderr
 
 
+@pytest.mark.parametrize("fails", ["import no_such_module", "{}['a']", "raise SystemExit('we stop')", "int('x')"])
+def test_what_all_ranks_say_before_mpi_is_there_is_printed_once(fails: str) -> None:
+    code = f"from hpccomm.process import together; together.QUIET = 60\n{fails}\nfrom mpi4py import MPI"
+    finished = launch(3, sys.executable, "-m", "hpccomm", "run", "-c", code)
+    assert finished.returncode == 1
+    assert "[ranks 0-2] " in finished.stderr
+    assert not re.search(r"\[ranks? [0-2]\]", finished.stderr), finished.stderr
+    assert finished.stderr.count("Traceback") == ("SystemExit" not in fails)
+
+
 def alone(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, env=clean_environment(), check=False
