@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from .host_list import expand, repeated
+from .proc import of_process
 
 T = TypeVar("T")
+TERMINAL = 4  # tty_nr, counted from the state of a process on
 
 
 class Launcher(NamedTuple):
@@ -89,8 +91,24 @@ def launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
     """Return the launcher that started this process, or None for a process started by hand."""
     for candidate in LAUNCHERS:
         if environ.get(candidate.size, "").isdigit() and (not candidate.mark or candidate.mark in environ):
-            return candidate
+            return None if candidate.name == "srun" and _is_in_a_shell_of_srun(environ) else candidate
     return None
+
+
+def _is_in_a_shell_of_srun(environ: Mapping[str, str]) -> bool:
+    """Return whether this process was started by hand in the shell of ``srun --pty bash``.
+
+    Such a process has inherited the variables of the shell, which is task 0 of maybe several. srun sets SLURM_PTY_PORT
+    with --pty only, but a step that is started in the shell inherits it. So the task that Slurm started
+    (SLURM_TASK_PID, srun(1)) has to be another process than this one, and to have a terminal, as a shell has.
+    """
+    task = environ.get("SLURM_TASK_PID", "unknown")
+    if "SLURM_PTY_PORT" not in environ or environ.get("SLURM_PROCID") != "0" or task == str(os.getpid()):
+        return False
+    try:
+        return of_process(task)[1][TERMINAL] != "0"
+    except (OSError, IndexError):  # the shell has ended, or a container does not show it
+        return True
 
 
 def placement(environ: Mapping[str, str] = os.environ) -> Placement | None:

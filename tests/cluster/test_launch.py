@@ -62,6 +62,26 @@ def test_without_a_protocol_every_rank_would_be_alone_and_the_error_says_what_to
     assert f"--mpi={MPI_TYPE}" in said
 
 
+def in_a_shell_of_srun(command: str) -> str:
+    """Return what a command prints that is typed in the shell of `srun --pty bash`, which needs a terminal."""
+    typed = ["srun", "--ntasks=4", "--mpi=none", "--pty", "bash", "-c", f"{command}; true"]
+    ended = run(sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])", *typed)
+    return ended.stdout
+
+
+def test_in_the_shell_of_srun_a_program_is_alone_with_a_warning() -> None:
+    said = in_a_shell_of_srun(f"{sys.executable} -c '{WHERE}'")
+    assert "[('node1', 0, 0, 1)]" in said
+    assert "this Slurm job has 4 tasks, but the program was started without srun" in said
+
+
+@pytest.mark.parametrize("started", ["{python} -c", "bash -c '{python} -c \"$0\"; true'"], ids=["program", "script"])
+def test_a_step_that_is_started_in_the_shell_of_srun_is_one(started: str) -> None:
+    program = '"from hpccomm.process.environment import launcher; print(launcher().name)"'
+    step = f"srun --overlap --ntasks=2 --mpi=none {started.format(python=sys.executable)}"
+    assert in_a_shell_of_srun(f"{step} {program}").split() == ["srun", "srun"]
+
+
 def test_the_protocol_of_the_other_mpi_is_an_error_that_says_so() -> None:
     said = refused(OTHER_TYPE).stderr
     if IS_OPEN_MPI:  # it does not speak PMI-2, and does not notice

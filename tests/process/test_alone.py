@@ -17,6 +17,7 @@ MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ..."
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution"
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4"}
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
+SHELL = {**SRUN, "SLURM_PROCID": "0", "SLURM_PTY_PORT": "40111"}  # of srun --pty bash
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,8 @@ def test_torchrun_also_inside_srun() -> None:
         (1, {"PMI_SIZE": "1", "MPI_LOCALNRANKS": "1", "SLURM_STEP_NUM_TASKS": "2"}),
         (1, {"PMI_SIZE": "1"}),
         (1, BATCH),
+        (1, SHELL),
+        (1, {**SHELL, "PMI_SIZE": "4", "PMI_RANK": "0"}),
         (8, {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8"}),
     ],
 )
@@ -119,6 +122,8 @@ def test_launches_that_are_not_refused(size: int, environ: dict[str, str]) -> No
     [
         (BATCH, True),
         ({**BATCH, "SLURM_STEP_NUM_TASKS": "1"}, True),  # the shell of salloc, where it is a step
+        (SHELL, True),
+        ({**SHELL, "PMI_SIZE": "4", "PMI_RANK": "0"}, True),  # srun --mpi=pmi2
         ({**SRUN, "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}, False),  # srun -n1, on purpose
         ({**BATCH, "PMI_SIZE": "1", "MPI_LOCALNRANKS": "1"}, False),  # mpiexec -n 1, on purpose
         ({"SLURM_NTASKS": "4"}, False),  # no job: a default for the user's own sbatch

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -98,6 +102,58 @@ def test_what_each_launcher_says(environ: dict[str, str], expected: tuple[Any, .
 def test_processes_started_by_hand(environ: dict[str, str]) -> None:
     assert launcher(environ) is None
     assert placement(environ) is None
+
+
+# Of `srun --ntasks=5 --pty bash`, as Slurm 22.05 and 23.11 set them; a step that is started there inherits SLURM_PTY_PORT.
+SHELL = {**SRUN, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_PTY_PORT": "40111"}
+
+
+@pytest.fixture(scope="module")
+def tasks() -> Iterator[dict[str, str]]:
+    """Return the numbers of processes that may be the task that Slurm has started."""
+    ours, theirs = os.openpty()
+    opens = "import os, sys; sys.argv[1:] and os.open(sys.argv[1], os.O_RDWR); print(flush=True); sys.stdin.read()"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", opens, *terminal],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # the first terminal that it opens is then its own
+        )
+        for terminal in ([os.ttyname(theirs)], [])
+    ]
+    for each in started:
+        assert each.stdout is not None
+        each.stdout.readline()
+    shell, step = (str(each.pid) for each in started)
+    yield {"a shell": shell, "without a terminal": step, "this process": str(os.getpid()), "has ended": str(2**22 + 1)}
+    for each in started:
+        each.communicate()
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "expected"),
+    [
+        ("a shell", {}, None),
+        ("a shell", PMI2 | {"PMI_RANK": "0"}, None),
+        ("a shell", PMIX | {"PMIX_RANK": "0"}, None),
+        ("a shell", PALS, None),
+        ("has ended", {}, None),
+        ("", {}, None),
+        ("a shell", HYDRA, "mpiexec (Hydra)"),  # started in the shell
+        ("a shell", OPEN_MPI, "mpirun (Open MPI)"),
+        ("this process", {}, "srun"),  # srun in the shell, or srun --pty python
+        ("without a terminal", {}, "srun"),  # srun in the shell, and a script that starts Python
+        ("a shell", {"SLURM_PROCID": "1"}, "srun"),
+    ],
+)
+def test_processes_started_in_the_shell_of_srun(
+    tasks: dict[str, str], task: str, more: dict[str, str], expected: str | None
+) -> None:
+    found = launcher({**SHELL, **({"SLURM_TASK_PID": tasks[task]} if task else {}), **more})
+    assert (found and found.name) == expected
 
 
 def test_what_makes_no_sense_counts_as_not_told() -> None:
