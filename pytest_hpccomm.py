@@ -11,13 +11,15 @@ Built on pytest-mpi, whose ``--with-mpi`` switches it on and whose markers and f
 * each rank has temporary directories (`tmp_path`) of its own.
 
 pytest imports this module wherever hpccomm is installed, so it stands outside the package, and imports no more than
-pytest until it is switched on.
+pytest until it is switched on. Suites that don't use hpccomm are left alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from hpccomm import ProcessGroup
 
 DEFAULT_GRACE = 30.0  # seconds
+IMPORTS = re.compile(r"""\b(?:import|from)\s+hpccomm\b|\bimportorskip\(\s*["']hpccomm\b""")
 
 
 class AsTheyAre(PathFinder):
@@ -61,31 +64,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)  # after the terminal reporter is there
-def pytest_configure(config: pytest.Config) -> None:
-    """Switch the agreement on, under --with-mpi (or --only-mpi) and on more than one rank."""
-    if not (config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False)):
-        _refuse_suites_beside_each_other()
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Refuse what does not go with --with-mpi, and set what pytest reads when it is configured."""
+    if not _is_on(config):
         return
     if config.getoption("numprocesses", None):
         raise pytest.UsageError(
             "-n of pytest-xdist starts processes of its own, which are no ranks: leave it out, or --with-mpi"
         )
-    # mpi-pytest installs a package of the same import name over pytest-mpi's, with other semantics
-    if importlib.util.find_spec("pytest_mpi.parallel_assert") is not None:
+    if _is_mpi_pytest():
         raise pytest.UsageError("mpi-pytest is installed over pytest-mpi: pip uninstall mpi-pytest pytest-mpi, "
                                 "then pip install pytest-mpi")  # fmt: skip
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.Get_size() > 1:
+        _own_temporary_directories(MPI.COMM_WORLD.Get_rank())
+
+
+@pytest.hookimpl(trylast=True)  # after the terminal reporter is there
+def pytest_configure(config: pytest.Config) -> None:
+    """Switch the agreement on, under --with-mpi (or --only-mpi) and on more than one rank."""
+    if not _is_on(config):
+        return
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.Get_size() > 1:
         from hpccomm.testing.agreement import Agreement
 
         config.pluginmanager.register(Agreement(config, MPI.COMM_WORLD), "hpccomm-agreement")
-        _own_temporary_directories(MPI.COMM_WORLD.Get_rank())
 
 
-def _refuse_suites_beside_each_other() -> None:
-    """Refuse to be one of several ranks that each run all tests, print over each other and agree on nothing."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to be one of several ranks that each run all tests of hpccomm, and print over each other.
+
+    The tests of others are left alone, and so are those that mpi-pytest runs on several ranks.
+    """
+    if _is_on(session.config) or _is_mpi_pytest() or not (user := _user_of_hpccomm(session)):
+        return
     from hpccomm.process.environment import launcher
 
     started_by = launcher(os.environ)
@@ -93,9 +110,37 @@ def _refuse_suites_beside_each_other() -> None:
     if size.isdigit() and int(size) > 1:
         install = "" if importlib.util.find_spec("pytest_mpi") else " (after pip install 'hpccomm[pytest]')"
         raise pytest.UsageError(
-            f"this is one of {size} ranks, which would each run all tests on its own. To run them together{install}: "
-            f"mpiexec -n {size} python -m mpi4py -m pytest --with-mpi. To have them so: -p no:hpccomm"
+            f"this is one of {size} ranks, which would each run all tests on its own, and {user} uses hpccomm. To run "
+            f"them together{install}: mpiexec -n {size} python -m mpi4py -m pytest --with-mpi. To have them so: "
+            "-p no:hpccomm"
         )
+
+
+def _is_on(config: pytest.Config) -> bool:
+    return bool(config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False))
+
+
+def _is_mpi_pytest() -> bool:
+    """Return whether pytest_mpi is not pytest-mpi, but mpi-pytest, which has the same import name."""
+    return bool(importlib.util.find_spec("pytest_mpi") and importlib.util.find_spec("pytest_mpi.parallel_assert"))
+
+
+def _user_of_hpccomm(session: pytest.Session) -> str:
+    """Return a test that asks for the fixture below, or else a file of tests or conftest.py that imports hpccomm."""
+    for item in session.items:
+        info = getattr(item, "_fixtureinfo", None)
+        fixtures = info.name2fixturedefs.get("process_group") if info else None
+        if fixtures and fixtures[-1].func.__module__ == __name__:
+            return item.nodeid
+    if "hpccomm" in sys.modules:  # others may have imported it, too: PyTorch, to find its backends
+        plugins = (getattr(each, "__file__", None) or "" for each in session.config.pluginmanager.get_plugins())
+        files = {item.path for item in session.items}
+        files.update(Path(each) for each in plugins if each.endswith("conftest.py"))
+        for file in sorted(files):
+            with contextlib.suppress(OSError):
+                if IMPORTS.search(file.read_text(encoding="utf-8", errors="replace")):
+                    return str(file)
+    return ""
 
 
 def _own_temporary_directories(rank: int) -> None:

@@ -104,7 +104,7 @@ def test_processes_started_by_hand(environ: dict[str, str]) -> None:
     assert placement(environ) is None
 
 
-# Of `srun --ntasks=5 --pty bash`, as Slurm 22.05 and 23.11 set them; a step that is started there inherits SLURM_PTY_PORT.
+# Of `srun --ntasks=5 --pty bash`, as Slurm 22.05 sets them; a step that is started there inherits SLURM_PTY_PORT.
 SHELL = {**SRUN, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_PTY_PORT": "40111"}
 
 

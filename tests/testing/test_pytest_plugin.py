@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
-import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ..launch import launch
+from ..launch import clean_environment, launch, time_limit
+from .suites import Together, outcomes, run
 
 pytestmark = pytest.mark.serial
-
-
-def write(suite: str, file: Path) -> None:
-    file.write_text("import pytest\nfrom mpi4py import MPI\nRANK = MPI.COMM_WORLD.rank\n" + textwrap.dedent(suite))
-
-
-def start(folder: Path, ranks: int, *options: str, grace: float = 30, **settings: Any) -> Any:
-    """Run pytest on the folder's suites; a run that hangs ends after 60 s with status 124."""
-    command = [sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", f"--mpi-grace={grace}", "--color=no"]
-    options = ("-p", "no:cacheprovider", f"--rootdir={folder}", "-c", "/dev/null", *options)
-    return launch(ranks, *command, *options, folder, timeout=60, **settings)
-
-
-def run(suite: str, folder: Path, ranks: int = 3, *options: str, grace: float = 30, **settings: Any) -> Any:
-    """Run pytest on this suite."""
-    write(suite, folder / "test_suite.py")
-    return start(folder, ranks, *options, grace=grace, **settings)
-
-
-def outcomes(result: Any) -> dict[str, int]:
-    """The counts of pytest's last line."""
-    lines = [line for line in result.stdout.splitlines() if re.search(r"\d+ \w+.* in [\d.]+s", line)]
-    assert len(lines) == 1, result.stdout + result.stderr  # rank 0 prints, and nobody else
-    return {
-        word.rstrip("s"): int(count)
-        for count, word in re.findall(r"(\d+) (passed|failed|skipped|xfailed|xpassed|errors?)", lines[0])
-    }
 
 
 # Suites that one job of three ranks runs, one after the other: those in which something fails, and those in which
@@ -122,21 +96,6 @@ PASSING = {
             assert [f"-rank-{rank}/" in place for rank, place in enumerate(places)] == [True] * 3
         """,
 }
-
-
-class Together:
-    """What a job has said that has run several suites."""
-
-    def __init__(self, suites: dict[str, str], folder: Path, *options: str, grace: float = 30) -> None:
-        for name, suite in suites.items():
-            write(suite, folder / f"test_{name}.py")
-        self.result = start(folder, 3, "-v", "-rfEs", *options, grace=grace, env={"COLUMNS": "300"})
-        self.stdout = self.result.stdout
-
-    def of(self, suite: str) -> list[str]:
-        """Return what -v says of each test, in order."""
-        found: list[str] = re.findall(rf"test_{suite}\.py::\w+ ([A-Z]+)", self.stdout)
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -261,14 +220,73 @@ def test_an_error_of_one_ranks_collection_is_shown(tmp_path: Path) -> None:
     assert "ModuleNotFoundError: No module named 'no_such_module'" in result.stdout
 
 
-def test_ranks_that_would_run_beside_each_other_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("def test_it(): pass")
-    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", tmp_path / "test_it.py"]
-    ended = launch(2, *command, timeout=60)
-    assert ended.returncode not in (0, 124)
+def as_one_of_two_ranks(folder: Path, files: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run pytest as a process that mpiexec may have started, with two plugins: MPI is not needed to refuse it."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    options = ("-q", "-c", "/dev/null", "-p", "no:cacheprovider", "-p", "pytest_mpi", "-p", "pytest_hpccomm")
+    command = [sys.executable, "-m", "pytest", *options, str(folder)]
+    environ = clean_environment() | {"OMPI_COMM_WORLD_SIZE": "2", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environ["PYTHONPATH"] = os.pathsep.join([str(folder / "site"), environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=time_limit(60), check=False
+    )
+
+
+TEST = "def test_it(): pass\n"
+WITH_FIXTURE = "def test_it(process_group): pass\n"
+OWN_FIXTURE = "import pytest\n@pytest.fixture\ndef process_group(): pass\n"
+MPI_PYTEST = {"site/pytest_mpi/__init__.py": "", "site/pytest_mpi/parallel_assert.py": ""}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"test_it.py": WITH_FIXTURE},
+        {"test_it.py": "import pytest\n@pytest.fixture\ndef more(process_group): pass\ndef test_it(more): pass\n"},
+        {"test_it.py": f"import hpccomm as hc\n{TEST}"},
+        {"test_it.py": f"from hpccomm.debug import Verdict\n{TEST}"},
+        {"test_it.py": f"import pytest\nhc = pytest.importorskip('hpccomm')\n{TEST}"},
+        {"test_it.py": TEST, "conftest.py": "import hpccomm"},
+        {"test_it.py": TEST, "test_other.py": f"import hpccomm\n{TEST}"},
+    ],
+)
+def test_several_ranks_that_would_each_run_all_tests_of_hpccomm_are_refused(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    ended = as_one_of_two_ranks(tmp_path, files)
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR, ended.stdout + ended.stderr
     assert "mpiexec -n 2 python -m mpi4py -m pytest --with-mpi" in ended.stderr
-    assert launch(2, *command, "-p", "no:hpccomm", timeout=60).returncode == 0
-    assert launch(1, *command, timeout=60).returncode == 0
+    assert " uses hpccomm. To run them together" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"test_it.py": TEST},
+        {"test_it.py": OWN_FIXTURE + WITH_FIXTURE},
+        {"test_it.py": WITH_FIXTURE, "conftest.py": OWN_FIXTURE},
+        {"test_it.py": f"import library\n{TEST}", "site/library.py": "import hpccomm"},  # as PyTorch does
+        {"test_it.py": "import pytest\n@pytest.mark.mpi\ndef test_it(): pass\ndef test_other(): pass"},
+        {"test_it.py": f"# It is said that hpccomm does this.\nhpccomm = 1\n{TEST}"},
+        {"test_it.py": f"import hpccomm\n{TEST}"} | MPI_PYTEST,
+    ],
+)
+def test_tests_that_know_nothing_of_hpccomm_are_left_alone(tmp_path: Path, files: dict[str, str]) -> None:
+    ended = as_one_of_two_ranks(tmp_path, files)
+    assert "1 passed" in ended.stdout, ended.stdout + ended.stderr
+    assert "hpccomm" not in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["-p", "no:hpccomm"]])
+def test_each_rank_runs_the_tests_of_others_by_itself(tmp_path: Path, options: list[str]) -> None:
+    suite = "from mpi4py import MPI\ndef test_it(): assert MPI.COMM_WORLD.allreduce(1) == 2\n"
+    (tmp_path / "test_it.py").write_text(suite + ("import hpccomm\n" if options else ""))
+    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "-p", "no:cacheprovider", tmp_path / "test_it.py"]
+    ended = launch(2, *command, *options, timeout=60)
+    assert ended.returncode == 0
+    assert ended.stdout.count("1 passed") == 2
 
 
 def test_xdist_is_refused(tmp_path: Path) -> None:
