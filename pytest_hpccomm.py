@@ -5,8 +5,8 @@ Built on pytest-mpi, whose ``--with-mpi`` switches it on and whose markers and f
 * rank 0 prints; the other ranks are silent;
 * after the set-up, the call and the tear-down of each test the ranks agree on the outcome: a test that fails (or
   skips) on one rank does so on all, with that rank's traceback in the report, and the ranks stay in step;
-* where a rank has failed and the others do not arrive within ``--mpi-grace`` seconds, because they wait for a message
-  that will never come, its traceback is printed and the job ended;
+* where a rank has failed, or has ended a test in which others wait for it, and the others do not arrive within
+  ``--mpi-grace`` seconds, the job is ended;
 * all ranks must collect the same tests, and an error of one rank's collection is shown;
 * each rank has temporary directories (`tmp_path`) of its own.
 
@@ -59,8 +59,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=DEFAULT_GRACE,
         metavar="SECONDS",
-        help="when a test has failed on a rank, how long that rank waits for the others to arrive at the end of the "
-        "test before it prints its traceback and ends the job (default: %(default)s)",
+        help="how long a rank that has ended a test waits for the others before it ends the job, if it has failed, or "
+        "if others wait for it in the test (default: %(default)s)",
     )
 
 

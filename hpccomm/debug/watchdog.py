@@ -335,10 +335,6 @@ class Watchdog:
                 return
             time.sleep(0.05)
 
-    def places(self) -> dict[int, str]:
-        """Ask all ranks for their reports, and return the place of each in its program."""
-        return {each["rank"]: each["program"] for each in self._reports("asked")}
-
     def who_is_late(self) -> str:
         """Return the verdict: this rank's, or that of another rank that has claimed it before."""
         call = stacks.call_of_thread(threading.get_ident())
@@ -498,13 +494,18 @@ def who_is_late() -> str:
         return ""
 
 
-def places() -> dict[int, str]:
-    """Return the line and function that each rank is in, ``"train.py:88 in load"``; nothing before there is a world."""
+def reports() -> list[dict[str, Any]]:
+    """Ask all ranks for their reports and return those that come; nothing before there is a world."""
     watchdog = current()
     try:
-        return {} if watchdog is None else watchdog.places()
+        return [] if watchdog is None else watchdog._reports("asked")
     except OSError:  # no folder can be written to
-        return {}
+        return []
+
+
+def places() -> dict[int, str]:
+    """Return the line and function that each rank is in, ``"train.py:88 in load"``; nothing before there is a world."""
+    return {each["rank"]: each["program"] for each in reports()}
 
 
 def end_job(why: str) -> NoReturn:

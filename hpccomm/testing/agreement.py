@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import time
@@ -16,12 +17,14 @@ from mpi4py import MPI
 from ..core.timeouts import pause, pauses
 from ..debug import report as debug_report
 from ..debug import watchdog
+from ..debug.culprits import verdict
 from ..debug.words import ranks_by_value, ranks_in_words
 from ..process import stderr
 from ..process.printed import let_launcher_read
 from ..process.stderr import tell
 
 OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
+LOOKS_AGAIN = 1.0  # seconds after which ranks still wait that have been seen to wait
 LONGEST_SUMMARY = 30.0  # seconds that rank 0 may take to print it, whatever the grace for tests
 
 
@@ -94,7 +97,7 @@ class Agreement:
         where = f"{item.nodeid} ({report.when})"
         mine = OUTCOMES.index(report.outcome)
         failure = f"{item.nodeid}\n{report.longreprtext}" if report.failed else None
-        debug_report.ended = item.nodeid
+        debug_report.ended = where
         everybody = self._exchange([mine, _digest(where), 0], failure)
         debug_report.ended = ""
         if (everybody[:, 1] != everybody[0, 1]).any():
@@ -149,19 +152,44 @@ class Agreement:
         return everybody
 
     def _wait(self, request: MPI.Request, failure: str | None, grace: float | None = None) -> None:
-        """Complete the request; a rank that has failed does not wait for ever for the others."""
+        """Complete the request; a rank that has failed, or that others wait for, does not wait for ever for them."""
         grace = self._grace if grace is None else grace
-        give_up = None if failure is None else time.monotonic() + grace
+        began = time.monotonic()
+        give_up, seen = began + grace, ""
         looks = pauses()
         while not request.Test():
-            if give_up is not None and time.monotonic() > give_up:
-                message = f"failed, and the other ranks did not arrive within {grace:g} s:\n\n{failure}"
-                self._end_job("\n".join([message, "", *self._others()]))
+            if time.monotonic() > give_up:
+                reports = watchdog.reports()
+                if failure is not None:
+                    message = f"failed, and the other ranks did not arrive within {grace:g} s:\n"
+                    self._end_job("\n".join([message, failure, "", *self._places(reports)]))
+                last, seen = seen, self._end_job_if_waited_for(reports, seen)
+                again = LOOKS_AGAIN if seen != last else max(grace, time.monotonic() - began)  # less and less often
+                give_up = time.monotonic() + again
             pause(next(looks))
 
-    def _others(self) -> list[str]:
+    def _end_job_if_waited_for(self, reports: list[dict[str, Any]], seen: str) -> str:
+        """End the job if ranks wait in a test for others that have ended it, as this one has.
+
+        They have to wait as at the last look (`seen`; return it for the next one): a message may be on its way.
+        """
+        found = verdict(reports, self._comm.Get_size())
+        ended = {report["rank"] for report in reports if report["ended"]}
+        if min(ended.intersection(found.culprits), default=-1) != self._rank:  # one rank speaks for all
+            return ""
+        waits = [
+            (report["rank"], operation["name"], operation["number"], operation["group"])
+            for report in sorted(reports, key=operator.itemgetter("rank"))
+            for operation in report["operations"]
+        ]
+        if str(waits) == seen:
+            message = f"has ended {debug_report.ended}, where others wait for it:"
+            self._end_job("\n".join([message, "", *found.lines, "", *self._places(reports)]))
+        return str(waits)
+
+    def _places(self, reports: list[dict[str, Any]]) -> list[str]:
         """Return the places of the other ranks in their programs: nothing, if the suite has made no world."""
-        others = [(rank, place) for rank, place in watchdog.places().items() if rank != self._rank]
+        others = ((each["rank"], each["program"]) for each in reports if each["rank"] != self._rank)
         return [f"{ranks_in_words(ranks)}: at {place}" for place, ranks in ranks_by_value(others).items()]
 
     def _uncaptured(self) -> TextIO | None:

@@ -67,8 +67,13 @@ PASSING = {
         """,
     "slow": """
         import time
+        import hpccomm as hc, numpy as np
         def test_slow():
             if RANK == 0: time.sleep(2)
+        def test_another_rank_waits_for_the_slow_one(process_group):
+            if RANK == 0: time.sleep(3)
+            if RANK == 0: hc.send(np.ones(1), dst=1)
+            if RANK == 1: hc.recv(np.ones(1), src=0)
         """,
     "marks": """
         @pytest.mark.mpi(min_size=4)
@@ -112,7 +117,7 @@ def test_rank_0_prints_and_the_others_are_silent(passing: Together) -> None:
     assert passing.result.returncode == 0, passing.stdout
     assert passing.of("silent") == ["PASSED", "PASSED"]
     assert passing.stdout.count("test session starts") == 1
-    assert outcomes(passing.result) == {"passed": 7, "skipped": 4}
+    assert outcomes(passing.result) == {"passed": 8, "skipped": 4}
 
 
 def test_a_failure_on_one_rank_fails_on_all_and_the_ranks_stay_in_step(failing: Together) -> None:
@@ -160,7 +165,7 @@ def test_expected_failures_are_agreed_on_too(failing: Together) -> None:
 
 
 def test_slow_ranks_are_not_taken_for_lost_ones(passing: Together) -> None:
-    assert passing.of("slow") == ["PASSED"]
+    assert passing.of("slow") == ["PASSED", "PASSED"]
 
 
 def test_pytest_mpis_marks_and_fixtures_work(passing: Together) -> None:
@@ -192,6 +197,36 @@ def test_it_is_said_where_the_others_wait(tmp_path: Path) -> None:
     for rank, call in ((0, r", in hc\.barrier\(\)"), (2, r", in MPI\.COMM_WORLD\.recv\(\)")):
         place = rf"^rank {rank}: at .*test_suite.py:9 in test_deadlock{call}$"
         assert re.search(place, result.stderr, re.M), result.stderr
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "hc.broadcast(np.ones(3), src=0)",
+        "hc.barrier()",
+        "hc.recv(np.ones(1), src=0)",
+        "hc.all_reduce(np.ones(3), async_op=True).wait()",
+        "group.barrier()",
+        "hc.broadcast(np.ones(1 << 20), src=2)",
+    ],
+)
+def test_a_rank_that_has_passed_does_not_wait_for_one_that_waits_for_it(tmp_path: Path, call: str) -> None:
+    suite = f"""
+        import hpccomm as hc, numpy as np
+        def test_raises(process_group):
+            group = hc.new_group([0, 1])
+            with pytest.raises(ValueError):
+                if RANK != 1: raise ValueError("only here")
+                {call}
+        def test_after(process_group): pass
+        """
+    result = run(suite, tmp_path, grace=1, env={"HPCCOMM_DEBUG_DIR": str(tmp_path / "reports")})
+    assert result.returncode not in (0, 124)
+    said = result.stderr
+    assert re.search(r"rank [02]: has ended test_suite.py::test_raises \(call\), where others wait for it:", said), said
+    assert said.count("where others wait for it") == 1
+    assert re.search(r"(it|each) has ended test_suite.py::test_raises", said), said
+    assert re.search(r"^rank 1: at .*test_suite.py:10 in test_raises, in ", said, re.M), said
 
 
 def test_a_verdict_is_seen_although_pytest_captures_and_names_the_test_that_others_have_ended(tmp_path: Path) -> None:
