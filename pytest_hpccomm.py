@@ -8,7 +8,8 @@ Built on pytest-mpi, whose ``--with-mpi`` switches it on and whose markers and f
 * where a rank has failed, or has ended a test in which others wait for it, and the others do not arrive within
   ``--mpi-grace`` seconds, the job is ended;
 * all ranks must collect the same tests, and an error of one rank's collection is shown;
-* each rank has temporary directories (`tmp_path`) of its own.
+* each rank has temporary directories (`tmp_path`) of its own;
+* what other plugins write, rank 0 writes, and what they draw, all ranks draw alike (`hpccomm/testing/others.py`).
 
 pytest imports this module wherever hpccomm is installed, so it stands outside the package, and imports no more than
 pytest until it is switched on. Suites that don't use hpccomm are left alone.
@@ -66,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Refuse what does not go with --with-mpi, and set what pytest reads when it is configured."""
+    """Prepare other plugins, which read their options when they are configured."""
     if not _is_on(config):
         return
     if config.getoption("numprocesses", None):
@@ -79,7 +80,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.Get_size() > 1:
+        from hpccomm.testing import others
+
         _own_temporary_directories(MPI.COMM_WORLD.Get_rank())
+        others.prepare(config, MPI.COMM_WORLD)
 
 
 @pytest.hookimpl(trylast=True)  # after the terminal reporter is there

@@ -60,8 +60,6 @@ class Measured:
 def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "report_log", None):
         config.pluginmanager.register(Measured())
-        if MPI.COMM_WORLD.Get_rank() > 0:
-            config.option.report_log = None  # rank 0 writes it
 
 
 def is_serial(item: pytest.Item) -> bool:

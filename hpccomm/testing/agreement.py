@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
+import pickle
 import sys
 import time
+import unittest
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, TextIO
 
 import numpy as np
@@ -22,7 +25,12 @@ from ..debug.words import ranks_by_value, ranks_in_words
 from ..process import stderr
 from ..process.printed import let_launcher_read
 from ..process.stderr import tell
+from . import others
+from .examples import Examples, unwrap
 
+Failure = Callable[[], str] | None  # that of a rank, in words
+Packed = tuple[bytes, str, str]  # an error, pickled, if that is possible; the name of its type; its text
+PYTESTS_OWN = {kind.__name__: kind for kind in (pytest.skip.Exception, pytest.fail.Exception, pytest.xfail.Exception)}
 OUTCOMES = ("passed", "skipped", "failed")  # each overrules those before it
 LOOKS_AGAIN = 1.0  # seconds after which ranks still wait that have been seen to wait
 LONGEST_SUMMARY = 30.0  # seconds that rank 0 may take to print it, whatever the grace for tests
@@ -39,6 +47,10 @@ class Agreement:
         self._nowhere: Any = None
         stderr.uncaptured = self._uncaptured
         self._not_collected: list[str] = []  # what went wrong on this rank
+        self._parts = 0  # of the test that runs, as the subtests that have ended
+        self._runs = False  # a test's own code
+        others.leave_files_to_rank_0(config, self._rank, self._meet)
+        config.pluginmanager.register(Examples(config, self.outcomes))
         if self._rank:  # is silent
             reporters = config.pluginmanager
             reporter = reporters.getplugin("terminalreporter")
@@ -48,6 +60,10 @@ class Agreement:
                 reporters.register(type(reporter)(config, self._nowhere), "terminalreporter")
 
     # -- collection: the same tests everywhere ---------------------------------------------------
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Keep the session, which knows whether a failure ends it."""
+        self._session = session
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep the errors of this rank's collection, for rank 0 to show."""
@@ -60,18 +76,18 @@ class Agreement:
         try:
             result = yield
         except BaseException as error:
-            self._exchange([1, 0, 0], f"collection failed: {error}")
+            self._exchange([1, 0, 0], functools.partial("collection failed: {}".format, error))
             raise
         names = [item.nodeid for item in session.items]
         mine = [int(session.testsfailed > 0), len(names), _digest("\n".join(names))]
-        everybody = self._exchange(mine, "errors during collection" if mine[0] else None)
+        everybody = self._exchange(mine, (lambda: "errors during collection") if mine[0] else None)
         if everybody[:, 0].any():
             session.testsfailed = session.testsfailed or 1
             self._show_errors_of_others(self._comm.gather("\n\n".join(self._not_collected)))
         elif not (everybody == everybody[0]).all():
             listing = self._comm.allgather(names)
             everywhere = set(listing[0]).intersection(*listing[1:])
-            different = sorted(set().union(*listing) - everywhere) or ["none: the order differs"]
+            different = sorted(set().union(*listing) - everywhere) or [_other_order(listing)]
             raise pytest.UsageError(
                 "the ranks collected different tests (" + ", ".join(str(count) for count in everybody[:, 1])
                 + " on ranks 0, 1, ...). Not on all ranks: " + ", ".join(different[:5])
@@ -90,32 +106,62 @@ class Agreement:
 
     # -- each phase of each test: one outcome ----------------------------------------------------
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None, Any, Any]:
+        """Note that a test runs: reports that are made meanwhile are those of its subtests."""
+        self._parts, self._runs = 0, True
+        try:
+            return (yield)
+        finally:
+            self._runs = False
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # the outermost, so that xfail has been decided
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Give the report the outcome that all ranks agree on."""
+        self._parts += self._runs
+        where = f"{item.nodeid} ({f'subtest {self._parts}' if self._runs else call.when})"
+        unwrap(call)
+        judges = item.get_closest_marker("xfail") is not None  # each rank by itself, whether it was expected
+        is_own = judges or self._share_error(item, call, where)
         report = yield
-        where = f"{item.nodeid} ({report.when})"
-        mine = OUTCOMES.index(report.outcome)
-        failure = f"{item.nodeid}\n{report.longreprtext}" if report.failed else None
-        debug_report.ended = where
-        everybody = self._exchange([mine, _digest(where), 0], failure)
-        debug_report.ended = ""
-        if (everybody[:, 1] != everybody[0, 1]).any():
-            places = self._comm.allgather(where)
-            self._end_job(
-                "the ranks are out of step: " + ", ".join(f"rank {i} is at {at}" for i, at in enumerate(places))
-            )
-        worst = int(everybody[:, 0].max())
+        mine = OUTCOMES.index(report.outcome) if is_own else 0
+        everybody = self.outcomes(where, mine, (lambda: report.longreprtext) if judges and report.failed else None)
+        worst = max(everybody)
         if worst > 0:
             data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
             data["rank_text"] = report.longreprtext if report.failed else ""
-            report = self._adopt(report, worst, self._comm.allgather(data))
+            decisive = [rank for rank, outcome in enumerate(everybody) if outcome == worst]
+            report = self._adopt(report, decisive, self._comm.allgather(data))
         return report
 
-    def _adopt(self, report: pytest.TestReport, worst: int, reports: list[Any]) -> pytest.TestReport:
+    def _share_error(self, item: pytest.Item, call: pytest.CallInfo[None], where: str) -> bool:
+        """Give the error of the first rank that has failed, or skipped, to those that have not; return False there.
+
+        By the error plugins decide on each rank what becomes of the test: whether it is run again, say.
+        """
+        unittests = getattr(item, "_excinfo", None)  # those of a TestCase, which pytest puts into the call later
+        own = unittests[0] if unittests and call.excinfo is None else call.excinfo
+        mine = 0
+        if own is not None:
+            mine = 1 if isinstance(own.value, (pytest.skip.Exception, unittest.SkipTest)) else 2
+        everybody = self.outcomes(where, mine, (lambda: str(item.repr_failure(own))) if own and mine == 2 else None)
+        worst = max(everybody)
+        if worst == 0 or min(everybody) == worst:
+            return True
+        first = everybody.index(worst)
+        sent = self._comm.bcast(_packed(own.value) if own and self._rank == first else None, root=first)
+        if mine < worst:
+            try:
+                raise _unpacked(sent)
+            except BaseException:
+                call.excinfo = pytest.ExceptionInfo.from_current()
+        return mine == worst
+
+    def _adopt(self, report: pytest.TestReport, decisive: list[int], reports: list[Any]) -> pytest.TestReport:
         """Return the report of the first rank with the worst outcome, and name the other ones that have it."""
-        decisive = [rank for rank, data in enumerate(reports) if data["outcome"] == OUTCOMES[worst]]
-        if report.outcome != OUTCOMES[worst]:
+        if self._rank not in decisive:
             rebuild = self._config.hook.pytest_report_from_serializable
             report = rebuild(config=self._config, data=reports[decisive[0]])
         if report.failed:
@@ -132,26 +178,47 @@ class Agreement:
                     report.sections.append((ranks_in_words(ranks), text))
         return report
 
+    @pytest.hookimpl(trylast=True)  # when pytest knows whether to stop
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """End a test on all ranks after a subtest that has failed on one, under -x."""
+        if self._runs and report.failed and self._session.shouldfail:
+            pytest.fail(f"{report.nodeid} ends with the subtest that has failed (-x)", pytrace=False)
+
     # -- the end: nobody leaves while rank 0 still prints ----------------------------------------
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         """Wait for the other ranks: ``python -m mpi4py`` ends the job as soon as one exits with an error."""
         sys.stdout.flush()
-        self._wait(self._comm.Ibarrier(), "leaving", max(self._grace, LONGEST_SUMMARY))
+        self._wait(self._comm.Ibarrier(), lambda: "leaving", max(self._grace, LONGEST_SUMMARY))
         if self._rank:
             self._nowhere.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _exchange(self, numbers: list[int], failure: str | None) -> Any:
-        """Return the numbers of all ranks, one row each; `failure` is the error of this rank, or None."""
+    def outcomes(self, where: str, mine: int, failure: Failure) -> list[int]:
+        """Return the outcomes of all ranks of what they have ended, which has to be the same on all."""
+        debug_report.ended = where
+        everybody = self._exchange([mine, _digest(where), 0], failure)
+        debug_report.ended = ""
+        if (everybody[:, 1] != everybody[0, 1]).any():
+            places = self._comm.allgather(where)
+            self._end_job(
+                "the ranks are out of step: " + ", ".join(f"rank {i} is at {at}" for i, at in enumerate(places))
+            )
+        return [int(outcome) for outcome in everybody[:, 0]]
+
+    def _exchange(self, numbers: list[int], failure: Failure) -> Any:
+        """Return the numbers of all ranks, one row each; `failure` returns the error of this rank, if it has one."""
         mine = np.array(numbers, np.int64)
         everybody = np.empty((self._comm.Get_size(), len(numbers)), np.int64)
         self._wait(self._comm.Iallgather(mine, everybody), failure)
         return everybody
 
-    def _wait(self, request: MPI.Request, failure: str | None, grace: float | None = None) -> None:
+    def _meet(self) -> None:
+        self._wait(self._comm.Ibarrier(), None)
+
+    def _wait(self, request: MPI.Request, failure: Failure, grace: float | None = None) -> None:
         """Complete the request; a rank that has failed, or that others wait for, does not wait for ever for them."""
         grace = self._grace if grace is None else grace
         began = time.monotonic()
@@ -162,7 +229,8 @@ class Agreement:
                 reports = watchdog.reports()
                 if failure is not None:
                     message = f"failed, and the other ranks did not arrive within {grace:g} s:\n"
-                    self._end_job("\n".join([message, failure, "", *self._places(reports)]))
+                    what = [debug_report.ended] if debug_report.ended else []
+                    self._end_job("\n".join([message, *what, failure(), "", *self._places(reports)]))
                 last, seen = seen, self._end_job_if_waited_for(reports, seen)
                 again = LOOKS_AGAIN if seen != last else max(grace, time.monotonic() - began)  # less and less often
                 give_up = time.monotonic() + again
@@ -204,6 +272,38 @@ class Agreement:
         tell(f"\nhpccomm.testing: rank {self._rank}: {message}", self._uncaptured())
         let_launcher_read()
         self._comm.Abort(1)
+
+
+def _other_order(listing: list[list[str]]) -> str:
+    """Return what to do about an order of tests that differs between ranks."""
+    first = next(names for names in zip(*listing) if len(set(names)) > 1)
+    apart = "; ".join(f"{name} on {ranks_in_words(ranks)}" for name, ranks in ranks_by_value(enumerate(first)).items())
+    return (
+        f"none: the order differs. At the first difference is {apart}. Give all ranks the same seed, by the option of "
+        "the plugin that shuffles tests, or leave it out: -p no:NAME. Where tests are parametrized from a set, type "
+        "PYTHONHASHSEED=0 in front of mpiexec, or sort the set"
+    )
+
+
+def _packed(error: BaseException) -> Packed:
+    """Return an error as other ranks can read it."""
+    try:
+        pickled = pickle.dumps(error)
+    except Exception:  # whatever a class of the program raises
+        pickled = b""
+    return pickled, type(error).__name__, str(error)
+
+
+def _unpacked(sent: Packed) -> BaseException:
+    """Return the error, or one of the same name and text where it can't be made."""
+    pickled, name, text = sent
+    try:
+        error = pickle.loads(pickled)
+        if isinstance(error, BaseException):
+            return error
+    except Exception:  # it was not pickled, or its class takes other arguments
+        pass
+    return PYTESTS_OWN.get(name, type(name, (Exception,), {}))(text)
 
 
 def _digest(text: str) -> int:
