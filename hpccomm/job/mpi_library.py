@@ -45,6 +45,7 @@ def load() -> Any:
     if MPI.Is_finalized():
         raise DistBackendError("MPI has been finalised; a process can't start it again")
     forked.spare_mpi()
+    forked.hide_launcher(MPI.COMM_WORLD.Get_rank())
     return MPI
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DistError
 from .environment import launcher
+from .forked import STARTED_BY
 from .stderr import tell
 
 SHORT = 200  # characters of a command that a message repeats
@@ -70,6 +71,12 @@ def refusal(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ
     """
     if mpi_size != 1:
         return None
+    if by := _started_by_a_rank(environ):
+        return (
+            f"this process is no rank: {by} has started it, not the launcher. Call init_process_group in the ranks "
+            f'only (in a program that starts processes with multiprocessing: below `if __name__ == "__main__":`), or '
+            f"pass comm=MPI.COMM_SELF for a world of this process"
+        )
     command = command or own_command()
     size = environ.get("WORLD_SIZE", "")
     if "TORCHELASTIC_RUN_ID" in environ and size.isdigit() and int(size) > 1:  # torchrun's, of every worker
@@ -85,6 +92,13 @@ def refusal(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ
         f"{started} processes, but MPI says that this one is alone (world size 1). {remedy}. "
         f"If separate worlds of one rank are what you want, pass comm=MPI.COMM_SELF"
     )
+
+
+def _started_by_a_rank(environ: Mapping[str, str]) -> str:
+    """Return the rank that has started this process, ``"rank 1 (process 4711)"``; "" where no rank of several has."""
+    names, by = launcher(environ), environ.get(STARTED_BY, "")
+    is_of_several = names is not None and int(environ[names.size]) > 1
+    return by if is_of_several and not by.endswith(f"(process {os.getpid()})") else ""
 
 
 def warning(mpi_size: int, library: str, environ: Mapping[str, str] = os.environ, command: str = "") -> str | None:
