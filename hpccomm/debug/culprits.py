@@ -43,6 +43,8 @@ class Verdict:
         Where every rank is in a call of C, and in none that hpccomm knows: the seconds that all have been; otherwise 0.
     all_wait : float
         Where every rank that has not ended waits for others in a call: the seconds that all have; otherwise 0.
+    has_threads : bool
+        Some rank of a standstill has threads beside its main thread, which may go on.
 
     Examples
     --------
@@ -55,6 +57,7 @@ class Verdict:
     lines: list[str] = field(default_factory=list)
     standstill: float = field(default=0.0, kw_only=True)
     all_wait: float = field(default=0.0, kw_only=True)
+    has_threads: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -355,6 +358,11 @@ class _Search:
             found.lines.append(f"{ranks_in_words(ranks)} {by_number(ranks, 'is', 'are')} at {places[ranks[0]]}")
         for each in others:
             found.lines.append(f"rank {each.rank}: {self._activity(each.rank).replace(' without that', '')}")
+        threads = [each.rank for each in self._ranks if each.report and each.report.get("has_threads")]
+        if threads:
+            found.has_threads = True
+            verb = by_number(threads, "has", "have")
+            found.lines.append(f"{ranks_in_words(threads)} {verb} further threads, which may go on")
         return found
 
     def _not_at_the_end(self) -> Verdict:

@@ -134,7 +134,7 @@ class Reporter:
             "reason": reason,
             "program": f"{line} in {function}" if line else "",
             "stands": stands,
-            "has_threads": len(stacks.threads_of_the_program()) > 1,
+            "has_threads": stacks.threads_of_the_program() != [threading.main_thread()],
             "left": left,
             "spare": spare,
             "ended": ended or stacks.exception_that_ends(),

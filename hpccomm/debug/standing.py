@@ -14,6 +14,7 @@ from typing import Any
 from . import stacks
 
 SEMAPHORE_BYTES = 64  # sem_t has 32 with glibc
+BUSY = 0.2  # of a core: threads that compute; the watchdog needs a tenth of that
 _semaphores: list[Any] = []  # which a call that is left may still need
 
 
@@ -28,19 +29,20 @@ class Standing:
         self._post = ctypes.cast(libc.sem_post, ctypes.c_void_p)
         self._is_known = libc.sem_init(self._semaphore, 0, 0) == 0
         self._is_left = False  # a call, which has not been run
-        self._moved = time.monotonic()
+        self._moved, self._computed = time.monotonic(), time.process_time()
 
     def look(self, now: float) -> float:
         """Return the seconds that the main thread has been in one call of C for; it is looked at again and again."""
         if self._is_left and self._try_wait(self._semaphore) == 0:
             self._is_left = False
-            self._moved = now
+            self._moved, self._computed = now, time.process_time()
         if not self._is_left and self._is_known:
             leave: Any = ctypes.pythonapi.Py_AddPendingCall
             self._is_left = leave(self._post, ctypes.cast(self._semaphore, ctypes.c_void_p)) == 0
         return now - self._moved if self._is_left else 0.0
 
     def seconds(self) -> float:
-        """Return the same for a verdict: 0 where the program has other threads, which may move."""
-        alone = stacks.threads_of_the_program() == [threading.main_thread()]
-        return self.look(time.monotonic()) if alone else 0.0
+        """Return the same for a verdict: 0 where the program has other threads, and these compute."""
+        stands = self.look(time.monotonic())
+        has_threads = stacks.threads_of_the_program() != [threading.main_thread()]
+        return 0.0 if has_threads and time.process_time() - self._computed > BUSY * stands else stands

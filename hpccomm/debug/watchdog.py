@@ -171,7 +171,7 @@ class Watchdog:
         for observed in list(self._seen.values()):
             self._judge(observed, now)
         stands = self._standing.look(now)
-        is_judge = SOURCES and self.reporter.size > 1 and self.reporter.rank < JUDGES
+        is_judge = self.reporter.size > 1 and self.reporter.rank < JUDGES
         if is_judge and all(_has_no_limit(each.call) for each in self._seen.values()):
             self._judge_standstill(stands)
 
@@ -205,10 +205,14 @@ class Watchdog:
     def _judge_standstill(self, stands: float) -> None:
         """End the job, or tell, where every rank is in a call of C that hpccomm can't see into, for the time limit.
 
-        One may compute there for longer: this is only told, unless the user wants the time limit to end the job.
+        One may compute there for longer, or wait for threads or processes that do: so the job ends only under
+        ``hpccomm run``, where the user wants the time limit to end it, and where no rank has further threads.
         """
-        group, reporter = SOURCES[0].group, self.reporter
-        limit = as_seconds(group.timeout)
+        reporter = self.reporter
+        watched = [SOURCES[0].group] if SOURCES else groups()
+        limit = max((as_seconds(group.timeout) for group in watched), default=math.inf)
+        if not SOURCES:
+            limit = max(limit, WARN_AFTER)
         first = limit + 2 * PATIENCE * reporter.rank  # the next rank asks where this one can't
         if stands < first:
             self._asks_from = first
@@ -220,9 +224,9 @@ class Watchdog:
             return
         self._asks_from = math.inf
         reporter.conclude("\n".join(found.lines))
-        ends = group.on_timeout in ("abort", "raise")
+        ends = bool(SOURCES) and watched[0].on_timeout in ("abort", "raise") and not found.has_threads
         try:
-            self._tell_end([*found.lines, self._where_reports_are()], group, ends)
+            self._tell_end([*found.lines, self._where_reports_are()], watched[0], ends)
         finally:
             if ends:
                 self._end()

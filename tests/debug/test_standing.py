@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +14,37 @@ import pytest
 from hpccomm.debug.culprits import verdict
 from hpccomm.debug.standing import Standing
 
+from ..launch import launch
 from .test_verdict import is_in, polls, report
 
 pytestmark = pytest.mark.serial
 
 WRITES, CLOSES = 'out.py:12 in save, in f["x"] = ...', "out.py:14 in save, in f.close()"
 
+WAITS = """\
+import sys, threading, time
+from pathlib import Path
+from mpi4py import MPI
 
+def waits():
+    while not list(Path(sys.argv[1]).glob("reports/*/verdict.txt")):
+        time.sleep(0.1)
+    while "further threads" not in next(Path(sys.argv[1]).glob("reports/*/verdict.txt")).read_text():
+        time.sleep(0.1)
+
+MPI.COMM_WORLD.Barrier()
+thread = threading.Thread(target=waits)
+thread.start()
+
+thread.join()
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.mark.parametrize("computes", [False, True])
 @pytest.mark.parametrize("name", ["hpccomm-test", "one of the program's"])
-def test_the_main_thread_in_a_call_of_c(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_main_thread_in_a_call_of_c(name: str, computes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "process_time", time.monotonic if computes else float)
     standing, seconds = Standing(), [0.0, 0.0]
 
     def looks() -> None:
@@ -33,7 +58,7 @@ def test_the_main_thread_in_a_call_of_c(name: str, monkeypatch: pytest.MonkeyPat
     thread.start()
     thread.join()
     assert seconds[0] > 0.3
-    assert (seconds[1] > 0.0) == name.startswith("hpccomm-")  # other threads of the program may move
+    assert (seconds[1] > 0.0) == (name.startswith("hpccomm-") or not computes)
     give_up = time.monotonic() + 30
     while standing.look(time.monotonic()) and time.monotonic() < give_up:
         pass
@@ -57,6 +82,29 @@ def test_the_places_are_named_and_the_few_are_the_culprits() -> None:
 def test_all_at_one_place() -> None:
     found = verdict([stands(rank, WRITES) for rank in range(3)], 3)
     assert (found.culprits, found.standstill, found.lines[1:]) == ([], 30.0, [f"ranks 0-2 are at {WRITES}"])
+
+
+def test_further_threads_are_named() -> None:
+    threads = stands(1, WRITES, has_threads=True)
+    assert not verdict([stands(rank, WRITES) for rank in range(3)], 3).has_threads
+    found = verdict([stands(0, WRITES), threads, stands(2, WRITES)], 3)
+    assert (found.standstill, found.has_threads) == (30.0, True)
+    assert found.lines[2:] == ["rank 1 has further threads, which may go on"]
+
+
+def test_all_ranks_wait_for_a_thread_that_waits(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WAITS, encoding="utf-8")
+    environment = {"HPCCOMM_TIMEOUT": "3", "HPCCOMM_DEBUG_DIR": str(tmp_path / "reports")}
+    done = launch(2, sys.executable, "-m", "hpccomm", "run", program, tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"hpccomm: every rank has been in one call of C for [\d.]+ s, none of them in one of MPI's:\n"
+        r"hpccomm: ranks 0-1 are at \S*program.py:15 in <module>, in thread.join\(\).*\n"
+        r"hpccomm: ranks 0-1 have further threads, which may go on\n",
+        done.stderr,
+    ), done.stderr
+    assert "the job ends" not in done.stderr
 
 
 def test_a_rank_that_does_not_answer_or_has_ended_is_named() -> None:
