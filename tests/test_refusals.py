@@ -215,6 +215,24 @@ def test_masked_arrays(function: Any) -> None:
             function, masked, *arguments_of(function))  # fmt: skip
 
 
+@pytest.mark.parametrize("function", SINGLE)
+@pytest.mark.parametrize(
+    ("name", "instead"), [("mask", "its data and its mask"), ("unit", "asarray"), ("units", "asarray")]
+)
+def test_subclasses_with_more_than_a_buffer(function: Any, name: str, instead: str) -> None:
+    subclass = type("Subclass", (np.ndarray,), {name: property(lambda array: None)})  # as astropy's and unyt's
+    message = rf"array is a Subclass, and its {name} would be lost; communicate .*{instead}"
+    refused(TypeError, message, function, np.ones(2).view(subclass), *arguments_of(function))
+
+
+def test_a_field_of_a_record_may_be_called_mask(process_group: hc.ProcessGroup) -> None:
+    record = np.ones(2, [("mask", "i4"), ("unit", "f8")]).view(np.recarray)
+    record.unit += process_group.rank
+    hc.broadcast(record, src=0)
+    assert (record.mask == 1).all()
+    assert (record.unit == 1.0).all()
+
+
 @pytest.mark.parametrize(
     "readonly", [np.broadcast_to(1.0, 4), memoryview(b"1234"), b"bytes"], ids=["view", "memory", "bytes"]
 )

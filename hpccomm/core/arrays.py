@@ -21,6 +21,14 @@ BUILT_IN_DEVICES = ("cpu", "cuda", "rocm")
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu", 13: "cuda"}
 
 _INSTEAD = "for a number: np.array(x); for other Python objects: the *_object functions"
+# Attributes of subclasses of ndarray without which the numbers mean something else, and what to communicate instead:
+# astropy's Masked and Quantity, unyt's arrays.
+_NUMBERS = "communicate numpy.asarray(array), a view of its numbers, in one unit on all ranks"
+_BESIDE_THE_BUFFER = {
+    "mask": "communicate its data and its mask as plain arrays",
+    "unit": _NUMBERS,
+    "units": _NUMBERS,
+}
 _PLACES_OF_MPI4PY = ("InPlaceType", "BottomType")
 _predicates: dict[str, Callable[[object], bool]] = {}
 # The devices of the types of CuPy's arrays, where no predicate has to be asked first; the fast paths look here, too.
@@ -124,6 +132,11 @@ def locate(operation: str, argument: str, array: Array) -> tuple[str, Any]:
             f"communicate {argument}.data and {argument}.mask{here()}"
         )
     if isinstance(array, np.ndarray):
+        for name, instead in _BESIDE_THE_BUFFER.items():
+            if hasattr(type(array), name):  # not of the array: a field of np.recarray may have the name
+                raise TypeError(
+                    f"{operation}: {argument} is {_a(array)}, and its {name} would be lost; {instead}{here()}"
+                )
         return "cpu", array.view(np.ndarray)
     # A NumPy scalar has a buffer, but a copy of it: a result would vanish there. MPI.IN_PLACE has that of nothing.
     if not isinstance(array, np.generic) and type(array).__name__ not in _PLACES_OF_MPI4PY:
