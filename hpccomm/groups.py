@@ -168,7 +168,9 @@ def _on_communicator(
     ours.Free()
     if mpi.UNDEFINED in members:
         raise ValueError(f"new_group: rank {members.index(mpi.UNDEFINED)} of comm is not in the world group{here()}")
-    group = child_of(world, comm.Dup(), members, config, limits, name, description)
+    with failures.translating("new_group", world.comm):
+        own = comm.Dup()
+    group = child_of(world, own, members, config, limits, name, description)
     connect(group)
     return group
 

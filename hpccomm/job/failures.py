@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RankFailedError, here
+from ..errors import DistBackendError, RankFailedError, here
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -184,14 +184,28 @@ def rank_failed(operation: str, ranks: tuple[int, ...]) -> RankFailedError:
 
 @contextlib.contextmanager
 def translating(operation: str, comm: MPI.Intracomm | None) -> Iterator[None]:
-    """Raise RankFailedError in place of MPI's error when a rank has died."""
+    """Raise hpccomm's error in place of MPI's: RankFailedError when a rank has died, else DistBackendError."""
+    from mpi4py import MPI
+
     try:
         yield
-    except Exception as error:
-        failed = translated(operation, error, comm)
-        if failed is None:
-            raise
-        raise failed from error
+    except MPI.Exception as error:
+        raise translated(operation, error, comm) or backend_error(operation, error) from error
+
+
+def backend_error(operation: str, error: MPI.Exception) -> DistBackendError:
+    """Return the error that the program should see for one of MPI, with MPI's text."""
+    from mpi4py import MPI
+
+    hint, text = "", error.Get_error_string().strip()
+    if error.Get_error_class() == MPI.ERR_TRUNCATE:
+        hint = "; an array here is smaller than what another rank sent: do sizes and dtypes agree on all ranks?"
+    elif "Too many communicators" in text:  # MPICH has 2048 for each process
+        hint = (
+            "; each group and grid uses up several of them: make one once and use it again, or destroy it when it is "
+            "not needed any more: destroy_process_group(group), or a `with` block"
+        )
+    return DistBackendError(f"MPI reports: {text}{hint}{here()}", operation)
 
 
 def shrink(comm: Any) -> tuple[Any, list[int]]:

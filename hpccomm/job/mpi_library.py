@@ -76,15 +76,16 @@ def membership(comm: Any) -> dict[str, Any]:
     if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
         raise TypeError(f"comm is {comm!r}; expected an mpi4py intracommunicator")
     take_names_away(MAPPED_AT_INIT)  # before the first wait: another rank may never come
-    # The methods of a subclass are the program's, and so are the functions that Dup calls to copy attributes.
-    comm = private(mpi.Intracomm(comm).Split(0, comm.Get_rank()))
-    try:
-        failures.keep_spare(comm)
-        settings = agreed(comm, lambda: asked_of_the_library().is_proven)
-        nodes, processes = number_nodes(comm)
-    except Exception:
-        release(comm)
-        raise
+    with failures.translating("making a group", comm):
+        # The methods of a subclass are the program's, and so are the functions that Dup calls to copy attributes.
+        comm = private(mpi.Intracomm(comm).Split(0, comm.Get_rank()))
+        try:
+            failures.keep_spare(comm)
+            settings = agreed(comm, lambda: asked_of_the_library().is_proven)
+            nodes, processes = number_nodes(comm)
+        except Exception:
+            release(comm)
+            raise
     rank, size = comm.Get_rank(), comm.Get_size()
     fields = {"rank": rank, "size": size, "comm": comm, "nodes": nodes, "processes": processes}
     return {**fields, "settings": settings, "largest_tag": LARGEST}

@@ -187,10 +187,4 @@ def as_backend_error(operation: str, error: Exception, comm: MPI.Intracomm | Non
     """
     if not isinstance(error, MPI.Exception) or isinstance(error, DistError):
         return error
-    failed = failures.translated(operation, error, comm)
-    if failed is not None:
-        return failed
-    hint = ""
-    if error.Get_error_class() == MPI.ERR_TRUNCATE:
-        hint = "; an array here is smaller than what another rank sent: do sizes and dtypes agree on all ranks?"
-    return DistBackendError(f"MPI reports: {error.Get_error_string().strip()}{hint}{here()}", operation)
+    return failures.translated(operation, error, comm) or failures.backend_error(operation, error)
