@@ -4,7 +4,8 @@ Objects travel over the group's MPI communicator, whatever the device map says. 
 arrays) are sent out of band, without a copy into the pickle (PEP 574). Unpickling runs
 code that the sender chose: that is fine inside one job, and nowhere else.
 
-An object that can't be pickled raises the same TypeError on every rank that takes part, and the group goes on.
+An object that can't be pickled raises the same TypeError on every rank that takes part. One that a rank can't unpickle
+raises a TypeError there, which names the sender; the other slots of the list are filled. The group goes on.
 
 With ``async_op=True`` they return a :class:`Work`, which fills the lists and has such an error. The object is copied
 into its pickle in the call, and may be changed from then on. The first collective of a group waits for the other ranks,

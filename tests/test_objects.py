@@ -173,6 +173,57 @@ def test_an_unpicklable_object_beside_others(process_group: hc.ProcessGroup, wha
     go_on(process_group)
 
 
+class NeedsAnArgument(Exception):
+    """Pickles, and can't be made again: Exception calls it with its `args`, of which there is one."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_an_object_that_can_not_be_unpickled(process_group: hc.ProcessGroup, size: int, async_op: bool) -> None:
+    n, me = process_group.size, process_group.rank
+    last, other = n - 1, me < n - 1
+    bad = NeedsAnArgument(1, "x" * size)
+    mine: Any = bad if me == last else me
+
+    def call(function: Any, *arguments: Any) -> Any:
+        done = function(*arguments, async_op=async_op)
+        return done.wait() if async_op else done
+
+    def refused(function: Any, *arguments: Any) -> None:
+        text = (
+            rf"{function.__name__}.*: what rank {last} of the group has sent can't be unpickled \(TypeError: .*'text'"
+        )
+        with pytest.raises(TypeError, match=text):
+            call(function, *arguments)
+
+    slots: list[Any] = ["old"] * n
+    refused(hc.all_gather_object, slots, mine)
+    assert slots == [*range(last), "old"]
+    slots = ["old"] * n
+    if me == 0:
+        refused(hc.gather_object, mine, slots)
+        assert slots == [*range(last), "old"]
+    else:
+        call(hc.gather_object, mine)
+    if other:
+        refused(hc.broadcast_object_list, [None], last)
+        refused(hc.scatter_object_list, [None], None, last)
+    else:
+        call(hc.broadcast_object_list, [bad], last)
+        refused(hc.scatter_object_list, [None], [bad] * n, last)
+    if n > 1 and me == 0:
+        refused(hc.recv_object_list, [None], last)
+        with pytest.raises(TypeError, match=f"recv_object_list: what rank {last} of the group has sent"):
+            hc.recv_object_list([None])
+    elif n > 1 and me == last:
+        call(hc.send_object_list, [bad], 0)
+        hc.send_object_list([bad], 0)
+    go_on(process_group)
+
+
 def test_an_unpicklable_object_of_one_rank_raises_on_all(process_group: hc.ProcessGroup) -> None:
     last = process_group.size - 1
     mine: Any = UNPICKLABLE if process_group.rank == last else "fine"

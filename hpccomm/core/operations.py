@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy import ndarray
@@ -388,7 +388,7 @@ class Operations(Members):
                 dict.fromkeys(range(self.size), obj),
                 lambda came: _fill(name, object_list, list(came.values())),
             )
-        object_list[:] = self._step(name, OBJECTS, obj)
+        _fill(name, object_list, self._step(name, OBJECTS, obj))
         return None
 
     @asynchronous_method
@@ -408,7 +408,7 @@ class Operations(Members):
             )
         objects = self._step(name, OBJECTS, obj, root)
         if slots is not None:
-            slots[:] = objects
+            _fill(name, slots, objects)
         return None
 
     @asynchronous_method
@@ -449,7 +449,7 @@ class Operations(Members):
                 dict(enumerate(objects or ())),
                 lambda came: _fill(name, output, [came[root], *output[1:]]),
             )
-        output[0] = self._step(name, OBJECTS, objects, root)
+        _fill(name, output, [self._step(name, OBJECTS, objects, root), *output[1:]])
         return None
 
     @asynchronous_method
@@ -523,9 +523,32 @@ def _looked_after(work: Work | None) -> Work | None:
     return work
 
 
-def _fill(operation: str, slots: list[Any], objects: list[Any]) -> None:
+class NotLoaded:
+    """The substitute for an object that has come and can't be made again from its pickle."""
+
+    sender = -1  # its rank in the group, which the transport knows
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def raise_for(self, operation: str) -> NoReturn:
+        """Raise the error that the program should see."""
+        raise TypeError(
+            f"{operation}: what rank {self.sender} of the group has sent can't be unpickled "
+            f"({type(self._error).__name__}: {self._error}); its class has to be importable here and to have a "
+            f"__reduce__ that makes it again, or send what it holds as arrays or a dict{here()}"
+        ) from self._error
+
+
+def _fill(operation: str, slots: list[Any], objects: list[Any] | NotLoaded) -> None:
+    """Fill a list with what has come; the slot of an object that can't be loaded stays, and it is raised for."""
+    if isinstance(objects, NotLoaded):
+        objects.raise_for(operation)
     if len(slots) != len(objects):
         raise ValueError(
             f"{operation}: object_list has {len(slots)} slots, but {len(objects)} objects were sent{here()}"
         )
-    slots[:] = objects
+    slots[:] = [slot if isinstance(each, NotLoaded) else each for slot, each in zip(slots, objects)]
+    for each in objects:
+        if isinstance(each, NotLoaded):
+            each.raise_for(operation)

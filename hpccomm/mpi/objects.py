@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from ..core.backend import Backend
+from ..core.operations import NotLoaded
 from ..core.options import BackendOptions
 from ..core.work import Work
 from ..errors import DistError, here
@@ -93,7 +95,7 @@ class ObjectTransport(Backend):
         self._turns += 1
 
         def finish(came: dict[int, bytearray]) -> None:
-            fill(dict(zip(came, _unwrapped(operation, list(map(pkl5.pickle.loads, came.values()))))))
+            fill(dict(zip(came, _unwrapped(operation, list(map(_unpickle, came.values())), came))))
 
         self._sending = [each for each in self._sending if not MPI.Request.Testall(each)]
         exchange = ObjectExchange(self._comm, self._turns, sent, finish)
@@ -109,7 +111,7 @@ class ObjectTransport(Backend):
         wrapped = self._wrapped(obj)
         blocks = self._all_blocks("all_gather_object", wrapped)
         if blocks is not None:
-            return list(map(pickle.loads, blocks))
+            return _unwrapped("all_gather_object", list(map(_unpickle, blocks)))
         return _unwrapped("all_gather_object", self._collectives.allgather(wrapped))
 
     def gather_object(self, obj: Any, root: int) -> list[Any] | None:
@@ -117,10 +119,11 @@ class ObjectTransport(Backend):
         wrapped = self._wrapped(obj)
         blocks = self._all_blocks("gather_object", wrapped)  # on every rank, because each is to learn of a failure
         if blocks is not None:
-            return list(map(pickle.loads, blocks)) if self.rank == root else None
+            return _unwrapped("gather_object", list(map(_unpickle, blocks))) if self.rank == root else None
         failures = self._collectives.allgather(wrapped if isinstance(wrapped, _Unpicklable) else None)
         _unwrapped("gather_object", failures)
-        return self._collectives.gather(wrapped, root)
+        gathered = self._collectives.gather(wrapped, root)
+        return None if gathered is None else _unwrapped("gather_object", gathered)
 
     def broadcast_object_list(self, objects: list[Any], root: int) -> list[Any]:
         """Return the root's objects."""
@@ -128,9 +131,9 @@ class ObjectTransport(Backend):
         block = bytearray(BLOCK) if wrapped is None else _block_of(wrapped)
         self._comm.Bcast((block, BLOCK, MPI.BYTE), root)
         if block[0] == LARGE:
-            (received,) = _unwrapped("broadcast_object_list", [self._collectives.bcast(wrapped, root)])
+            (received,) = _unwrapped("broadcast_object_list", [self._collectives.bcast(wrapped, root)], [root])
         elif wrapped is None or block[0] == UNPICKLABLE:
-            received = _loaded("broadcast_object_list", block)
+            received = _loaded("broadcast_object_list", block, root)
         return objects if self.rank == root else received
 
     def scatter_object_list(self, objects: Sequence[Any] | None, root: int) -> Any:
@@ -146,8 +149,8 @@ class ObjectTransport(Backend):
             blocks = (bytes(BLOCK * self.size) if is_large else b"".join(parts), BLOCK, MPI.BYTE)
         self._comm.Scatter(blocks, (block, BLOCK, MPI.BYTE), root)
         if block[0] != LARGE:
-            return _loaded("scatter_object_list", block)
-        (received,) = _unwrapped("scatter_object_list", [self._collectives.scatter(wrapped, root)])
+            return _loaded("scatter_object_list", block, root)
+        (received,) = _unwrapped("scatter_object_list", [self._collectives.scatter(wrapped, root)], [root])
         return received
 
     def _all_blocks(self, operation: str, wrapped: _Pickled | _Unpicklable) -> list[bytearray] | None:
@@ -159,7 +162,7 @@ class ObjectTransport(Backend):
         if LARGE in kinds:
             return None
         if UNPICKLABLE in kinds:
-            _loaded(operation, blocks[kinds.index(UNPICKLABLE)])
+            _loaded(operation, blocks[kinds.index(UNPICKLABLE)], kinds.index(UNPICKLABLE))
         return blocks
 
     def send_object_list(self, objects: list[Any], dst: int, tag: int) -> None:
@@ -173,11 +176,11 @@ class ObjectTransport(Backend):
         if self._receives:  # those that have begun earlier come first
             receive: Any = ObjectReceive(self._receives, src, tag)
             receive.block()
-            (received,) = _unwrapped("recv_object_list", [receive.came])
+            (received,) = _unwrapped("recv_object_list", [receive.came], [receive.source])
             return received, receive.source
         came: Any = matched(self._messages, MPI.Comm.Mprobe, MPI.ANY_SOURCE if src is None else src, tag)
         came.wait()
-        (received,) = _unwrapped("recv_object_list", [came.load()])
+        (received,) = _unwrapped("recv_object_list", [came.load()], [came.sender])
         return received, came.sender
 
     def isend_object_list(self, objects: list[Any], dst: int, tag: int) -> ObjectSend:
@@ -196,9 +199,10 @@ class ObjectTransport(Backend):
         """Begin to receive objects, and call `fill` with them when they have come."""
 
         def finish(came: Any) -> None:
-            fill(*_unwrapped("recv_object_list", [came]))
+            fill(*_unwrapped("recv_object_list", [came], [receive.source or 0]))
 
-        return ObjectReceive(self._receives, src, tag, finish)
+        receive = ObjectReceive(self._receives, src, tag, finish)
+        return receive
 
     def translate_error(self, operation: str, error: Exception) -> Exception:
         return as_backend_error(operation, error, self._messages)
@@ -227,7 +231,10 @@ class _Pickled:
 
 
 def _unpickle(data: Any, *buffers: Any) -> Any:
-    return pkl5.pickle.loads_oob(data, list(buffers))
+    try:
+        return pkl5.pickle.loads_oob(data, list(buffers))
+    except Exception as error:  # unpickling runs any code of the object's class; the others have come, too
+        return NotLoaded(error)
 
 
 class _Unpicklable:
@@ -246,16 +253,20 @@ def _block_of(wrapped: _Pickled | _Unpicklable) -> bytes:
     return data.ljust(BLOCK, b"\0") if len(data) <= BLOCK else bytes(BLOCK)
 
 
-def _loaded(operation: str, block: bytes | bytearray) -> Any:
+def _loaded(operation: str, block: bytes | bytearray, sender: int) -> Any:
     """Return the object of a block that is not large; raise if it could not be pickled."""
-    if block[0] == UNPICKLABLE:
-        _unwrapped(operation, [pickle.loads(block[1:])])
-    return pickle.loads(block)
+    data = block[1:] if block[0] == UNPICKLABLE else block
+    return _unwrapped(operation, [_unpickle(data)], [sender])[0]
 
 
-def _unwrapped(operation: str, received: Sequence[Any]) -> list[Any]:
-    """Return the objects received; raise if one of them stands for an object that can't be pickled."""
-    for each in received:
+def _unwrapped(operation: str, received: Sequence[Any], senders: Iterable[int] | None = None) -> list[Any]:
+    """Return the objects received; raise if one of them stands for an object that can't be pickled.
+
+    `senders` are the ranks that they have come from (default: all of the group).
+    """
+    for sender, each in zip(count() if senders is None else senders, received):
         if isinstance(each, _Unpicklable):
             raise TypeError(f"{operation}: on rank {each.rank} of the group, {each.reason}{here()}")
+        if isinstance(each, NotLoaded):
+            each.sender = sender
     return list(received)
