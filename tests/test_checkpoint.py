@@ -157,6 +157,18 @@ def test_each_rank_may_choose_its_part(folder: Path, monkeypatch: pytest.MonkeyP
         assert_same(found["y"], np.array([rank]))
 
 
+def test_metadata_may_have_numbers_of_numpy(folder: Path) -> None:
+    numbers = [np.float32(0.25), np.float64(0.5), np.float16(2), np.int64(7), np.uint8(3), np.bool_(True), np.str_("a")]
+    metadata = {"list": numbers, "dict": {"inside": tuple(numbers)}, "one": numbers[3], np.int64(4): "key"}
+    for save in (checkpoint.save, checkpoint.save_async):
+        work = save(folder, {}, 0, metadata=metadata, keep=np.int64(1), overwrite=True)
+        if work is not None:
+            work.wait()
+        plain = [0.25, 0.5, 2.0, 7, 3, True, "a"]
+        assert checkpoint.load(folder).metadata == {"list": plain, "dict": {"inside": plain}, "one": 7, "4": "key"}
+        hc.barrier()
+
+
 def test_metadata_comes_back_as_json_has_it_from_the_first_rank(folder: Path) -> None:
     metadata = {"rate": 0.1, "tuple": (1, 2), 3: None, "text": "é\n", "rank": hc.get_rank(), "nan": float("nan")}
     checkpoint.save(folder, {}, 0, metadata=metadata)
@@ -282,7 +294,14 @@ REFUSED = [
     (lambda: {"axis": 1}, ValueError, r"axis is 1, but arrays\['w'\] has 1 dimension"),
     (lambda: {"axis": {"v": 0}}, ValueError, "axis has 'v', which is not in arrays"),
     (lambda: {"axis": "x"}, TypeError, "axis is 'x'; expected an integer"),
-    (lambda: {"metadata": {"x": {1}}}, TypeError, "metadata: .*set is not JSON serializable"),
+    (lambda: {"metadata": {"x": {1}}}, TypeError, r"metadata\['x'\] is a set, which JSON can't hold; expected text"),
+    (lambda: {"metadata": {"x": [{"y": np.ones(2)}]}}, TypeError, r"metadata\['x'\]\[0\]\['y'\] is a ndarray"),
+    (lambda: {"metadata": {"x": np.complex64(1)}}, TypeError, r"metadata\['x'\] is a complex"),
+    (
+        lambda: {"metadata": {"x": {(1, 2): 3}}},
+        TypeError,
+        r"metadata\['x'\] has the key \(1, 2\); expected text or a n",
+    ),
     (
         lambda: {"arrays": {"x": np.zeros(2, [("b", ml_dtypes.bfloat16)])}},
         TypeError,

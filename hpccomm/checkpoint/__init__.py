@@ -127,7 +127,7 @@ def save(
     replicated : dict of str to array, optional
         Arrays that are the same on every rank, bit for bit, which is checked. The group's first rank writes them.
     metadata : dict, optional
-        What JSON can hold. That of the group's first rank counts.
+        What JSON can hold, and NumPy's numbers. That of the group's first rank counts.
     axis : int or dict of str to int
         Along which axis arrays are sharded; a dict has it for some of them, the others have 0.
     keep : int or None

@@ -152,7 +152,8 @@ class Saving:
         self.step = checks.integer("step", self.step)
         if self.step < 0:
             raise ValueError(f"step is {self.step}; expected 0 or more")
-        if keep is not None and checks.integer("keep", keep) < 1:
+        keep = None if keep is None else checks.integer("keep", keep)
+        if keep is not None and keep < 1:
             raise ValueError(f"keep is {keep}; expected 1 or more, or None for all")
         if self.keep_memory is not None and checks.integer("keep_memory", self.keep_memory) < 0:
             raise ValueError(f"keep_memory is {self.keep_memory} bytes; expected 0 or more, or None for all")
@@ -168,8 +169,8 @@ class Saving:
             described[kind] = {name: self._describe_array(kind, name, array) for name, array in given.items()}
         if self.group.rank == 0:
             try:
-                described["metadata"] = json.loads(json.dumps(dict(metadata or {})))
-            except (TypeError, ValueError) as error:
+                described["metadata"] = json.loads(json.dumps(_for_json("metadata", dict(metadata or {}))))
+            except (ValueError, RecursionError) as error:
                 raise TypeError(f"metadata: {error}") from None
             described["token"] = os.urandom(4).hex()
         for each in filter(self._leads, self._folders()):
@@ -320,3 +321,23 @@ def _compare(operation: str, group: ProcessGroup, every: list[dict[str, Any]]) -
                 for shape in shapes:
                     shape[first["axis"] : first["axis"] + 1] = ["any length"]
             same(f"the shape of {kind}[{name!r}]", [f"({', '.join(map(str, shape))})" for shape in shapes])
+
+
+def _for_json(name: str, value: Any) -> Any:
+    """Return what JSON can hold, with NumPy's numbers as Python's; `name` is that of the entry in messages."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        entries = {key.item() if isinstance(key, np.generic) else key: each for key, each in value.items()}
+        wrong = next((key for key in entries if key is not None and not isinstance(key, str | int | float)), None)
+        if wrong is not None:
+            raise TypeError(f"{name} has the key {wrong!r}; expected text or a number: str({wrong!r})")
+        return {key: _for_json(f"{name}[{key!r}]", each) for key, each in entries.items()}
+    if isinstance(value, list | tuple):
+        return [_for_json(f"{name}[{i}]", each) for i, each in enumerate(value)]
+    if value is not None and not isinstance(value, str | int | float):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, which JSON can't hold; expected text, numbers, None, lists and "
+            f"dicts: an array can be given in arrays, or as {name}.tolist()"
+        )
+    return value
