@@ -49,20 +49,31 @@ def _all_reduce(group: Membership, backends: Mapping[str, Backend], matrix: Any,
     coordinates = matrix.tocoo()
     mine = np.empty(coordinates.nnz, entry)
     mine["row"], mine["column"], mine["value"] = coordinates.row, coordinates.col, coordinates.data
-    counts = counts_of_all(group, backends, mine.size)
+    counts = counts_of_all(group, backends, matrix, mine.size)
     everybody = np.empty(counts.sum(), entry)
     parts = np.split(everybody, np.cumsum(counts)[:-1])
     work = backends["cpu"].all_gather(parts, mine, async_op)
     return finished(work, partial(_assign, matrix, everybody))
 
 
-def counts_of_all(group: Membership, backends: Mapping[str, Backend], count: int) -> np.ndarray:
-    """Return the number of entries of each rank."""
-    counts = np.empty(group.size, np.int64)
-    work = backends["cpu"].all_gather_single(counts, np.array([count], np.int64), False)
+def counts_of_all(group: Membership, backends: Mapping[str, Backend], matrix: Any, count: int) -> np.ndarray:
+    """Return the number of entries of each rank; ValueError on all if their matrices differ in shape or dtype."""
+    mine = np.array([count, *matrix.shape, ord(matrix.dtype.kind), matrix.dtype.itemsize], np.int64)
+    every = np.empty((group.size, mine.size), np.int64)
+    work = backends["cpu"].all_gather_single(every, mine, False)
     if work is not None:  # of a backend that has only asynchronous operations
         work.wait()
-    return counts
+    differing = np.flatnonzero((every[:, 1:] != every[0, 1:]).any(axis=1))
+    if differing.size:
+        one, other = (
+            f"{rows} x {columns} of {np.dtype(f'{chr(kind)}{itemsize}')}"
+            for rows, columns, kind, itemsize in every[[0, differing[0]], 1:].tolist()
+        )
+        raise ValueError(
+            f"all_reduce: the sparse matrix of rank {differing[0]} of the group is {other}, that of rank 0 {one}; "
+            f"expected the same shape and dtype on all ranks{here()}"
+        )
+    return every[:, 0]
 
 
 def _assign(matrix: Any, entries: Any) -> None:

@@ -21,7 +21,7 @@ def all_reduce(group: Membership, backends: Mapping[str, Backend], matrix: Any, 
     mine = [coordinates.row, coordinates.col, coordinates.data]
     device = matrix.data.data.device_id
     stream = runtime.current_stream(device)
-    counts = counts_of_all(group, backends, coordinates.data.size)
+    counts = counts_of_all(group, backends, matrix, coordinates.data.size)
     gathered = [runtime.empty((int(counts.sum()),), each.dtype, device, stream) for each in mine]
     ends = np.cumsum(counts)
     outputs = [[each[end - count : end] for each in gathered] for count, end in zip(counts.tolist(), ends.tolist())]

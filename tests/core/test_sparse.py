@@ -72,6 +72,31 @@ def test_other_formats_are_refused() -> None:
         hc.all_reduce(object_matrix)
 
 
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((7, 6), "f8"), ((6, 5), "f8"), ((5, 7), "f8"), ((7, 5), "f4"), ((7, 5), "i8")]
+)
+def test_other_shapes_and_dtypes_fail_on_all_ranks(
+    process_group: hc.ProcessGroup, kind: str, async_op: bool, shape: Any, dtype: str
+) -> None:
+    last = process_group.size - 1
+    if last:
+        matrix = getattr(sp, f"{kind}_array")(np.ones(shape if process_group.rank == last else SHAPE, dtype))
+        if process_group.rank != last:
+            matrix = matrix.astype("f8")
+        before = matrix.toarray()
+        differs = (
+            f"rank {last} of the group is {shape[0]} x {shape[1]} of {np.dtype(dtype)}, that of rank 0 7 x 5 of float64"
+        )
+        with pytest.raises(ValueError, match=differs):
+            hc.all_reduce(matrix, async_op=async_op)
+        assert np.array_equal(matrix.toarray(), before)
+    check = np.ones(1)
+    hc.all_reduce(check)
+    assert check[0] == process_group.size
+
+
 def test_other_operations_take_no_sparse_matrix() -> None:
     with pytest.raises(TypeError, match="array is a csr_array; expected a NumPy or CuPy array"):
         hc.broadcast(sp.csr_array((2, 2)), 0)
