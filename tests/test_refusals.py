@@ -238,7 +238,7 @@ def test_a_field_of_a_record_may_be_called_mask(process_group: hc.ProcessGroup) 
 )
 def test_read_only_outputs(readonly: Any, process_group: hc.ProcessGroup) -> None:
     n, me = process_group.size, process_group.rank
-    message = "is read-only, and the result would be written to it"
+    message = r"is read-only, and the result would be written to it; communicate a copy, such as \S+\.copy\(\)"
     refused(ValueError, message, hc.all_reduce, readonly)
     refused(ValueError, message, hc.irecv, readonly, 0)
     refused(ValueError, message, hc.reduce, readonly, me)

@@ -60,7 +60,10 @@ def writable(operation: str, argument: str, array: Array) -> tuple[str, Any]:
         _check_dtype(operation, argument, view.dtype)
     is_writable = view.flags.writeable if device == "cpu" else not is_read_only(array)
     if not is_writable:
-        raise ValueError(f"{operation}: {argument} is read-only, and the result would be written to it{here()}")
+        raise ValueError(
+            f"{operation}: {argument} is read-only, and the result would be written to it; communicate a copy, such as "
+            f"{argument}.copy(){here()}"
+        )
     if device != "cpu" and 0 in getattr(view, "strides", ()) and repeats(view):
         raise ValueError(
             f"{operation}: elements of {argument} share memory (strides {view.strides}), and each would get a result "
