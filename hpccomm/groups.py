@@ -30,14 +30,14 @@ _made = 0  # groups made so far: numbers them in messages
 @overload
 def new_group(
     ranks: None = None,
-    timeout: timedelta | float | None = ..., backend: str | None = ..., use_local_synchronization: bool = ...,
+    timeout: timedelta | float | None = ..., backend: str | None = ..., *, use_local_synchronization: bool = ...,
     group_desc: str | None = ..., sort_ranks: bool = ...,
     comm: None = None, on_timeout: str | None = ...,
 ) -> ProcessGroup: ...  # fmt: skip
 @overload
 def new_group(
     ranks: Sequence[Integer] | None = ...,
-    timeout: timedelta | float | None = ..., backend: str | None = ..., use_local_synchronization: bool = ...,
+    timeout: timedelta | float | None = ..., backend: str | None = ..., *, use_local_synchronization: bool = ...,
     group_desc: str | None = ..., sort_ranks: bool = ...,
     comm: MPI.Comm | None = ..., on_timeout: str | None = ...,
 ) -> Group: ...  # fmt: skip
@@ -46,6 +46,7 @@ def new_group(
     ranks: Sequence[Integer] | None = None,
     timeout: timedelta | float | None = None,
     backend: str | None = None,
+    *,
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
     sort_ranks: bool = True,
@@ -104,7 +105,7 @@ def new_group(
     limits = time_limit(timeout, on_timeout)(world)
     if comm is not None:
         return _on_communicator(world, comm, ranks, config, limits, group_desc)
-    members = _checked_ranks("new_group", world.ranks if ranks is None else ranks, world)
+    members = checked_ranks("new_group", world.ranks if ranks is None else ranks, world)
     if sort_ranks:
         members.sort()
     name = next_name(group_desc)
@@ -119,21 +120,26 @@ def new_group(
             _split_backends(world, config, None)
         return NonMember(members, name, config)
     if created is None:
-        from .job.tags import NEW_GROUP  # which asks MPI
-
-        # MPI_Comm_create_group is collective over the members only (MPI-4.1 §7.4.2): the others go on at once.
-        parent: Any = world.comm
-        everyone = parent.Get_group()
-        chosen = everyone.Incl(members)
-        with failures.translating("new_group", world.comm):
-            created = parent.Create_group(chosen, NEW_GROUP)
-        chosen.Free()
-        everyone.Free()
+        created = create_group("new_group", world, members)
     group = child_of(world, created, members, config, limits, name, group_desc)
     if not use_local_synchronization:
         _split_backends(world, config, group)
     connect(group)
     return group
+
+
+def create_group(operation: str, group: ProcessGroup, members: list[int]) -> Any:
+    """Return the communicator of some ranks of a group; these call it, and the others go on (MPI-4.1 §7.4.2)."""
+    from .job.tags import NEW_GROUP  # which asks MPI
+
+    parent: Any = group.comm
+    everyone = parent.Get_group()
+    chosen = everyone.Incl(members)
+    with failures.translating(operation, parent):
+        created = parent.Create_group(chosen, NEW_GROUP)
+    chosen.Free()
+    everyone.Free()
+    return created
 
 
 def _split_off(world: ProcessGroup, members: list[int]) -> Any:
@@ -181,6 +187,7 @@ def new_subgroups(
     group: ProcessGroup | None = None,
     timeout: timedelta | float | None = None,
     backend: str | None = None,
+    *,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup, list[Group]]:
     """Split `group` into subgroups of `group_size` consecutive ranks, or into one for each node.
@@ -229,7 +236,7 @@ def new_subgroups(
                 f"which does not divide the {parent.size} ranks of the group{here()}"
             )
         rows = [list(parent.ranks[start : start + size]) for start in range(0, parent.size, size)]
-    mine, subgroups = new_subgroups_by_enumeration(rows, timeout, backend, group_desc)
+    mine, subgroups = new_subgroups_by_enumeration(rows, timeout, backend, group_desc=group_desc)
     return cast("ProcessGroup", mine), subgroups  # every rank is in one of them
 
 
@@ -238,6 +245,7 @@ def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: timedelta | float | None = None,
     backend: str | None = None,
+    *,
     group_desc: str | None = None,
 ) -> tuple[Group, list[Group]]:
     """Make one group for each list of global ranks.
@@ -274,7 +282,7 @@ def new_subgroups_by_enumeration(
     rows = [list(row) for row in ranks_per_subgroup_list]
     if not rows:
         raise ValueError(f"new_subgroups_by_enumeration: the list of subgroups is empty{here()}")
-    _checked_ranks("new_subgroups_by_enumeration", [rank for row in rows for rank in row], current_world())
+    checked_ranks("new_subgroups_by_enumeration", [rank for row in rows for rank in row], current_world())
     subgroups = [new_group(row, timeout, backend, group_desc=group_desc) for row in rows]
     mine = next((subgroup for subgroup in subgroups if isinstance(subgroup, ProcessGroup)), subgroups[0])
     return mine, subgroups
@@ -282,7 +290,7 @@ def new_subgroups_by_enumeration(
 
 @overload
 def split_group(
-    parent: ProcessGroup | None, color: Integer, key: Integer = ...,
+    parent: ProcessGroup | None, color: Integer, *, key: Integer = ...,
     timeout: timedelta | float | None = ..., backend: str | None = ..., group_desc: str | None = ...,
 ) -> ProcessGroup: ...  # fmt: skip
 @overload
@@ -292,7 +300,7 @@ def split_group(
 ) -> ProcessGroup: ...  # fmt: skip
 @overload
 def split_group(
-    parent: ProcessGroup | None = ..., color: Integer | Sequence[Sequence[int]] | None = ..., key: Integer = ...,
+    parent: ProcessGroup | None = ..., color: Integer | Sequence[Sequence[int]] | None = ..., *, key: Integer = ...,
     timeout: timedelta | float | None = ..., backend: str | None = ..., group_desc: str | None = ...,
     split_ranks: Sequence[Sequence[int]] | None = ...,
 ) -> Group: ...  # fmt: skip
@@ -300,6 +308,7 @@ def split_group(
 def split_group(
     parent: ProcessGroup | None = None,
     color: Integer | Sequence[Sequence[int]] | None = None,
+    *,
     key: Integer = 0,
     timeout: timedelta | float | None = None,
     backend: str | None = None,
@@ -389,7 +398,7 @@ def _place_in(split_ranks: Sequence[Sequence[int]], group: ProcessGroup) -> tupl
     if isinstance(split_ranks, str) or not isinstance(split_ranks, Sequence) or not _are_lists(split_ranks):
         raise TypeError(f"split_group: split_ranks is {split_ranks!r}; expected a list of lists of ranks{here()}")
     rows = [list(row) for row in split_ranks]
-    _checked_ranks("split_group", [rank for row in rows for rank in row], group)
+    checked_ranks("split_group", [rank for row in rows for rank in row], group)
     found = next((color for color, row in enumerate(rows) if group.rank in row), None)
     return found, 0 if found is None else rows[found].index(group.rank)
 
@@ -430,7 +439,8 @@ def usable(operation: str, group: ProcessGroup) -> None:
         raise DistError(f"{operation}: {group!r} has no MPI communicator to make a group of{here()}")
 
 
-def _checked_ranks(operation: str, given: Sequence[Integer], world: ProcessGroup) -> list[int]:
+def checked_ranks(operation: str, given: Sequence[Integer], world: ProcessGroup) -> list[int]:
+    """Return a list of ranks of a group, each once, as ints."""
     ranks = [checks.integer(f"{operation}: a rank", rank) for rank in given]
     if not ranks:
         raise ValueError(f"{operation}: the list of ranks is empty{here()}")

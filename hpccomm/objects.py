@@ -25,8 +25,9 @@ from .world import member
 
 
 @asynchronous
+@c10d_names(only_none=("weights_only",))
 def all_gather_object(
-    object_list: list[Any], obj: Any, group: Group | None = None, async_op: bool = False
+    object_list: list[Any], obj: Any, group: Group | None = None, *, async_op: bool = False
 ) -> Work | None:
     """Collect an object of every rank in a list, on every rank.
 
@@ -66,12 +67,14 @@ def all_gather_object(
 
 
 @asynchronous
+@c10d_names(only_none=("weights_only",))
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
     dst: Integer | None = None,
     group: Group | None = None,
     group_dst: Integer | None = None,
+    *,
     async_op: bool = False,
 ) -> Work | None:
     """Collect an object of every rank in a list, on one rank.
@@ -108,12 +111,13 @@ def gather_object(
 
 
 @asynchronous
-@c10d_names("device")
+@c10d_names("device", only_none=("weights_only",))
 def broadcast_object_list(
     object_list: list[Any],
     src: Integer | None = None,
     group: Group | None = None,
-    group_src: int | None = None,
+    *,
+    group_src: Integer | None = None,
     async_op: bool = False,
 ) -> Work | None:
     """Copy the objects of a list from one rank to all, in place.
@@ -144,12 +148,14 @@ def broadcast_object_list(
 
 
 @asynchronous
+@c10d_names(only_none=("weights_only",))
 def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
     src: Integer | None = None,
     group: Group | None = None,
     group_src: Integer | None = None,
+    *,
     async_op: bool = False,
 ) -> Work | None:
     """Hand out the objects of a list on one rank, one to each rank.
@@ -188,11 +194,12 @@ def scatter_object_list(
 
 
 @asynchronous
-@c10d_names("device", "use_batch")
+@c10d_names("device", "use_batch", only_none=("weights_only",))
 def send_object_list(
     object_list: list[Any],
     dst: Integer | None = None,
     group: Group | None = None,
+    *,
     tag: int = 0,
     group_dst: Integer | None = None,
     async_op: bool = False,
@@ -226,11 +233,12 @@ def send_object_list(
 
 
 @asynchronous
-@c10d_names("device", "use_batch")
+@c10d_names("device", "use_batch", only_none=("weights_only",))
 def recv_object_list(
     object_list: list[Any],
     src: Integer | None = None,
     group: Group | None = None,
+    *,
     tag: int = 0,
     group_src: Integer | None = None,
     async_op: bool = False,

@@ -8,14 +8,17 @@ communicator that is given up is not freed: MPI may still hold messages for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from .core.annotations import Integer
+from .core.c10d_names import c10d_names
 from .core.group import ProcessGroup, child_of, make_group
 from .core.members import abridged
 from .core.non_member import Group
 from .core.options import fields_of
 from .errors import DistError, TooFewSparesError, UnsupportedOperationError, here
-from .groups import count_names_anew, usable
+from .groups import checked_ranks, count_names_anew, create_group, usable
 from .job import failures, mpi_library
 from .world import connect, current_world, is_initialized, member, member_of, replace_world
 
@@ -23,8 +26,16 @@ if TYPE_CHECKING:
     from .job.reserve import Reserve
 
 
-def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
+@c10d_names("shrink_flags", only_none=("pg_options",))
+def shrink_group(
+    ranks_to_exclude: Sequence[Integer] | ProcessGroup | None = None, group: ProcessGroup | None = None
+) -> ProcessGroup:
     """Make a group of the ranks of `group` that are alive, to go on with after a :class:`RankFailedError`.
+
+    With `ranks_to_exclude`, as in c10d, the group is that of the other ranks, and only these call it. Nobody has died:
+    the old group and those made from it stay as they are. If `group` is the world, ``group=None`` means the new one
+    from here on, and the old one ends with it: the ranks that were excluded destroy it at their end, if the others do.
+    The rest of this text is about ranks that have died.
 
     Every surviving rank of `group` calls it. Those that still wait in `group` for a rank that does not come are woken
     by a RankFailedError, and have to call it too. Several ranks may have died, also during the call.
@@ -40,6 +51,8 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
 
     Parameters
     ----------
+    ranks_to_exclude : list of int, optional
+        Ranks of `group`. Default: those that have died. A group in this place is taken for `group`.
     group : ProcessGroup, optional
         Default: the world.
 
@@ -51,9 +64,11 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     Raises
     ------
     UnsupportedOperationError
-        The job does not survive dead ranks: it was not started with ``mpirun --with-ft ulfm`` (Open MPI).
+        Without `ranks_to_exclude`: the job does not survive dead ranks, because it was not started with
+        ``mpirun --with-ft ulfm`` (Open MPI).
     ValueError
-        `group` is a smaller group in a world with spares.
+        `group` is a smaller group in a world with spares; or this rank is one of `ranks_to_exclude`, which are none, or
+        no ranks of `group`.
     DistError
         `group` has been destroyed or shrunk before. In a world with spares, on every rank: some ranks call
         `replace_failed` instead.
@@ -70,8 +85,12 @@ def shrink_group(group: ProcessGroup | None = None) -> ProcessGroup:
     >>> hc.get_world_size()  # 3
     1
     """
+    if isinstance(ranks_to_exclude, ProcessGroup):
+        ranks_to_exclude, group = None, ranks_to_exclude
     old = member_of("shrink_group", group)
     usable("shrink_group", old)
+    if ranks_to_exclude is not None:
+        return _without(old, checked_ranks("shrink_group", ranks_to_exclude, old))
     _check_that_mpi_survives("shrink_group")
     is_world = is_initialized() and old is current_world()
     if old.owner is not old and old.owner.reserve is not None:
@@ -244,6 +263,29 @@ def _of_survivors(old: ProcessGroup) -> ProcessGroup:
     else:
         new = child_of(owner, comm, ranks, old.config, limits, old.name, old.description, is_duplicated=True)
     old.successor = new
+    return new
+
+
+def _without(old: ProcessGroup, excluded: list[int]) -> ProcessGroup:
+    """Make a group of the ranks of `old` that are not `excluded`; each of them calls it."""
+    if old.rank in excluded:
+        raise ValueError(f"shrink_group: ranks_to_exclude is {excluded}: only the ranks that stay call it{here()}")
+    if old.owner.reserve is not None:
+        raise ValueError(f"shrink_group: a world with spares keeps its ranks; make a group by new_group{here()}")
+    members = [rank for rank in range(old.size) if rank not in excluded]
+    comm = create_group("shrink_group", old, members)
+    if old.owner is not old or not is_initialized() or old is not current_world():
+        ranks, limits = [old.ranks[rank] for rank in members], {"timeout": old.timeout, "on_timeout": old.on_timeout}
+        return child_of(old.owner, comm, ranks, old.config, limits, old.name, old.description)
+    mpi_library.private(comm).Set_name(f"hpccomm {old.name}")
+    failures.keep_spare(comm)
+    nodes = tuple(old.nodes[rank] for rank in members)
+    fields = {"rank": comm.Get_rank(), "size": len(members), "ranks": (), "comm": comm, "nodes": nodes}
+    with failures.translating("shrink_group", comm):
+        new = make_group(**{**fields_of(old), **fields, "place": old.place.without_the_dead(comm, nodes)})
+    old.on_destroy, new.shrunk_from = None, old
+    replace_world(new)
+    connect(new)
     return new
 
 

@@ -382,6 +382,10 @@ def _forget(world: ProcessGroup) -> None:
     if world.reserve is not None:
         _had_spares = True
         world.reserve.dismiss(world.rank == 0)
+    larger = world.shrunk_from
+    while larger is not None:
+        larger.destroy()
+        larger = larger.shrunk_from
 
 
 def replace_world(world: ProcessGroup) -> None:
@@ -398,6 +402,10 @@ def _leave(pid: int) -> None:
         _world.leave()
         if _world.reserve is not None:
             _world.reserve.dismiss(_world.rank == 0)
+        larger = _world.shrunk_from
+        while larger is not None:
+            larger.leave(tells=False)
+            larger = larger.shrunk_from
 
 
 def connect(group: ProcessGroup) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from mpi4py import MPI
 import hpccomm as hc
 from hpccomm.core.c10d_names import c10d_names
 
-from .launch import ROOT
+from .launch import ROOT, launch
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -67,6 +69,117 @@ def test_every_name_of_torch_has_a_row_that_is_true() -> None:
 def test_the_list_of_names_is_that_of_torch() -> None:
     torch = pytest.importorskip("torch.distributed", reason="there is no PyTorch to compare with")
     assert not set(torch.distributed_c10d.__all__) - set(EXPORTED)
+
+
+# The arguments of c10d's functions in torch 2.14, in their order.
+ARGUMENTS = """
+all_gather: tensor_list tensor group async_op
+all_gather_coalesced: output_tensor_lists input_tensor_list group async_op
+all_gather_into_tensor: output_tensor input_tensor group async_op
+all_gather_object: object_list obj group weights_only
+all_reduce: tensor op group async_op
+all_reduce_coalesced: tensors op group async_op
+all_to_all: output_tensor_list input_tensor_list group async_op
+all_to_all_single: output input output_split_sizes input_split_sizes group async_op
+barrier: group async_op device_ids timeout
+batch_isend_irecv: p2p_op_list
+broadcast: tensor src group async_op group_src
+broadcast_object_list: object_list src group device group_src weights_only
+destroy_process_group: group
+gather: tensor gather_list dst group async_op group_dst
+gather_object: obj object_gather_list dst group group_dst weights_only
+get_backend: group
+get_backend_config: group
+get_global_rank: group group_rank
+get_group_rank: group global_rank
+get_node_local_rank: fallback_rank
+get_process_group_ranks: group
+get_rank: group
+get_world_size: group
+init_process_group: backend init_method timeout world_size rank store group_name pg_options device_id
+irecv: tensor src group tag group_src
+isend: tensor dst group tag group_dst
+monitored_barrier: group timeout wait_all_ranks
+new_group: ranks timeout backend pg_options use_local_synchronization group_desc device_id sort_ranks
+new_subgroups: group_size group timeout backend pg_options group_desc
+new_subgroups_by_enumeration: ranks_per_subgroup_list timeout backend pg_options group_desc
+P2POp: op tensor peer group tag group_peer
+recv: tensor src group tag group_src
+recv_object_list: object_list src group device group_src use_batch weights_only
+reduce: tensor dst op group async_op group_dst
+reduce_scatter: output input_list op group async_op
+reduce_scatter_tensor: output input op group async_op
+scatter: tensor scatter_list src group async_op group_src
+scatter_object_list: scatter_object_output_list scatter_object_input_list src group group_src weights_only
+send: tensor dst group tag group_dst
+send_object_list: object_list dst group device group_dst use_batch weights_only
+shrink_group: ranks_to_exclude group shrink_flags pg_options
+split_group: parent_pg split_ranks timeout pg_options group_desc backend
+"""
+ARGUMENTS_OF = {name: words.split() for name, words in (line.split(":") for line in ARGUMENTS.strip().splitlines())}
+SAME = {  # ours, and c10d's
+    ("array", "tensor"),
+    ("arrays", "tensors"),
+    ("array", "input_tensor"),
+    ("arrays", "input_tensor_list"),
+    ("output", "tensor"),
+    ("output", "output_tensor"),
+    ("input", "input_tensor"),
+    ("output_list", "tensor_list"),
+    ("output_list", "output_tensor_list"),
+    ("output_lists", "output_tensor_lists"),
+    ("input_list", "input_tensor_list"),
+    ("parent", "parent_pg"),
+    ("color", "split_ranks"),  # which is understood in its place
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS_OF)
+def test_no_argument_of_c10ds_is_taken_for_another_one(name: str) -> None:
+    parameters = inspect.signature(getattr(hc, name)).parameters.values()
+    ours = [each.name for each in parameters if each.kind == each.POSITIONAL_OR_KEYWORD]
+    for own, theirs in zip(ours, ARGUMENTS_OF[name]):
+        assert own == theirs or (own, theirs) in SAME, f"{name}: keyword-only from {own} on: c10d's is {theirs}"
+    assert "async_op" not in ours[len(ARGUMENTS_OF[name]) :], f"{name}: c10d may add others"
+
+
+def test_every_function_that_c10d_has_too_is_in_the_table() -> None:
+    functions = [name for name in EXPORTED if inspect.isfunction(getattr(hc, name, None))]
+    without = {name for name in functions if not inspect.signature(getattr(hc, name)).parameters}
+    assert set(functions) - without - ARGUMENTS_OF.keys() <= {
+        *("all_gather_single", "reduce_scatter_single", "is_backend_available")
+    }
+
+
+def test_the_table_of_arguments_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch.distributed", reason="there is no PyTorch to compare with")
+    for name, arguments in ARGUMENTS_OF.items():
+        theirs = [each for each in inspect.signature(getattr(torch, name)).parameters if not each.startswith("_")]
+        assert theirs[: len(arguments)] == arguments[: len(theirs)], name  # an older one has fewer
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: hc.new_group([0], None, None, None, False, "mine"),
+        lambda: hc.new_subgroups(1, None, None, None, None, "mine"),
+        lambda: hc.broadcast_object_list([1], 0, None, "cpu"),
+        lambda: hc.send_object_list([1], 0, None, "cpu"),
+        lambda: hc.all_gather_object([None] * SIZE, 1, None, True),
+        lambda: hc.split_group(None, [[0]], timedelta(seconds=60)),
+    ],
+)
+def test_arguments_in_c10ds_order_are_refused_where_ours_differs(call: Any) -> None:
+    with pytest.raises(TypeError, match=r"takes from \d to \d positional arguments"):
+        call()
+
+
+def test_weights_only_is_accepted_if_it_is_off() -> None:
+    objects = [None] * SIZE
+    hc.all_gather_object(objects, RANK, weights_only=False)  # type: ignore[call-arg]
+    assert objects == list(range(SIZE))
+    with pytest.raises(ValueError, match="all_gather_object: hpccomm has no weights_only; leave it out"):
+        hc.all_gather_object(objects, RANK, weights_only=True)  # type: ignore[call-arg]
 
 
 # -- barrier -----------------------------------------------------------------------------------------
@@ -312,6 +425,69 @@ def test_options_of_torchs_backends_are_refused_but_for_their_defaults() -> None
         hc.init_process_group(
             None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, pg_options=None, device_id=None
         )  # type: ignore[call-arg]
+
+
+# -- shrink_group ------------------------------------------------------------------------------------
+
+SHRINKS = """\
+import sys
+import numpy as np, hpccomm as hc
+
+def total():
+    for _ in range(20):
+        x = np.full(2, hc.get_rank() + 1.0)
+        hc.all_reduce(x)
+    return x[0]
+
+world = hc.init_process_group()
+me = hc.get_rank()
+pair = hc.new_group([0, 2])
+assert total() == 6
+if me == 1:
+    for wrong in ([1], [0, 1]):
+        try:
+            hc.shrink_group(wrong)
+        except ValueError as error:
+            assert "only the ranks that stay call it (rank 1)" in str(error)
+        else:
+            raise AssertionError
+else:
+    small = hc.shrink_group([1])
+    assert (hc.get_world_size(), hc.get_rank(), hc.group.WORLD) == (2, me // 2, small)
+    assert total() == 3
+    if hc.get_rank() == 0:
+        small.store.set("key", b"value")
+    assert small.store.get("key") == b"value"
+    x = np.ones(1)
+    hc.all_reduce(x, group=pair)
+    again = hc.shrink_group(group=pair, ranks_to_exclude=[int(me == 0)], shrink_flags=0, pg_options=None)
+    assert (x[0], again.size, hc.get_world_size()) == (2, 1, 2)
+    hc.barrier()
+    if me == 2:
+        hc.shrink_group([0])
+        assert (hc.get_world_size(), total()) == (1, 1)
+if sys.argv[1] == "destroy":
+    hc.destroy_process_group()
+    assert not hc.is_initialized() and world.is_destroyed
+"""
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("end", ["destroy", "leave"])
+def test_a_group_without_some_ranks(end: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SHRINKS, encoding="utf-8")
+    done = launch(3, sys.executable, program, end)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([], "the list of ranks is empty"), ([SIZE], f"there is no rank {SIZE}"), ([0, 0], "listed twice")],
+)
+def test_ranks_that_can_not_be_excluded(ranks: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=f"shrink_group: .*{text}"):
+        hc.shrink_group(ranks)
 
 
 # -- split_group -------------------------------------------------------------------------------------

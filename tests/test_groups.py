@@ -164,7 +164,7 @@ def test_a_destroyed_group_can_not_be_split() -> None:
             hc.split_group(comms, 0, backend="nope")  # refused before anything is split
         for color, key in ((0.0, 0), (True, 0), ([0], 0), (0, 0.5)):
             with pytest.raises(TypeError, match=r"split_group: (color|key) is .*; expected an integer"):
-                hc.split_group(world, color, key)  # type: ignore[arg-type]
+                hc.split_group(world, color, key=key)  # type: ignore[arg-type]
         assert total(comms) == SIZE
 
 

@@ -404,10 +404,10 @@ def test_messages_match_in_every_form(groups: Groups, sends: bool, receives: boo
         if group.size == 1 and not (sends and receives):
             continue
         slots: list[Any] = [None, None]
-        received = hc.recv_object_list(slots, None, group, 5, source, async_op=True) if receives else None
-        sent = hc.send_object_list([thing(group.rank), "x"], None, group, 5, destination, async_op=sends)
+        received = hc.recv_object_list(slots, None, group, tag=5, group_src=source, async_op=True) if receives else None
+        sent = hc.send_object_list([thing(group.rank), "x"], None, group, tag=5, group_dst=destination, async_op=sends)
         if received is None:
-            assert hc.recv_object_list(slots, None, group, 5, source) == group.ranks[source]
+            assert hc.recv_object_list(slots, None, group, tag=5, group_src=source) == group.ranks[source]
         else:
             assert received.source_rank() == group.ranks[source]
             assert received.result() is slots

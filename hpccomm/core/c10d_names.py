@@ -30,7 +30,7 @@ def either(operation: str, /, **two: Any) -> Any:
 def c10d_names(*ignored: str, only_none: tuple[str, ...] = (), **ours: str) -> Callable[[Function], Function]:
     """Return a decorator, with which a function takes arguments by c10d's names as well.
 
-    Arguments in `ignored` have no effect; those in `only_none` are accepted if they are None.
+    Arguments in `ignored` have no effect; those in `only_none` are accepted if they are None, or False.
 
     >>> @c10d_names("device", only_none=("pg_options",), tensors="arrays")
     ... def count(arrays):
@@ -48,7 +48,7 @@ def c10d_names(*ignored: str, only_none: tuple[str, ...] = (), **ours: str) -> C
                 name = ours[theirs]
                 named[name] = either(function.__name__, **{name: named.get(name), theirs: named.pop(theirs)})
             for theirs in named.keys() & {*ignored, *only_none}:
-                if named.pop(theirs) is not None and theirs in only_none:
+                if named.pop(theirs) not in (None, False) and theirs in only_none:
                     raise ValueError(f"{function.__name__}: hpccomm has no {theirs}; leave it out, or None{here()}")
             return function(*arguments, **named)
 

@@ -100,6 +100,7 @@ class ProcessGroup(Operations):
         self.leaving: Any = None  # the meeting at the end, once begun
         self.on_destroy: Callable[[ProcessGroup], None] | None = None
         self.successor: ProcessGroup | None = None  # what shrink_group or replace_failed has made of it
+        self.shrunk_from: ProcessGroup | None = None  # a world of more ranks, all of which live; it ends with this one
         self.reserve: Any = None  # the spares of a world
         self.is_replacement = False
         self.async_saves: Any = None  # of checkpoints, which end before it does
