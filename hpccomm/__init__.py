@@ -301,4 +301,10 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Import what is used for the first time."""
-        return import_module(f"{__name__}.checkpoint") if name == "checkpoint" else _later(name)
+        if name == "checkpoint":
+            return import_module(f"{__name__}.checkpoint")
+        if name in LATER:
+            return _later(name)
+        from .core.mpi4py_names import instead_of
+
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead_of(name)}", name=name)

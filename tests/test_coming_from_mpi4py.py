@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.core.mpi4py_names import OF_ARRAYS, OF_OBJECTS, OTHERS
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -209,3 +211,43 @@ def test_a_window_beside_collectives(process_group: hc.ProcessGroup) -> None:
     assert memory[0] == SIZE * (SIZE + 1) / 2
     window.Free()
     comm.Free()
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    {
+        "bcast": r"broadcast_object_list\(\[object\], src\) for objects, broadcast\(array, src\) for arrays",
+        "Bcast": r"broadcast\(array, src\)",
+        "Allreduce": r"all_reduce\(array, op\)",
+        "Iallreduce": r"all_reduce\(array, op\) with async_op=True",
+        "ibarrier": r"barrier\(\) with async_op=True",
+        "Allreduce_init": r"all_reduce_init\(\.\.\.\)",
+        "Get_rank": r"get_rank\(\), or rank of a group",
+        "Split": r"split_group\(color=color, key=key\)",
+        "Waitall": r"wait_all\(works\)",
+        "COMM_WORLD": "init_process_group",
+    }.items(),
+)
+def test_names_of_mpi4py_say_what_they_are_here(name: str, ours: str, process_group: hc.ProcessGroup) -> None:
+    for thing, what in ((hc, "module 'hpccomm'"), (process_group, "'ProcessGroup' object")):
+        with pytest.raises(
+            AttributeError, match=f"^{what} has no attribute '{name}'; mpi4py's {name} is {ours}.* here$"
+        ):
+            getattr(thing, name)
+        assert not hasattr(thing, name)
+
+
+def test_names_of_nobody_are_an_ordinary_error(process_group: hc.ProcessGroup) -> None:
+    for thing in (hc, process_group):
+        with pytest.raises(AttributeError, match=r"has no attribute 'all_red'$"):
+            thing.all_red  # noqa: B018
+
+
+def test_what_names_of_mpi4py_are_here_is_there() -> None:
+    said = {*OF_ARRAYS.values(), *OF_OBJECTS.values(), *OTHERS.values()}
+    names = {name for text in said for name in re.findall(r"([a-z_0-9]+)\(", text)} - {"abort", "perf_counter"}
+    assert names
+    for name in names:
+        assert hasattr(hc, name), name
+    for name in (*OF_ARRAYS, *OF_OBJECTS):
+        assert hasattr(MPI.Cartcomm, name.capitalize()) or hasattr(MPI.Cartcomm, name), name

@@ -483,6 +483,15 @@ class ProcessGroup(Operations):
         abort(status)
         raise SystemExit(status)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for a name of mpi4py's it says what that is here."""
+            from .mpi4py_names import instead_of
+
+            kind = type(self).__name__
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}{instead_of(name)}", name=name, obj=self)
+
     def __enter__(self) -> Self:
         return self
 

@@ -9,7 +9,10 @@ import importlib.util
 def needs() -> None:
     """Raise ImportError unless there is a PyTorch with gloo."""
     if importlib.util.find_spec("torch") is None:
-        raise ImportError("gloo is a part of PyTorch, which is not installed: pip install 'hpccomm[gloo]'")
+        raise ImportError(
+            "gloo is a part of PyTorch, which is not installed: leave the backend's name out, which means MPI, or "
+            "pip install 'hpccomm[gloo]'"
+        )
     dist = importlib.import_module("torch.distributed")
     if not (dist.is_available() and dist.is_gloo_available()):
         raise ImportError("this PyTorch was built without gloo; those of the package index have it")

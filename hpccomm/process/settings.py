@@ -13,8 +13,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .. import native
+from .stderr import tell
 from .tuning import Tuning, tuning
 
+# docs/guide/launching.md has a row for each.
+VARIABLES = {
+    *(
+        "HPCCOMM_ABORT_ON_EXCEPTION",
+        "HPCCOMM_BLOCKING_WAIT",
+        "HPCCOMM_CUDA_AWARE",
+        "HPCCOMM_DEBUG",
+        "HPCCOMM_DEBUG_DIR",
+    ),
+    *("HPCCOMM_GPU_PROVIDER", "HPCCOMM_INTRA_NODE", "HPCCOMM_NATIVE", "HPCCOMM_NCCL_LIBRARY", "HPCCOMM_ON_TIMEOUT"),
+    *("HPCCOMM_SEGMENT_BYTES", "HPCCOMM_STARTED_BY", "HPCCOMM_STORE_HOST", "HPCCOMM_TIMEOUT", "HPCCOMM_TRACE"),
+    *("HPCCOMM_TRACE_SIZE", "HPCCOMM_TUNING", "HPCCOMM_WATCHDOG"),
+}
 INTRA_NODE_MODES = ("0", "1", "host")
 ON_TIMEOUT = ("abort", "raise", "warn")
 
@@ -63,6 +77,9 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
     global _run
     found: Settings | Exception | None = None
     if comm.Get_rank() == 0:
+        if not _run:  # it is the first time
+            for text in unknown(environ):
+                tell(f"hpccomm: {text}")
         try:
             folder = os.path.join(debug_dir(environ), _run or f"run-{os.urandom(4).hex()}")
             found = read(environ, folder)
@@ -77,6 +94,17 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
     if not all(have_room):
         settings = settings._replace(tuning=settings.tuning._replace(node_bytes=0))
     return settings._replace(cuda_aware=all(are_cuda_aware)) if asks else settings
+
+
+def unknown(environ: Mapping[str, str]) -> list[str]:
+    """Return a warning for each variable that looks like one of hpccomm's and is none."""
+    found = sorted(name for name in environ if name.startswith("HPCCOMM_") and name not in VARIABLES)
+    if not found:
+        return []
+    from difflib import get_close_matches
+
+    nearest = {name: get_close_matches(name, sorted(VARIABLES), 1, 0.0)[0] for name in found}
+    return [f"{name} is none of hpccomm's variables, and is ignored; the nearest is {nearest[name]}" for name in found]
 
 
 def _one_of(environ: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:

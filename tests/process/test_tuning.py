@@ -78,8 +78,9 @@ def test_rank_0_decides_for_all_ranks(tmp_path: Path) -> None:
         "    sys.stdout.write(f'{world.tuning.segment_bytes} {group.tuning.segment_bytes}\\n')\n",
         encoding="utf-8",
     )
-    done = launch(2, sys.executable, program)
+    done = launch(2, sys.executable, program, env={"HPCCOMM_TIMOUT": "3"})
     assert done.stdout.split("\n")[:2] == ["64 64", "64 64"], done.stdout + done.stderr
+    assert done.stderr.count("hpccomm: HPCCOMM_TIMOUT is none of hpccomm's variables") == 1, done.stderr
 
 
 def test_a_bad_table_is_an_error_on_every_rank(tmp_path: Path) -> None:
@@ -104,6 +105,21 @@ def test_all_groups_have_a_table(process_group: hc.ProcessGroup) -> None:
     array = np.ones((Tuning().segment_bytes // 8 + 1, 2))  # a little more than two segments
     hc.all_reduce(array)
     assert (array == process_group.size).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("HPCCOMM_TIMOUT", "HPCCOMM_TIMEOUT"),
+        ("HPCCOMM_DEBUGDIR", "HPCCOMM_DEBUG_DIR"),
+        ("HPCCOMM_TRACESIZE", "HPCCOMM_TRACE_SIZE"),
+        ("HPCCOMM_SEGMENTS", "HPCCOMM_SEGMENT_BYTES"),
+    ],
+)
+def test_a_variable_that_is_none_of_ours_is_named_with_the_nearest(name: str, nearest: str) -> None:
+    found = settings.unknown({name: "3", nearest: "3", "HPC": "3"})
+    assert found == [f"{name} is none of hpccomm's variables, and is ignored; the nearest is {nearest}"]
+    assert settings.unknown(dict.fromkeys(settings.VARIABLES, "1")) == []
 
 
 def test_the_settings_of_a_process() -> None:

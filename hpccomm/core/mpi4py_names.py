@@ -1,0 +1,62 @@
+"""mpi4py's names, for those who type them here: what hpccomm calls the same, as the end of an AttributeError."""
+
+from __future__ import annotations
+
+# By mpi4py's name in lower case: `Bcast` and `bcast` differ in what they take, arrays and objects.
+OF_ARRAYS = {
+    **{"bcast": "broadcast(array, src)", "allreduce": "all_reduce(array, op)", "reduce": "reduce(array, dst, op)"},
+    **dict.fromkeys(("allgather", "allgatherv"), "all_gather(output_list, array) or all_gather_single(output, input)"),
+    **dict.fromkeys(("gather", "gatherv"), "gather(array, gather_list, dst)"),
+    **dict.fromkeys(("scatter", "scatterv"), "scatter(output, scatter_list, src)"),
+    **dict.fromkeys(("alltoall", "alltoallv"), "all_to_all_single(output, input) or all_to_all(outputs, inputs)"),
+    "alltoallw": "redistribute(output, input, ...)",
+    "reduce_scatter": "reduce_scatter(output, input_list, op)",
+    "reduce_scatter_block": "reduce_scatter_single(output, input, op)",
+    **{"scan": "scan(array, op)", "exscan": "exscan(array, op)", "barrier": "barrier()"},
+    **dict.fromkeys(("send", "ssend", "bsend", "rsend"), "send(array, dst)"),
+    **{"recv": "recv(array, src)", "sendrecv": "sendrecv(send_array, dst, recv_array, src)"},
+    **dict.fromkeys(("neighbor_alltoall", "neighbor_alltoallv", "neighbor_alltoallw"), "halo_exchange(array, grid)"),
+}
+OF_OBJECTS = {
+    "bcast": "broadcast_object_list([object], src)",
+    "allgather": "all_gather_object(object_list, object)",
+    "gather": "gather_object(object, object_list, dst)",
+    "scatter": "scatter_object_list(output_list, input_list, src)",
+    **dict.fromkeys(("send", "ssend", "bsend"), "send_object_list([object], dst)"),
+    "recv": "recv_object_list(list, src)",
+}
+OTHERS = {
+    **dict.fromkeys(("get_rank", "rank"), "get_rank(), or rank of a group"),
+    **dict.fromkeys(("get_size", "size"), "get_world_size(), or size of a group"),
+    **dict.fromkeys(("comm_world", "world"), "init_process_group(), whose group is meant where none is given"),
+    **{"split": "split_group(color=color, key=key)", "split_type": "split_group(color=get_node_rank())"},
+    **dict.fromkeys(("create_group", "create", "dup", "clone"), "new_group(ranks), or new_group(comm=comm)"),
+    **dict.fromkeys(("create_cart", "cart_create"), "new_grid(dims, periodic)"),
+    **dict.fromkeys(("free", "disconnect", "finalize"), "destroy_process_group()"),
+    **{"init": "init_process_group()", "abort": "abort(status) of a group", "wtime": "time.perf_counter()"},
+    **dict.fromkeys(("waitall", "wait_all"), "wait_all(works)"),
+    **dict.fromkeys(("waitany", "waitsome"), "wait_any(works)"),
+    **{"in_place": "all_reduce(array): reductions are in place", "any_source": "src=None"},
+    **dict.fromkeys(("any_tag", "probe", "iprobe", "mprobe", "improbe"), "mpi4py's, on comm of a group"),
+    **{name: f'op "{name}"' for name in ("sum", "prod", "max", "min", "band", "bor", "bxor")},
+}
+
+
+def instead_of(name: str) -> str:
+    """Return ``"; mpi4py's Bcast is broadcast(array, src) here"``; "" for a name that is not mpi4py's."""
+    known = name.lower()
+    ours = OTHERS.get(known, "")
+    if not ours and known.endswith("_init"):
+        ours = _of_operation(known.removesuffix("_init"), name)
+        ours = ours and f"{ours.partition('(')[0]}_init(...)"
+    if not ours:
+        ours = _of_operation(known, name)
+    if not ours and known.startswith("i") and (blocking := _of_operation(known[1:], name)):
+        ours = "isend(array, dst)" if known == "isend" else "irecv(array, src)" if known == "irecv" else ""
+        ours = ours or f"{blocking} with async_op=True"
+    return f"; mpi4py's {name} is {ours} here" if ours else ""
+
+
+def _of_operation(known: str, name: str) -> str:
+    arrays, objects = OF_ARRAYS.get(known, ""), OF_OBJECTS.get(known, "")
+    return arrays if name[:1].isupper() or not objects else f"{objects} for objects, {arrays} for arrays"
