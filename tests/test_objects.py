@@ -260,6 +260,32 @@ def test_an_unpicklable_message_raises_on_both_sides(process_group: hc.ProcessGr
     go_on(process_group)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"a": 1}, "text", ("a", "b"), 7, None, {1}, b"bytes", iter([1]), np.ones(1)],
+    ids=lambda wrong: type(wrong).__name__,
+)
+def test_what_is_no_list_is_refused_before_anything_is_sent(wrong: Any, process_group: hc.ProcessGroup) -> None:
+    n, me = process_group.size, process_group.rank
+    refusals = {
+        "all_gather_object: object_list": lambda: hc.all_gather_object(wrong, 1),
+        "broadcast_object_list: object_list": lambda: hc.broadcast_object_list(wrong, 0),
+        "scatter_object_list: scatter_object_output_list": lambda: hc.scatter_object_list(wrong, [1] * n),
+        "recv_object_list: object_list": lambda: hc.recv_object_list(wrong, (me + 1) % n),
+        "send_object_list: object_list": lambda: hc.send_object_list(wrong, (me + 1) % n),
+    }
+    if me == 0:
+        refusals["scatter_object_list: scatter_object_input_list"] = lambda: hc.scatter_object_list([None], wrong)
+        refusals["gather_object: object_gather_list"] = lambda: hc.gather_object(1, wrong)
+    for text, call in refusals.items():
+        if isinstance(wrong, tuple) and ("send" in text or "input" in text):
+            continue  # which is only read
+        missing = wrong is None and ("gather_list" in text or "input" in text)
+        with pytest.raises(ValueError if missing else TypeError, match=f"{text} is (a .*; expected a list|missing)"):
+            call()
+    go_on(process_group)
+
+
 def test_wrong_list_lengths_are_refused(process_group: hc.ProcessGroup) -> None:
     n, me = process_group.size, process_group.rank
     with pytest.raises(ValueError, match=rf"object_list has {n + 1} slots; expected one for each of the {n} ranks"):

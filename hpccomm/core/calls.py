@@ -6,7 +6,8 @@ A function returns the Call, which is all that the door (`Door.run`) needs. Noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, MutableSequence, Sequence
 from datetime import timedelta
 from operator import itemgetter
 from typing import Any
@@ -285,10 +286,18 @@ def object_message(
     return None if peer is None else _peer(group, name, argument, peer, not async_op), _tag(group, name, "tag", tag)
 
 
-def slots(group: Membership, name: str, argument: str, given: Any) -> None:
+def objects(name: str, argument: str, given: Any, is_filled: bool = True) -> list[Any]:
+    """Return the objects of a list; raise if it is none, or can't be filled."""
+    kind = MutableSequence if is_filled else Sequence
+    is_list = isinstance(given, kind) and not isinstance(given, str | bytes | bytearray | deque)
+    if not is_list and not (isinstance(given, np.ndarray) and given.dtype.hasobject):
+        raise TypeError(f"{name}: {argument} is a {type(given).__name__}; expected a list, such as [obj]{here()}")
+    return list(given)
+
+
+def slots(group: Membership, name: str, argument: str, given: Any, is_filled: bool = True) -> None:
     """Raise if a list has not one slot for each rank."""
-    if not hasattr(given, "__len__"):
-        raise TypeError(f"{name}: {argument} is {given!r}; expected a list{here()}")
+    objects(name, argument, given, is_filled)
     if len(given) != group.size:
         expected = f"expected one for each of the {group.size} ranks"
         raise ValueError(f"{name}: {argument} has {len(given)} slots; {expected}{here()}")

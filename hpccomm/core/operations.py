@@ -415,7 +415,7 @@ class Operations(Members):
     def broadcast_object_list(self, object_list: list[Any], root: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.broadcast_object_list`."""
         name, root = "broadcast_object_list", calls.rank(self, "broadcast_object_list: root", root)
-        objects = list(object_list)
+        objects = calls.objects(name, "object_list", object_list)
         if async_op:
             return self._exchange(
                 (name, object_list, objects, root),
@@ -436,12 +436,12 @@ class Operations(Members):
         """See :func:`hpccomm.scatter_object_list`."""
         name, root = "scatter_object_list", calls.rank(self, "scatter_object_list: root", root)
         output = scatter_object_output_list
-        if not output:
+        if not calls.objects(name, "scatter_object_output_list", output):
             raise ValueError(f"{name}: scatter_object_output_list is empty; expected one slot{here()}")
         objects = None
         if self.rank == root:  # c10d ignores the list elsewhere, and programs for it pass one
             calls.has_list(self, name, "scatter_object_input_list", scatter_object_input_list, "source", root)
-            calls.slots(self, name, "scatter_object_input_list", scatter_object_input_list)
+            calls.slots(self, name, "scatter_object_input_list", scatter_object_input_list, is_filled=False)
             objects = scatter_object_input_list
         if async_op:
             return self._exchange(
@@ -455,7 +455,8 @@ class Operations(Members):
     @asynchronous_method
     def send_object_list(self, object_list: list[Any], dst: int, tag: int = 0, async_op: bool = False) -> Work | None:
         """See :func:`hpccomm.send_object_list`."""
-        name, objects = "send_object_list", list(object_list)
+        name = "send_object_list"
+        objects = calls.objects(name, "object_list", object_list, is_filled=False)
         message = calls.object_message(self, name, "dst", dst, tag, async_op)
         if async_op:
             transport: Any = self.door.backends[OBJECTS]
@@ -470,6 +471,7 @@ class Operations(Members):
     ) -> Any:
         """See :func:`hpccomm.recv_object_list`; returns the sender's *group* rank, or a Work."""
         name = "recv_object_list"
+        calls.objects(name, "object_list", object_list)
         message = calls.object_message(self, name, "src", src, tag, async_op)
         if not async_op:
             objects, sender = self._step(name, OBJECTS, *message)
