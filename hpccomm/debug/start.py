@@ -218,17 +218,23 @@ def begin(rank: int, size: int, folder: str, is_wanted: bool | None = None) -> N
 
 @functools.cache  # once
 def _watch_ctrl_c() -> None:
-    """Let Ctrl-C end a job of one rank that waits for itself inside MPI: such a job has no watchdog."""
+    """Say where a job of one rank waits for itself, and let Ctrl-C end it inside MPI: it has no watchdog."""
     signals = Signals(signal.SIGINT)
-    if not signals.listen_to(signal.SIGINT, signal.default_int_handler):
-        return
+    signals.listen_to(signal.SIGINT, signal.default_int_handler)
 
     def wait() -> None:
         time.sleep(LONGEST_PERIOD)
         with _importing:
-            from .watchdog import end_on_ctrl_c
-        while os.read(signals.pipes[signal.SIGINT][0], 1 << 16):
-            end_on_ctrl_c(0)
+            from .watchdog import Lonely, end_on_ctrl_c
+        read, _ = signals.pipes[signal.SIGINT]
+        lonely, poll = Lonely(), select.poll()
+        poll.register(read, select.POLLIN)
+        while True:
+            if poll.poll(1000 * LONGEST_PERIOD):
+                os.read(read, 1 << 16)
+                end_on_ctrl_c(0)
+            with contextlib.suppress(Exception):  # Ctrl-C must work all the same
+                lonely.look(time.monotonic())
 
     os.register_at_fork(before=_hold_back, after_in_parent=_go_on, after_in_child=signals.close_in_child)
     threading.Thread(target=wait, name="hpccomm-ctrl-c", daemon=True).start()

@@ -48,6 +48,7 @@ SHORTEST_START = 5.0  # seconds that a world has to be made, however short the t
 PATIENCE = 5.0  # seconds for the reports of the others
 FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node, or of `hpccomm debug --job`
 POLLED_WITHIN = 10.0  # seconds since a program has last been seen asking for a Work that has not ended
+LONELY = 3.0  # seconds that a job of one rank waits for itself before it is told so
 PATIENCE_WITH_PYTHON = 1.0  # seconds that KeyboardInterrupt may take
 IF_ALL_WAIT = "abort if all wait"  # an `on_timeout` of the groups of `hpccomm run`, where the user asks for none
 PATIENCE_AFTER_SIGTERM = 0.5  # for reports: launchers send SIGKILL a second later
@@ -158,7 +159,7 @@ class Watchdog:
         for source in SOURCES:
             source.polls()
         begun = {key_of(group): group.sequence_number + group.message_number for group in groups()}
-        for call in self._in_flight():
+        for call in _in_flight():
             observed = self._seen.get(call.key)
             # A program that asks, and begins operations, does not wait. (A group that is collected begins none.)
             goes_on = observed is not None and call.is_polled and not begun.items() <= observed.begun.items()
@@ -174,14 +175,6 @@ class Watchdog:
         is_judge = self.reporter.size > 1 and self.reporter.rank < JUDGES
         if is_judge and all(_has_no_limit(each.call) for each in self._seen.values()):
             self._judge_standstill(stands)
-
-    def _in_flight(self) -> list[CallInFlight]:
-        found = {call.key: call for call in stacks.calls_in_flight(without=threading.get_ident())}
-        for work in works_in_flight():
-            if _was_asked(work) or getattr(work, "is_driven", False) or _gpu_is_busy(work):
-                call = stacks.polled_call(work, stacks.line_in_program())
-                found.setdefault(call.key, call)
-        return list(found.values())
 
     def _judge(self, observed: _Observed, now: float) -> None:
         call, elapsed = observed.call, now - observed.first
@@ -403,6 +396,41 @@ class Watchdog:
             take_names_away(MAPPED_LATER)
             faulthandler.unregister(signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Lonely:
+    """What a job of one rank waits in: messages that it sends to itself, and does not receive, or the reverse."""
+
+    def __init__(self) -> None:
+        self._first: dict[Any, float] = {}
+        self._told: set[Any] = set()
+
+    def look(self, now: float) -> None:
+        """Tell of messages that have been waited for for some seconds, each once."""
+        waits = _in_flight()
+        if any(call.record.name == "destroy" for call in waits):  # for all that is in flight
+            waits += [stacks.polled_call(work, stacks.line_in_program()) for work in works_in_flight()]
+        calls = {call.key: call for call in waits if call.record.is_a_message}
+        self._first = {key: self._first.get(key, now) for key in calls}
+        self._told &= calls.keys()
+        for key, call in calls.items():
+            if now - self._first[key] >= LONELY and key not in self._told:
+                self._told.add(key)
+                from ..process.alone import start_more
+
+                tell(
+                    f"hpccomm: {call.record} at {call.record.where} has waited for {duration(now - self._first[key])}, "
+                    f"and nobody else can send or receive here{start_more() or '; this job has one rank'}"
+                )
+
+
+def _in_flight() -> list[CallInFlight]:
+    found = {call.key: call for call in stacks.calls_in_flight(without=threading.get_ident())}
+    for work in works_in_flight():
+        if _was_asked(work) or getattr(work, "is_driven", False) or _gpu_is_busy(work):
+            call = stacks.polled_call(work, stacks.line_in_program())
+            found.setdefault(call.key, call)
+    return list(found.values())
 
 
 def end_on_ctrl_c(rank: int, say: Callable[[str, float], None] = lambda where, _: tell(where)) -> None:

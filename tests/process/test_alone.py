@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from mpi4py import MPI
 
 from hpccomm.process import alone
 from hpccomm.process.alone import family, own_command, refusal, warning
+
+from ..launch import clean_environment, time_limit
 
 pytestmark = pytest.mark.serial
 
@@ -145,3 +149,31 @@ def test_the_command_can_be_pasted() -> None:
     assert own_command(["python", "-c", "import this\nprint(1)"]) == "python program.py"
     assert own_command(["python", *["x" * 50] * 9]) == "python program.py"
     assert sys.orig_argv[-1] in own_command() or own_command() == "python program.py"
+
+
+WAITS = {
+    "recv": "hc.recv(x)",
+    "recv #3": "hc.isend(x.copy(), 0); hc.irecv(x).wait(); hc.irecv(x).wait()",
+    "send": "hc.isend(x, 0).wait()",
+    "recv_object_list": "hc.recv_object_list([None], async_op=True).wait()",
+    "recv, polled": "work = hc.irecv(x)\nwhile not work.is_completed(): time.sleep(0.01)",
+    "send, at the end": "with hc.init_process_group(): hc.isend(x, 0)",
+    "recv, in destroy": "work = hc.irecv(x, 0); hc.destroy_process_group()",
+}
+
+
+def test_one_rank_that_waits_for_itself_is_told_so(tmp_path: Path) -> None:
+    programs = {}
+    for number, (operation, code) in enumerate(WAITS.items()):
+        file = tmp_path / f"waits{number}.py"
+        begin = "" if "init_process_group" in code else "hc.init_process_group(); "
+        file.write_text(f"import time, numpy as np, hpccomm as hc; x = np.ones(1 << 20)\n{begin}\n{code}\n", "utf-8")
+        command = ["timeout", str(time_limit(60)), sys.executable, str(file)]
+        programs[operation] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean_environment())
+    for operation, program in programs.items():
+        assert program.stderr is not None
+        line = program.stderr.readline()
+        program.terminate()
+        program.communicate()
+        assert line.startswith(f"hpccomm: {operation.partition(',')[0]}"), f"{operation}: {line}"
+        assert "and nobody else can send or receive here; this job has one rank: mpiexec -n 4 " in line, line
