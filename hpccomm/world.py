@@ -233,7 +233,8 @@ def init_process_group(
         raise TypeError(f"init_process_group: on_peer_failure is {on_peer_failure!r}; expected a function, or None")
     if _world is not None:
         raise DistError(
-            f"init_process_group: there is a world group already; call destroy_process_group() first{here()}"
+            f"init_process_group: there is a world group already; call destroy_process_group() first, or, in a "
+            f"cell of a notebook that is run again, write world = hc.group.WORLD or hc.init_process_group(){here()}"
         )
     config = BackendConfig(backend)
     limit = time_limit(timeout, on_timeout)
