@@ -89,7 +89,7 @@ class Driven(Future):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiters = _Waiters(weakref.WeakMethod(self.start))
+        self._waiters = _Waiters(weakref.WeakMethod(self.expect_sleeper))
 
     def look(self) -> None:
         """Poll, and complete the Future if it is time."""
@@ -98,6 +98,10 @@ class Driven(Future):
     def start(self) -> None:
         """Make it complete without being polled, from now on."""
         raise NotImplementedError
+
+    def expect_sleeper(self) -> None:
+        """Do as `start`, for a thread that is about to sleep in `concurrent.futures.wait` or `as_completed`."""
+        self.start()
 
     def done(self) -> bool:
         """Return True if it is completed, or cancelled."""
@@ -217,15 +221,15 @@ class _Collected(Driven):
 class _Waiters(list[Any]):
     """The waiters of a Future that do not poll it."""
 
-    def __init__(self, start: weakref.WeakMethod[Callable[[], None]]) -> None:
-        self._start = start
+    def __init__(self, expect: weakref.WeakMethod[Callable[[], None]]) -> None:
+        self._expect = expect
 
     def append(self, waiter: Any) -> None:
         """Add a waiter, and make a thread complete the Future."""
         super().append(waiter)
-        start = self._start()
-        if start is not None:
-            start()
+        expect_sleeper = self._expect()
+        if expect_sleeper is not None:
+            expect_sleeper()
 
 
 def turns_until(is_done: Callable[[], bool]) -> Generator[Any, None, None]:

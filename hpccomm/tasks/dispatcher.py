@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
-import contextlib
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-from ..core.future import Driven
 from ..core.timeouts import as_seconds, pause, pauses
-from ..errors import DistBackendError, DistTimeoutError, RankFailedError, UnsupportedOperationError, here, log_exception
+from ..errors import DistBackendError, DistTimeoutError, RankFailedError, here, log_exception
 from ..job import failures
 from .messages import TAG, Call, Outcome, Stop, error_of
+from .task import Task, TaskFuture
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
@@ -32,65 +29,6 @@ QUICK = 0.01  # seconds: after a call as short as this, a worker gets one in adv
 DEATHS = 2  # of workers, in one task: then it is not given to a third
 PAUSE = 0.1  # seconds between two looks at the clock
 LONGEST_GOODBYE = 5.0  # seconds, at the end of a program that has not waited
-
-
-class TaskFuture(Driven):
-    """The Future of a task."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        super().__init__()
-        self._dispatcher = dispatcher
-        self.is_driven = dispatcher.has_thread
-        self.task: Callable[[], Task | None] = lambda: None  # a weak reference: it has the arguments
-
-    def tasks_waited_for(self) -> list[Task]:
-        """Return its task, until it is done; the watchdog asks for a thread that waits for this Future."""
-        task = self.task()
-        return [] if task is None else [task]
-
-    def look(self) -> None:
-        """Let the dispatcher work, which has no thread."""
-        self._dispatcher.look()
-
-    def start(self) -> None:
-        """Refuse to be completed without being waited for, where there is no thread."""
-        if not self.is_driven:
-            raise UnsupportedOperationError(
-                "add_done_callback, as_completed and wait of an executor's futures need MPI_THREAD_MULTIPLE, which "
-                "mpi4py asks for unless mpi4py.rc.thread_level says otherwise; result() and map() work without it"
-                + here()
-            )
-
-
-class Task:
-    """A call, and the Future of its result. The watchdog reads `group`, `call` and `worker`."""
-
-    def __init__(self, group: ProcessGroup, call: Call, future: TaskFuture) -> None:
-        self.group = group
-        self.call = call
-        self.worker: int | None = None  # that has got it: its rank in the group
-        self.future = future
-        future.task = weakref.ref(self)
-        self.has_begun = False
-        self.deaths = 0  # of the ranks that were at it
-
-    def begin(self) -> bool:
-        """Return whether the task is to be done: it has neither been cancelled, nor failed because it was late."""
-        if self.has_begun:
-            return self.future.running()
-        self.has_begun = self.future.set_running_or_notify_cancel()
-        return self.has_begun
-
-    def succeed(self, result: Any) -> None:
-        """Complete its Future, unless it is late."""
-        with contextlib.suppress(concurrent.futures.InvalidStateError):
-            self.future.set_result(result)
-
-    def fail(self, error: BaseException) -> None:
-        """Complete its Future with an error, unless it is late."""
-        if self.begin():
-            with contextlib.suppress(concurrent.futures.InvalidStateError):
-                self.future.set_exception(error)
 
 
 class Served:
@@ -118,6 +56,8 @@ class Dispatcher:
         self._raw = comm
         self._comm = pkl5.Intracomm(comm)
         self._task_timeout = task_timeout
+        # Not to a worker that may be given up: another would have to do that task, and it as well when it comes back.
+        self._gives_in_advance = task_timeout is None or group.on_timeout != "raise"
         self._tasks: deque[Task] = deque()
         self._workers = {rank: Served(rank) for rank in range(1, group.size)}
         self._idle: deque[Served] = deque()
@@ -173,6 +113,10 @@ class Dispatcher:
             if self.look():
                 looks = pauses()
             pause(next(looks))
+
+    def is_own_thread(self) -> bool:
+        """Return whether the caller is the dispatcher's thread, in a callback."""
+        return self.has_thread and threading.current_thread() is self._thread
 
     def tasks_waited_for(self) -> list[Task]:
         """Return the tasks that are under way, or one that is not; the watchdog asks for a thread that is in `wait`."""
@@ -289,7 +233,8 @@ class Dispatcher:
 
     def _supply(self, worker: Served) -> None:
         """Give a worker its next task, and one in advance where tasks are short and many."""
-        wanted = 2 if worker.is_quick and len(self._tasks) > len(self._workers) else 1
+        many = len(self._tasks) > len(self._workers)
+        wanted = 2 if worker.is_quick and many and self._gives_in_advance else 1
         while len(worker.sent) < wanted and worker.rank in self._workers and (task := self._next()) is not None:
             self._send(worker, task)
         if not worker.sent and worker.rank in self._workers:
@@ -403,7 +348,6 @@ class Dispatcher:
         elif action == "raise" and task is not None:
             worker.is_late = True
             task.fail(DistTimeoutError(f"executor: {text}; task_timeout is {self._task_timeout:g} s{here()}"))
-            self._tasks.extendleft(in_advance for in_advance, _ in list(worker.sent)[1:])  # whoever is first
         else:
             self._tell(f"{text}; task_timeout= of hc.executor ends such tasks" if not action else text)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.checks import integer
 from ..core.group import ProcessGroup
@@ -18,6 +21,7 @@ from ..groups import usable
 from ..job import failures, mpi_library
 from ..world import member
 from .messages import Call, apply_to_each
+from .task import TaskFuture, Tasks, refuse_own_thread
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -138,7 +142,7 @@ class Pool:
             return None
         _serving.append(self._group)
         if self._comm is None:
-            tasks: _Tasks = _InThisRank(self._group, self._initializer, self._initargs)
+            tasks: Tasks = _InThisRank(self._group, self._initializer, self._initargs)
         else:
             from .dispatcher import Dispatcher
 
@@ -178,42 +182,62 @@ def _is_use_of_none(error: BaseException | None) -> bool:
     return error.__traceback__ is not None and error.__traceback__.tb_next is None  # in the block itself
 
 
-class _Tasks(Protocol):
-    """What does the tasks of an executor."""
-
-    @property
-    def size(self) -> int:
-        """The number of workers that are alive."""
-
-    def submit(self, call: Call) -> concurrent.futures.Future[Any]:
-        """Queue a call."""
-
-    def close(self, cancels: bool) -> None:
-        """Release the workers when the tasks are done; cancel first those that have not begun."""
-
-    def wait(self) -> None:
-        """Wait until the workers have been released."""
-
-
 class _InThisRank:
     """Does tasks in a thread of this rank, the only one of its group."""
 
     size = 1
+    has_thread = True
 
     def __init__(
         self, group: ProcessGroup, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
     ) -> None:
         self._door = group.door
-        self._threads = concurrent.futures.ThreadPoolExecutor(1, "hpccomm-executor", initializer, initargs)
+        self._thread: threading.Thread | None = None  # once it runs
+        begin = partial(self._begin, initializer, initargs)
+        self._threads = concurrent.futures.ThreadPoolExecutor(1, "hpccomm-executor", begin)
 
-    def submit(self, call: Call) -> concurrent.futures.Future[Any]:
-        return self._threads.submit(self._door.run_task, call, call.make)
+    def _begin(self, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]) -> None:
+        self._thread = threading.current_thread()
+        if initializer is not None:
+            initializer(*initargs)
+
+    def submit(self, call: Call) -> TaskFuture:
+        """Queue a call."""
+        future = TaskFuture(self)
+        self._threads.submit(self._do, future, call).add_done_callback(partial(_complete, future))
+        return future
+
+    def _do(self, future: TaskFuture, call: Call) -> Any:
+        if future.set_running_or_notify_cancel():
+            return self._door.run_task(call, call.make)
+        return None
 
     def close(self, cancels: bool) -> None:
+        """Do what has been queued, unless it is cancelled, and nothing else."""
         self._threads.shutdown(wait=False, cancel_futures=cancels)
 
     def wait(self) -> None:
+        """Wait until that is done."""
         self._threads.shutdown()
+
+    def look(self) -> None:
+        """Leave it to the thread."""
+
+    def is_own_thread(self) -> bool:
+        """Return whether the caller is that thread, in a task or in a callback."""
+        return threading.current_thread() is self._thread
+
+
+def _complete(future: TaskFuture, done: concurrent.futures.Future[Any]) -> None:
+    """Complete a Future as that of the thread that has done its task."""
+    if done.cancelled():
+        future.cancel()
+        future.set_running_or_notify_cancel()
+    elif (error := done.exception()) is not None:  # the initializer's, maybe
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled meanwhile
+            future.set_exception(error)
+    elif not future.cancelled():
+        future.set_result(done.result())
 
 
 class RankExecutor(concurrent.futures.Executor):
@@ -222,10 +246,12 @@ class RankExecutor(concurrent.futures.Executor):
     Functions, arguments and results are pickled; large NumPy arrays inside them travel apart and without a copy, so
     arguments may not be changed before the call is done. A function travels by its name: it has to be defined on every
     rank, before the block. Each worker does one task after the other, and gets the next when it has done one; where
-    tasks take less than 10 ms, one in advance.
+    tasks take less than 10 ms, one in advance (not with `task_timeout` in a group with ``on_timeout="raise"``).
 
     An exception in a task is raised by its Future, with the traceback on the worker as its cause. Under ``mpirun
-    --with-ft ulfm`` the task of a worker that has died is given to another one, once.
+    --with-ft ulfm`` the task of a worker that has died is given to another one, once. Every other task is done once.
+
+    Callbacks of Futures are called in the thread that completes them: one that waits for a task raises RuntimeError.
 
     Examples
     --------
@@ -236,7 +262,7 @@ class RankExecutor(concurrent.futures.Executor):
     [3, 2, 1] 1
     """
 
-    def __init__(self, tasks: _Tasks) -> None:
+    def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
 
     @property
@@ -308,6 +334,8 @@ class RankExecutor(concurrent.futures.Executor):
         cancel_futures : bool
             True: cancel the tasks that have not begun. The block does so where it ends with an exception.
         """
+        if wait:
+            refuse_own_thread(self._tasks)
         self._tasks.close(cancel_futures)
         if wait:
             self._tasks.wait()

@@ -7,7 +7,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,69 @@ def test_an_exception_comes_with_the_traceback_of_the_worker() -> None:
             executor.submit(raises, SystemExit, 5).result()
         assert left.value.code == 5
         assert executor.submit(square, 2).result() == 4  # that worker has not left
+
+
+WAYS = {  # to wait for tasks: of the executor, and of the Future of one that has not ended
+    "result": lambda _, other: other.result(),
+    "result with a time limit": lambda _, other: other.result(60),
+    "exception": lambda _, other: other.exception(),
+    "wait": lambda _, other: concurrent.futures.wait([other]),
+    "as_completed": lambda _, other: list(concurrent.futures.as_completed([other])),
+    "map": lambda executor, _: list(executor.map(square, [1, 2])),
+    "shutdown": lambda executor, _: executor.shutdown(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+def test_a_callback_cannot_wait_for_its_own_thread(way: Callable[..., object], tmp_path: Path) -> None:
+    with hc.executor() as executor:
+        if executor is None:
+            return
+        gates = [tmp_path / "first", tmp_path / "other"]
+        first, other = (executor.submit(pass_through, gate) for gate in gates)
+        refused = hc.Future()
+
+        def callback(_: object) -> None:
+            try:
+                way(executor, other)
+            except BaseException as error:
+                refused.set_exception(error)
+
+        first.add_done_callback(callback)
+        gates[0].touch()
+        with pytest.raises(RuntimeError, match=r"can't wait for tasks.*add_done_callback, shutdown\(wait=False\)"):
+            refused.result(60)
+        gates[1].touch()
+        assert other.result() == "other"
+        assert list(executor.map(square, range(20))) == [x * x for x in range(20)]
+
+
+def test_what_callbacks_may_do(tmp_path: Path) -> None:
+    with hc.executor() as executor:
+        if executor is None:
+            return
+        gates = [tmp_path / "first", tmp_path / "other"]
+        done = executor.submit(square, 2)
+        assert done.result() == 4
+        first, other = (executor.submit(pass_through, gate) for gate in gates)
+        found, last = hc.Future(), hc.Future()
+
+        def callback(future: Any) -> None:
+            found.set_result([future.result(), done.result(), list(concurrent.futures.as_completed([done, future]))])
+            with pytest.raises(concurrent.futures.TimeoutError):
+                other.result(timeout=0)
+            assert not other.done()
+            executor.submit(square, 3).add_done_callback(lambda each: last.set_result(each.result()))
+            executor.shutdown(wait=False)
+
+        first.add_done_callback(callback)
+        gates[0].touch()
+        name, number, completed = found.result(60)
+        assert (name, number, set(completed)) == ("first", 4, {done, first})
+        gates[1].touch()
+        assert other.result() == "other"
+        assert last.result(60) == 9
+        executor.shutdown()
 
 
 @needs_two

@@ -204,6 +204,36 @@ print("end")
     assert printed.count("end") == 3
 
 
+@pytest.mark.parametrize(("action", "ranks"), [("raise", 2), ("raise", 3), ("warn", 2), ("warn", 3)])
+def test_each_task_is_done_once_also_behind_one_that_is_late(action: str, ranks: int, tmp_path: Path) -> None:
+    program = f"""
+def note(k):
+    with open(os.path.join(sys.argv[1], "done"), "a") as file:
+        file.write(f"{{k}}\\n")
+
+hc.init_process_group(on_timeout={action!r})
+came, first, gate = told(), *(os.path.join(sys.argv[1], name) for name in ("first", "gate"))
+with hc.executor(task_timeout=float(sys.argv[2])) as executor:
+    if executor is not None:
+        busy = [executor.submit(wait_for, first) for _ in range(executor.num_workers)]
+        noted = [executor.submit(note, k) for k in range(20)]
+        late = executor.submit(wait_for, gate)
+        noted += [executor.submit(note, k) for k in range(20, 120)]
+        open(first, "w").close()  # all wait now: workers get quick tasks in advance
+        print(type(late.exception()).__name__ if {action == "raise"} else came.wait())
+        if {(action, ranks) == ("raise", 3)}:  # the other one does all
+            print([each.result() for each in noted] == [None] * 120)
+        open(gate, "w").close()
+        print([each.result() for each in noted] == [None] * 120)
+"""
+    status, printed, told = run(ranks, program, tmp_path, argument=str(time_limit(1)))
+    assert status == 0, told
+    assert ("DistTimeoutError" in printed) == (action == "raise")
+    assert "False" not in printed
+    done = sorted(map(int, (tmp_path / "done").read_text().split()))
+    assert done == list(range(120))
+
+
 def test_a_task_without_a_limit_is_told_of(tmp_path: Path) -> None:
     program = """
 hc.init_process_group(timeout=1)
