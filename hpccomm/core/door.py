@@ -392,6 +392,7 @@ class Block:
             described = [(call.name, call.arguments) for call in self._calls]
             call = Call(("coalescing", self._calls[0].device, None, (described,)))
             self.work = self._door.run(call, self._async_ops, self._send)
+            self._calls = []  # the program may keep the block for its Work
 
     def _send(self) -> Work | None:
         """Do the collected operations, neighbours of a kind at once; return one Work for all."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import functools
 import threading
 import time
 import weakref
@@ -46,7 +45,7 @@ class Future(concurrent.futures.Future[Any]):
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
         """Call ``fn(self)`` when the future is completed, in the thread that completes it; at once if it is already."""
-        super().add_done_callback(functools.partial(_called, fn))
+        super().add_done_callback(_Callback(fn))
 
     def value(self) -> Any:
         """Return the value of a completed future, or raise its error; RuntimeError if it is not completed yet."""
@@ -245,14 +244,20 @@ def turns_until(is_done: Callable[[], bool]) -> Generator[Any, None, None]:
             yield from asyncio.sleep(PAUSE).__await__()
 
 
-def _called(callback: Callable[[Any], object], future: Any) -> None:
-    """Call a callback; what ends a thread (sys.exit) must not end hpccomm's, which has other futures to complete."""
-    try:
-        callback(future)
-    except BaseException as error:
-        if isinstance(error, Exception) or threading.current_thread() is threading.main_thread():
-            raise
-        log_exception("a callback of %r raised", future)
+class _Callback:
+    """A callback, until it has been called: its Future keeps this object, and the function may keep the Future."""
+
+    def __init__(self, function: Callable[[Any], object]) -> None:
+        self._functions = [function]
+
+    def __call__(self, future: Any) -> None:
+        """Call it; what ends a thread (sys.exit) must not end hpccomm's, which has other futures to complete."""
+        try:
+            self._functions.pop()(future)
+        except BaseException as error:
+            if isinstance(error, Exception) or threading.current_thread() is threading.main_thread():
+                raise
+            log_exception("a callback of %r raised", future)
 
 
 def collect_all(futures: Sequence[Future]) -> Future:

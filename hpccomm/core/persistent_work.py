@@ -26,8 +26,8 @@ class PersistentWork:
     """An operation set up by one of the ``*_init`` functions.
 
     `start` begins it with the values that the arrays hold at that time, `wait` ends it; between the two the arrays may
-    not be touched. It keeps the arrays alive. `free`, the end of a ``with`` block and the end of the group free the
-    resources of MPI.
+    not be touched. It keeps the arrays alive until it is freed. `free`, the end of a ``with`` block and the end of the
+    group free the resources of MPI.
 
     A transport subclasses it and writes `begin`, `poll`, `block` and `release`.
 
@@ -173,6 +173,7 @@ class PersistentWork:
             self.release()
             if self.door is not None:
                 self.door.persistent.remove(self)
+                self.call = Call((self.call.name, self.call.device, None, ()))  # without this object, and the arrays
 
     def __enter__(self) -> PersistentWork:
         return self
@@ -190,11 +191,12 @@ class Repeated(PersistentWork):
     """A persistent operation of a transport that has none: each start is an asynchronous operation."""
 
     def __init__(self, launch: Callable[[], Any]) -> None:
-        self._launch = launch  # returns its Work, or something else if it is done already
+        self._launch: Callable[[], Any] | None = launch  # returns its Work, or something else if it is done already
         self._work: Work | None = None
 
     def begin(self) -> Work:
         """Begin an asynchronous operation, which the group follows."""
+        assert self._launch is not None, "it has been freed"
         begun = self._launch()
         self._work = begun if isinstance(begun, Work) else CompletedWork()
         return self._work
@@ -209,5 +211,5 @@ class Repeated(PersistentWork):
             self._work.wait()
 
     def release(self) -> None:
-        """Drop the last asynchronous operation."""
-        self._work = None
+        """Drop the arrays, and the last asynchronous operation."""
+        self._launch = self._work = None

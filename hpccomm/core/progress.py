@@ -73,8 +73,7 @@ def _run() -> None:
         if not seconds:
             pause(0)  # without the lock
         with _wake:
-            for key in [key for key, queue in _queues.items() if not queue]:
-                del _queues[key]
+            _forget_empty_queues()
             if not (_stopping or _news) and (seconds or not _queues):
                 _wake.wait(seconds if _queues else None)
             if _stopping:
@@ -84,6 +83,12 @@ def _run() -> None:
             queues = list(_queues.values())
         if sum(map(_advance, queues)):
             looks = pauses()
+
+
+def _forget_empty_queues() -> None:
+    """Forget them, here: a variable of `_run` would keep a Work, which is the key of its queue."""
+    for key in [key for key, queue in _queues.items() if not queue]:
+        del _queues[key]
 
 
 def _drive_alone(work: Work) -> None:

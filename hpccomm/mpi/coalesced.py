@@ -199,3 +199,4 @@ class CoalescedPersistentWork(PersistentWork):
             part.work.release()
             if part.packing is not None:
                 part.packing.free()
+        self._parts, self._begun = [], []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -151,7 +152,7 @@ class NodeExchanges:
         self._ranks = {rank: number for number, rank in enumerate(self._node.allgather(comm.Get_rank()))}
         self._looks = LOOKS if self._node.size <= cores_of(self._node) else LOOKS_OF_MANY
         self._direct = DirectCopies(self._node, tuning)
-        self._windows: dict[int, tuple[Window, NodeExchange]] = {}
+        self._windows: dict[int, tuple[Window, weakref.ref[NodeExchange]]] = {}  # the door keeps those in use
         self._made = 0
 
     def set_up(self, sends: Pieces, receives: Pieces, adds: bool) -> PersistentWork:
@@ -170,7 +171,7 @@ class NodeExchanges:
         for peer in sorted(outgoing.keys() | incoming.keys()):
             starts[peer] = end
             end += LINE_BYTES + 2 * _slot_bytes(packed.get(peer, []))
-        freed = {number for number, (_, work) in self._windows.items() if work._freed}
+        freed = {number for number, (_, made) in self._windows.items() if (work := made()) is None or work._freed}
         told = self._node.allgather((starts, end, freed))
         for number in sorted(set.intersection(*(each for _, _, each in told))):
             self._windows.pop(number)[0].free()
@@ -192,7 +193,7 @@ class NodeExchanges:
         )
         sums = (_sum(unpacked, 0), _sum(unpacked, 1)) if adds else None
         work = NodeExchange(self._comm, self._looks, compiled, sums, rest, (sends, receives))
-        self._windows[self._made] = window, work
+        self._windows[self._made] = window, weakref.ref(work)
         self._made += 1
         return work
 
@@ -204,8 +205,9 @@ class NodeExchanges:
 
     def close(self) -> None:
         """Free the windows; called once, by every rank, when the group is destroyed."""
-        for window, work in self._windows.values():
-            work.release()
+        for window, made in self._windows.values():
+            if (work := made()) is not None:
+                work.release()
             window.free()
         release(self._node)
 

@@ -61,9 +61,11 @@ class MPIPersistentWork(PersistentWork):
         return True
 
     def release(self) -> None:
-        """Free the requests."""
+        """Free the requests, and let go of the arrays."""
         for request in self._requests:
             request.Free()
+        self._requests, self._one, self._alive = [], None, ()
+        self._prepare = self._finish = None
 
 
 class PersistentReceive(MPIPersistentWork):

@@ -155,7 +155,7 @@ class SmallAllReduce(PersistentWork):
     def release(self) -> None:
         """Give the memory back."""
         self._sets = []
-        self._look = self._finish = None
+        self._look = self._finish = self._packing_into = None
 
 
 class SmallAllReduces:

@@ -108,6 +108,7 @@ class SparseExchange(Work):
 
     def _end(self) -> None:
         self._received.update((self._names[source], self._came[source]) for source in sorted(self._came))
+        self._sent = []
 
 
 class CountedExchange(SparseExchange):

@@ -49,4 +49,4 @@ class NCCLPersistentWork(PersistentWork):
         """Return at once: `wait` comes here only where the start was captured."""
 
     def release(self) -> None:
-        self._plan = self._arrays = None  # what is in flight keeps them
+        self._plan = self._arrays = self._work = None  # what is in flight keeps them
