@@ -27,7 +27,7 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
     Parameters
     ----------
     shape : int or tuple of int
-        The same on every rank.
+        Each rank's own. 0: the rank gives no memory, and sees that of others.
     dtype : dtype
         The same on every rank; any but object and foreign byte order. Default: float64.
     group : ProcessGroup, optional
@@ -41,9 +41,9 @@ def empty_shared(shape: int | tuple[int, ...], dtype: Any = float, group: Group 
     Raises
     ------
     ValueError
-        Shape or dtype differ between ranks (on every rank; the message names both), or `shape` is negative.
+        The dtype differs between ranks (on every rank; the message names both), or `shape` is negative.
     MemoryError
-        The node has no room for it (on every rank).
+        A node has no room for the arrays of its ranks (on every rank).
     TypeError
         `dtype` holds Python objects or has a foreign byte order.
 
@@ -127,7 +127,8 @@ def peer_view(array: np.ndarray, rank: Integer, group: Group | None = None) -> n
     Parameters
     ----------
     array : numpy.ndarray
-        An array of :func:`empty_shared`, or a view of it: of ``x[1:-1]`` the result is the neighbour's ``x[1:-1]``.
+        An array of :func:`empty_shared`, or, where the neighbour's has the same shape, a view of it: of ``x[1:-1]`` the
+        result is the neighbour's ``x[1:-1]``.
     rank : int
         The *global* rank of the neighbour, on the same node. This rank itself is allowed.
     group : ProcessGroup, optional
@@ -136,13 +137,13 @@ def peer_view(array: np.ndarray, rank: Integer, group: Group | None = None) -> n
     Returns
     -------
     numpy.ndarray
-        Of the shape, dtype and strides of `array`.
+        Of the shape, dtype and strides of `array`; where the neighbour's array has another shape, all of that.
 
     Raises
     ------
     ValueError
         `rank` is on another node or not in the group, or `array` is not a node-shared array of the group (a
-        `peer_view` is not: it is another rank's).
+        `peer_view` is not: it is another rank's), or it is a view and the neighbour's array has another shape.
 
     Examples
     --------

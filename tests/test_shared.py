@@ -71,6 +71,39 @@ def shared(given: Any, group: Group | None = None) -> Any:
 # -- the arrays --------------------------------------------------------------------------------------
 
 
+UNLIKE = {  # shapes of ranks, by (rank, ranks)
+    "a table of the first": lambda rank, n: 1000 if rank == 0 else 0,
+    "a table of the last": lambda rank, n: (50, 20) if rank == n - 1 else 0,
+    "each its own": lambda rank, n: 3 + rank,
+    "other dimensions": lambda rank, n: [(), 4, (2, 3), (0, 5)][rank % 4],
+    "nothing": lambda rank, n: 0,
+}
+
+
+@pytest.mark.parametrize("shape_of", UNLIKE.values(), ids=list(UNLIKE))
+@pytest.mark.parametrize("of", ["the world", "a sub-group"])
+def test_shapes_may_differ_between_ranks(process_group: Group, shape_of: Any, of: str) -> None:
+    group: Any = process_group if of == "the world" else hc.new_group(range(process_group.size)[::-1], sort_ranks=False)
+    n, me = group.size, group.rank
+    expected = [values(np.dtype(float), np.empty(shape_of(rank, n)).shape, rank) for rank in range(n)]
+    array = shared(expected[me], group)
+    assert array.shape == expected[me].shape
+    hc.fence(array, group)
+    views = [hc.peer_view(array, rank, group) for rank in group.ranks]
+    for view, each in zip(views, expected, strict=True):
+        assert_same(view, each)
+    hc.fence(array, group)
+    views[(me + 1) % n][...] = me  # in the neighbour's memory
+    hc.fence(array, group)
+    assert (array == (me - 1) % n).all()
+    (window,) = (each for each in group.door.backends["cpu"]._shared._made if each.parts[me] is array.base)
+    for part, each in zip(window.parts, expected, strict=True):  # no memory for the others; some MPIs give whole pages
+        assert part.nbytes <= each.nbytes + shared_memory.PAGE_BYTES
+    total = np.full(4, float(me))
+    hc.all_reduce(total, group=group)
+    assert (total == sum(range(n))).all()
+
+
 def test_it_is_an_ordinary_array() -> None:
     array = hc.empty_shared((3, 4), np.float32)
     assert type(array) is np.ndarray
@@ -321,12 +354,22 @@ def test_the_programs_own_mpi_op(process_group: Group, two_shots: list[str]) -> 
 
 
 @several
-def test_other_shapes_and_dtypes_on_other_ranks(process_group: Group) -> None:
+def test_other_dtypes_on_other_ranks(process_group: Group) -> None:
     last = process_group.rank == process_group.size - 1
-    with pytest.raises(ValueError, match=r"asks for shape \(4,\) and dtype float64, but rank 0 for \(3,\)"):
-        hc.empty_shared(4 if last else 3)
-    with pytest.raises(ValueError, match=r"dtype float32, but rank 0 for \(3,\) and float64; all ranks"):
+    with pytest.raises(ValueError, match=r"asks for dtype float32, but rank 0 for float64; all ranks must"):
         hc.empty_shared(3, np.float32 if last else np.float64)
+
+
+@several
+@pytest.mark.parametrize(
+    "view", [lambda x: x[1:], lambda x: x[::-1], lambda x: x.view("f4"), lambda x: x[:, None], lambda x: x[:0]]
+)
+def test_of_an_array_of_another_shape_there_is_no_view_of_a_part(process_group: Group, view: Any) -> None:
+    array = hc.empty_shared(3 + process_group.rank)
+    other = (process_group.rank + 1) % process_group.size
+    with pytest.raises(ValueError, match=r"peer_view: the array has shape \(\d,\) here and \(\d,\) on rank"):
+        hc.peer_view(view(array), other)
+    assert hc.peer_view(array, other).shape == (3 + other,)
 
 
 @several
@@ -468,6 +511,14 @@ def test_two_nodes(tmp_path: Path) -> None:
         "    hc.fence(x)\n"
         "    hc.all_reduce(x)\n"
         "    assert (x == 6).all()\n"
+        "    node, _ = hc.new_subgroups()\n"  # one table for each node
+        "    for group in (world, node):\n"
+        "        table = hc.empty_shared(50 if node.rank == 0 else 0, group=group)\n"
+        "        table[...] = node.ranks[0]\n"
+        "        hc.fence(table, group)\n"
+        "        seen = hc.peer_view(table, node.ranks[0], group)\n"
+        "        assert seen.tolist() == [float(node.ranks[0])] * 50\n"
+        "        hc.fence(table, group)\n"
     )
     result = launch(4, sys.executable, program, env={"MPIR_CVAR_NUM_CLIQUES": "2"})  # MPICH makes two nodes of one
     assert (result.returncode, result.stderr) == (0, "")

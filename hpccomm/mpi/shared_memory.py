@@ -28,7 +28,6 @@ from typing import Any, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from ..core import checks
 from ..core.arithmetic import UFUNCS, multiplied
 from ..core.overlap import address_of, extent
 from ..core.reduce_op import ReduceOp
@@ -77,6 +76,8 @@ class Window:
     """
 
     alive = 0  # in this process
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the arrays of empty_shared, by the rank of the node
+    dtype: Any = None  # likewise
 
     def __init__(self, node: MPI.Intracomm, nbytes: int, is_contiguous: bool = False) -> None:
         # Otherwise each rank's memory has pages of its own, on the NUMA domain of that rank (MPI-4.1 §12.2.3).
@@ -178,10 +179,11 @@ class SharedArrays:
         if self._node is None:
             self._node = split_by_node(self._comm)
         nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
-        self._agree(shape, dtype, nbytes)
+        shapes = self._agree(shape, dtype, nbytes)
         if self._notebook is None:
             self._open()
         window = Window(self._node, nbytes)
+        window.shapes, window.dtype = shapes, dtype
         self._made.append(window)
         part = window.parts[self._node.rank]
         self.windows[id(part)] = window
@@ -198,17 +200,24 @@ class SharedArrays:
         self._notes = [[book[start : start + NOTE.size] for book in books] for start in (0, NOTE.size)]
         self._turn = 0
 
-    def _agree(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> None:
-        """Raise on every rank if the ranks want different arrays, or more memory than there is on a node."""
-        needed = self._node.size * nbytes
+    def _agree(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes on this node; raise on every rank if dtypes differ, or a node has not so much memory."""
+        shapes, sizes = zip(*self._node.allgather((shape, nbytes)))
+        needed = sum(sizes)
         refusal = why_no_room(needed) if self._node.size > 1 else ""
-        wishes = self._comm.allgather((shape, dtype, needed, refusal))
-        checks.same_new_array("empty_shared", [wish[:2] for wish in wishes])
-        for _, _, needed, refusal in wishes:
+        wishes = self._comm.allgather((dtype, needed, refusal))
+        for rank, (other, _, _) in enumerate(wishes):
+            if other != wishes[0][0]:
+                raise ValueError(
+                    f"empty_shared: rank {rank} of the group asks for dtype {other}, but rank 0 for {wishes[0][0]}; "
+                    f"all ranks must ask for the same{here()}"
+                )
+        for _, needed, refusal in wishes:
             if refusal:
                 raise MemoryError(
                     f"empty_shared: the ranks of a node need {needed} bytes in {SHM_DIRECTORY}, {refusal}{here()}"
                 )
+        return shapes
 
     def fence(self, array: Any) -> None:
         """Wait for the ranks of the node, and make the stores of each visible to all."""
@@ -222,8 +231,16 @@ class SharedArrays:
                 f"peer_view: rank {group_rank} of the group is on another node, whose memory can't be seen from here; "
                 f"those on this node are {', '.join(map(str, self._node_ranks))}{here()}"
             )
-        part = window.parts[self._node_ranks.index(group_rank)]
-        return np.ndarray(array.shape, array.dtype, part, self._offset(window, array), array.strides)
+        peer = self._node_ranks.index(group_rank)
+        part, shape, own = window.parts[peer], window.shapes[peer], window.shapes[window.rank]
+        if shape == own:
+            return np.ndarray(array.shape, array.dtype, part, self._offset(window, array), array.strides)
+        if (array.shape, array.dtype) != (own, window.dtype) or not is_plain(array):
+            raise ValueError(
+                f"peer_view: the array has shape {own} here and {shape} on rank {group_rank} of the group, so a view "
+                f"of it has no counterpart there; give the array that empty_shared has returned{here()}"
+            )
+        return np.ndarray(shape, array.dtype, part)
 
     def close(self) -> None:
         """Free the windows; called once, by every rank, when the group is destroyed."""

@@ -48,11 +48,12 @@ def _details(name: str, arguments: dict[str, Any]) -> list[str]:
         return [str(matrix.dtype), f"{matrix.shape[0]} x {matrix.shape[1]}"]
     if name == "coalescing":
         return [_block_in_words(arguments["calls"])]
-    if name in ("empty_shared", "empty_symmetric"):
+    if name == "empty_shared":
+        return [str(arguments["dtype"])]
+    if name == "empty_symmetric":
         return [str(arguments["dtype"]), f"shape {tuple(map(int, arguments['shape']))}"]
     if name == "fence":
-        window = getattr(arguments["array"], "base", None)
-        return [f"{getattr(window, 'nbytes', 0)} bytes"]
+        return []
     if name.startswith("halo_"):
         dtypes = ", ".join(str(array.dtype) for array in arguments["arrays"])
         return [_cut(dtypes, LONGEST_LIST), f"width {arguments['width']}", *([] if arguments["corners"] else ["faces"])]
