@@ -225,6 +225,32 @@ def test_ranks_wait_for_large_ones_in_different_orders(between: str) -> None:
     check_received(first.result(), {before: np.full(1 << 19, float(before))})
 
 
+@pytest.mark.parametrize("objects", [False, True])
+@pytest.mark.parametrize("turns", [2, 4, 6])
+def test_tags_are_used_again_when_their_last_exchange_is_done(
+    objects: bool, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse_exchange, "SPARSE_TURNS", turns)
+    works: list[Any] = []
+    for seed in range(4 * turns):
+        if objects and seed % 2:
+            slots: list[Any] = [None] * SIZE
+            works.append(hc.all_gather_object(slots, (RANK, seed), async_op=True))
+        else:  # to some ranks only, and from the first ones in two messages
+            receivers = [rank for rank in range(SIZE) if (rank + RANK + seed) % 2]
+            values = [np.full(9000 if RANK == 0 else 3, 100.0 * seed + RANK) for _ in receivers]
+            works.append(hc.all_to_all_sparse(dict(zip(receivers, values)), async_op=True))
+        in_flight = [work for work in works if not work.has_ended()]
+        assert len(in_flight) <= turns // 2
+    for seed, work in enumerate(works):
+        if objects and seed % 2:
+            assert work.result() == [(rank, seed) for rank in range(SIZE)]
+        else:
+            senders = [rank for rank in range(SIZE) if (rank + RANK + seed) % 2]
+            expected = {rank: np.full(9000 if rank == 0 else 3, 100.0 * seed + rank) for rank in senders}
+            check_received(work.result(), expected)
+
+
 @pytest.mark.parametrize("way", ["consensus"], indirect=True)
 def test_one_that_has_ended_is_polled_again_while_a_later_one_is_begun() -> None:
     unfinished: deque[ConsensusExchange] = deque()

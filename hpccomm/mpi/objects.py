@@ -9,6 +9,7 @@ of a collective is in `object_exchange.py`, those of messages in `object_message
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
@@ -20,6 +21,7 @@ from mpi4py.util import pkl5
 from ..core.backend import Backend
 from ..core.operations import NotLoaded
 from ..core.options import BackendOptions
+from ..core.timeouts import pause, pauses
 from ..core.work import Work
 from ..errors import DistError, here
 from ..job.mpi_library import private
@@ -46,7 +48,8 @@ class ObjectTransport(Backend):
         self._messages = pkl5.Intracomm(options.comm)
         self._receives = Receives(self._messages)
         self._has_duplicate = False  # for collectives
-        self._turns = 0  # of sparse exchanges
+        self._turns = 0  # of sparse exchanges, and those of objects
+        self._of_turn: dict[int, weakref.ref[Work]] = {}  # the last ones
         self._unfinished: deque[ConsensusExchange] = deque()
         self._sending: list[list[MPI.Request]] = []  # of exchanges of objects
 
@@ -65,14 +68,26 @@ class ObjectTransport(Backend):
         self, arrays: Mapping[int, Sequence[Any]], received: dict[int, Any], names: Sequence[int], async_op: bool
     ) -> Work | None:
         """Send arrays to some ranks, and fill `received` with those of others (`sparse_exchange.py`)."""
-        self._turns += 1
-        arguments = self._turns, arrays, received, names
+        arguments = self._next_turn(), arrays, received, names
         if self.size <= sparse_exchange.FEW:
-            exchange = CountedExchange(self._comm, async_op, *arguments)
+            exchange: Work = CountedExchange(self._comm, async_op, *arguments)
             if not async_op:
                 exchange.block()
-            return exchange if async_op else None
-        return ConsensusExchange(self._comm, self._unfinished, *arguments)
+                return None
+        else:
+            exchange = ConsensusExchange(self._comm, self._unfinished, *arguments)
+        self._of_turn[self._turns] = weakref.ref(exchange)
+        return exchange
+
+    def _next_turn(self) -> int:
+        """Return the number of a new exchange, once its tags are free on every rank."""
+        self._turns += 1
+        made = self._of_turn.pop(sparse_exchange.half_a_cycle_before(self._turns), None)
+        if made is not None and (oldest := made()) is not None:
+            looks = pauses()
+            while not oldest.has_ended():
+                pause(next(looks))
+        return self._turns
 
     def exchange_objects(
         self, operation: str, objects: Mapping[int, Any], fill: Callable[[dict[int, Any]], None]
@@ -92,13 +107,14 @@ class ObjectTransport(Backend):
                     break
         else:
             sent = {rank: pickled[id(obj)] for rank, obj in objects.items()}
-        self._turns += 1
+        turn = self._next_turn()
 
         def finish(came: dict[int, bytearray]) -> None:
             fill(dict(zip(came, _unwrapped(operation, list(map(_unpickle, came.values())), came))))
 
         self._sending = [each for each in self._sending if not MPI.Request.Testall(each)]
-        exchange = ObjectExchange(self._comm, self._turns, sent, finish)
+        exchange = ObjectExchange(self._comm, turn, sent, finish)
+        self._of_turn[turn] = weakref.ref(exchange)
         self._sending.append(exchange.sends)
         return exchange
 

@@ -42,6 +42,14 @@ def tags_of(turn: int) -> range:
     return range(first, first + 3)
 
 
+def half_a_cycle_before(turn: int) -> int:
+    """Return the exchange that a rank has to have done when it begins another one.
+
+    So every rank has begun that one, and has done the one before it that had the tags of the new one.
+    """
+    return turn - SPARSE_TURNS // 2
+
+
 class SparseExchange(Work):
     """One exchange.
 
