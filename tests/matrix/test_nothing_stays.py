@@ -21,7 +21,7 @@ from hpccomm.process.tuning import Tuning
 from ..arrays import contiguous, strided
 from ..launch import until
 from .cases import GOOD, MESSAGES, Good, bad_calls, function
-from .test_matrix import Note, Opposite, goes_to_itself, has_form
+from .test_matrix import Opposite, goes_to_itself, has_form
 
 # -- operations, forms, layouts, groups ------------------------------------------------------------------
 
@@ -63,6 +63,15 @@ LARGE = Tuning(1, 1, 1, 1, 1, 64, 1, 0, 1, 1)  # as which it has every array
 KINDS = ["small", "large", "ordered", "hooked", "recorded"]
 
 
+class Forgets:
+    """A hook."""
+
+    def begin(self, operation: hc.Operation) -> None:
+        pass
+
+    end = begin
+
+
 @pytest.fixture(params=KINDS)
 def group(request: pytest.FixtureRequest, process_group: hc.ProcessGroup) -> Iterator[Any]:
     with hc.new_grid((0,), True, backend="cpu:ordered" if request.param == "ordered" else None) as group:
@@ -70,7 +79,7 @@ def group(request: pytest.FixtureRequest, process_group: hc.ProcessGroup) -> Ite
             group.tuning = LARGE
         for _ in range(10):  # from here on it uses memory of the node, where it has some
             hc.barrier(group)
-        hook = group.register_hook(Note()) if request.param == "hooked" else nullcontext()
+        hook = group.register_hook(Forgets()) if request.param == "hooked" else nullcontext()
         with hook, hpccomm.debug.record() if request.param == "recorded" else nullcontext():
             yield group
 
@@ -170,6 +179,8 @@ class Walk:
         else:
             self.begun()
         self.arguments = self.options = None
+        if group.door.hooks and form in ("held", "coalescing, asynchronous"):
+            self.kept = None  # a Work has the hooks' Operation, with the arguments, as long as the program has it
 
     async def _awaited(self) -> Any:
         return await self.begun()
