@@ -2,20 +2,20 @@
 
 Streams, events and memory are integers, as in CUDA's C functions; arrays are ``cupy.ndarray``. Behind the seam is a
 *provider*: CuPy (``cuda/cupy_runtime.py``) and libnccl by the bindings that are there (``nccl/providers.py``), or the
-tests' stand-in for machines without a GPU (``tests/gpu/stand_in.py``). ``HPCCOMM_GPU_PROVIDER=package.module`` names
-another module with `Runtime` and `NCCL`.
+tests' stand-in for machines without a GPU (``tests/gpu/stand_in.py``). ``HPCCOMM_GPU_PROVIDER=package.module`` on rank
+0 names another module with `Runtime` and `NCCL`, of hpccomm or of its tests.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
+from ..process.settings import gpu_provider
 from .time_limit import TimeLimit
 
 OWN_THREADS = "hpccomm-"  # the beginning of their names
@@ -289,5 +289,5 @@ def nccl() -> NCCL:
 
 
 def _provided(name: str) -> Any:
-    module = os.environ.get("HPCCOMM_GPU_PROVIDER") or PROVIDERS[name]
+    module = gpu_provider() or PROVIDERS[name]
     return getattr(importlib.import_module(module), name)()

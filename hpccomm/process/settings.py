@@ -31,6 +31,7 @@ VARIABLES = {
 }
 INTRA_NODE_MODES = ("0", "1", "host")
 ON_TIMEOUT = ("abort", "raise", "warn")
+GPU_PROVIDER = "HPCCOMM_GPU_PROVIDER"
 
 
 class Settings(NamedTuple):
@@ -47,6 +48,7 @@ class Settings(NamedTuple):
     trace_size: int = 2000  # HPCCOMM_TRACE_SIZE
     debug_dir: str = ""  # of this run alone, in HPCCOMM_DEBUG_DIR
     watchdog: bool = True  # HPCCOMM_WATCHDOG
+    gpu_provider: str = ""  # HPCCOMM_GPU_PROVIDER
     keeps_reports: bool = False  # whether HPCCOMM_DEBUG_DIR is set: ranks that something else ends write theirs, too
 
 
@@ -64,6 +66,7 @@ def read(environ: Mapping[str, str] = os.environ, folder: str = "") -> Settings:
         trace_size=_size(environ, "HPCCOMM_TRACE_SIZE", Settings().trace_size),
         debug_dir=folder or folder_at_start(environ),
         watchdog=_one_of(environ, "HPCCOMM_WATCHDOG", ("1", "0")) == "1",
+        gpu_provider=gpu_provider(environ),
         keeps_reports=bool(environ.get("HPCCOMM_DEBUG_DIR", "").strip()),
     )
 
@@ -90,6 +93,8 @@ def agreed(comm: Any, is_cuda_aware: Callable[[], bool], environ: Mapping[str, s
         raise agreed_on
     settings: Settings = agreed_on
     _run = os.path.basename(settings.debug_dir)
+    if settings.gpu_provider != environ.get(GPU_PROVIDER, "").strip():
+        os.environ[GPU_PROVIDER] = settings.gpu_provider  # it is read at the first GPU array
     have_room, are_cuda_aware = zip(*comm.allgather((native.room is not None, asks and is_cuda_aware())), strict=True)
     if not all(have_room):
         settings = settings._replace(tuning=settings.tuning._replace(node_bytes=0))
@@ -105,6 +110,16 @@ def unknown(environ: Mapping[str, str]) -> list[str]:
 
     nearest = {name: get_close_matches(name, sorted(VARIABLES), 1, 0.0)[0] for name in found}
     return [f"{name} is none of hpccomm's variables, and is ignored; the nearest is {nearest[name]}" for name in found]
+
+
+def gpu_provider(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the module that takes CuPy's place, or ""; ValueError if it is neither hpccomm's nor of its tests."""
+    said = environ.get(GPU_PROVIDER, "").strip()
+    if said and not said.startswith(("hpccomm.", "tests.")):
+        raise ValueError(
+            f"{GPU_PROVIDER} is {said!r}; expected a module of hpccomm or of its tests: tests.gpu.stand_in"
+        )
+    return said
 
 
 def _one_of(environ: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:

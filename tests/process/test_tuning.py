@@ -69,18 +69,29 @@ def test_rank_0_decides_for_all_ranks(tmp_path: Path) -> None:
         "import os, sys\n"
         "from mpi4py import MPI\n"
         "import numpy as np, hpccomm as hc\n"
+        "from hpccomm.process import settings\n"
         "os.environ['HPCCOMM_SEGMENT_BYTES'] = str(64 * (MPI.COMM_WORLD.rank + 1))\n"
+        "os.environ['HPCCOMM_GPU_PROVIDER'] = ['tests.gpu.stand_in', 'another'][MPI.COMM_WORLD.rank]\n"
         "with hc.init_process_group() as world:\n"
         "    x = np.ones(1000)\n"
         "    hc.all_reduce(x)\n"
         "    assert (x == world.size).all()\n"
         "    group = hc.new_group()\n"
-        "    sys.stdout.write(f'{world.tuning.segment_bytes} {group.tuning.segment_bytes}\\n')\n",
+        "    said = world.tuning.segment_bytes, group.tuning.segment_bytes, settings.gpu_provider()\n"
+        "    sys.stdout.write('{} {} {}\\n'.format(*said))\n",
         encoding="utf-8",
     )
     done = launch(2, sys.executable, program, env={"HPCCOMM_TIMOUT": "3"})
-    assert done.stdout.split("\n")[:2] == ["64 64", "64 64"], done.stdout + done.stderr
+    assert done.stdout.split("\n")[:2] == ["64 64 tests.gpu.stand_in"] * 2, done.stdout + done.stderr
     assert done.stderr.count("hpccomm: HPCCOMM_TIMOUT is none of hpccomm's variables") == 1, done.stderr
+
+
+@pytest.mark.parametrize("name", ["os", "hpccomm", "hpccommx.seam", "cupy", "my.tests.stand_in", ".tests"])
+def test_only_modules_of_hpccomm_and_its_tests_take_cupys_place(name: str) -> None:
+    with pytest.raises(ValueError, match=r"HPCCOMM_GPU_PROVIDER is '.*'; expected a module of hpccomm or of its tests"):
+        settings.gpu_provider({"HPCCOMM_GPU_PROVIDER": name})
+    assert settings.gpu_provider({"HPCCOMM_GPU_PROVIDER": " tests.gpu.stand_in "}) == "tests.gpu.stand_in"
+    assert settings.gpu_provider({}) == settings.gpu_provider({"HPCCOMM_GPU_PROVIDER": ""}) == ""
 
 
 def test_a_bad_table_is_an_error_on_every_rank(tmp_path: Path) -> None:
