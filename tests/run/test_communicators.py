@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-import weakref
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpccomm.debug.mpi_calls import CALLS, STARTS
+from hpccomm.debug.mpi_calls import CALLS
 from hpccomm.debug.sources import named_in
 from hpccomm.mpi4py.calls import SMALLEST
 from hpccomm.run import communicators
@@ -231,25 +230,6 @@ def test_requests_are_known_until_they_have_ended(comm: Any) -> None:
     assert (record.name, record.dtype, record.count, record.op) == ("Iallreduce", "float64", 2, "MAX")
     reduction.Wait()
     assert array.tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("spec", [lambda array: array, lambda array: [array, 3], lambda array: [array, MPI.DOUBLE]])
-@pytest.mark.parametrize("name", sorted(STARTS))
-def test_a_call_that_has_begun_keeps_no_buffer(name: str, spec: Any) -> None:
-    seen = SimpleNamespace(collectives=0, messages=0, names=[], requests=[])
-    call = communicators._compiled(communicators._kind(name), name, lambda *_: "request")
-    arrays, arguments = [], dict[str, Any]()
-    for parameter in communicators._parameters(name):
-        if parameter.name in (*communicators.BUFFERS, "obj"):
-            array = np.ones(3)
-            arrays.append(weakref.ref(array))
-            arguments[parameter.name] = spec(array)
-        else:
-            arguments[parameter.name] = 0
-    assert call(SimpleNamespace(_seen=seen), **arguments) == "request"
-    assert len(seen.requests) == 1
-    array = arguments = None
-    assert [each() for each in arrays] == [None] * len(arrays)
 
 
 def test_only_the_requests_that_are_named_are_known(comm: Any) -> None:
