@@ -17,7 +17,7 @@ from ..process.proc import of_process
 from . import mailbox, report, stacks
 from .culprits import Verdict, verdict
 from .folder import put, runs
-from .words import by_number, ranks_in_words
+from .words import by_number, from_ranges, ranks_in_words
 
 PATIENCE = 10.0  # seconds for ranks to write their reports
 FIRST_LOOK = 1.5  # seconds after which a rank that has just called init_process_group can be asked
@@ -175,21 +175,27 @@ def _folder_of_job(job: str) -> Path:
 
 def _wait_for(folder: Path, token: str) -> list[tuple[Path, list[dict[str, Any]]]]:
     """Return the last reports of each run, or those that answer `token`, for which it waits."""
-    deadline = time.monotonic() + PATIENCE
+    deadline, look = time.monotonic() + PATIENCE, report.Look()
     while True:
-        found = []
+        found, began = [], time.monotonic()
         for each in runs(folder, REPORTS):
-            reports = [said for said in report.read(each) if not token or said.get("answers") == token]
+            reports = [said for said in report.read(each, look) if not token or said.get("answers") == token]
             if reports := report.latest(reports):
                 found.append((each, reports))
         if not token or time.monotonic() > deadline or (found and all(_is_complete(said) for _, said in found)):
             return found
-        time.sleep(0.1)
+        time.sleep(max(0.1, time.monotonic() - began))
 
 
 def _is_complete(reports: list[dict[str, Any]]) -> bool:
-    gone = {rank for each in reports for rank, state in each["neighbours"].items() if state != "running"}
-    return len(reports) + len(gone) >= int(reports[-1]["size"])
+    size = int(reports[-1]["size"])
+    gone = {
+        rank
+        for text in {repr(each["neighbours"]): each["neighbours"] for each in reports}.values()
+        for state, ranks in text.items()
+        for rank in (from_ranges(ranks, most=size) if state != "running" else ())
+    }
+    return len(gone.union(each["rank"] for each in reports)) >= size
 
 
 def _show(arguments: argparse.Namespace, reports: list[dict[str, Any]], found: Verdict) -> None:

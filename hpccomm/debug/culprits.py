@@ -7,8 +7,10 @@ or gone), ranks that call something else under the same number, or ranks that wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ..core.operation_list import START
@@ -23,10 +25,11 @@ from .reported import (
     wait_in_words,
     waits_in,
 )
-from .words import by_number, duration, places_in_words, ranks_by_value, ranks_in_words
+from .words import by_number, duration, from_ranges, places_in_words, ranks_by_value, ranks_in_words
 
 LEAST = 1.0  # seconds that a call of C takes which is worth a word
 PASSED = 32  # collectives before the one that hangs, which are compared
+MOST = 16  # lines of a kind
 
 
 @dataclass
@@ -79,19 +82,68 @@ def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
     """
     by_rank = {report["rank"]: report for report in reports}
     ranks = [Reported(rank, by_rank.get(rank), waits_in(by_rank.get(rank))) for rank in range(size)]
-    groups: dict[str, Sequence[int]] = {"": range(size)}
+    said: dict[str, Any] = {}
     for report in by_rank.values():
-        groups.update({key: each["ranks"] for key, each in report["groups"].items() if "ranks" in each})
+        said.update({key: each["ranks"] for key, each in report["groups"].items() if "ranks" in each})
+    groups = {"": range(size), **{key: from_ranges(each, most=size) for key, each in said.items()}}
     search = _Search(ranks, groups)
     return replace(search.decide(), all_wait=search.all_wait())
 
 
+class _Awaited:
+    """The ranks that all who wait in one operation wait for."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
+        self.all = frozenset(ranks)
+        self._first = min(ranks, default=None)
+        self._second = min((rank for rank in ranks if rank != self._first), default=None)
+        self.named = 0  # operations that have been noted of the ranks that are absent
+
+    def first(self, without: int) -> int | None:
+        """Return the lowest rank but one; None if there is none."""
+        return self._second if without == self._first else self._first
+
+
 class _Search:
-    """The search for culprits: one kind after the other, from the surest to the least sure."""
+    """The search for culprits: one kind after the other, from the surest to the least sure.
+
+    There may be thousands of ranks, so each look-up of an operation in all ranks goes by a table.
+    """
 
     def __init__(self, ranks: list[Reported], groups: Mapping[str, Sequence[int]]) -> None:
         self._ranks = ranks
         self._groups = groups
+        self._awaited: dict[tuple[Any, ...], _Awaited] = {}
+
+    @cached_property
+    def _in(self) -> dict[tuple[Any, ...], list[Reported]]:
+        """The ranks in each operation, by `key_of_operation`."""
+        found = defaultdict(list)
+        for each in self._ranks:
+            for key in each.keys:
+                found[key].append(each)
+        return found
+
+    @cached_property
+    def _own(self) -> dict[tuple[str, int], dict[int, Record]]:
+        """The collective of each rank that waits in one with a number, by group and number."""
+        found: dict[tuple[str, int], dict[int, Record]] = defaultdict(dict)
+        for each in self._ranks:
+            for key, record in each.collectives.items():
+                found[key][each.rank] = record
+        return found
+
+    @cached_property
+    def _states(self) -> dict[int, set[str]]:
+        """The states of processes, by rank, which the ranks of their nodes have seen."""
+        sides = ((each.rank, repr(each.report["neighbours"])) for each in self._ranks if each.report)
+        found: dict[int, set[str]] = defaultdict(set)
+        for rank, *_ in ranks_by_value(sides).values():
+            for state, ranks in (self._ranks[rank].report or {})["neighbours"].items():
+                for seen in from_ranges(ranks, most=len(self._ranks)):
+                    found[seen].add(state)
+        return found
 
     def decide(self) -> Verdict:
         waiting = [each for each in self._ranks if each.waits]
@@ -101,7 +153,7 @@ class _Search:
             return found
         if not waiting:
             lines = ["no rank waits for another one"] if any(each.report for each in self._ranks) else []
-            return Verdict(lines=[*lines, *self._tasks()])
+            return Verdict(lines=[*lines, *_abridged(self._tasks())])
         hanging = _longest_of(waiting)
         for search in (
             self._absent,
@@ -113,27 +165,45 @@ class _Search:
         ):
             found = search(hanging)
             if found.culprits:
-                found.lines += self._other_tags()
+                found.lines += _abridged(self._other_tags())
                 if search not in (self._differing, self._differing_earlier):  # what went before may be why
                     found.lines += self._differing_earlier(hanging).lines
                 if all(record.is_awaited for each in waiting for record, _ in each.waits):
-                    found.lines += self._tasks(without=found.culprits)
+                    found.lines += _abridged(self._tasks(without=set(found.culprits)))
                 return found
-        return Verdict(lines=[f"{ranks_in_words([each.rank])} {wait_in_words(*each.waits[0])}" for each in waiting])
+        words = (f"{ranks_in_words([each.rank])} {wait_in_words(*each.waits[0])}" for each in waiting)
+        return Verdict(lines=_abridged(words))
 
     # -- who waits for whom ------------------------------------------------------------------------------
 
-    def _waits_for(self, each: Reported, polls: bool = False) -> dict[int, Record]:
-        """Return the ranks that a rank waits for, and the operation in which it does; where it `polls`, in that."""
-        found: dict[int, Record] = {}
-        for record in [record for record, _ in each.waits] or (each.polls if polls else []):
+    def _waits_for(self, each: Reported, polls: bool = False) -> list[tuple[Record, _Awaited]]:
+        """Return the operations that a rank waits in (or `polls`), and the ranks that it waits for, maybe with itself."""
+        records = [record for record, _ in each.waits] or (each.polls if polls else [])
+        return [(record, self._awaited_in(record)) for record in records]
+
+    def _awaited_in(self, record: Record) -> _Awaited:
+        if record.is_a_message:
+            key: tuple[Any, ...] = (record.group, record.peer)
+        else:
+            key = key_of_operation(record)
+        if (found := self._awaited.get(key)) is None:
             members = self._groups.get(record.group, ())
-            if record.is_a_message:
-                others = members if record.peer is None else members[record.peer : record.peer + 1]
-            else:
-                others = [rank for rank in members if not self._is_in_or_beyond(self._ranks[rank], record)]
-            found.update({rank: record for rank in others if rank != each.rank})
+            if not record.is_a_message:
+                members = [rank for rank in members if not self._is_in_or_beyond(self._ranks[rank], record)]
+            elif record.peer is not None:
+                members = members[record.peer : record.peer + 1]
+            found = self._awaited[key] = _Awaited(members)
         return found
+
+    def _following(self, rank: int) -> int | None:
+        """Return the first rank that a rank waits for."""
+        firsts = (awaited.first(without=rank) for _, awaited in self._waits_for(self._ranks[rank]))
+        return min((first for first in firsts if first is not None), default=None)
+
+    def _edge(self, rank: int, other: int) -> Record:
+        """Return the operation in which a rank waits for another."""
+        waits = self._waits_for(self._ranks[rank])
+        return next(record for record, awaited in reversed(waits) if other in awaited.all)
 
     def _is_in_or_beyond(self, each: Reported, record: Record) -> bool:
         """Whether a rank is in an operation, or has completed it, as a root may while others still wait."""
@@ -153,9 +223,21 @@ class _Search:
 
     def _behind(self, waiting: list[Reported], polls: bool = False) -> Verdict:
         missed: dict[int, dict[tuple[Any, ...], Record]] = {}
-        pending, seen = list(waiting), {each.rank for each in waiting}
+        pending, seen, looked_at = list(waiting), {each.rank for each in waiting}, set()
+        for awaited in self._awaited.values():
+            awaited.named = 0
         for each in pending:
-            for rank, record in self._waits_for(each, polls).items():
+            waits = self._waits_for(each, polls)
+            kind = tuple((key_of_operation(record), id(awaited)) for record, awaited in waits)
+            if kind in looked_at:
+                continue  # another rank waits in the same, for the same ranks
+            looked_at.add(kind)
+            last: dict[int, Record] = {}
+            for record, awaited in waits:
+                if awaited.named <= MOST:
+                    awaited.named += 1
+                    last.update(dict.fromkeys(awaited.ranks, record))
+            for rank, record in last.items():
                 if self._is_spare(rank):
                     continue  # it has been in the call that makes the world, as far as it has to be
                 if not self._ranks[rank].waits and not (polls and self._ranks[rank].polls):
@@ -168,14 +250,14 @@ class _Search:
         for (keys, activity), ranks in ranks_by_value(what).items():
             if len(ranks) > 1 and activity.startswith(("it ", "its ")):
                 activity = f"each {activity.partition(' ')[2]}"
+            lines = []
             for key in keys:
                 record = missed[ranks[0]][key]
-                wait = [each for each in pending if each.is_in(record) or record in each.polls]
-                others = [each for each in wait if each.rank not in ranks]
+                wait = [each for each in self._in[key] if each.rank in seen]
+                others = wait or [each for each in pending if record in each.polls]
                 verb = f"{by_number(ranks, 'has', 'have')} not answered" if record.is_a_message else "never reached"
-                found.lines.append(
-                    f"{ranks_in_words(ranks)} {verb} {record}: {activity}; {self._who_waits(others, record)}"
-                )
+                lines.append(f"{ranks_in_words(ranks)} {verb} {record}: {activity}; {self._who_waits(others, record)}")
+            found.lines += _abridged(lines)
         return found
 
     def _differing(self, waiting: list[Reported]) -> Verdict:
@@ -184,7 +266,7 @@ class _Search:
         Ranks that are in a large operation come late to a small one.
         """
         for record in _collectives(waiting):
-            records = {each.rank: own for each in self._ranks if (own := each.own(record)) is not None}
+            records = self._own[record.group, record.number]
             if len(sides(records)) > 1:
                 return self._difference(record, records)
             if len(records) == len(self._groups.get(record.group, ())):
@@ -214,21 +296,25 @@ class _Search:
 
     def _differing_earlier(self, waiting: list[Reported]) -> Verdict:
         """Find ranks whose collectives were others than those of the rest, although all ranks completed theirs."""
-        last = {(record.group, record.number): record for record in _collectives(waiting)}
-        for record in last.values():
+        for record in _collectives(waiting):
+            members = [self._ranks[rank] for rank in self._groups.get(record.group, ())]
+            alike = ranks_by_value((each.rank, each.history(record)) for each in members).values()
             for number in range(max(1, record.number - PASSED), record.number + 1):
-                records = {}
-                for rank in self._groups.get(record.group, ()):
-                    each = self._ranks[rank]
-                    own = (each.own(record) if number == record.number else None) or each.completed(record, number)
-                    if own is not None:
-                        records[rank] = own
-                known = {rank: own for rank, own in records.items() if own.name != SMALL}
-                if any(own.name.removesuffix(START) in MAY_BE_SMALL for own in known.values()):
-                    records = known
-                if len(sides(records)) > 1:
+                if len(sides(self._collective_of((ranks[0] for ranks in alike), record, number))) > 1:
+                    records = self._collective_of((each.rank for each in members), record, number)
                     return self._difference(next(iter(records.values())), records)
         return Verdict()
+
+    def _collective_of(self, ranks: Iterable[int], record: Record, number: int) -> dict[int, Record]:
+        """Return the collective with that number in the group of `record`, of each of the ranks where it is known."""
+        records = {}
+        for rank in ranks:
+            each = self._ranks[rank]
+            own = (each.own(record) if number == record.number else None) or each.completed(record, number)
+            if own is not None:
+                records[rank] = own
+        known = {rank: own for rank, own in records.items() if own.name != SMALL}
+        return known if any(own.name.removesuffix(START) in MAY_BE_SMALL for own in known.values()) else records
 
     def _wrong_sizes(self, record: Record, records: Mapping[int, Record]) -> Verdict:
         """Compare the sizes that each rank sends to each other with those that the other expects."""
@@ -242,26 +328,27 @@ class _Search:
         return Verdict(sorted(members[rank] for rank in set.intersection(*map(set, wrong)) or wrong[0]), [line])
 
     def _waiting_for_each_other(self, waiting: list[Reported]) -> Verdict:
-        edges = {each.rank: self._waits_for(each) for each in waiting}
-        for start in sorted(edges):
-            path = [start]
-            while edges.get(path[-1]):
-                following = min(edges[path[-1]])
-                if following in path:
-                    circle = path[path.index(following) :]
-                    found = self._smaller_side(circle, edges) or self._circle(circle, edges)
-                    found.lines += self._made_differently(circle, edges)
+        ended: set[int] = set()  # the ranks from which no path leads into a circle
+        for start in waiting:
+            path: dict[int, None] = {}
+            rank: int | None = start.rank
+            while rank is not None and rank not in ended:
+                if rank in path:
+                    circle = list(path)[list(path).index(rank) :]
+                    found = self._smaller_side(circle) or self._circle(circle)
+                    found.lines += self._made_differently(circle)
                     return found
-                path.append(following)
-                edges.setdefault(following, self._waits_for(self._ranks[following]))
+                path[rank] = None
+                rank = self._following(rank)
+            ended.update(path)
         return Verdict()
 
-    def _smaller_side(self, circle: list[int], edges: dict[int, dict[int, Record]]) -> Verdict | None:
+    def _smaller_side(self, circle: list[int]) -> Verdict | None:
         """Return a verdict on the smaller side, where many ranks are in one collective and few in another."""
         if len(circle) != 2:
             return None
-        records = [edges[circle[0]][circle[1]], edges[circle[1]][circle[0]]]
-        both = [[each for each in self._ranks if each.is_in(record)] for record in records]
+        records = [self._edge(*circle), self._edge(*reversed(circle))]
+        both = [self._in[key_of_operation(record)] for record in records]
         (few, theirs), (many, record) = sorted(zip(both, records), key=lambda side: len(side[0]))
         if len(few) == len(many) or record.is_a_message or theirs.is_a_message:
             return None
@@ -273,9 +360,12 @@ class _Search:
 
     def _ahead(self, waiting: list[Reported]) -> Verdict:
         """Find ranks in a later operation than others of the group: they have caught an error, or hold a result."""
+        latest: dict[str, int] = {}
+        for group, number in self._own:
+            latest[group] = max(number, latest.get(group, 0))
         for record in _collectives(waiting):
-            ahead = [other for other in self._ranks if other.is_beyond(record)]
-            if ahead:
+            if latest[record.group] > record.number:
+                ahead = [other for other in self._ranks if other.is_beyond(record)]
                 own, seconds = next(own for own in ahead[0].waits if own.record.group == record.group)
                 ranks, still = [other.rank for other in ahead], [other for other in waiting if other.is_in(record)]
                 activity = wait_in_words(own, seconds, by_number(ahead, "is", "are"))
@@ -286,42 +376,53 @@ class _Search:
     def _making_no_progress(self, waiting: list[Reported]) -> Verdict:
         """Find ranks that compute with an asynchronous operation in flight: MPI makes progress in its calls only."""
         found = Verdict()
-        for each in waiting:
+        begun: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        for other in self._ranks:
+            if other.report is not None and not other.waits and "held" not in other.report:
+                for key in {key_of_operation(record_from(each)) for each in other.report["operations"]}:
+                    begun[key].append(other.rank)
+        for each in waiting if begun else ():
             for record, _ in each.waits:
-                for other in self._ranks:
-                    if other.report is None or other.waits or "held" in other.report:
-                        continue
-                    begun = map(record_from, other.report["operations"])
-                    if any(key_of_operation(own) == key_of_operation(record) for own in begun):
-                        found.culprits.append(other.rank)
-                        what, why = "and does not wait for it", "but MPI makes progress only in its calls"
-                        if not record.async_op:
-                            what = f"asynchronously, and {ranks_in_words([each.rank])} calls it as a blocking operation"
-                            why = "which MPI does not match"
-                        found.lines.append(
-                            f"rank {other.rank} has begun {record} {what}, {why}: "
-                            f"{self._activity(other.rank)}; {self._who_waits([each], record)}"
-                        )
+                for rank in begun.get(key_of_operation(record), ()):
+                    found.culprits.append(rank)
+                    what, why = "and does not wait for it", "but MPI makes progress only in its calls"
+                    if not record.async_op:
+                        what = f"asynchronously, and {ranks_in_words([each.rank])} calls it as a blocking operation"
+                        why = "which MPI does not match"
+                    found.lines.append(
+                        f"rank {rank} has begun {record} {what}, {why}: "
+                        f"{self._activity(rank)}; {self._who_waits([each], record)}"
+                    )
             if found.culprits:
                 break
+        found.lines = _abridged(found.lines)
         return found
 
     def _other_tags(self) -> Iterator[str]:
         """Yield a line for each receive of a tag from a rank that has sent messages under other tags only."""
-        for each in self._ranks:
-            for record, _ in each.waits:
-                members = list(self._groups.get(record.group, ()))
-                if not record.name.startswith("recv") or record.tag is None or each.rank not in members:
-                    continue
-                senders = members if record.peer is None else members[record.peer : record.peer + 1]
-                tags = {rank: self._ranks[rank].tags_sent(record, members.index(each.rank)) for rank in senders}
-                if any(tags.values()) and not any(record.tag in sent for sent in tags.values()):
-                    said = (f"the last from rank {rank} to it {_tags(sent)}" for rank, sent in tags.items() if sent)
-                    yield f"rank {each.rank} waits for a message with tag {record.tag}; {'; '.join(said)}"
+        sent: dict[tuple[str, int], dict[int, list[int]]] = {}  # tags, by group, receiver and sender
+        receives = [
+            (each, record) for each in self._ranks for record, _ in each.waits if record.name.startswith("recv")
+        ]
+        for group in {record.group for _, record in receives if record.tag is not None}:
+            members = self._groups.get(group, ())
+            for sender in members:
+                for receiver, tags in self._ranks[sender].tags_sent(group).items():
+                    if 0 <= receiver < len(members):
+                        sent.setdefault((group, members[receiver]), {})[sender] = tags
+        for each, record in receives:
+            came = sent.get((record.group, each.rank), {})
+            if record.peer is not None:
+                senders = self._groups.get(record.group, ())[record.peer : record.peer + 1]
+                came = {rank: came[rank] for rank in senders if rank in came}
+            if came and record.tag is not None and not any(record.tag in tags for tags in came.values()):
+                said = (f"the last from rank {rank} to it {_tags(tags)}" for rank, tags in came.items())
+                yield f"rank {each.rank} waits for a message with tag {record.tag}; {'; '.join(said)}"
 
-    def _made_differently(self, circle: list[int], edges: dict[int, dict[int, Record]]) -> Iterator[str]:
+    def _made_differently(self, circle: list[int]) -> Iterator[str]:
         """Yield a line for each group that ranks of a circle have not made at the same place of the program."""
-        groups = {record.group: record for rank in circle for record in edges[rank].values()}
+        waits = [wait for rank in circle for wait in self._waits_for(self._ranks[rank])]
+        groups = {record.group: record for record, awaited in waits if awaited.ranks}
         for record in groups.values() if len(groups) > 1 else ():
             reports = {rank: self._ranks[rank].group(record) for rank in circle}
             known = ((rank, (said["name"], said["made_at"])) for rank, said in reports.items() if "made_at" in said)
@@ -329,12 +430,14 @@ class _Search:
                 words = [f"{name!r} on {ranks_in_words(on)}, made at {place}" for (name, place), on in made.items()]
                 yield f"one group is {'; '.join(words)}: do all ranks make their groups in the same order?"
 
-    def _circle(self, circle: list[int], edges: dict[int, dict[int, Record]]) -> Verdict:
+    def _circle(self, circle: list[int]) -> Verdict:
         found = Verdict(sorted(circle), [f"{ranks_in_words(circle)} wait for each other:"])
+        lines = []
         for rank, following in zip(circle, [*circle[1:], circle[0]]):
-            record = edges[rank][following]
+            record = self._edge(rank, following)
             seconds = next(seconds for own, seconds in self._ranks[rank].waits if own is record)
-            found.lines.append(f"  rank {rank} {wait_in_words(record, seconds)}, and waits for rank {following}")
+            lines.append(f"  rank {rank} {wait_in_words(record, seconds)}, and waits for rank {following}")
+        found.lines += _abridged(lines)
         return found
 
     def _standing(self) -> Verdict:
@@ -356,8 +459,8 @@ class _Search:
         found.lines = [f"every rank has been in one call of C for {duration(seconds)}, none of them in one of MPI's:"]
         for ranks in sides:
             found.lines.append(f"{ranks_in_words(ranks)} {by_number(ranks, 'is', 'are')} at {places[ranks[0]]}")
-        for each in others:
-            found.lines.append(f"rank {each.rank}: {self._activity(each.rank).replace(' without that', '')}")
+        for activity, ranks in ranks_by_value((each.rank, self._activity(each.rank)) for each in others).items():
+            found.lines.append(f"{ranks_in_words(ranks)}: {activity.replace(' without that', '')}")
         threads = [each.rank for each in self._ranks if each.report and each.report.get("has_threads")]
         if threads:
             found.has_threads = True
@@ -401,7 +504,7 @@ class _Search:
             "stopped": "its process is stopped (SIGSTOP, or a debugger)",
             "ended": "it has come to the end of its program without that",
         }
-        states = {(other.report or {}).get("neighbours", {}).get(str(rank)) for other in self._ranks}
+        states = self._states.get(rank, ())
         for state in meanings.keys() & states:
             return meanings[state]
         report = self._ranks[rank].report
@@ -421,7 +524,7 @@ class _Search:
             return f"{why}{last_collectives(report)}"
         return f"it is in the program at {report['program']}{last_collectives(report)}"
 
-    def _tasks(self, without: Sequence[int] = ()) -> Iterator[str]:
+    def _tasks(self, without: Collection[int] = ()) -> Iterator[str]:
         """Yield a line for each rank that is in a task of an executor."""
         for each in self._ranks:
             if (tasks := tasks_in_words(each.report)) and each.rank not in without:
@@ -451,8 +554,21 @@ def _longest_of(waiting: list[Reported]) -> list[Reported]:
 
 
 def _collectives(waiting: list[Reported]) -> list[Record]:
-    """Return the collectives that ranks wait in."""
-    return [record for each in waiting for record, _ in each.waits if not record.is_a_message]
+    """Return the first of the records of each collective that ranks wait in."""
+    found: dict[tuple[str, int], Record] = {}
+    for each in waiting:
+        for key, record in each.collectives.items():
+            found.setdefault(key, record)
+    return list(found.values())
+
+
+def _abridged(lines: Iterable[str]) -> list[str]:
+    """Return the first of some lines of a kind, and how many more there are."""
+    found = list(lines)
+    more = len(found) - MOST
+    return (
+        found if more <= 0 else [*found[:MOST], f"and {more} more {by_number(found[MOST:], 'line', 'lines')} like this"]
+    )
 
 
 def _title(record: Record) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from ..native import gil_held
 from .groups_seen import groups, key_of
 
+VERSION = 2  # of reports
 SUFFIX = ".held"  # of a report that such a thread has written
 
 
@@ -56,7 +57,7 @@ def report(text: str) -> dict[str, Any]:
         collectives, messages, key, group_name = line.split(" ", 3)
         known[key] = {"name": group_name, "collectives": int(collectives), "messages": int(messages)}
     return {
-        "version": 1,
+        "version": VERSION,
         "rank": int(rank),
         "size": int(size),
         "host": facts["host"][0],

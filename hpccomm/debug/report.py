@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import socket
 import threading
@@ -29,12 +30,13 @@ from .mpi_calls import spec_of
 from .past import past
 from .records import Record, key_of_operation
 from .sources import SOURCES
+from .words import as_ranges, ranks_by_value
 
-VERSION = 1
 KEPT = 32  # of the last collectives of each group that took the compiled fast path
+MANY_RANGES = 64  # as many reports at least have the ranks of a group that are not in so few ranges
 OTHER_CLOCK = 2.0  # seconds by which a file server's may be behind
 ASK = "ask"
-REPORTS = (f"rank*{held.SUFFIX}", "rank*.json")
+REPORT = re.compile(rf"rank\d+(\.json|\{held.SUFFIX})")  # the names of their files; those of recordings have two dots
 END = "end at "  # how a question begins that orders the end
 LARGEST_JOB = 1 << 22  # ranks
 LATEST_END = 2.0  # seconds after which a request to end is of no use to anybody
@@ -125,7 +127,7 @@ class Reporter:
             record.where = line
             add(record, 0.0, waits=False, polls=True)
         return {
-            "version": VERSION,
+            "version": held.VERSION,
             "rank": self.rank,
             "size": self.size,
             "host": socket.gethostname(),
@@ -142,7 +144,7 @@ class Reporter:
             "tasks": [{**record.as_dict(), "seconds": seconds} for record, seconds in stacks.tasks_in_flight()],
             "groups": {key_of(group): _group(group) for group in groups()}
             | {key: facts for source in SOURCES for key, facts in source.groups().items()},
-            "neighbours": self._neighbours(),
+            "neighbours": {state: as_ranges(ranks) for state, ranks in self._neighbours().items()},
             "threads": stacks.all_stacks(without=me if me != threading.main_thread().ident else 0),
         }
 
@@ -154,7 +156,7 @@ class Reporter:
             report = self.state(reason, elapsed)
             report["answers"] = answers
             report["left"] = report["left"] or has_left
-            return self.folder.put(f"rank{self.rank}.json", json.dumps(report, indent=1))
+            return self.folder.put(f"rank{self.rank}.json", json.dumps(report, separators=(",", ":")))
 
     def answer(self, elapsed: Mapping[Any, float]) -> None:
         """Write this rank's report, and wake the others of this node if the question came from elsewhere."""
@@ -230,20 +232,23 @@ class Reporter:
         return self.question() != ""
 
     def collect(self, token: str, patience: float) -> list[dict[str, Any]]:
-        """Return the reports that answer a question, after all ranks have, or `patience` seconds.
+        """Return the reports that answer a question, when all ranks have, or for `patience` seconds no other one has.
 
         Another rank's question may take its place, in the one file for both: answers to that one are as new.
         """
-        deadline, asked = time.monotonic() + patience, {token}
+        asked, look, answered, deadline = {token}, Look(), 0, time.monotonic() + patience
         while True:
+            began = time.monotonic()
             asked.update(set(self._questions()) - self._earlier)
-            found = [file for pattern in REPORTS for file in self.folder.files(pattern)]
-            reports = _one_of_each([each for each in map(_report, found) if _is_answer(each, asked)])
-            gone = sum(state != "running" for state in self._neighbours().values())
-            if len(reports) + gone >= self.size or time.monotonic() > deadline:
-                return reports
-            self._wake(besides=[each["rank"] for each in reports])  # whose mailbox was not open yet a moment ago
-            time.sleep(0.05)
+            found = [each for place in self.folder.places for each in look.into(place, asked)]
+            reports = {each["rank"]: each for each in _one_of_each([each for each in found if _is_answer(each, asked)])}
+            if answered < len(reports):
+                answered, deadline = len(reports), began + patience  # thousands of files take the file system a while
+            gone = {rank for state, ranks in self._neighbours().items() if state != "running" for rank in ranks}
+            if len(gone | reports.keys()) >= self.size or began > deadline:
+                return list(reports.values())
+            self._wake(besides=reports)  # whose mailbox was not open yet a moment ago
+            time.sleep(max(0.05, time.monotonic() - began))
 
     def claim(self, seconds: float = 0.0) -> bool:
         """Whether this rank is the first to claim the verdict on a call that began so many seconds ago.
@@ -280,14 +285,35 @@ class Reporter:
     def _verdict(self) -> str:
         return "verdict.txt" if self._claimed < 2 else f"verdict-{self._claimed}.txt"
 
-    def _neighbours(self) -> dict[str, str]:
-        return {str(rank): process_state(pid) for rank, pid in self.processes.items() if rank != self.rank}
+    def _neighbours(self) -> dict[str, list[int]]:
+        """Return the ranks of this node by the state of their processes."""
+        return ranks_by_value((rank, process_state(self.processes[rank])) for rank in sorted(self.processes))
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
+class Look:
+    """A look into folders for reports, again and again; each file is read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}  # by path: the file's stamp, and the report
+
+    def into(self, folder: Path, asked: Collection[str] = ()) -> list[dict[str, Any]]:
+        """Return the reports in a folder; files with answers to these questions are not looked at again."""
+        entries: list[os.DirEntry[str]] = []
+        with contextlib.suppress(OSError), os.scandir(folder) as found:
+            entries = [each for each in found if REPORT.fullmatch(each.name)]
+        for each in entries:
+            stamp, said = self._read.get(each.path, (None, {}))
+            if said.get("answers") not in asked:
+                with contextlib.suppress(FileNotFoundError):
+                    status = each.stat(follow_symlinks=False)
+                    if stamp != (new := (status.st_ino, status.st_mtime_ns)):
+                        self._read[each.path] = new, _report(Path(each.path))
+        return [said for each in entries if (said := self._read.get(each.path, (None, {}))[1])]
+
+
+def read(folder: Path, look: Look | None = None) -> list[dict[str, Any]]:
     """Return the reports in the folder of a run."""
-    found = [file for pattern in REPORTS for file in sorted(folder.glob(pattern))]
-    return _one_of_each(list(filter(None, map(_report, found))))
+    return _one_of_each((look or Look()).into(folder))
 
 
 def _one_of_each(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -297,12 +323,10 @@ def _one_of_each(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _report(file: Path) -> dict[str, Any]:
     """Return the report in a rank's file; an empty one if it is none."""
-    if file.name.count(".") > 1:  # a recording
-        return {}
     try:
         text = read_text(file)
         said = held.report(text) if file.suffix == held.SUFFIX else json.loads(text or "0")
-        size = said["size"] if said["version"] == VERSION else 0
+        size = said["size"] if said["version"] == held.VERSION else 0
         return said if 0 <= said["rank"] < size <= LARGEST_JOB and said["time"] >= 0 else {}
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):  # it is forged, or of another version
         return {}
@@ -357,5 +381,8 @@ def _group(group: ProcessGroup) -> dict[str, Any]:
     ]
     recent.sort(key=lambda each: each[0])
     sent = [[peer, tag] for peer, tag in [*group.door.last_sent.copy(), *group.door.fast_path.last_sent]]
-    known = {"name": group.name, "ranks": list(ranks_of(group)), "made_at": made_at(group)}
-    return {**known, **counts, "recent": recent, "sent": sent}
+    known = {"name": group.name, "made_at": made_at(group), **counts, "recent": recent, "sent": sent}
+    ranges = as_ranges(ranks_of(group))
+    if len(ranges) > MANY_RANGES and group.rank % (group.size // MANY_RANGES):
+        return known  # some of the members, all over the group, say it for the others
+    return {**known, "ranks": ranges}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from ..core.backend import FastPath
@@ -42,11 +42,24 @@ class Reported:
         entries = () if self.report is None or self.waits else self.report["operations"]
         return [record_from(each) for each in entries if each.get("polls")]
 
-    def is_in(self, record: Record) -> bool:
-        """Whether it waits in the same operation, or may do so, as while the GIL is held."""
+    @cached_property
+    def keys(self) -> set[tuple[str, int, str]]:
+        """The operations that it waits in, or may do so, as while the GIL is held."""
         maybe = (self.report or {}).get("operations", ()) if "held" in (self.report or {}) else ()
-        own = [*(own for own, _ in self.waits), *map(record_from, maybe)]
-        return any(key_of_operation(each) == key_of_operation(record) for each in own)
+        return {key_of_operation(each) for each in (*(own for own, _ in self.waits), *map(record_from, maybe))}
+
+    def is_in(self, record: Record) -> bool:
+        """Whether it waits in the same operation, or may do so."""
+        return key_of_operation(record) in self.keys
+
+    @cached_property
+    def collectives(self) -> dict[tuple[str, int], Record]:
+        """The collectives that it waits in, by group and number."""
+        found: dict[tuple[str, int], Record] = {}
+        for own, _ in self.waits:
+            if not own.is_a_message:
+                found.setdefault((own.group, own.number), own)
+        return found
 
     def is_beyond(self, record: Record) -> bool:
         """Whether it waits in a later collective of the same group."""
@@ -55,8 +68,18 @@ class Reported:
 
     def own(self, record: Record) -> Record | None:
         """Return the collective with the number and the group of `record` that this rank waits in, if any."""
-        same = (own for own, _ in self.waits if (own.group, own.number) == (record.group, record.number))
-        return next((own for own in same if not own.is_a_message), None)
+        return self.collectives.get((record.group, record.number))
+
+    def history(self, record: Record) -> str:
+        """Return all that tells this rank's collectives in the group of `record`, up to that one, from another's."""
+        group, own = self.group(record), self.own(record)
+        known: list[Any] = [group.get("since"), group.get("collectives")]
+        if own is not None:
+            count = own.count if _has_equal_counts(own.name) else own.count >= 0
+            known += [own.name, own.dtype, count, own.op, own.peer, own.details, own.async_op, own.state]
+        for number, name, dtype, _, *details in group.get("recent", ()):
+            known += [number, name, dtype, details if _has_equal_counts(name) else details[1:], len(details)]
+        return repr(known)
 
     def completed(self, record: Record, number: int) -> Record | None:
         """Return the completed collective with a number in the group of `record`, if it is known."""
@@ -78,9 +101,12 @@ class Reported:
         names = [name for number, name, *_ in recent if number == record.number - 1 and not _is_operation(name)]
         return " and ".join(names) or "nothing"
 
-    def tags_sent(self, record: Record, receiver: int) -> list[int]:
-        """Return the tags of the last messages of this rank to a rank of the group of `record`."""
-        return sorted({tag for peer, tag in self.group(record).get("sent", ()) if peer == receiver})
+    def tags_sent(self, group: str) -> dict[int, list[int]]:
+        """Return the tags of the last messages of this rank in a group, by the receiver's rank in it."""
+        found: dict[int, set[int]] = {}
+        for peer, tag in (self.report or {}).get("groups", {}).get(group, {}).get("sent", ()):
+            found.setdefault(peer, set()).add(tag)
+        return {peer: sorted(tags) for peer, tags in found.items()}
 
     def group(self, record: Record) -> Mapping[str, Any]:
         """Return what the report says of the group of `record`."""
@@ -97,6 +123,12 @@ def _passed(record: Record, number: int, entry: Sequence[Any]) -> Record:
     passed = Record(name, number, record.group, record.group_name, dtype=dtype, count=count, nbytes=nbytes, op=op)
     passed.peer, passed.async_op, passed.state = peer, async_op, "completed"
     return passed
+
+
+@cache
+def _has_equal_counts(name: str) -> bool:
+    spec = spec_of(name)
+    return spec is not None and spec.has_equal_counts
 
 
 def _is_operation(name: str) -> bool:

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 
 from ..process.together import ranks_by_value as ranks_by_value
 from ..process.together import ranks_in_words as ranks_in_words
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def as_ranges(ranks: Iterable[int]) -> list[list[int]]:
+    """Return ranks, in their order, as the arguments of ranges: ``[[0, 10000, 1]]`` for 10,000 ranks in a row."""
+    found: list[list[int]] = []
+    for rank in ranks:
+        if found and found[-1][1] == rank:
+            found[-1][1] += found[-1][2]
+        elif found and found[-1][1] == found[-1][0] + 1 and found[-1][2] == 1 and rank != found[-1][0]:
+            step = rank - found[-1][0]
+            found[-1][1:] = [rank + step, step]
+        else:
+            found.append([rank, rank + 1, 1])
+    return found
+
+
+def from_ranges(ranges: Iterable[Sequence[int]], most: int) -> list[int]:
+    """Return the ranks in what `as_ranges` has returned; ValueError if they are more than `most`."""
+    found = [range(*each) for each in ranges]
+    if sum(map(len, found)) > most:
+        raise ValueError(f"a report names more than {most} ranks")
+    return [rank for each in found for rank in each]
 
 
 def places_in_words(places: Iterable[str]) -> str:

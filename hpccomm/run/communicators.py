@@ -25,6 +25,7 @@ from ..debug.groups_seen import key_from
 from ..debug.mpi_calls import CALLS, DUPLICATING, MAKING, POLLS, STARTS
 from ..debug.records import Record
 from ..debug.sources import SOURCES, Source
+from ..debug.words import as_ranges
 from ..job.failures import ranks_in_the_job
 from ..mpi4py.stand_ins import stand_in
 from .persistent import Prequest, persistent, started
@@ -79,7 +80,7 @@ class Seen:
         first = self.collectives - len(names) + 1
         recent = [_passed(number, name) for number, name in enumerate(names, first)]
         counts = {"collectives": self.collectives, "messages": self.messages, "since": first}
-        return {"name": self.name, "ranks": list(self.ranks), **counts, "recent": recent}
+        return {"name": self.name, "ranks": as_ranges(self.ranks), **counts, "recent": recent}
 
 
 def _passed(number: int, called: str | tuple[str, Any]) -> list[Any]:

@@ -319,7 +319,8 @@ def test_what_the_thread_writes_is_read_as_a_report() -> None:
     assert (report["rank"], report["size"], report["answers"], report["held"]) == (0, 2, "1 abc", 12.25)
     late = {**report, "operations": []}
     wait = {**operation, "number": 7, "waits": True, "seconds": 5.0, "where": "train.py:9"}
-    other = {**report, "rank": 1, "operations": [wait], "groups": {"0123456789ab": {"ranks": [0, 1], "collectives": 7}}}
+    groups = {"0123456789ab": {"ranks": [[0, 2, 1]], "collectives": 7}}
+    other = {**report, "rank": 1, "operations": [wait], "groups": groups}
     del other["held"]
     (line,) = verdict([late, other], 2).lines
     assert line.startswith("rank 0 never reached all_reduce #7 of 'my group'")

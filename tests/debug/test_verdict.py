@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hpccomm.debug.culprits import verdict
+from hpccomm.debug.words import as_ranges
 
 pytestmark = pytest.mark.serial
 
@@ -29,7 +30,7 @@ def report(rank: int, size: int, *operations: Any, reached: Mapping[str, int] | 
     reached = {**{each["group"]: each["number"] for each in operations}, **(reached or {})}
     members = fields.pop("members", {"w": range(size), "d": range(size)})
     groups = {
-        key: {"name": NAMES[key], "ranks": list(members[key]), "collectives": reached.get(key, 0), "messages": 0}
+        key: {"name": NAMES[key], "ranks": as_ranges(members[key]), "collectives": reached.get(key, 0), "messages": 0}
         for key in members
         if rank in members[key]
     }
@@ -151,7 +152,8 @@ def test_a_rank_that_has_ended(size: int) -> None:
 def test_a_rank_that_is_stopped_or_dead(size: int, state: str, said: str) -> None:
     last = size - 1
     reports = [
-        report(rank, size, is_in("all_reduce", 41), neighbours={str(last): state}) for rank in others(size, last)
+        report(rank, size, is_in("all_reduce", 41), neighbours={state: as_ranges([last])})
+        for rank in others(size, last)
     ]
     found = verdict(reports, size)
     assert found.culprits == [last]
@@ -159,7 +161,7 @@ def test_a_rank_that_is_stopped_or_dead(size: int, state: str, said: str) -> Non
 
 
 def test_several_ranks_that_are_gone() -> None:
-    gone = {"neighbours": {"0": "dead", "2": "dead"}}
+    gone = {"neighbours": {"dead": as_ranges([0, 2])}}
     found = verdict([report(1, 3, is_in("all_reduce", 41), **gone)], 3)
     assert "ranks 0, 2 never reached all_reduce #41 of 'world' (4 MiB float32): each process is gone" in text(found)
 
