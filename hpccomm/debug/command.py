@@ -112,7 +112,8 @@ def _answer_of(process: int) -> tuple[Path, str] | None:
         except TimeoutError:
             raise _Refused(
                 f"process {each} is a rank, and has not answered within {PATIENCE:g} s: it may be stopped, or hold the "
-                f"GIL in compiled code; `py-spy dump --pid {each}` shows where it is"
+                f"GIL in compiled code, or another user's datagrams keep it busy, which it tells on stderr; "
+                f"`py-spy dump --pid {each}` shows where it is"
             ) from None
         except OSError:  # it has ended meanwhile
             continue

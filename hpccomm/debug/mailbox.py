@@ -16,15 +16,19 @@ from pathlib import Path
 LOOK, ASK = b"look", b"ask"
 CREDENTIALS = struct.Struct("3i")  # process, (real) user, group: the kernel vouches for them
 LONGEST = 1 << 13  # bytes of a datagram
+MANY = 1000  # datagrams of other users in a second
+CLOSED_FOR = 60.0  # seconds after so many
 
 
 class Mailbox:
     """The mailbox of this process; closed until `open`."""
 
     def __init__(self) -> None:
-        self.is_open = False  # nor after a datagram of another user, who could keep the watchdog busy
+        self.is_open = False  # nor while another user could keep the watchdog busy
+        self.stranger: int | None = None  # a user whose datagrams have closed it
         self.was_woken = False  # whether `askers` has found a datagram since this was last reset
         self._socket: socket.socket | None = None
+        self._second, self._strangers = 0.0, 0  # the datagrams of other users since then
 
     def open(self) -> None:
         """Let others reach it, where the system has such sockets."""
@@ -43,15 +47,24 @@ class Mailbox:
             self._socket.close()
             self._socket, self.is_open = None, False
 
-    def askers(self) -> list[bytes]:
-        """Return the addresses of those that have asked for reports in the datagrams that have come."""
+    def askers(self, now: float) -> list[bytes]:
+        """Return the addresses of those that have asked for reports in the datagrams that have come.
+
+        Those of other users are dropped; after many in a second it closes for a while.
+        """
         found = []
+        if now - self._second >= (1.0 if self.is_open else CLOSED_FOR):
+            self._second, self._strangers, self.is_open = now, 0, self._socket is not None
         with contextlib.suppress(OSError):  # there is nothing more
             while self._socket is not None and self.is_open:
                 datagram, _, user, sender = _received(self._socket)
-                self.is_open = user in (os.getuid(), 0)
-                self.was_woken = self.was_woken or self.is_open
-                if datagram == ASK and self.is_open:
+                if user not in (os.getuid(), 0):
+                    self._strangers += 1
+                    if self._strangers >= MANY:
+                        self.is_open, self.stranger = False, user
+                    continue
+                self.was_woken = True
+                if datagram == ASK:
                     found.append(sender)
         return found
 

@@ -92,14 +92,19 @@ class Watchdog:
         mailbox.open()
         os.register_at_fork(after_in_child=mailbox.close)
         poll = select.poll()  # select.select takes no file beyond 1023
-        for file in (*(read for read, _ in signals.pipes.values()), mailbox.fileno()):
-            if file >= 0:
-                poll.register(file, select.POLLIN)
+        for file, _ in signals.pipes.values():
+            poll.register(file, select.POLLIN)
+        hears: bool | None = False  # None when the program has closed the mailbox's file
         while not self.has_stopped:
             try:
+                if hears not in (None, mailbox.is_open) and mailbox.fileno() >= 0:
+                    hears = mailbox.is_open
+                    (poll.register if hears else poll.unregister)(mailbox.fileno())
+                    self._tell_of_strangers()
                 events = dict(poll.poll(1000 * period()))
                 for file in [file for file, event in events.items() if event & select.POLLNVAL]:
                     poll.unregister(file)  # the program has closed it
+                    hears = None if file == mailbox.fileno() else hears
                 came = {number: read for number, (read, _) in signals.pipes.items() if read in events}
                 if signal.SIGINT in came:
                     os.read(came[signal.SIGINT], 1 << 16)
@@ -107,11 +112,9 @@ class Watchdog:
                 if signal.SIGTERM in came:
                     self._end_on_sigterm()
                 self.look(time.monotonic())
-                askers = mailbox.askers()
+                askers = mailbox.askers(time.monotonic())
                 is_woken = bool(events) or mailbox.was_woken  # maybe by a datagram that has come after the poll
                 mailbox.was_woken = False
-                if mailbox.fileno() in events and not mailbox.is_open:
-                    poll.unregister(mailbox.fileno())
                 if signal.SIGUSR2 in came:
                     os.read(came[signal.SIGUSR2], 1 << 16)
                     askers.append(b"")
@@ -125,6 +128,16 @@ class Watchdog:
                     self._told.add(text)
                     tell(text)
                 time.sleep(LONGEST_PERIOD)
+
+    def _tell_of_strangers(self) -> None:
+        """Say, once, that another user's datagrams have closed the mailbox for a while."""
+        text = (
+            f"hpccomm: rank {self.reporter.rank} does not answer `hpccomm debug --pid` for a minute: user "
+            f"{self.reporter.mailbox.stranger} of this node sends it many datagrams; `hpccomm debug --job` works"
+        )
+        if self.reporter.mailbox.stranger is not None and text not in self._told:
+            self._told.add(text)
+            tell(text)
 
     def _ask_for(self, askers: list[bytes]) -> None:
         """Ask all ranks on behalf of processes outside of the job, and send these the folder of the reports."""

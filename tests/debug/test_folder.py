@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -246,7 +247,7 @@ def test_a_mailbox_says_where_reports_go(tmp_path: Path) -> None:
         "box = Mailbox(); box.open()\n"
         "print('ready', flush=True)\n"
         "select.select([box], [], [])\n"
-        f"for each in box.askers(): box.answer(each, Path({str(tmp_path)!r}), 'token')\n"
+        f"for each in box.askers(time.monotonic()): box.answer(each, Path({str(tmp_path)!r}), 'token')\n"
         "input()\n"
     )
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -257,26 +258,38 @@ def test_a_mailbox_says_where_reports_go(tmp_path: Path) -> None:
         process.communicate("\n")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who can be another user")
-def test_a_mailbox_is_for_its_user_s_letters_only() -> None:
-    with contextlib.closing(mailbox.Mailbox()) as box, mailbox._bound("") as sender:
-        box.open()
-        assert box.askers() == []
-        assert not box.was_woken
-        sender.sendto(mailbox.LOOK, mailbox._address(os.getpid()))
-        assert box.askers() == []
-        assert box.was_woken  # also where the letter has come when nobody polled any more
-        sender.sendto(mailbox.ASK, mailbox._address(os.getpid()))
-        assert len(box.askers()) == 1
+def _send_as_a_stranger(box: mailbox.Mailbox, sender: socket.socket, now: float, datagrams: int) -> None:
+    for _ in range(datagrams):
         os.setresuid(65534, -1, -1)
         try:
             sender.sendto(mailbox.ASK, mailbox._address(os.getpid()))
         finally:
             os.setresuid(0, -1, -1)
-        assert box.askers() == []
-        assert not box.is_open
+        assert box.askers(now) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who can be another user")
+def test_a_mailbox_is_for_its_user_s_letters_only() -> None:
+    with contextlib.closing(mailbox.Mailbox()) as box, mailbox._bound("") as sender:
+        box.open()
+        assert box.askers(100.0) == []
+        assert not box.was_woken
+        sender.sendto(mailbox.LOOK, mailbox._address(os.getpid()))
+        assert box.askers(100.0) == []
+        assert box.was_woken  # also where the letter has come when nobody polled any more
+        box.was_woken = False
+        for second, datagrams in ((101.0, 1), (102.0, mailbox.MANY - 1), (103.0, mailbox.MANY - 1)):
+            _send_as_a_stranger(box, sender, second, datagrams)
+            assert (box.is_open, box.was_woken) == (True, False)
+            sender.sendto(mailbox.ASK, mailbox._address(os.getpid()))
+            assert len(box.askers(second)) == 1
+            box.was_woken = False
+        _send_as_a_stranger(box, sender, 104.0, mailbox.MANY)
+        assert (box.is_open, box.stranger) == (False, 65534)
         sender.sendto(mailbox.ASK, mailbox._address(os.getpid()))
-        assert box.askers() == []  # so nobody keeps it busy
+        assert box.askers(104.0 + mailbox.CLOSED_FOR - 1) == []  # so nobody keeps it busy
+        assert len(box.askers(104.0 + mailbox.CLOSED_FOR)) == 1
+        assert box.is_open
 
 
 def test_a_run_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
