@@ -177,7 +177,7 @@ class _Search:
     # -- who waits for whom ------------------------------------------------------------------------------
 
     def _waits_for(self, each: Reported, polls: bool = False) -> list[tuple[Record, _Awaited]]:
-        """Return the operations that a rank waits in (or `polls`), and the ranks that it waits for, maybe with itself."""
+        """Return the operations that a rank waits in (or `polls`), and the ranks it waits for, maybe with itself."""
         records = [record for record, _ in each.waits] or (each.polls if polls else [])
         return [(record, self._awaited_in(record)) for record in records]
 

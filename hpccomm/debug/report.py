@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from .mpi_calls import spec_of
 from .past import past
 from .records import Record, key_of_operation
 from .sources import SOURCES
+from .waiting import LOST
 from .words import as_ranges, ranks_by_value
 
 KEPT = 32  # of the last collectives of each group that took the compiled fast path
@@ -41,7 +42,7 @@ END = "end at "  # how a question begins that orders the end
 LARGEST_JOB = 1 << 22  # ranks
 LATEST_END = 2.0  # seconds after which a request to end is of no use to anybody
 ended = ""  # the test that this rank has ended, while it waits for the others; set by the plugin of pytest
-LOST = 60.0  # seconds after which a rank that was to give a verdict is not waited for
+BEAT = 2.0  # seconds between two signs of life of a rank that makes a verdict
 
 
 class Reporter:
@@ -65,7 +66,7 @@ class Reporter:
         self.standstill: Callable[[], float] = float  # seconds that the main thread has been in one call of C
         self._one_at_a_time = threading.RLock()  # a report must not replace the answer to a later question
         self._earlier: set[str] = set()  # questions from before this rank's last one
-        self._claimed = 0
+        self.claimed = 0  # the number of the last verdict that a rank has claimed
         self._since = time.time() if since is None else since - OTHER_CLOCK
         self.move_to(folder)
 
@@ -167,7 +168,7 @@ class Reporter:
             self._has_answered(token)
             self.write("asked", elapsed, token)
         if token.split()[0] not in map(str, self.processes):
-            self._wake()
+            self.wake()
 
     # -- the others ------------------------------------------------------------------------------------------
 
@@ -207,10 +208,10 @@ class Reporter:
 
     def _ask(self, token: str) -> str:
         self.folder.put(ASK, token)
-        self._wake()
+        self.wake()
         return token
 
-    def _wake(self, besides: Collection[int] = ()) -> None:
+    def wake(self, besides: Collection[int] = ()) -> None:
         """Wake the other processes of this node, besides those of some ranks, to look for the question."""
         for rank, pid in self.processes.items():
             if rank != self.rank and rank not in besides:
@@ -247,23 +248,53 @@ class Reporter:
             gone = {rank for state, ranks in self._neighbours().items() if state != "running" for rank in ranks}
             if len(gone | reports.keys()) >= self.size or began > deadline:
                 return list(reports.values())
-            self._wake(besides=reports)  # whose mailbox was not open yet a moment ago
+            self.wake(besides=reports)  # whose mailbox was not open yet a moment ago
             time.sleep(max(0.05, time.monotonic() - began))
 
-    def claim(self, seconds: float = 0.0) -> bool:
+    def claim(self, seconds: float = 0.0, lost: int = 0) -> bool:
         """Whether this rank is the first to claim the verdict on a call that began so many seconds ago.
 
-        A verdict from before that time is on another call.
+        A verdict from before that time is on another call. `lost` is the number of a claim that this rank has given up.
         """
-        made = [_number(file) for file in self.folder.files(".claim-*")]
-        self._claimed = max(made, default=0)
-        if self._claimed:
-            began = self.folder.now() - seconds
-            last = max(file.lstat().st_mtime for file in self.folder.files(f".claim-{self._claimed}"))
-            if last >= began and (self.has_concluded() or last > began + seconds - LOST):
+        while self.folder.files(f".claim-{self.claimed + 1}"):
+            self.claimed += 1
+        if self.claimed not in (0, lost):
+            now = self.folder.now()
+            made, works = (
+                max((file.lstat().st_mtime for file in self.folder.files(f".{name}-{self.claimed}")), default=0.0)
+                for name in ("claim", "work")
+            )
+            if made >= now - seconds and (self.has_concluded() or max(made, works) > now - LOST):
                 return False
-        self._claimed += 1
-        return self.folder.create(f".claim-{self._claimed}")
+        self.claimed += 1
+        return self.folder.create(f".claim-{self.claimed}")
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Leave signs of life for the ranks that wait for the verdict which this one makes."""
+        ended, name = threading.Event(), f".work-{self.claimed}"
+
+        def leave_signs() -> None:
+            count = 0
+            while not ended.is_set():
+                count += 1
+                with contextlib.suppress(OSError):
+                    self.folder.put(name, str(count))
+                ended.wait(BEAT)
+
+        threading.Thread(target=leave_signs, name="hpccomm-verdict", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def sign_of_life(self) -> str:
+        """Return the last sign of life of the rank that has claimed the verdict."""
+        return self.folder.text(f".work-{self.claimed}")
+
+    def place(self) -> int:
+        """Return this rank's place among those of its node that can wake it."""
+        return sorted(self.processes).index(self.rank) if self.mailbox.is_open and self.rank in self.processes else 0
 
     def conclusion(self) -> str:
         """Return the verdict that was claimed last, "" before it has been given."""
@@ -274,8 +305,9 @@ class Reporter:
         return bool(self.folder.files(self._verdict))
 
     def conclude(self, text: str) -> None:
-        """Write the verdict into the folder."""
+        """Write the verdict into the folder, and wake the ranks of this node that wait for it."""
         self.folder.put(self._verdict, text + "\n")
+        self.wake()
 
     def has_all_neighbours(self) -> bool:
         """Whether all other ranks of this node are there."""
@@ -283,7 +315,7 @@ class Reporter:
 
     @property
     def _verdict(self) -> str:
-        return "verdict.txt" if self._claimed < 2 else f"verdict-{self._claimed}.txt"
+        return "verdict.txt" if self.claimed < 2 else f"verdict-{self.claimed}.txt"
 
     def _neighbours(self) -> dict[str, list[int]]:
         """Return the ranks of this node by the state of their processes."""
@@ -342,11 +374,6 @@ def _time_of(file: Path) -> float:
 def _is_answer(report: Mapping[str, Any], asked: set[str]) -> bool:
     """Whether a report answers one of the questions, or is the last one of a program that has ended."""
     return report.get("answers") in asked or (report.get("left", False) and not report["answers"])
-
-
-def _number(file: Path) -> int:
-    number = file.name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else 0
 
 
 def latest(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

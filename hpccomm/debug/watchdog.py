@@ -41,6 +41,7 @@ from .stacks import CallInFlight
 from .standing import Standing
 from .start import LONGEST_PERIOD, Signals, current, period
 from .trace.files import save
+from .waiting import Wait
 from .words import duration
 
 WARN_AFTER = 60.0  # seconds at least
@@ -78,6 +79,8 @@ class Watchdog:
         self._seen: dict[Any, _Observed] = {}
         self._told: set[str] = set()
         self.has_stopped = False
+        self._thread = 0  # in which it runs
+        self._woken = 0  # datagrams, or more, that have told it to look into the folder
         self._looked_for_questions = time.monotonic()
         self._timeout_of_init = DEFAULT_TIMEOUT.total_seconds()
         with contextlib.suppress(ValueError):  # raised on every rank by those who agree on the settings
@@ -88,6 +91,7 @@ class Watchdog:
 
     def run(self, signals: Signals) -> None:
         """Look, and answer, until it is told to stop."""
+        self._thread = threading.get_ident()
         mailbox = self.reporter.mailbox
         mailbox.open()
         os.register_at_fork(after_in_child=mailbox.close)
@@ -114,6 +118,7 @@ class Watchdog:
                 self.look(time.monotonic())
                 askers = mailbox.askers(time.monotonic())
                 is_woken = bool(events) or mailbox.was_woken  # maybe by a datagram that has come after the poll
+                self._woken += is_woken
                 mailbox.was_woken = False
                 if signal.SIGUSR2 in came:
                     os.read(came[signal.SIGUSR2], 1 << 16)
@@ -151,6 +156,7 @@ class Watchdog:
         self.reporter.answer(self.elapsed())
         when = self.reporter.time_of_end()
         if when is not None:
+            self.reporter.wake()  # those of another node have no datagram of the rank that ends the job
             save(self.reporter.folder.places[0])
             _end_at(when)
 
@@ -258,7 +264,7 @@ class Watchdog:
         try:
             same = (each for each in stacks.calls_in_flight(exactly=True) if each.key[:2] == call.key[:2])
             what = self._has_not_ended(next(same, call), elapsed)
-            if reporter.claim(elapsed):
+            if self._gives_the_verdict(elapsed, more=2 * PATIENCE + FOLDER_PERIOD if ends else 0.0):
                 found = self.inquire()
                 lines = [what, *found.lines, self._where_reports_are()]
                 ends = ends or (action == IF_ALL_WAIT and found.all_wait > self._limit(call) / 2)
@@ -269,7 +275,6 @@ class Watchdog:
                     lines.append("it has ended while the ranks were asked: the job goes on")
                 self._tell_end(lines, call.group, ends)
             else:  # another rank gives the verdict, and ends the job, unless its own call has gone on
-                self._wait_for_the_verdict(2 * PATIENCE + FOLDER_PERIOD, until_it_is_there=not ends)
                 ends = ends and not _has_gone_on(call)
                 if ends:
                     self._tell_end([what, *reporter.conclusion().splitlines()], call.group, ends)
@@ -324,8 +329,9 @@ class Watchdog:
 
     def inquire(self) -> Verdict:
         """Ask all ranks for their reports, write the verdict into the folder, and return it."""
-        found = verdict(self._reports("timeout"), self.reporter.size)
-        self.reporter.conclude("\n".join(found.lines))
+        with self.reporter.at_work():
+            found = verdict(self._reports("timeout"), self.reporter.size)
+            self.reporter.conclude("\n".join(found.lines))
         return found
 
     def _reports(self, reason: str) -> list[dict[str, Any]]:
@@ -336,22 +342,44 @@ class Watchdog:
         all_are_on_this_node = len(self.reporter.processes) >= self.reporter.size
         return PATIENCE if all_are_on_this_node else PATIENCE + FOLDER_PERIOD
 
-    def _wait_for_the_verdict(self, seconds: float, until_it_is_there: bool) -> None:
-        give_up = time.monotonic() + seconds
-        while time.monotonic() < give_up:
-            if self.reporter.is_asked():
-                self._answer()
-            if until_it_is_there and self.reporter.has_concluded():
-                return
+    def _gives_the_verdict(self, elapsed: float, more: float = 0.0) -> bool:
+        """Whether this rank is to give the verdict; if not, wait until another has, and `more` seconds for the end.
+
+        It is waited for as long as that rank lives and works; if it does not, another takes its place.
+        """
+        began, lost = time.monotonic(), 0
+        while not self.reporter.claim(elapsed + time.monotonic() - began, lost):
+            if self._wait_for_the_verdict(more):
+                return False
+            lost = self.reporter.claimed
+        return True
+
+    def _wait_for_the_verdict(self, more: float = 0.0, at_most: float = math.inf) -> bool:
+        """Wait for a verdict, and `more` seconds; return whether there is one, and not only a rank that is gone."""
+        began, woken = time.monotonic(), self._woken
+        reporter, wait = self.reporter, Wait(self.reporter.place(), began)
+        while (outcome := wait.outcome(time.monotonic())) == "waits" and time.monotonic() < began + at_most:
+            if threading.get_ident() == self._thread:  # another thread leaves the datagrams to this one
+                askers = reporter.mailbox.askers(time.monotonic())
+                self._woken += reporter.mailbox.was_woken
+                reporter.mailbox.was_woken = False
+                if askers:
+                    self._ask_for(askers)
+            is_woken, woken = self._woken != woken, self._woken
+            if wait.is_due(time.monotonic(), is_woken):
+                if reporter.is_asked():
+                    self._answer()
+                if wait.saw(time.monotonic(), reporter.sign_of_life(), reporter.has_concluded(), more) and not is_woken:
+                    reporter.wake()
             time.sleep(0.05)
+        return outcome == "given"
 
     def who_is_late(self) -> str:
         """Return the verdict: this rank's, or that of another rank that has claimed it before."""
         call = stacks.call_of_thread(threading.get_ident())
-        if self.reporter.claim(self.elapsed().get(None if call is None else call.key, LONGEST_PERIOD)):
+        if self._gives_the_verdict(self.elapsed().get(None if call is None else call.key, LONGEST_PERIOD)):
             found = self.inquire()
             return "\n".join(found.lines) if found.culprits else ""
-        self._wait_for_the_verdict(self._patience() + 1, until_it_is_there=True)  # less than others wait in destroy
         return self.reporter.conclusion()
 
     def _end(self) -> NoReturn:
@@ -372,7 +400,7 @@ class Watchdog:
         """Tell where this rank is, and the verdict, if this rank is the first that does so at the end of the job."""
         try:
             if not self.reporter.claim(2 * PATIENCE_WITH_PYTHON):
-                self._wait_for_the_verdict(patience, until_it_is_there=True)
+                self._wait_for_the_verdict(at_most=patience)
                 return
             found = verdict(self.reporter.reports("the end", self.elapsed(), patience), self.reporter.size)
             tell("\n".join([where, *(f"hpccomm: {line}" for line in found.lines)]), stream)
@@ -383,7 +411,7 @@ class Watchdog:
     def _tell_of_sigterm(self) -> None:
         waits = [each.call.record for each in self._seen.values() if not each.call.is_polled]
         if not waits:  # this rank may be the one that the others wait for
-            self._wait_for_the_verdict(PATIENCE_AFTER_SIGTERM, until_it_is_there=True)
+            self._wait_for_the_verdict(at_most=PATIENCE_AFTER_SIGTERM)
             return
         where = "at the end of its program" if waits[0].name == "leave" else f"in {waits[0]}"
         with launchers_stderr() as stream:

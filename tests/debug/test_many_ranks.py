@@ -112,7 +112,7 @@ def test_each_report_is_read_once(size: int, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(reports, "_report", counted)
     # One part comes between two looks; what is there was left at an earlier question.
     many_ranks.write(folder, ({**each, "answers": "0 earlier"} for each in parts[-1]))
-    monkeypatch.setattr(reporter, "_wake", lambda besides: many_ranks.write(folder, iter(parts.pop(0))))
+    monkeypatch.setattr(reporter, "wake", lambda besides: many_ranks.write(folder, iter(parts.pop(0))))
     assert len(reporter.collect(token, patience=1e6)) == size
     assert len(read) == size + size // 4
     assert sum(file.stat().st_size for file in folder.iterdir()) < 4000 * size

@@ -663,7 +663,7 @@ def test_a_warning_after_a_tenth_of_the_time_and_once(
 def test_the_job_ends_also_where_nothing_can_be_written(
     process_group: hc.ProcessGroup, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(seconds: float) -> bool:
+    def full(*_: Any) -> bool:
         raise OSError(28, "No space left on device")
 
     record = stacks.describe(process_group, "all_reduce", 7, {"array": np.ones(4)}, where="train.py:91")
@@ -703,7 +703,7 @@ def test_a_call_that_ends_while_the_ranks_are_asked_ends_no_job(
         return SimpleNamespace(lines=["rank 1 never reached it"])
 
     monkeypatch.setattr(watchdog, "_end", lambda: ended.append(True))
-    monkeypatch.setattr(watchdog.reporter, "claim", lambda seconds: claims)
+    monkeypatch.setattr(watchdog.reporter, "claim", lambda *_: claims)
     monkeypatch.setattr(watchdog, "inquire", asked)
     monkeypatch.setattr(watchdog, "_wait_for_the_verdict", asked)
     watchdog.look(0.0)
