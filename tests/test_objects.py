@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+from hpccomm.core.registry import OBJECTS
 from hpccomm.mpi.objects import BLOCK
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -554,3 +555,42 @@ def test_a_future_of_a_message(process_group: hc.ProcessGroup) -> None:
     sent = hc.send_object_list([process_group.rank], destination, async_op=True)
     assert future.then(lambda done: done.value()[0]).wait() == source
     assert sent.wait()
+
+
+@pytest.mark.parametrize(
+    "kind", ["small", "one is large", "large", "none can be pickled", "one is large, one no pickle"]
+)
+def test_a_gather_sends_all_to_the_root_only(
+    kind: str, process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, rank = process_group.size - 1, process_group.rank
+    large, bad = np.arange(300_000), threading.Lock()
+    mine = {
+        "small": rank,
+        "one is large": large if rank == 0 else rank,
+        "large": large + rank,
+        "none can be pickled": bad,
+        "one is large, one no pickle": bad if rank == 0 else large,
+    }[kind]
+    slots: list[Any] | None = [None] * process_group.size if rank == root else None
+    hc.gather_object(0, slots, root)  # makes the transport
+    transport: Any = process_group.door.backends[OBJECTS]
+    called: list[str] = []
+
+    class Spy:
+        def __getattr__(self, name: str) -> Any:
+            called.append(name)
+            return getattr(comm, name)
+
+    comm = transport._comm
+    monkeypatch.setattr(transport, "_comm", Spy())
+    monkeypatch.setattr(type(transport._messages), "allgather", None)
+    if "pickle" in kind:
+        with pytest.raises(TypeError, match="on rank 0 of the group, a lock can't be pickled"):
+            hc.gather_object(mine, slots, root)
+    else:
+        hc.gather_object(mine, slots, root)
+        for source, each in enumerate(slots or []):
+            expected = {"small": source, "large": large + source}.get(kind, source if source else large)
+            assert np.array_equal(each, expected)
+    assert called == ["Gather", "Bcast"]

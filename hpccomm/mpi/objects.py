@@ -133,13 +133,22 @@ class ObjectTransport(Backend):
     def gather_object(self, obj: Any, root: int) -> list[Any] | None:
         """Return every rank's object on the root."""
         wrapped = self._wrapped(obj)
-        blocks = self._all_blocks("gather_object", wrapped)  # on every rank, because each is to learn of a failure
-        if blocks is not None:
+        gathered = bytearray(BLOCK * self.size) if self.rank == root else None
+        self._comm.Gather((_block_of(wrapped), BLOCK, MPI.BYTE), gathered and (gathered, BLOCK, MPI.BYTE), root)
+        blocks = _split(gathered) if gathered else []
+        worst = bytearray(BLOCK)  # of the ranks' blocks, which each is to learn of: one that is large, or a failure
+        if gathered:
+            kinds = gathered[::BLOCK]
+            worst = blocks[next((kinds.index(kind) for kind in (LARGE, UNPICKLABLE) if kind in kinds), root)]
+        self._comm.Bcast((worst, BLOCK, MPI.BYTE), root)
+        if worst[0] == UNPICKLABLE:
+            _loaded("gather_object", worst, root)
+        if worst[0] != LARGE:
             return _unwrapped("gather_object", list(map(_unpickle, blocks))) if self.rank == root else None
-        failures = self._collectives.allgather(wrapped if isinstance(wrapped, _Unpicklable) else None)
-        _unwrapped("gather_object", failures)
-        gathered = self._collectives.gather(wrapped, root)
-        return None if gathered is None else _unwrapped("gather_object", gathered)
+        received = self._collectives.gather(wrapped, root)
+        failed = next((each for each in received or () if isinstance(each, _Unpicklable)), None)
+        _unwrapped("gather_object", [self._collectives.bcast(failed, root)])
+        return None if received is None else _unwrapped("gather_object", received)
 
     def broadcast_object_list(self, objects: list[Any], root: int) -> list[Any]:
         """Return the root's objects."""
@@ -173,7 +182,7 @@ class ObjectTransport(Backend):
         """Return the pickle of each rank; None if one is large."""
         gathered = bytearray(BLOCK * self.size)
         self._comm.Allgather((_block_of(wrapped), BLOCK, MPI.BYTE), (gathered, BLOCK, MPI.BYTE))
-        blocks = [gathered[start : start + BLOCK] for start in range(0, len(gathered), BLOCK)]
+        blocks = _split(gathered)
         kinds = gathered[::BLOCK]
         if LARGE in kinds:
             return None
@@ -259,6 +268,11 @@ class _Unpicklable:
     def __init__(self, rank: int, reason: str) -> None:
         self.rank = rank
         self.reason = reason
+
+
+def _split(gathered: bytearray) -> list[bytearray]:
+    """Return the block of each rank."""
+    return [gathered[start : start + BLOCK] for start in range(0, len(gathered), BLOCK)]
 
 
 def _block_of(wrapped: _Pickled | _Unpicklable) -> bytes:
