@@ -30,7 +30,7 @@ class Place:
         self._world = world
         self._ranks = ranks  # the members; none: the world
         self._edition = edition  # of the groups with these members, counted alike by all of them
-        self._made: Counter[tuple[int, ...]] = Counter()
+        self._made: Counter[int] = Counter()  # groups of the same ranks, by the hash of these
 
     def open(self, timeout: timedelta) -> Store:
         """Return the group's store."""
@@ -46,8 +46,8 @@ class Place:
     def of(self, ranks: Sequence[int]) -> Place:
         """Return the place of the store of a new group of these ranks of the world."""
         members = tuple(ranks)
-        self._made[members] += 1
-        return Place(self._world, members, self._made[members])
+        self._made[hash(members)] += 1
+        return Place(self._world, members, self._made[hash(members)])
 
     def without_the_dead(self, comm: Any, nodes: Sequence[int]) -> Place:
         """Return the place of the store of the survivors' world; each of them calls it."""
@@ -125,6 +125,7 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
                 from .store.master import serve
 
                 master, told = serve(where, peer)
+                _tell_of_too_few_files(comm.Get_size())
         except (DistNetworkError, DistStoreError) as error:
             told = error
     told = comm.bcast(told)
@@ -135,3 +136,18 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
     if where is None:
         return Place(WorldStore(problem=str(told)))
     raise type(told)(f"init_process_group: {told}")
+
+
+def _tell_of_too_few_files(clients: int) -> None:
+    """Print what to type where this process may not have a file open for each client of its store."""
+    import resource
+
+    from .process.stderr import tell
+
+    needed = clients + 256  # those of the program, and of strangers
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        tell(
+            f"hpccomm: a store has room for fewer than {clients} ranks, because rank 0 may open {hard} files: type "
+            f"`ulimit -Hn {needed}` before the job is started, if the ranks use stores"
+        )

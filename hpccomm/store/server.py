@@ -30,6 +30,8 @@ MIB = 1 << 20
 OTHER_FILES = 64  # open files that are left to the rest of the process
 STRANGERS = 64  # clients that have not proved that they have the key
 AT_ONCE = 16  # connections accepted in one turn of the loop, which has other work too
+SCARCE = 4 * AT_ONCE  # files below which they are counted in each turn
+COUNT_AGAIN = 1.0  # seconds after which they are anyhow: the listing is as long as there are clients
 PAUSE = 0.1  # seconds, where the system has no file for a connection
 
 
@@ -53,7 +55,7 @@ class Server:
     """
 
     def __init__(self, key: bytes, limits: Limits) -> None:
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        files = _allowed_files(limits.connections + OTHER_FILES + STRANGERS)
         self._files = limits.connections * 2 + OTHER_FILES if files == resource.RLIM_INFINITY else files
         self._strangers_room = max(1, min(STRANGERS, self._files // 16))
         self.room = min(limits.connections, self._files - OTHER_FILES - self._strangers_room)
@@ -64,6 +66,8 @@ class Server:
         self.strangers: dict[Client, None] = {}  # clients as well; the oldest first
         self.input = memoryview(bytearray(CHUNK))
         self._free = 0  # files that the process may still open, beside OTHER_FILES
+        self._others = 0  # open files that are no client's, when they were last counted
+        self._counted = -COUNT_AGAIN  # at this time
         self._accepting: set[asyncio.Task[object]] = set()
         self._pause: asyncio.TimerHandle | None = None  # before it accepts again
         self._has_complained = False
@@ -91,7 +95,10 @@ class Server:
 
     def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         """Accept some of the waiting connections."""
-        self._count_files()
+        self._free = self._files - OTHER_FILES - self._others - len(self.clients)
+        if self._free < SCARCE or loop.time() - self._counted >= COUNT_AGAIN:
+            self._counted = loop.time()
+            self._count_files()
         for _ in range(AT_ONCE):
             try:
                 connection, _ = listener.accept()
@@ -123,6 +130,7 @@ class Server:
             used = len(self.clients)
         except OSError:  # it takes a file to look
             used = self._files
+        self._others = used - len(self.clients)
         self._free = self._files - OTHER_FILES - used
 
     def is_full(self) -> bool:
@@ -155,6 +163,18 @@ class Server:
         for key in keys if self._waiting else ():
             for client in self._waiting.pop(key, ()):
                 asyncio.get_running_loop().call_soon(client.look_again)
+
+
+def _allowed_files(wanted: int) -> int:
+    """Return how many files this process may have open, after it has been allowed as many as wanted, if it can be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= enough:
+        return soft
+    with contextlib.suppress(OSError, ValueError):  # a container may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+        return enough
+    return soft
 
 
 class Client(asyncio.BufferedProtocol):

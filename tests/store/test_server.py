@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import struct
@@ -16,12 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import hpccomm as hc
-from hpccomm.store import handshake, wire
+from hpccomm.store import handshake, server, wire
 from hpccomm.store.handshake import HELLO, MAGIC, NONCE, PROOF, Verdict
 from hpccomm.store.master import Master, listen
 from hpccomm.store.server import OTHER_FILES, Limits
@@ -688,3 +690,47 @@ def test_a_forked_process_has_connections_of_its_own_and_keeps_no_master_alive()
         cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert (ended.stdout.split(), ended.stderr) == (["201", "ended", "ended", "0"], "")
+
+
+@pytest.mark.parametrize(
+    ("limits", "may_raise", "expected"),
+    [
+        ((1024, 4096), True, 4096),
+        ((1024, 1 << 20), True, 20_000),
+        ((1024, resource.RLIM_INFINITY), True, 20_000),
+        ((1024, 4096), False, 1024),
+        ((1 << 17, 1 << 20), True, 1 << 17),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), True, resource.RLIM_INFINITY),
+    ],
+)
+def test_the_master_may_open_as_many_files_as_the_hard_limit_allows(
+    limits: tuple[int, int], may_raise: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def ask(_: int, wanted: tuple[int, int]) -> None:
+        asked.append(wanted)
+        if not may_raise:
+            raise PermissionError
+
+    monkeypatch.setattr(server.resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(server.resource, "setrlimit", ask)
+    assert server._allowed_files(20_000) == expected
+    assert asked in ([], [(min(20_000, limits[1] if limits[1] > 0 else 20_000), limits[1])])
+
+
+@pytest.mark.parametrize("clients", [100, 1000, 10_000])
+def test_open_files_are_not_listed_for_each_few_clients(clients: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = []
+    monkeypatch.setattr(server, "_allowed_files", lambda wanted: 20_000)
+    monkeypatch.setattr(server.os, "listdir", lambda _: listed.append(_) or [0] * (50 + len(serving.clients)))
+    serving = server.Server(KEY, Limits())
+    now = [0.0]
+    loop: Any = SimpleNamespace(time=lambda: now[0])
+    nobody: Any = SimpleNamespace(accept=lambda: exec("raise BlockingIOError"))
+    for number in range(clients):
+        serving.clients.add(number)  # type: ignore[arg-type]
+        now[0] = number * 3.0 / clients  # all of them come within three seconds
+        serving._accept(loop, nobody)
+        assert serving._free == pytest.approx(20_000 - OTHER_FILES - 50 - len(serving.clients), abs=1)
+    assert len(listed) == 3
