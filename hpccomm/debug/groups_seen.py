@@ -45,15 +45,15 @@ def key_from(*facts: object) -> str:
 
 
 _seen: weakref.WeakKeyDictionary[ProcessGroup, _Seen] = weakref.WeakKeyDictionary()
-_made: Counter[tuple[int, ...]] = Counter()
+_made: Counter[int] = Counter()  # groups of the same ranks, by the hash of these: the ranks go with the group
 _everywhere: dict[object, Callable[[ProcessGroup], Hook]] = {}
 
 
 def add(group: ProcessGroup) -> None:
     """Take a new group into the table; called by every rank of it."""
     ranks = _process_ranks(group)
-    _made[ranks] += 1
-    _seen[group] = _Seen(ranks, _made[ranks])
+    _made[hash(ranks)] += 1
+    _seen[group] = _Seen(ranks, _made[hash(ranks)])
 
 
 def _line_outside() -> str:

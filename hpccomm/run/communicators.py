@@ -55,8 +55,8 @@ class Seen:
         self.requests: deque[Started] = deque(maxlen=IN_FLIGHT)
         self.polled: set[Polled] = set()
         self.polled_before: set[Polled] = set()
-        _made[ranks] += 1
-        self._edition = _made[ranks]
+        _made[hash(ranks)] += 1
+        self._edition = _made[hash(ranks)]
         SEEN.add(self)
 
     @cached_property
@@ -104,7 +104,7 @@ Wrapping: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]  #
 SEEN: weakref.WeakSet[Seen] = weakref.WeakSet()
 MADE: list[Callable[[Any, Seen], None]] = []  # who wants to know of each new communicator, on every rank of it
 _polls_from = 0.0  # when those have begun that are still collected
-_made: Counter[tuple[int, ...]] = Counter()
+_made: Counter[int] = Counter()  # communicators of the same ranks, by the hash of these
 
 # The methods, each compiled with the parameters of mpi4py's: taking any arguments would cost three times as much.
 BODIES = {
