@@ -73,11 +73,11 @@ def test_no_name_that_is_imported_later_is_hidden_by_a_module_of_that_name() -> 
 # Slow to import, or of many files; nothing of it is needed for a first operation.
 NOT_AT_THE_START = {
     *("argparse", "asyncio", "base64", "bisect", "bz2", "concurrent.futures", "cupy", "dataclasses", "email", "fcntl"),
-    *("hashlib", "hmac", "importlib.metadata", "importlib.resources", "ipaddress", "json", "logging", "lzma", "mmap"),
+    *("hashlib", "hmac", "importlib.metadata", "importlib.resources", "ipaddress", "json", "logging", "lzma"),
     *("multiprocessing", "pathlib", "queue", "random", "scipy", "secrets", "shlex", "shutil", "socket", "subprocess"),
     *("sysconfig", "tempfile", "termios", "torch", "traceback", "urllib.parse", "zipfile"),
 }
-MODULES = 55  # of hpccomm; tools/count-startup counts the calls of the file system that they cost
+MODULES = 57  # of hpccomm; tools/count-startup counts the calls of the file system that they cost
 
 
 def test_a_first_operation_imports_little(tmp_path: Path) -> None:

@@ -492,8 +492,7 @@ class _Search:
         return min(waited, default=0.0)
 
     def _has_ended(self, rank: int) -> bool:
-        states = {(other.report or {}).get("neighbours", {}).get(str(rank)) for other in self._ranks}
-        return bool(states & {"dead", "ended"})
+        return bool(self._states.get(rank, set()) & {"dead", "ended"})
 
     # -- words -----------------------------------------------------------------------------------------------
 

@@ -311,7 +311,7 @@ class Reporter:
 
     def has_all_neighbours(self) -> bool:
         """Whether all other ranks of this node are there."""
-        return not {"dead", "ended"} & set(self._neighbours().values())
+        return not {"dead", "ended"} & self._neighbours().keys()
 
     @property
     def _verdict(self) -> str:

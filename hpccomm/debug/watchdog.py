@@ -103,7 +103,10 @@ class Watchdog:
             try:
                 if hears not in (None, mailbox.is_open) and mailbox.fileno() >= 0:
                     hears = mailbox.is_open
-                    (poll.register if hears else poll.unregister)(mailbox.fileno())
+                    if hears:
+                        poll.register(mailbox.fileno(), select.POLLIN)
+                    else:
+                        poll.unregister(mailbox.fileno())
                     self._tell_of_strangers()
                 events = dict(poll.poll(1000 * period()))
                 for file in [file for file, event in events.items() if event & select.POLLNVAL]:

@@ -17,11 +17,9 @@ import mmap
 import os
 import struct
 import sys
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from random import random
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -393,7 +391,7 @@ def in_one_thread(comm: MPI.Intracomm, make: Callable[[], T]) -> T:
         finally:
             if is_alone:
                 _making.release()
-        pause(random() * LONGEST_PAUSE)
+        pause(os.urandom(1)[0] / 255 * LONGEST_PAUSE)
 
 
 def kind(dtype: np.dtype[Any]) -> int:
@@ -451,9 +449,12 @@ def why_no_room(nbytes: int) -> str:
     if nbytes > free:
         return f"where {free} are free; {ENLARGE}"
     try:
-        with tempfile.TemporaryFile(dir=SHM_DIRECTORY) as file:
-            file.truncate(max(nbytes, PAGE_BYTES))
-            mmap.mmap(file.fileno(), max(nbytes, PAGE_BYTES)).close()
+        file = os.open(SHM_DIRECTORY, os.O_TMPFILE | os.O_RDWR)
+        try:
+            os.truncate(file, max(nbytes, PAGE_BYTES))
+            mmap.mmap(file, max(nbytes, PAGE_BYTES)).close()
+        finally:
+            os.close(file)
     except OSError as error:  # a limit of the process, a quota, a mount that may not be written to
         return f"where this process can't have them ({error.strerror}); {ENLARGE}"
     return ""

@@ -61,7 +61,8 @@ def report(rank: int, size: int, *operations: Report, groups: dict[str, range] |
     known = {
         "version": held.VERSION, "rank": rank, "size": size, "host": f"node{first}", "pid": 1000 + rank,
         "time": 1.7e9, "reason": "asked", "program": "data.py:7 in load", "stands": 0.0, "left": False, "spare": False,
-        "ended": "", "operations": list(operations), "tasks": [], "groups": {key: facts(key) for key in groups},
+        "has_threads": False, "ended": "", "operations": list(operations), "tasks": [],
+        "groups": {key: facts(key) for key in groups},
         "neighbours": {"running": [[first, min(first + NODE, size), 1]]}, "threads": {"MainThread": STACK},
         "answers": "0 00",
     }  # fmt: skip

@@ -151,5 +151,5 @@ def test_whether_all_wait(other: Any, seconds: float) -> None:
 def test_whether_all_wait_while_one_does_not_answer_or_is_dead() -> None:
     reports = [report(0, 3, is_in("barrier", 2)), report(2, 3, is_in("barrier", 2))]
     assert verdict(reports, 3).all_wait == 0.0
-    reports[0]["neighbours"] = {"1": "dead"}
+    reports[0]["neighbours"] = {"dead": [[1, 2, 1]]}
     assert verdict(reports, 3).all_wait == 30.0

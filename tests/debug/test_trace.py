@@ -54,9 +54,9 @@ MISMATCH = """
     world = hc.init_process_group()
     hc.all_reduce(np.ones(4))
     if world.rank == 1:
-        hc.all_reduce(np.ones(4), "max")  # here
+        hc.all_reduce(np.ones(4, "i8"), "bor")  # here
     else:
-        hc.all_reduce(np.ones(4))
+        hc.all_reduce(np.ones(4, "i8"), "band")
     hc.destroy_process_group()
     """
 
@@ -102,8 +102,8 @@ def test_a_program_whose_ranks_differ(tmp_path: Path, capsys: pytest.CaptureFixt
     run(tmp_path, MISMATCH, 3, "stack")
     assert main(["trace", str(tmp_path / "recordings")]) == 1
     printed = capsys.readouterr().out
-    assert "collective #2 of group 'world' differs: ranks 0, 2 call all_reduce (4 float64, SUM)" in printed
-    assert re.search(r"rank 1 calls all_reduce \(4 float64, MAX\) at .*program.py:6", printed)
+    assert "collective #2 of group 'world' differs: ranks 0, 2 call all_reduce (4 int64, BAND)" in printed
+    assert re.search(r"rank 1 calls all_reduce \(4 int64, BOR\) at .*program.py:6", printed)
 
 
 @serial

@@ -20,8 +20,8 @@ PROGRAM = """
     world = hc.init_process_group()
     me = world.rank
     other = me == 1
-    large = np.ones(2_000_000)[::2]
-    small = np.ones(4)
+    large = np.ones(2_000_000, "i8")[::2]
+    small = np.ones(4, "i8")
     {calls}
     hc.barrier()
     """
@@ -31,16 +31,16 @@ PROGRAM = """
     ("calls", "said"),
     [
         (
-            "hc.reduce(large, dst=0) if other else hc.all_reduce(large)",
-            r"rank 1 has called reduce \(7.629 MiB float64\)|rank 1 calls reduce \(",
+            "hc.reduce(large, dst=0, op='band') if other else hc.all_reduce(large, 'band')",
+            r"rank 1 has called reduce \(7.629 MiB int64, BAND\)|rank 1 calls reduce \(",
         ),
         (
             "hc.all_reduce(large, async_op=True).wait() if other else hc.all_reduce(large)",
             "MPI does not match a blocking call with an asynchronous one",
         ),
         pytest.param(
-            "hc.barrier(); hc.all_reduce(small, 'max' if other else 'sum'); other and hc.recv(small, 0)",
-            r"rank 1 has called all_reduce \(4 float64, MAX\)",
+            "hc.barrier(); hc.all_reduce(small, 'bor' if other else 'band'); other and hc.recv(small, 0)",
+            r"rank 1 has called all_reduce \(4 int64, BOR\)",
             marks=pytest.mark.skipif(room is None, reason="without the compiled room"),
         ),
         ("hc.new_group([0]) if other else hc.new_group([0, 1])", r"rank 1 new_group \(ranks 0\)"),

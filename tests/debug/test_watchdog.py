@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ import hpccomm as hc
 from hpccomm.debug import stacks
 from hpccomm.debug.report import Reporter, latest, process_state, read
 from hpccomm.debug.start import Signals
-from hpccomm.debug.watchdog import Watchdog
+from hpccomm.debug.watchdog import Watchdog, _in_flight
 
 from ..launch import ROOT, UNTIL_IN_MPI, clean_environment, mpiexec_folder, time_limit, until
 
@@ -557,6 +558,21 @@ def test_the_watchdog_survives_its_own_failure_and_tells_of_it_once(
     assert capsys.readouterr().err.count("the watchdog of rank 0 failed: RuntimeError: broken\n") == 1
 
 
+def test_it_sleeps_between_its_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpccomm.debug.watchdog.period", lambda: 0.2)
+    watchdog, looks = Watchdog(Reporter(0, 1, tmp_path)), threading.Semaphore(0)
+    watchdog.look = lambda now: looks.release()  # type: ignore[method-assign]
+    thread, began = threading.Thread(target=watchdog.run, args=(Signals(),), daemon=True), time.monotonic()
+    thread.start()
+    for _ in range(6):
+        assert looks.acquire(timeout=60)
+    assert time.monotonic() - began > 0.9
+    assert watchdog.reporter.mailbox.is_open
+    watchdog.has_stopped = True
+    thread.join()
+    watchdog.reporter.mailbox.close()
+
+
 def test_reports_that_belong_together() -> None:
     old = {"rank": 0, "time": 1.0, "answers": "a"}
     new = [{"rank": rank, "time": 5.0 + rank, "answers": "b"} for rank in (0, 1)]
@@ -615,7 +631,7 @@ def test_info_says_which_groups_there_are(tmp_path: Path) -> None:
     assert stderr.count("made 'mine'") == 1
 
 
-def test_a_gpu_is_asked_whether_it_is_busy(process_group: hc.ProcessGroup, tmp_path: Path) -> None:
+def test_a_gpu_is_asked_whether_it_is_busy(process_group: hc.ProcessGroup) -> None:
     class OnTheGPU(hc.Work):
         any_thread_may_poll = True
 
@@ -626,12 +642,11 @@ def test_a_gpu_is_asked_whether_it_is_busy(process_group: hc.ProcessGroup, tmp_p
 
     work = OnTheGPU()
     process_group.door.follow(work, "all_reduce", np.ones(3))
-    watchdog = Watchdog(Reporter(0, 1, tmp_path))
     try:
-        (call,) = watchdog._in_flight()
+        (call,) = _in_flight()
         assert (call.record.name, call.record.nbytes, call.work()) == ("all_reduce", 24, work)
         work.is_done = True
-        assert watchdog._in_flight() == []
+        assert _in_flight() == []
     finally:
         work.is_done = True
         work.wait()
