@@ -128,13 +128,14 @@ def test_each_thread_is_in_the_table() -> None:
     assert sum(len(re.findall(r"threading\.Thread\(", text)) for text in files) == len(started) + 1  # two of progress
 
 
-def test_each_promise_of_security_has_a_test_that_is_there() -> None:
-    rows = [
-        row for row in (DOCS.parent / "SECURITY.md").read_text(encoding="utf-8").splitlines() if row.startswith("| ")
-    ][1:]
+@pytest.mark.parametrize("page", ["SECURITY.md", "tests/README.md"])
+def test_each_row_of_a_table_names_tests_that_are_there(page: str) -> None:
+    lines = (DOCS.parent / page).read_text(encoding="utf-8").splitlines()
+    rows = [row for row in lines if row.startswith("| ") and not row.endswith("| tests |")]
+    assert rows
     tests = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS.parent / "tests").rglob("test_*.py"))
     for row in rows:
-        named = re.findall(r"`(test_\w+)`|`(\w+/?test_\w+\.py)`", row)
+        named = re.findall(r"`(test_\w+)`|`((?:\w+/)?test_\w+\.py)`", row)
         assert named, row
         for function, file in named:
             assert (f"def {function}(" in tests) if function else (DOCS.parent / "tests" / file).exists(), (

@@ -225,7 +225,8 @@ def _watch_ctrl_c() -> None:
     def wait() -> None:
         time.sleep(LONGEST_PERIOD)
         with _importing:
-            from .watchdog import Lonely, end_on_ctrl_c
+            from .ctrl_c import end_on_ctrl_c
+            from .lonely import Lonely
         read, _ = signals.pipes[signal.SIGINT]
         lonely, poll = Lonely(), select.poll()
         poll.register(read, select.POLLIN)

@@ -13,11 +13,8 @@ import math
 import os
 import select
 import signal
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -32,6 +29,7 @@ from ..process.printed import launchers_stderr, let_go_of_output, let_launcher_r
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import tell
 from . import stacks
+from .ctrl_c import PATIENCE, PATIENCE_WITH_PYTHON, end_on_ctrl_c
 from .culprits import Verdict, verdict
 from .groups_seen import groups, key_of, works_in_flight
 from .held import identify_groups
@@ -46,14 +44,10 @@ from .words import duration
 
 WARN_AFTER = 60.0  # seconds at least
 SHORTEST_START = 5.0  # seconds that a world has to be made, however short the timeout of its operations
-PATIENCE = 5.0  # seconds for the reports of the others
 FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node, or of `hpccomm debug --job`
 POLLED_WITHIN = 10.0  # seconds since a program has last been seen asking for a Work that has not ended
-LONELY = 3.0  # seconds that a job of one rank waits for itself before it is told so
-PATIENCE_WITH_PYTHON = 1.0  # seconds that KeyboardInterrupt may take
 IF_ALL_WAIT = "abort if all wait"  # an `on_timeout` of the groups of `hpccomm run`, where the user asks for none
 PATIENCE_AFTER_SIGTERM = 0.5  # for reports: launchers send SIGKILL a second later
-MAIN_MODULE = os.path.join("hpccomm", "run", "main_module.py")
 JUDGES = 3  # ranks that ask where the others are when they themselves are in a call of C for long, one after the other
 STATUS = 124  # of a job that is ended: as `timeout` does it
 
@@ -181,7 +175,7 @@ class Watchdog:
         for source in SOURCES:
             source.polls()
         begun = {key_of(group): group.sequence_number + group.message_number for group in groups()}
-        for call in _in_flight():
+        for call in in_flight():
             observed = self._seen.get(call.key)
             # A program that asks, and begins operations, does not wait. (A group that is collected begins none.)
             goes_on = observed is not None and call.is_polled and not begun.items() <= observed.begun.items()
@@ -442,59 +436,14 @@ class Watchdog:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-class Lonely:
-    """What a job of one rank waits in: messages that it sends to itself, and does not receive, or the reverse."""
-
-    def __init__(self) -> None:
-        self._first: dict[Any, float] = {}
-        self._told: set[Any] = set()
-
-    def look(self, now: float) -> None:
-        """Tell of messages that have been waited for for some seconds, each once."""
-        waits = _in_flight()
-        if any(call.record.name == "destroy" for call in waits):  # for all that is in flight
-            waits += [stacks.polled_call(work, stacks.line_in_program()) for work in works_in_flight()]
-        calls = {call.key: call for call in waits if call.record.is_a_message}
-        self._first = {key: self._first.get(key, now) for key in calls}
-        self._told &= calls.keys()
-        for key, call in calls.items():
-            if now - self._first[key] >= LONELY and key not in self._told:
-                self._told.add(key)
-                from ..process.alone import start_more
-
-                tell(
-                    f"hpccomm: {call.record} at {call.record.where} has waited for {duration(now - self._first[key])}, "
-                    f"and nobody else can send or receive here{start_more() or '; this job has one rank'}"
-                )
-
-
-def _in_flight() -> list[CallInFlight]:
+def in_flight() -> list[CallInFlight]:
+    """Return the calls that the program waits in, and those whose Works it asks for."""
     found = {call.key: call for call in stacks.calls_in_flight(without=threading.get_ident())}
     for work in works_in_flight():
         if _was_asked(work) or getattr(work, "is_driven", False) or _gpu_is_busy(work):
             call = stacks.polled_call(work, stacks.line_in_program())
             found.setdefault(call.key, call)
     return list(found.values())
-
-
-def end_on_ctrl_c(rank: int, say: Callable[[str, float], None] = lambda where, _: tell(where)) -> None:
-    """End the job, and tell where this rank is, if MPI has the main thread and keeps Python from KeyboardInterrupt."""
-    main = threading.main_thread().ident or 0
-    stuck_in = stacks.call_of_thread(main)
-    time.sleep(PATIENCE_WITH_PYTHON)
-    now = stacks.call_of_thread(main)
-    if stuck_in is None or now is None or now.key != stuck_in.key or now.record.name == "leave":
-        return
-    lines = [f"[rank {rank}] Ctrl-C, inside MPI (most recent call last):"]
-    entries = traceback.extract_stack(sys._current_frames()[main])
-    begins = [place for place, entry in enumerate(entries) if entry.filename.endswith(MAIN_MODULE)][-1:]  # hpccomm run
-    for entry in entries[sum(begins) :]:
-        if not entry.filename.startswith((stacks.PACKAGE, "<frozen")):
-            lines += [f"[rank {rank}] {line}" for line in "".join(traceback.format_list([entry])).rstrip().splitlines()]
-    say("\n".join([*lines, f"hpccomm: rank {rank} is in {now.record}; Ctrl-C ends the job"]), PATIENCE)
-    let_launcher_read()
-    take_names_away(MAPPED_LATER)
-    os._exit(128 + signal.SIGINT)
 
 
 def _end_at(when: float) -> NoReturn:

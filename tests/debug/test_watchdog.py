@@ -20,7 +20,7 @@ import hpccomm as hc
 from hpccomm.debug import stacks
 from hpccomm.debug.report import Reporter, latest, process_state, read
 from hpccomm.debug.start import Signals
-from hpccomm.debug.watchdog import Watchdog, _in_flight
+from hpccomm.debug.watchdog import Watchdog, in_flight
 
 from ..launch import ROOT, UNTIL_IN_MPI, clean_environment, mpiexec_folder, time_limit, until
 
@@ -643,10 +643,10 @@ def test_a_gpu_is_asked_whether_it_is_busy(process_group: hc.ProcessGroup) -> No
     work = OnTheGPU()
     process_group.door.follow(work, "all_reduce", np.ones(3))
     try:
-        (call,) = _in_flight()
+        (call,) = in_flight()
         assert (call.record.name, call.record.nbytes, call.work()) == ("all_reduce", 24, work)
         work.is_done = True
-        assert _in_flight() == []
+        assert in_flight() == []
     finally:
         work.is_done = True
         work.wait()

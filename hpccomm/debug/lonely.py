@@ -1,0 +1,39 @@
+"""What a job of one rank can wait for in vain: itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..process.stderr import tell
+from . import stacks
+from .groups_seen import works_in_flight
+from .watchdog import in_flight
+from .words import duration
+
+LONELY = 3.0  # seconds that it waits before it is told so
+
+
+class Lonely:
+    """What a job of one rank waits in: messages that it sends to itself, and does not receive, or the reverse."""
+
+    def __init__(self) -> None:
+        self._first: dict[Any, float] = {}
+        self._told: set[Any] = set()
+
+    def look(self, now: float) -> None:
+        """Tell of messages that have been waited for for some seconds, each once."""
+        waits = in_flight()
+        if any(call.record.name == "destroy" for call in waits):  # for all that is in flight
+            waits += [stacks.polled_call(work, stacks.line_in_program()) for work in works_in_flight()]
+        calls = {call.key: call for call in waits if call.record.is_a_message}
+        self._first = {key: self._first.get(key, now) for key in calls}
+        self._told &= calls.keys()
+        for key, call in calls.items():
+            if now - self._first[key] >= LONELY and key not in self._told:
+                self._told.add(key)
+                from ..process.alone import start_more
+
+                tell(
+                    f"hpccomm: {call.record} at {call.record.where} has waited for {duration(now - self._first[key])}, "
+                    f"and nobody else can send or receive here{start_more() or '; this job has one rank'}"
+                )
