@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from mpi4py import MPI
 
+import tests
 from hpccomm.cli import info
 from hpccomm.cli import main as cli
 from hpccomm.cuda import seam
@@ -54,9 +55,9 @@ def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A module with an NCCL, behind the seam."""
     module = tmp_path / "provider_of_test_info.py"
     module.write_text("class NCCL:\n    bindings = 'nccl4py'\n    def version(self): return 22703\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("HPCCOMM_GPU_PROVIDER", module.stem)
-    monkeypatch.delitem(sys.modules, module.stem, raising=False)
+    monkeypatch.setattr(tests, "__path__", [str(tmp_path), *tests.__path__])
+    monkeypatch.setenv("HPCCOMM_GPU_PROVIDER", f"tests.{module.stem}")
+    monkeypatch.delitem(sys.modules, f"tests.{module.stem}", raising=False)
     seam.nccl.cache_clear()
     yield module
     seam.nccl.cache_clear()

@@ -537,7 +537,7 @@ def test_no_time_limit_hits_a_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     dog = Watchdog(Reporter(0, 2, "unused"))
     monkeypatch.setattr(dog, "_time_out", told.append)
-    monkeypatch.setattr(dog, "_in_flight", lambda: looks[:1])
+    monkeypatch.setattr("hpccomm.debug.watchdog.in_flight", lambda: looks[:1])
     for now in (0.0, 1e6):
         dog.look(now)
     assert not told
