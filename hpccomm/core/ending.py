@@ -17,6 +17,7 @@ from .observers import who_is_late
 from .timeouts import pause, pauses
 
 if TYPE_CHECKING:
+    from ..job.meeting import Meeting
     from .group import ProcessGroup
 
 SHORTEST_MEETING = 10.0  # seconds that ranks may be apart when they destroy a group, however short its timeout
@@ -51,8 +52,11 @@ def finish(group: ProcessGroup, deadline: float) -> list[str]:
     return unseen
 
 
-def meet(group: ProcessGroup, deadline: float) -> None:
-    """Wait until every rank destroys the group: nothing collective begins before that."""
+def meet(group: ProcessGroup, deadline: float) -> bool:
+    """Wait until every rank destroys the group, or leaves the program; return whether all destroy it.
+
+    Nothing collective begins before that; nor afterwards, if one leaves.
+    """
     limit, has_said = max(deadline - time.monotonic(), SHORTEST_MEETING), group.leaving is not None
 
     def give_up(waited: float, absent: int | None) -> None:
@@ -68,7 +72,7 @@ def meet(group: ProcessGroup, deadline: float) -> None:
             )
 
     try:
-        _wait_for_all(group, give_up)
+        return not _wait_for_all(group, give_up).some_leave
     except Exception as error:
         if failures.is_on() or not isinstance(error, DistTimeoutError):
             group.leaving = None
@@ -125,7 +129,7 @@ def leave(group: ProcessGroup, tells: bool) -> None:
             )
 
     try:
-        _wait_for_all(group, say)
+        _wait_for_all(group, say, leaves=True)
     except Exception as error:
         if failures.translated("leave", error, group.comm) is None:  # the dead need nothing
             raise
@@ -135,7 +139,7 @@ def leave(group: ProcessGroup, tells: bool) -> None:
             backend.leave()
 
 
-def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], None]) -> None:
+def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], None], leaves: bool = False) -> Meeting:
     """Wait in the group's last meeting; where that takes a while, call `meanwhile` again and again.
 
     It is given the seconds so far, and a rank known to be absent. A second call goes on where the first has ended.
@@ -143,12 +147,13 @@ def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], 
     from ..job.meeting import Meeting  # which loads MPI
 
     began, looks = time.monotonic(), pauses()
-    meeting = group.leaving = group.leaving or Meeting(group.comm)
+    meeting = group.leaving = group.leaving or Meeting(group.comm, leaves)
     while not meeting.is_over():
         seconds = next(looks)
         if seconds:
             meanwhile(time.monotonic() - began, meeting.absent)
         pause(seconds)
+    return meeting
 
 
 def _tell_of(group: ProcessGroup, absent: int) -> None:

@@ -78,7 +78,7 @@ def run(case: Case, folder: Path) -> Outcome:
         **ENVIRONMENT,
         "HPCCOMM_TIMEOUT": str(case.timeout),
         "HPCCOMM_DEBUG_DIR": str(folder / "reports"),
-        "HPCCOMM_CASE": marker,
+        "FAULTS_CASE": marker,
         "TIME_LIMIT": str(deadline(case)),
         **case.env,
     }
@@ -128,7 +128,7 @@ def _with(marker: str) -> list[int]:
                 environment = (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if f"HPCCOMM_CASE={marker}".encode() in environment.split(b"\0"):
+            if f"FAULTS_CASE={marker}".encode() in environment.split(b"\0"):
                 found.append(int(entry.name))
     return found
 

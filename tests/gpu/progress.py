@@ -1,6 +1,6 @@
 """A pytest plugin for tools/gpu-first: after a test that ended its process, a new one runs the tests that are left.
 
-`HPCCOMM_GPU_PROGRESS` names a file, to which rank 0 adds two lines for each test: `begun`, and `passed`, `skipped` or
+`GPU_FIRST_PROGRESS` names a file, to which rank 0 adds two lines for each test: `begun`, and `passed`, `skipped` or
 `failed`; at last `ended`. A process does not run the tests that one before it has begun. After a failure each rank asks
 its GPU for an error: an invalid access of a kernel ends the CUDA context, and every later call of CUDA in this process
 fails. Then the process ends.
@@ -85,4 +85,4 @@ def error_of_context() -> str | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin."""
-    config.pluginmanager.register(Progress(config, Path(os.environ["HPCCOMM_GPU_PROGRESS"])), "gpu-progress")
+    config.pluginmanager.register(Progress(config, Path(os.environ["GPU_FIRST_PROGRESS"])), "gpu-progress")

@@ -54,7 +54,7 @@ def left(folder: Path) -> list[int]:
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            if f"HPCCOMM_GPU_PROGRESS={folder}".encode() in (place / "environ").read_bytes():
+            if f"GPU_FIRST_PROGRESS={folder}".encode() in (place / "environ").read_bytes():
                 found.append(int(place.name))
         except OSError:
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.debug import groups_seen, watchdog
-from hpccomm.debug.report import Reporter
 from hpccomm.nccl import last_operation
 
 from ..arrays import strided
@@ -19,67 +17,66 @@ from . import gpus
 
 
 @pytest.fixture
-def dog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process_group: hc.ProcessGroup) -> watchdog.Watchdog:
-    """A watchdog that asks the GPU, where every blocking operation is marked."""
+def dog(monkeypatch: pytest.MonkeyPatch, process_group: hc.ProcessGroup) -> None:
+    """The watchdog asks the GPU, where every blocking operation is marked."""
     hc.all_reduce(gpus.array(np.ones(1)))
     monkeypatch.setattr(watchdog, "_gpu_is_busy", lambda work: not work.poll())
     monkeypatch.setattr(last_operation.LastOperation, "due", 0.0)
     monkeypatch.setattr(last_operation, "PERIOD", 0.0)
-    return watchdog.Watchdog(Reporter(process_group.rank, process_group.size, tmp_path))
 
 
-def seen(dog: watchdog.Watchdog) -> list[tuple[str, int, int]]:
-    return [(call.record.name, call.record.number, call.record.nbytes) for call in dog._in_flight()]
+def seen() -> list[tuple[str, int, int]]:
+    return [(call.record.name, call.record.number, call.record.nbytes) for call in watchdog.in_flight()]
 
 
 @pytest.mark.parametrize("layout", [np.asarray, strided])
 def test_a_blocking_operation_is_seen_until_the_gpu_has_done_it(
-    dog: watchdog.Watchdog, machine: Any, process_group: hc.ProcessGroup, layout: Any
+    dog: None, machine: Any, process_group: hc.ProcessGroup, layout: Any
 ) -> None:
     array = gpus.array(np.ones(3), layout)
     hc.all_reduce(array)
-    assert seen(dog) == []
+    assert seen() == []
     machine.held = True  # the GPU waits
     try:
         hc.all_reduce(array)
         number = process_group.sequence_number
         hc.broadcast(array, 0)  # behind the first
-        assert seen(dog) == [("all_reduce", number, 24)]
-        (call,) = dog._in_flight()
+        assert seen() == [("all_reduce", number, 24)]
+        (call,) = watchdog.in_flight()
         assert "test_last_operation.py:" in call.record.where
     finally:
         machine.held = False
-    assert seen(dog) == []
+    assert seen() == []
     assert groups_seen.works_in_flight() == []  # nor has a report it
     hc.broadcast(array, 0)
-    assert seen(dog) == []
+    assert seen() == []
 
 
 def test_an_asynchronous_operation_is_seen_also_after_a_stream_waits_for_it(
-    dog: watchdog.Watchdog, machine: Any, process_group: hc.ProcessGroup
+    dog: None, machine: Any, process_group: hc.ProcessGroup
 ) -> None:
     array = gpus.array(np.ones(3))
-    assert seen(dog) == []
+    assert seen() == []
     machine.held = True
     try:
         hc.all_reduce(array, async_op=True).wait()
-        assert seen(dog) == [("all_reduce", process_group.sequence_number, 24)]
+        assert seen() == [("all_reduce", process_group.sequence_number, 24)]
     finally:
         machine.held = False
-    assert seen(dog) == []
+    assert seen() == []
 
 
-def test_so_is_a_message(dog: watchdog.Watchdog, machine: Any, process_group: hc.ProcessGroup) -> None:
+def test_so_is_a_message(dog: None, machine: Any, process_group: hc.ProcessGroup) -> None:
     me, n = process_group.rank, process_group.size
     array, got = gpus.array(np.full(3, float(me))), gpus.array(np.zeros(3))
-    assert seen(dog) == []
+    assert seen() == []
     machine.held = True
     try:
         hc.sendrecv(array, (me + 1) % n, got, (me - 1) % n)
-        assert [(name, nbytes) for name, _, nbytes in seen(dog)] == [("sendrecv", 24)]
+        assert [(name, nbytes) for name, _, nbytes in seen()] == [("sendrecv", 24)]
     finally:
         machine.held = False
-    until(lambda: not seen(dog), "end of the message")
+    until(lambda: not seen(), "end of the message")
     assert gpus.values(got)[0] == (me - 1) % n
 
 
@@ -94,19 +91,17 @@ def test_what_is_captured_is_not_marked(process_group: hc.ProcessGroup) -> None:
     graph.launch()
 
 
-def test_between_two_marks_there_is_a_while(
-    dog: watchdog.Watchdog, machine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_between_two_marks_there_is_a_while(dog: None, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(last_operation, "PERIOD", 3600.0)
     array = gpus.array(np.ones(3))
     hc.all_reduce(array)
     machine.held = True
     hc.all_reduce(array)
     machine.held = False
-    assert seen(dog) == []
+    assert seen() == []
 
 
-def test_the_event_of_a_group_that_is_gone_is_another_groups(machine: Any, dog: watchdog.Watchdog) -> None:
+def test_the_event_of_a_group_that_is_gone_is_another_groups(machine: Any, dog: None) -> None:
     array = gpus.array(np.ones(3))
     events = set()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Memory of the node that several threads make at the same time, each for a group of its own."""
+"""Windows and communicators that several threads make at the same time, and the end of those that one rank leaves."""
 
 from __future__ import annotations
 
@@ -69,4 +69,26 @@ def test_the_communication_thread_starts_while_the_program_makes_groups_in_any_o
     program = tmp_path / "program.py"
     program.write_text(ORDERS)
     ended = launch(2, sys.executable, program)
+    assert ended.returncode == 0, ended.stderr
+
+
+MAKES = {
+    "memory of the node": "hc.all_reduce(np.ones(3))",
+    "a node-shared array": "array = hc.empty_shared((4,), 'f8')",
+    "a persistent operation": "work = hc.all_reduce_init(np.ones(3)); work.start(); work.wait()",
+    "a communication thread": "hc.all_reduce(np.ones(1 << 20), async_op=True).wait()",
+}
+
+
+@pytest.mark.parametrize("makes", MAKES)
+def test_one_rank_leaves_the_program_while_the_others_destroy_the_group(makes: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np, hpccomm as hc\n"
+        "world = hc.init_process_group(timeout=30)\n"
+        f"{MAKES[makes]}\n"
+        "if world.rank != 1:\n"
+        "    world.destroy()\n"
+    )
+    ended = launch(3, sys.executable, program)
     assert ended.returncode == 0, ended.stderr
