@@ -53,10 +53,11 @@ def finish(group: ProcessGroup, deadline: float) -> list[str]:
 
 
 def meet(group: ProcessGroup, deadline: float) -> bool:
-    """Wait until every rank destroys the group, or leaves the program; return whether all destroy it.
+    """Wait until every rank destroys the group, or leaves the program; return whether all free what they have together.
 
-    Nothing collective begins before that; nor afterwards, if one leaves.
+    Nothing collective begins before that; nor afterwards, if one rank leaves, or has an operation that has not ended.
     """
+    frees = all(work.has_ended() for work in list(group.door.in_flight))
     limit, has_said = max(deadline - time.monotonic(), SHORTEST_MEETING), group.leaving is not None
 
     def give_up(waited: float, absent: int | None) -> None:
@@ -72,7 +73,7 @@ def meet(group: ProcessGroup, deadline: float) -> bool:
             )
 
     try:
-        return not _wait_for_all(group, give_up).some_leave
+        return _wait_for_all(group, give_up, frees).all_free
     except Exception as error:
         if failures.is_on() or not isinstance(error, DistTimeoutError):
             group.leaving = None
@@ -129,7 +130,7 @@ def leave(group: ProcessGroup, tells: bool) -> None:
             )
 
     try:
-        _wait_for_all(group, say, leaves=True)
+        _wait_for_all(group, say, frees=False)
     except Exception as error:
         if failures.translated("leave", error, group.comm) is None:  # the dead need nothing
             raise
@@ -139,7 +140,7 @@ def leave(group: ProcessGroup, tells: bool) -> None:
             backend.leave()
 
 
-def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], None], leaves: bool = False) -> Meeting:
+def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], None], frees: bool) -> Meeting:
     """Wait in the group's last meeting; where that takes a while, call `meanwhile` again and again.
 
     It is given the seconds so far, and a rank known to be absent. A second call goes on where the first has ended.
@@ -147,7 +148,7 @@ def _wait_for_all(group: ProcessGroup, meanwhile: Callable[[float, int | None], 
     from ..job.meeting import Meeting  # which loads MPI
 
     began, looks = time.monotonic(), pauses()
-    meeting = group.leaving = group.leaving or Meeting(group.comm, leaves)
+    meeting = group.leaving = group.leaving or Meeting(group.comm, frees)
     while not meeting.is_over():
         seconds = next(looks)
         if seconds:

@@ -402,8 +402,8 @@ class ProcessGroup(Operations):
         warned = [text for child in list(self.children) for text in child._destroy()]
         deadline = time.monotonic() + as_seconds(self.timeout)
         warned += finish(self, deadline)
-        all_destroy = self.comm is None or meet(self, deadline)
-        is_clean = not give_up_the_rest(self) and all_destroy  # otherwise MPI, or a rank that has left, keeps the rest
+        all_free = self.comm is None or meet(self, deadline)
+        is_clean = not give_up_the_rest(self) and all_free  # otherwise MPI keeps the communicator
         # From here on there is no way back: each step is taken, whatever one before it has raised.
         steps: list[Callable[[], Any]] = [functools.partial(observers.group_gone, self)]
         steps += [each.close if is_clean else each.abort for each in reversed(self.door.backends.values())]

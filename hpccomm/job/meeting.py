@@ -13,14 +13,14 @@ class Meeting:
     """A dissemination barrier (Hensgen, Finkel and Manber 1988), of messages with a tag of their own.
 
     In each round a rank tells another that it has come, twice as far away as in the round before: so every rank has
-    heard of all others after ceil(log2(size)) rounds, and of whether one `leaves` the program instead of destroying
-    the group. No two rounds have the same source, so one tag is enough.
+    heard of all others after ceil(log2(size)) rounds, and of whether all are going to
+    free together what they have together. No two rounds have the same source, so one tag is enough.
     """
 
-    def __init__(self, comm: Any, leaves: bool = False) -> None:
+    def __init__(self, comm: Any, frees: bool) -> None:
         self._comm = comm
-        self.some_leave = leaves
-        self._sent, self._came = b"", bytearray(1)
+        self.all_free = frees
+        self._sent, self._came = b"", bytearray([True])
         self._distance = 0  # of this round
         self._pending: list[Any] = []
 
@@ -34,11 +34,11 @@ class Meeting:
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
         while MPI.Request.Testall(self._pending):
             self._distance = 2 * self._distance or 1
-            self.some_leave = self.some_leave or bool(self._came[0])
+            self.all_free = self.all_free and bool(self._came[0])
             if self._distance >= size:
                 return True
             before, after = (rank - self._distance) % size, (rank + self._distance) % size
-            self._sent = bytes([self.some_leave])
+            self._sent = bytes([self.all_free])
             self._pending = [
                 self._comm.Irecv([self._came, MPI.BYTE], before, MEETING),
                 self._comm.Isend([self._sent, MPI.BYTE], after, MEETING),
