@@ -17,7 +17,7 @@ from typing import Any
 from .. import errors
 from .shared_files import MAPPED_LATER, take_names_away
 
-PATIENCE = 1.5  # seconds for ranks that Ctrl-C finds inside MPI to say where they are
+PATIENCE = 3.0  # seconds for ranks that Ctrl-C finds inside MPI to say where they are
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
 
 
