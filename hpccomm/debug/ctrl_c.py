@@ -15,12 +15,11 @@ from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import tell
 from . import stacks
 
-PATIENCE = 5.0  # seconds for the reports of the others
 PATIENCE_WITH_PYTHON = 1.0  # seconds that KeyboardInterrupt may take
 MAIN_MODULE = os.path.join("hpccomm", "run", "main_module.py")
 
 
-def end_on_ctrl_c(rank: int, say: Callable[[str, float], None] = lambda where, _: tell(where)) -> None:
+def end_on_ctrl_c(rank: int, say: Callable[[str], None] = tell) -> None:
     """End the job, and tell where this rank is, if MPI has the main thread and keeps Python from KeyboardInterrupt."""
     main = threading.main_thread().ident or 0
     stuck_in = stacks.call_of_thread(main)
@@ -34,7 +33,7 @@ def end_on_ctrl_c(rank: int, say: Callable[[str, float], None] = lambda where, _
     for entry in entries[sum(begins) :]:
         if not entry.filename.startswith((stacks.PACKAGE, "<frozen")):
             lines += [f"[rank {rank}] {line}" for line in "".join(traceback.format_list([entry])).rstrip().splitlines()]
-    say("\n".join([*lines, f"hpccomm: rank {rank} is in {now.record}; Ctrl-C ends the job"]), PATIENCE)
+    say("\n".join([*lines, f"hpccomm: rank {rank} is in {now.record}; Ctrl-C ends the job"]))
     let_launcher_read()
     take_names_away(MAPPED_LATER)
     os._exit(128 + signal.SIGINT)

@@ -7,7 +7,7 @@ or gone), ranks that call something else under the same number, or ranks that wa
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -98,7 +98,6 @@ class _Awaited:
         self.all = frozenset(ranks)
         self._first = min(ranks, default=None)
         self._second = min((rank for rank in ranks if rank != self._first), default=None)
-        self.named = 0  # operations that have been noted of the ranks that are absent
 
     def first(self, without: int) -> int | None:
         """Return the lowest rank but one; None if there is none."""
@@ -224,8 +223,7 @@ class _Search:
     def _behind(self, waiting: list[Reported], polls: bool = False) -> Verdict:
         missed: dict[int, dict[tuple[Any, ...], Record]] = {}
         pending, seen, looked_at = list(waiting), {each.rank for each in waiting}, set()
-        for awaited in self._awaited.values():
-            awaited.named = 0
+        noted: Counter[_Awaited] = Counter()  # operations in which these ranks are waited for
         for each in pending:
             waits = self._waits_for(each, polls)
             kind = tuple((key_of_operation(record), id(awaited)) for record, awaited in waits)
@@ -234,8 +232,8 @@ class _Search:
             looked_at.add(kind)
             last: dict[int, Record] = {}
             for record, awaited in waits:
-                if awaited.named <= MOST:
-                    awaited.named += 1
+                if noted[awaited] <= MOST:
+                    noted[awaited] += 1
                     last.update(dict.fromkeys(awaited.ranks, record))
             for rank, record in last.items():
                 if self._is_spare(rank):

@@ -29,7 +29,7 @@ from ..process.printed import launchers_stderr, let_go_of_output, let_launcher_r
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from ..process.stderr import tell
 from . import stacks
-from .ctrl_c import PATIENCE, PATIENCE_WITH_PYTHON, end_on_ctrl_c
+from .ctrl_c import PATIENCE_WITH_PYTHON, end_on_ctrl_c
 from .culprits import Verdict, verdict
 from .groups_seen import groups, key_of, works_in_flight
 from .held import identify_groups
@@ -44,6 +44,7 @@ from .words import duration
 
 WARN_AFTER = 60.0  # seconds at least
 SHORTEST_START = 5.0  # seconds that a world has to be made, however short the timeout of its operations
+PATIENCE = 5.0  # seconds for the reports of the others
 FOLDER_PERIOD = 3.0  # seconds between two looks for a question from another node, or of `hpccomm debug --job`
 POLLED_WITHIN = 10.0  # seconds since a program has last been seen asking for a Work that has not ended
 IF_ALL_WAIT = "abort if all wait"  # an `on_timeout` of the groups of `hpccomm run`, where the user asks for none
@@ -393,7 +394,7 @@ class Watchdog:
         finally:
             _end_at(when)
 
-    def _tell_once(self, where: str, patience: float, stream: TextIO | None = None) -> None:
+    def _tell_once(self, where: str, patience: float = PATIENCE, stream: TextIO | None = None) -> None:
         """Tell where this rank is, and the verdict, if this rank is the first that does so at the end of the job."""
         try:
             if not self.reporter.claim(2 * PATIENCE_WITH_PYTHON):

@@ -13,8 +13,8 @@ class Meeting:
     """A dissemination barrier (Hensgen, Finkel and Manber 1988), of messages with a tag of their own.
 
     In each round a rank tells another that it has come, twice as far away as in the round before: so every rank has
-    heard of all others after ceil(log2(size)) rounds, and of whether all are going to
-    free together what they have together. No two rounds have the same source, so one tag is enough.
+    heard of all others after ceil(log2(size)) rounds, and whether all of them will free what they have together. No two
+    rounds have the same source, so one tag is enough.
     """
 
     def __init__(self, comm: Any, frees: bool) -> None:

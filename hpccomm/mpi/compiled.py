@@ -83,12 +83,12 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
             self._own = np.zeros(room.node_memory(0, 1, OWN_SLOT) + ALIGNMENT, np.uint8)
             self.map_node(-(-address_of(self._own) // ALIGNMENT) * ALIGNMENT, OWN_SLOT, ONE_PHASE, LOOKS)
             return
-        from .shared_memory import PAGE_BYTES, Window, is_on_one_node, is_worth_a_window, on_all
+        from .shared_memory import MOST_NODE_WINDOWS, PAGE_BYTES, Window, has_room_to_spare, is_on_one_node, on_all
 
         slot = min(LARGEST_SLOT, LARGEST_WINDOW // (2 * self._size + 1)) // PAGE_BYTES * PAGE_BYTES
         nbytes = [room.node_memory(rank, self._size, slot) for rank in range(self._size)]
-        is_possible = is_on_one_node(self._comm)
-        if not on_all(self._comm, is_possible and is_worth_a_window(sum(nbytes))):
+        is_possible = is_on_one_node(self._comm) and Window.alive < MOST_NODE_WINDOWS
+        if not on_all(self._comm, is_possible and has_room_to_spare(sum(nbytes))):
             self.map_node(0, 0, 0, 0)
             return
         self._window = Window(self._comm, nbytes[self._rank], is_contiguous=True)

@@ -33,7 +33,7 @@ from ..process.tuning import Tuning
 from .direct import Copies, DirectCopies
 from .exchange import set_up
 from .persistent import MPIPersistentWork
-from .shared_memory import Window, free_bytes, on_all, split_by_node, why_no_room
+from .shared_memory import Window, has_room_to_spare, on_all, split_by_node
 
 LINE_BYTES = 64
 LOOKS = 2000  # at the flags, before other processes get the core, and MPI makes progress
@@ -176,7 +176,7 @@ class NodeExchanges:
         for number in sorted(set.intersection(*(each for _, _, each in told))):
             self._windows.pop(number)[0].free()
         needed = sum(each for _, each, _ in told)
-        if not needed or not self._has_room(needed):
+        if not needed or not on_all(self._node, has_room_to_spare(needed)):
             return set_up(self._comm, sends, receives, adds)
         window = Window(self._node, end)
         window.parts[self._node.rank][:] = 0
@@ -196,12 +196,6 @@ class NodeExchanges:
         self._windows[self._made] = window, weakref.ref(work)
         self._made += 1
         return work
-
-    def _has_room(self, nbytes: int) -> bool:
-        """Return whether there is memory for another window; the answer is the same on all ranks of the node."""
-        free = free_bytes()  # which others need too
-        has_room = free is None or (2 * nbytes <= free and not why_no_room(nbytes))
-        return on_all(self._node, has_room)
 
     def close(self) -> None:
         """Free the windows; called once, by every rank, when the group is destroyed."""

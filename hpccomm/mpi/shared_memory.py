@@ -476,11 +476,10 @@ def is_on_one_node(comm: MPI.Intracomm) -> bool:
     return bool(size == comm.size)
 
 
-def is_worth_a_window(nbytes: int) -> bool:
-    """Return whether there are windows and memory enough for what only makes operations faster."""
-    free = free_bytes()  # which others need too
-    has_memory = free is None or 2 * nbytes <= free
-    return has_memory and Window.alive < MOST_NODE_WINDOWS and not why_no_room(nbytes)
+def has_room_to_spare(nbytes: int) -> bool:
+    """Return whether there is memory for a window that only makes operations faster: others need some, too."""
+    free = free_bytes()
+    return (free is None or 2 * nbytes <= free) and not why_no_room(nbytes)
 
 
 def free_bytes() -> int | None:

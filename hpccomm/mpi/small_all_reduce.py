@@ -31,7 +31,7 @@ from ..core.work import both
 from ..job.mpi_library import release
 from ..process.tuning import Tuning
 from .datatypes import ARITHMETIC
-from .shared_memory import Window, free_bytes, split_by_node, why_no_room
+from .shared_memory import Window, has_room_to_spare, on_all, split_by_node
 
 LINE_BYTES = 64  # a cache line, to which slots and flags are aligned
 FIRST_WINDOW_BYTES = 64 << 10  # each further window is twice as large
@@ -190,11 +190,7 @@ class SmallAllReduces:
     def _has_another_window(self, needed: int) -> bool:
         """Make another window, if there is memory for it; the answer is the same on all ranks."""
         size = max(needed, FIRST_WINDOW_BYTES << len(self._windows))
-        free = free_bytes()  # which others need too
-        has_room = size <= LARGEST_WINDOW_BYTES and (free is None or 2 * size <= free) and not why_no_room(size)
-        on_all = np.array(has_room, np.intc)
-        self._node.Allreduce(MPI.IN_PLACE, on_all, MPI.MIN)
-        if not on_all:
+        if not on_all(self._node, size <= LARGEST_WINDOW_BYTES and has_room_to_spare(size)):
             return False
         self._windows.append(Window(self._node, size if self._node.rank == 0 else 0))
         if self._node.rank == 0:

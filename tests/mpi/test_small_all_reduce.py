@@ -105,7 +105,7 @@ def test_where_there_is_no_more_shared_memory_mpi_takes_over(
     process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     if limit == "what is free":
-        monkeypatch.setattr(small_all_reduce, "free_bytes", lambda: 150_000 if process_group.rank == 0 else 1 << 40)
+        monkeypatch.setattr(shared_memory, "free_bytes", lambda: 150_000 if process_group.rank == 0 else 1 << 40)
     else:
         monkeypatch.setattr(small_all_reduce, "LARGEST_WINDOW_BYTES", 64 << 10)
     group = hc.new_group()

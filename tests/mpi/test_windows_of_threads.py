@@ -35,14 +35,20 @@ with hc.init_process_group(timeout=60):
 """
 
 
+def ended(program: str, folder: Path, ranks: int = 2, **environment: str) -> str:
+    """Run a program that ends well; return what it says on stderr."""
+    file = folder / "program.py"
+    file.write_text(program)
+    done = launch(ranks, sys.executable, file, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
 @pytest.mark.parametrize("osc", [None, "^nothing"], ids=["as hpccomm sets it", "with osc/ucx"])
 def test_threads_make_windows_at_the_same_time(osc: str | None, tmp_path: Path) -> None:
     """Open MPI 5.0's osc/ucx, which each new window asks, opens and closes UCX: two threads at once crashed in it."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    ended = launch(2, sys.executable, program, env={} if osc is None else {"OMPI_MCA_osc": osc})
-    assert ended.returncode == 0, ended.stderr
-    assert osc is not None or ended.stderr == ""  # no "Error: OSC UCX component ..."
+    said = ended(PROGRAM, tmp_path, **({} if osc is None else {"OMPI_MCA_osc": osc}))
+    assert osc is not None or said == ""  # no "Error: OSC UCX component ..."
 
 
 ORDERS = """
@@ -66,10 +72,7 @@ with hc.init_process_group(timeout=60):
 
 def test_the_communication_thread_starts_while_the_program_makes_groups_in_any_order(tmp_path: Path) -> None:
     """Of the communicators that the threads of a process make, Open MPI 5.0 goes on with one at a time."""
-    program = tmp_path / "program.py"
-    program.write_text(ORDERS)
-    ended = launch(2, sys.executable, program)
-    assert ended.returncode == 0, ended.stderr
+    ended(ORDERS, tmp_path)
 
 
 MAKES = {
@@ -82,13 +85,11 @@ MAKES = {
 
 @pytest.mark.parametrize("makes", MAKES)
 def test_one_rank_leaves_the_program_while_the_others_destroy_the_group(makes: str, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = (
         "import numpy as np, hpccomm as hc\n"
         "world = hc.init_process_group(timeout=30)\n"
         f"{MAKES[makes]}\n"
         "if world.rank != 1:\n"
         "    world.destroy()\n"
     )
-    ended = launch(3, sys.executable, program)
-    assert ended.returncode == 0, ended.stderr
+    ended(program, tmp_path, ranks=3)
