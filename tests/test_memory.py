@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,19 +14,30 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.debug import start
+from hpccomm.debug.lonely import Lonely
 from hpccomm.debug.watchdog import Watchdog
 from hpccomm.mpi.coalesced import RUN_BYTES
-from hpccomm.mpi.node_exchange import NodeExchanges
 from hpccomm.mpi.single_copy import CHUNK_BYTES
 from hpccomm.process.tuning import Tuning
 
 from .arrays import contiguous, strided
+from .launch import time_limit
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
 LARGE = 48 << 20  # bytes: larger than every threshold
 SLACK = 100_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nobody_looks(process_group: hc.ProcessGroup) -> Iterator[None]:
+    """Keep the watchdog's thread from looking: what it takes, and imports at its first look, would be measured, too."""
+    has_come = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        for each in (Watchdog, Lonely):  # that of many ranks, or of one
+            patch.setattr(each, "look", lambda *_: has_come.set())
+        assert has_come.wait(time_limit(60))
+        yield
 
 
 def large(dtype: Any = np.float32) -> Any:
@@ -105,22 +116,13 @@ def test_node_shared_arrays_take_a_chunk_at_most(process_group: hc.ProcessGroup)
     hc.destroy_process_group(group)
 
 
-@pytest.fixture
-def _nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the watchdog's thread from looking: what it takes would be measured, too."""
-    has_come = threading.Event()
-    monkeypatch.setattr(Watchdog, "look", lambda *_: has_come.set())
-    assert start.current() is None or has_come.wait(60)
-
-
-@pytest.mark.usefixtures("_nobody_looks")
 @pytest.mark.parametrize("way", ["shared memory", "messages"])
 @pytest.mark.parametrize("name", ["halo_exchange", "halo_accumulate", "redistribute"])
 def test_persistent_exchanges_take_no_memory_when_they_run(
     process_group: hc.ProcessGroup, name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "messages":  # as between nodes
-        monkeypatch.setattr(NodeExchanges, "_has_room", lambda *_: False)
+        monkeypatch.setattr("hpccomm.mpi.node_exchange.has_room_to_spare", lambda _: False)
     n, me = process_group.size, process_group.rank
     with hc.new_grid((0, 0), periodic=True) as grid:
         if name == "redistribute":

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from mpi4py import MPI
 
 from hpccomm.debug import held
 from hpccomm.debug.culprits import verdict
@@ -26,14 +27,18 @@ START = """
     """
 
 
+# A thread of C ends its process only: MPICH kills the others, and has status 9, theirs, where it sees their end first.
+ENDED = (124, 9) if MPI.get_vendor()[0] == "MPICH" else (124,)
+
+
 def run(program: str, folder: Path, ranks: int = 2, **env: str) -> subprocess.CompletedProcess[str]:
     file = folder / "program.py"
     file.write_text(textwrap.dedent(START + program), encoding="utf-8")
     return launch(ranks, sys.executable, file, folder, timeout=60, env=env)
 
 
-def assert_says(ended: subprocess.CompletedProcess[str], status: int, pattern: str) -> None:
-    assert ended.returncode == status, ended.stderr
+def assert_says(ended: subprocess.CompletedProcess[str], status: tuple[int, ...], pattern: str) -> None:
+    assert ended.returncode in status, ended.stderr
     assert re.search(pattern, ended.stderr), ended.stderr
 
 
@@ -57,7 +62,7 @@ def test_who_is_late_inside_such_a_call_is_named_with_its_line(call: str, tmp_pa
     place = line_of(program, "python.sleep")
     assert_says(
         ended,
-        124,
+        (124,),
         r"rank 1 (never reached|has not answered) .*: Python has not run there for [\d.]+ s: "
         rf"the GIL is held in {place} in <module>.*; rank 0 waits at program.py",
     )
@@ -93,7 +98,7 @@ def test_what_another_thread_waits_for_is_told_and_goes_on(what: str, tmp_path: 
     place = line_of(program, "python.sleep")
     assert_says(
         ended,
-        0,
+        (0,),
         rf"rank 0: Python has not run for \d+ s: the GIL is held in {place} in <module>; "
         rf"unfinished, or not yet seen to end: {name} #\d+ of 'world', for [\d.]+ s\n",
     )
@@ -124,9 +129,9 @@ def test_a_rank_whose_gpu_waits_ends_the_job_itself(tmp_path: Path) -> None:
     place = line_of(ON_A_GPU, "python.sleep")
     assert_says(
         ended,
-        124,
+        ENDED,
         rf"rank 0: Python has not run for \d+ s: the GIL is held in {place} in <module>; "
-        r"unfinished: all_reduce #3 of 'world' on the GPU, for",
+        r"unfinished: all_reduce #3 of 'world' on the GPU, for [\d.]+ s\n(.*\n)*hpccomm: the job ends with status 124",
     )
 
 
@@ -162,7 +167,8 @@ def test_cuda_is_asked_before_the_job_ends(
     world.destroy()
     """
     ended = run(WITH_CUDA + program, tmp_path)
-    assert ended.returncode == (124 if ends else 0), ended.stderr
+    assert ended.returncode in (ENDED if ends else (0,)), ended.stderr
+    assert ("the job ends with status 124" in ended.stderr) == ends
     assert ("unfinished: all_reduce #7 of 'world' on the GPU" in ended.stderr) == is_told
 
 
