@@ -283,7 +283,7 @@ class Work:
             time.sleep(1e-4)
         if self._status is IN_FLIGHT:
             failures.kept.append(self.alive)
-            self.error, self._status = error, WorkStatus.FAILED
+            self.fail(error)
             self._advance(self.poll)
 
     def fail(self, error: BaseException) -> None:

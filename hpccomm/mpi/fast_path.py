@@ -46,7 +46,7 @@ class MPIFastPath(FastPath):
     def _not_in_node(self, *_: Any) -> bool:
         return False
 
-    # In memory of the node (`native/_room.pyx`), which only the compiled path has; each returns True if it has done it
+    # In memory of the node (`native/node.pxi`), which only the compiled path has; each returns True if it has done it
     node_broadcast = node_all_reduce = node_all_gather = node_reduce_scatter = node_barrier = _not_in_node
     is_node_open = node_all_to_all = node_move = node_reduce = node_reduce_scatter_list = _not_in_node
 

@@ -1,0 +1,91 @@
+# Arrays: which are ordinary, where they lie, and copies of many at once.
+
+cdef inline Array* plain(object array, Py_ssize_t largest) noexcept:
+    """Return an array of at most `largest` bytes that is aligned, writeable, in C order and without gaps; or NULL."""
+    cdef Array* found = <Array*>array
+    if Py_TYPE(array) is not &PyArray_Type or not PyArray_ISCARRAY(found) or PyArray_NBYTES(found) > largest:
+        return NULL
+    return found
+
+
+cdef inline bint is_sendable(object array) noexcept:
+    """Whether it is an array of one of NumPy's numbers that is aligned, in C order and without gaps."""
+    return (
+        Py_TYPE(array) is &PyArray_Type and PyArray_ISCARRAY_RO(<Array*><PyObject*>array)
+        and type_of(<Array*><PyObject*>array) != 0
+    )
+
+
+cdef inline Array* without_gaps(object array) except NULL:
+    """Return an array that has been prepared for MPI; others would take another way than the other ranks' do."""
+    if not PyArray_Check(array) or not PyArray_IS_C_CONTIGUOUS(<Array*>array):
+        raise TypeError(f"expected an array in C order and without gaps, not {type(array)}")
+    return <Array*>array
+
+
+cdef inline Handle type_of(Array* array) noexcept nogil:
+    """Return the datatype as which an array travels; 0 where it is not in the table."""
+    return mpi.datatypes[PyArray_TYPE(array)] if PyArray_TYPE(array) < TYPES else 0
+
+
+cdef inline int count_of(Array* array) noexcept nogil:
+    return <int>PyArray_SIZE(array)
+
+
+cdef inline bint are_apart(Array* one, Array* other) noexcept nogil:
+    """Whether two arrays without gaps share no memory."""
+    cdef char* a = <char*>PyArray_DATA(one)
+    cdef char* b = <char*>PyArray_DATA(other)
+    return a + PyArray_NBYTES(one) <= b or b + PyArray_NBYTES(other) <= a
+
+
+cdef inline void average(char* data, Py_ssize_t count, int number, int ranks) noexcept nogil:
+    """Divide float32 or float64 values by the number of ranks."""
+    cdef Py_ssize_t i
+    if number == NPY_FLOAT:
+        for i in range(count):
+            (<float*>data)[i] /= <float>ranks
+    else:
+        for i in range(count):
+            (<double*>data)[i] /= ranks
+
+
+cdef inline Py_ssize_t nbytes_at(list arrays, Py_ssize_t i) noexcept:
+    return PyArray_NBYTES(<Array*>PyList_GET_ITEM(arrays, i))
+
+
+cdef bint may_overlap(list xs, list ys) noexcept:
+    """Whether memory of ordinary arrays of one list can be that of the other's: whether all of one lie behind the other."""
+    cdef uintptr_t[2] starts = [~<uintptr_t>0, ~<uintptr_t>0]
+    cdef uintptr_t[2] ends = [0, 0]
+    cdef uintptr_t start
+    cdef int which
+    for which in range(2):
+        for each in ys if which else xs:
+            start = <uintptr_t>PyArray_DATA(<Array*><PyObject*>each)
+            starts[which] = min(starts[which], start)
+            ends[which] = max(ends[which], start + <uintptr_t>PyArray_NBYTES(<Array*><PyObject*>each))
+    return starts[0] < ends[1] and starts[1] < ends[0]
+
+
+cdef void pack(list arrays, Py_ssize_t first, Py_ssize_t last, char* flat, Py_ssize_t rows, Py_ssize_t width,
+               bint packs) noexcept:
+    """Copy arrays of as many rows to columns of a flat array, whose rows have `width` bytes; or back."""
+    cdef Py_ssize_t i, row, nbytes
+    cdef char* data
+    for i in range(first, last):
+        data = <char*>PyArray_DATA(<Array*>PyList_GET_ITEM(arrays, i))
+        nbytes = PyArray_NBYTES(<Array*>PyList_GET_ITEM(arrays, i)) // rows
+        for row in range(rows):
+            if packs:
+                memcpy(flat + row * width, data + row * nbytes, nbytes)
+            else:
+                memcpy(data + row * nbytes, flat + row * width, nbytes)
+        flat += nbytes
+
+
+def address_of(array):
+    """Return the address of a host array's first element."""
+    if PyArray_Check(array):
+        return <uintptr_t>PyArray_DATA(<Array*><PyObject*>array)
+    return array.__array_interface__["data"][0]

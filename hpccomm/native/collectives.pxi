@@ -1,0 +1,304 @@
+# Collectives of one array. `NAME` does it, or returns False; `node_NAME` is for arrays that the checked way has made
+# for MPI, and says whether memory of the node was the place for it; both end in the same function.
+
+cdef class Collectives(InNode):
+    """The collectives of one array."""
+
+    def broadcast(self, array, root):
+        """Do a broadcast, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        if x == NULL or not is_rank(root, self.size) or type_of(x) == 0:
+            return False
+        cdef int code, source = PyLong_AsLong(root)
+        self.notes(BROADCAST, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, source)
+        code = self.broadcast_memory(<char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x), type_of(x), source)
+        if code:
+            raise self.failed("broadcast", code)
+        return self.has_done()
+
+    def node_broadcast(self, array, int root):
+        """Do a broadcast of an array without gaps, made for MPI, in memory of the node; return whether it has."""
+        cdef Array* x = without_gaps(array)
+        return self.is_in_node(PyArray_NBYTES(x)) and self.has_ended(
+            self.broadcast_memory(<char*>PyArray_DATA(x), 0, PyArray_NBYTES(x), 0, root), "broadcast")
+
+    cdef int broadcast_memory(self, char* data, int count, Py_ssize_t nbytes, Handle datatype, int root) except? -9:
+        """Broadcast `nbytes` bytes, which are `count` values; return MPI's code, as the next two."""
+        cdef int code
+        if self.is_alone:
+            return 0
+        cdef bint in_node = self.is_in_node(nbytes)
+        with nogil:
+            if in_node:
+                code = node_broadcast(&self.node, call_of(BROADCAST, root, 0), root, data, nbytes)
+            else:
+                code = mpi.bcast(data, count, datatype, root, self.comm)
+        return code
+
+    def all_reduce(self, array, op):
+        """Do an all_reduce, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        cdef int code, place = self.place_of(op)
+        if x == NULL or not self.is_reducible(x, place):
+            return self.all_reduce_prepared(array, op)
+        self.notes(ALL_REDUCE, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY)
+        code = self.all_reduce_memory(<char*>PyArray_DATA(x), PyArray_SIZE(x), PyArray_TYPE(x), place)
+        if code:
+            raise self.failed("all_reduce", code)
+        return self.has_done()
+
+    def node_all_reduce(self, array, op):
+        """As node_broadcast, for an all_reduce in place."""
+        cdef Array* x = without_gaps(array)
+        cdef int place = self.place_of(op), number = PyArray_TYPE(x)
+        return self.folds_in_node(place, number, PyArray_NBYTES(x)) and self.has_ended(
+            self.all_reduce_memory(<char*>PyArray_DATA(x), PyArray_SIZE(x), number, place), "all_reduce")
+
+    cdef int all_reduce_memory(self, char* data, Py_ssize_t count, int number, int place) except? -9:
+        """Reduce `count` values of the dtype with that number in place; return MPI's code."""
+        if self.is_alone:
+            return 0
+        cdef int code, itemsize = mpi.kinds[number] & 255
+        cdef bint in_node = mpi.folds[place][number] != NULL and self.reduces_in_node(count * itemsize)
+        with nogil:
+            if in_node:
+                code = node_all_reduce(&self.node, call_of(ALL_REDUCE, place, mpi.kinds[number]),
+                                       mpi.folds[place][number], itemsize, data, count)
+            else:
+                code = mpi.allreduce(mpi.in_place, data, <int>count, mpi.reduced[place][number],
+                                     mpi.ops[place][number], self.comm)
+        return code
+
+    cdef bint all_reduce_prepared(self, object array, object op) except -1:
+        """Do an all_reduce of an array with gaps, of float16, or with AVG: what mpi/reductions.py does around MPI's."""
+        cdef Array* x = <Array*>array
+        cdef bint averages = op is self.average or (type(op) is str and op == "avg")
+        cdef int code, place = self.usual_place if averages else self.place_of(op)
+        if Py_TYPE(array) is not &PyArray_Type or not PyArray_ISWRITEABLE(x) or not PyArray_ISNOTSWAPPED(x):
+            return False
+        cdef Py_ssize_t i, count = PyArray_SIZE(x)
+        cdef int number = PyArray_TYPE(x)
+        cdef bint is_half = number == NPY_HALF
+        if is_half:
+            number = NPY_FLOAT
+        elif averages and number != NPY_FLOAT and number != NPY_DOUBLE:
+            return False
+        if place < 0 or number >= TYPES or mpi.reduced[place][number] == 0 or PyDict_Size(self.windows):
+            return False
+        if count > SMALL or count * <Py_ssize_t>(mpi.kinds[number] & 255) > self.largest:
+            return False
+        # its own memory, or a copy's; of half precisions, wider
+        cdef object own = array if PyArray_ISCARRAY(x) else PyArray_NewCopy(x, NPY_CORDER)
+        cdef char* data = <char*>PyArray_DATA(<Array*>own)
+        cdef float[SMALL] wide
+        if is_half:
+            for i in range(count):
+                wide[i] = half_to_float((<uint16_t*>data)[i])
+        self.notes(ALL_REDUCE, PyArray_TYPE(x), PyArray_NBYTES(x), AVERAGE if averages else place, NOBODY)
+        code = self.all_reduce_memory(<char*>wide if is_half else data, count, number, place)
+        if code:
+            raise self.failed("all_reduce", code)
+        if averages:
+            average(<char*>wide if is_half else data, count, number, self.size)
+        if is_half:
+            for i in range(count):
+                (<uint16_t*>data)[i] = float_to_half(wide[i])
+        if own is not array:
+            PyArray_CopyInto(x, <Array*>own)
+        return self.has_done()
+
+    def reduce(self, array, root, op):
+        """Do a reduce, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        cdef int code, place = self.place_of(op)
+        if x == NULL or not is_rank(root, self.size) or not self.is_reducible(x, place):
+            return False
+        cdef int number = PyArray_TYPE(x), destination = PyLong_AsLong(root)
+        self.notes(REDUCE, number, PyArray_NBYTES(x), place, destination)
+        if self.is_alone:
+            return self.has_done()
+        if mpi.folds[place][number] != NULL and self.reduces_in_node(PyArray_NBYTES(x)):
+            return self.ends(self.reduce_array(REDUCE, x, place, destination, self.size if self.rank == destination else 0), "reduce")
+        cdef void* sent = mpi.in_place if self.rank == destination else PyArray_DATA(x)
+        cdef void* received = PyArray_DATA(x) if self.rank == destination else NULL
+        with nogil:
+            code = mpi.reduce(sent, received, count_of(x), mpi.reduced[place][number], mpi.ops[place][number],
+                              destination, self.comm)
+        if code:
+            raise self.failed("reduce", code)
+        return self.has_done()
+
+    # Lists of arrays, and what reduces to some ranks: in memory of the node, once it is open; the rest is left to MPI.
+
+    def node_reduce(self, str name, array, op, int root):
+        """As node_broadcast, for a reduce, scan or exscan in place."""
+        cdef Array* x = without_gaps(array)
+        cdef int place = self.place_of(op), what = SCAN if name == "scan" else EXSCAN if name == "exscan" else REDUCE
+        cdef int ranks = (self.size if self.rank == root else 0) if what == REDUCE else self.rank + (what == SCAN)
+        return self.folds_in_node(place, PyArray_TYPE(x), PyArray_NBYTES(x)) and self.has_ended(
+            self.reduce_array(what, x, place, root, ranks), name)
+
+    def scan(self, array, op):
+        """Do a scan, or return False."""
+        return self.scans(SCAN, array, op, self.rank + 1)
+
+    def exscan(self, array, op):
+        """Do an exscan, or return False."""
+        return self.scans(EXSCAN, array, op, self.rank)
+
+    cdef bint scans(self, int what, object array, object op, int ranks) except -1:
+        """Reduce the arrays of the first ranks, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        cdef int place = self.place_of(op)
+        if self.node.flags == NULL or x == NULL or not self.is_foldable(x, place):
+            return False
+        if not self.reduces_in_node(PyArray_NBYTES(x)):
+            return False
+        self.notes(what, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY)
+        return self.ends(self.reduce_array(what, x, place, 0, ranks), NAMES[what])
+
+    def all_gather_single(self, output, array):
+        """Do an all_gather_single, or return False."""
+        cdef Array* y = plain(output, self.largest)
+        cdef Array* x = plain(array, self.largest)
+        if not self.is_pair(y, x) or PyArray_NBYTES(y) != PyArray_NBYTES(x) * self.size or type_of(x) == 0:
+            return False
+        self.notes(ALL_GATHER, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), NOBODY, NOBODY)
+        cdef int code
+        if self.is_alone:
+            return self.copies(y, x)
+        code = self.all_gather_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x),
+                                      type_of(x))
+        if code:
+            raise self.failed("all_gather_single", code)
+        return self.has_done()
+
+    def node_all_gather(self, output, array):
+        """As node_broadcast, for an all_gather_single of arrays that share no memory."""
+        cdef Array* y = without_gaps(output)
+        cdef Array* x = without_gaps(array)
+        return self.is_in_node(PyArray_NBYTES(y)) and self.has_ended(
+            self.all_gather_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), 0, PyArray_NBYTES(x), 0),
+            "all_gather_single")
+
+    cdef int all_gather_memory(self, char* y, char* x, int count, Py_ssize_t nbytes, Handle datatype) except? -9:
+        """Gather the `nbytes` bytes, which are `count` values, of each rank."""
+        cdef int code = 0
+        cdef bint in_node = not self.is_alone and self.is_in_node(nbytes * self.size)
+        with nogil:
+            if self.is_alone:
+                memcpy(y, x, nbytes)
+            elif in_node:
+                code = node_all_gather(&self.node, call_of(ALL_GATHER, 0, 0), y, x, nbytes)
+            else:
+                code = mpi.allgather(x, count, datatype, y, count, datatype, self.comm)
+        return code
+
+    def reduce_scatter_single(self, output, array, op):
+        """Do a reduce_scatter_single, or return False."""
+        cdef Array* y = plain(output, self.largest)
+        cdef Array* x = plain(array, self.largest)
+        cdef int code, place = self.place_of(op)
+        if not self.is_pair(y, x) or PyArray_NBYTES(x) != PyArray_NBYTES(y) * self.size:
+            return False
+        if not self.is_reducible(x, place):
+            return False
+        self.notes(REDUCE_SCATTER, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), place, NOBODY)
+        if self.is_alone:
+            return self.copies(y, x)
+        code = self.reduce_scatter_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(y), PyArray_TYPE(x),
+                                          PyArray_ITEMSIZE(x), place)
+        if code:
+            raise self.failed("reduce_scatter_single", code)
+        return self.has_done()
+
+    def node_reduce_scatter(self, output, array, op):
+        """As node_broadcast, for a reduce_scatter_single of arrays that share no memory."""
+        cdef Array* y = without_gaps(output)
+        cdef Array* x = without_gaps(array)
+        cdef int place = self.place_of(op), number = PyArray_TYPE(x)
+        return self.folds_in_node(place, number, PyArray_NBYTES(x)) and self.has_ended(
+            self.reduce_scatter_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), PyArray_SIZE(y), number,
+                                       PyArray_ITEMSIZE(x), place), "reduce_scatter_single")
+
+    cdef int reduce_scatter_memory(self, char* y, char* x, Py_ssize_t count, int number, int itemsize,
+                                   int place) except? -9:
+        """Reduce parts of `count` values of the dtype with that number."""
+        cdef int code = 0
+        cdef size_t nbytes = <size_t>count * itemsize
+        cdef bint in_node = (
+            not self.is_alone and mpi.folds[place][number] != NULL and self.reduces_in_node(nbytes * self.size)
+        )
+        with nogil:
+            if self.is_alone:
+                memcpy(y, x, nbytes)
+            elif in_node:
+                code = node_reduce_scatter(&self.node, call_of(REDUCE_SCATTER, place, mpi.kinds[number]),
+                                           mpi.folds[place][number], itemsize, y, x, count)
+            else:
+                code = mpi.reduce_scatter_block(x, y, <int>count, mpi.reduced[place][number], mpi.ops[place][number],
+                                                self.comm)
+        return code
+
+    def all_to_all_single(self, output, array):
+        """Do an all_to_all_single of equal parts, or return False."""
+        cdef Array* y = plain(output, self.largest)
+        cdef Array* x = plain(array, self.largest)
+        if not self.is_pair(y, x) or PyArray_NBYTES(x) != PyArray_NBYTES(y) or type_of(x) == 0:
+            return False
+        if not (PyArray_NDIM(x) and PyArray_NDIM(y)) or PyArray_DIM(x, 0) % self.size or PyArray_DIM(y, 0) % self.size:
+            return False
+        self.notes(ALL_TO_ALL_SINGLE, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), NOBODY, NOBODY)
+        if self.is_alone:
+            return self.copies(y, x)
+        cdef int code, part = count_of(x) // self.size
+        if self.is_in_node(PyArray_NBYTES(x)):
+            return self.ends(self.move_equal_parts(y, x), "all_to_all_single")
+        with nogil:
+            code = mpi.alltoall(PyArray_DATA(x), part, type_of(x), PyArray_DATA(y), part, type_of(x), self.comm)
+        if code:
+            raise self.failed("all_to_all_single", code)
+        return self.has_done()
+
+    def node_all_to_all(self, output, array):
+        """As node_broadcast, for an all_to_all_single of equal parts, of arrays that share no memory."""
+        cdef Array* y = without_gaps(output)
+        cdef Array* x = without_gaps(array)
+        return self.is_in_node(PyArray_NBYTES(x)) and self.has_ended(self.move_equal_parts(y, x), "all_to_all_single")
+
+    cdef int move_equal_parts(self, Array* y, Array* x):
+        """Do an all_to_all_single of equal parts."""
+        cdef int i
+        cdef size_t nbytes = PyArray_NBYTES(x) // self.size
+        for i in range(self.size):
+            self.sent[i] = <char*>PyArray_DATA(x) + i * nbytes
+            self.received[i] = <char*>PyArray_DATA(y) + i * nbytes
+            self.sent_bytes[i] = self.received_bytes[i] = nbytes
+        return self.move(ALL_TO_ALL_SINGLE, self.size, self.size, 0, max(nbytes, 1))
+
+    cdef bint copies(self, Array* output, Array* array) noexcept:
+        """Do what a rank alone has to do where the result is another array."""
+        memcpy(PyArray_DATA(output), PyArray_DATA(array), PyArray_NBYTES(array))
+        return self.has_done()
+
+    def barrier(self):
+        """Wait until all ranks have come."""
+        self.notes(BARRIER, NOBODY, 0, NOBODY, NOBODY)
+        cdef int code = self.meet()
+        if code:
+            raise self.failed("barrier", code)
+        return self.has_done()
+
+    def node_barrier(self):
+        """As node_broadcast, for a barrier."""
+        return self.is_in_node(0) and self.has_ended(self.meet(), "barrier")
+
+    cdef int meet(self) except? -9:
+        cdef int code = 0
+        cdef bint in_node = not self.is_alone and self.is_in_node(0)
+        with nogil:
+            if in_node:
+                code = node_barrier(&self.node, call_of(BARRIER, 0, 0))
+            elif not self.is_alone:
+                code = mpi.barrier(self.comm)
+        return code

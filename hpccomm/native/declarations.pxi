@@ -1,0 +1,128 @@
+# What is called from C: the dynamic linker, the clock, NumPy, node.h and half.h; and the constants of all files.
+
+from cpython.dict cimport PyDict_CheckExact, PyDict_Next, PyDict_Size
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.long cimport PyLong_AsLong, PyLong_AsLongAndOverflow, PyLong_CheckExact
+from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.tuple cimport PyTuple_CheckExact
+from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+cimport numpy as np
+
+np.import_array()
+
+cdef extern from "dlfcn.h" nogil:
+    void* dlopen(const char* path, int how)
+    void* dlsym(void* library, const char* name)
+    const int RTLD_NOW, RTLD_NOLOAD
+    void* RTLD_DEFAULT
+
+cdef extern from "time.h" nogil:
+    cdef struct timespec:
+        long long tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec* time)
+    const int CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE
+
+cdef extern from "Python.h":
+    bint PyList_CheckExact(object)
+    const char* PyUnicode_AsUTF8(object text) except NULL
+    unsigned long PyThread_get_thread_ident() nogil
+
+cdef extern from *:
+    """
+    static PyObject *hc_new(PyObject *type, PyObject *nothing)
+    {
+        return ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, nothing, NULL);
+    }
+    """
+    object hc_new(object type, object nothing)
+
+cdef extern from "numpy/arrayobject.h":
+    ctypedef struct Array "PyArrayObject":
+        pass
+    PyTypeObject PyArray_Type
+    bint PyArray_Check(object array)
+    bint PyArray_ISWRITEABLE(Array* array) nogil
+    bint PyArray_ISNOTSWAPPED(Array* array) nogil
+    object PyArray_NewCopy(Array* array, int order)
+    object PyArray_New(PyTypeObject* type, int ndim, Py_ssize_t* shape, int number, Py_ssize_t* strides, void* data,
+                       int itemsize, int flags, void* parent)
+    const int NPY_ARRAY_WRITEABLE
+    int PyArray_CopyInto(Array* to, Array* values) except -1
+    const int NPY_HALF, NPY_FLOAT, NPY_DOUBLE, NPY_CORDER
+    bint PyArray_ISCARRAY(Array* array) nogil
+    bint PyArray_ISCARRAY_RO(Array* array) nogil
+    object PyArray_EMPTY(int ndim, Py_ssize_t* shape, int number, int is_fortran)
+    bint PyArray_IS_C_CONTIGUOUS(Array* array) nogil
+    Py_ssize_t PyArray_NBYTES(Array* array) nogil
+    Py_ssize_t PyArray_SIZE(Array* array) nogil
+    int PyArray_NDIM(Array* array) nogil
+    Py_ssize_t PyArray_DIM(Array* array, int i) nogil
+    int PyArray_TYPE(Array* array) nogil
+    int PyArray_ITEMSIZE(Array* array) nogil
+    void* PyArray_DATA(Array* array) nogil
+
+cdef extern from "half.h" nogil:
+    float half_to_float(uint16_t half)
+    uint16_t float_to_half(float value)
+
+cdef extern from "node.h" nogil:
+    ctypedef void Fold(void*, const void*, const void*, size_t)
+    ctypedef struct Flags:
+        pass
+    ctypedef struct Node:
+        Flags* flags
+        char* slots
+        size_t slot, one_phase
+        int rank, ranks, looks, differing
+        int (*progress)(void*) noexcept nogil
+        void* context
+        uint64_t number
+    ctypedef struct Part:
+        size_t at
+        size_t nbytes "bytes"
+    const int NODE_DIFFERS, NODE_LEAVES, LINE
+    const uint64_t NODE_TOO_LARGE
+    int node_next(Node* n)
+    char* node_slot(Node* n, uint64_t number, int rank)
+    int node_meet_filled(Node* n, uint64_t call, uint64_t size)
+    size_t node_bytes(int rank, int ranks, size_t slot)
+    size_t node_flags_bytes(int ranks)
+    int node_all_reduce(Node* n, uint64_t call, Fold* fold, size_t itemsize, char* x, size_t count)
+    int node_reduce_scatter(
+        Node* n, uint64_t call, Fold* fold, size_t itemsize, char* out, const char* x, size_t count)
+    int node_all_gather(Node* n, uint64_t call, char* out, const char* x, size_t nbytes)
+    int node_broadcast(Node* n, uint64_t call, int root, char* x, size_t nbytes)
+    size_t node_room(const Node* n, size_t parts)
+    void node_begin(Node* n, size_t parts, size_t largest)
+    bint node_goes_on(Node* n)
+    int node_post(Node* n, uint64_t call, size_t parts, char** data, const size_t* nbytes)
+    int node_take(Node* n, int rank, size_t part, char* out, size_t nbytes)
+    const char* node_part(Node* n, int rank, size_t part, size_t nbytes)
+    int node_take_reduced(Node* n, Fold* fold, int ranks, size_t part, char* out, size_t nbytes)
+    int node_barrier(Node* n, uint64_t call)
+    void node_end()
+    Fold* fold_of(char op, char kind, int itemsize)
+    void* combine_of(char op, char code)
+
+ctypedef uintptr_t Handle
+
+cdef enum:
+    TYPES = 32  # numbers of NumPy's own dtypes are below
+    OPS = 16
+    PARTS = 64  # of a list
+    WAITED = 512  # Works that are waited for at once
+    KEPT = 8  # messages sent, for reports
+    SMALL = 2048  # elements that are prepared here: of more, NumPy prepares as fast
+    REAP_EVERY = 32  # Works that begin, where the program holds the oldest and will wait for it
+    MOST_RUNS = 16  # of coalesced arrays: memory for more is not kept
+    STATUS_BYTES = 64  # an MPI_Status has at most so many
+    LARGEST_COUNT = 0x7FFFFFFF
+    WHOLE = 64 << 10  # bytes of a sparse exchange for one rank, up to which they go by memory of the node
+    RING = 2048  # operations that are remembered at least: a power of two
+    AVERAGE = OPS - 1  # AVG, in the ring
+    NOBODY = -1  # likewise: no op, no root, any source, no tag

@@ -1,0 +1,226 @@
+# Messages, and what is asynchronous: it ends in a Work.
+
+cdef class FastPath(Sparse):
+    """What mpi/fast_path.py describes; its subclass in mpi/compiled.py has what may be slow."""
+
+    cdef int unasked  # Works begun since those in flight have been asked
+    cdef Py_ssize_t unasked_bytes  # likewise: of their arrays
+
+    def send(self, array, dst, tag):
+        """Send a message, or return False."""
+        cdef Array* x = plain(array, self.largest)
+        if x == NULL or not is_rank(dst, self.size) or not self.is_tag(tag) or type_of(x) == 0:
+            return False
+        cdef int code, peer = PyLong_AsLong(dst), label = PyLong_AsLong(tag)
+        if peer == self.rank:
+            return False
+        cdef long long entry = note(self, SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, peer, label, False)
+        with nogil:
+            code = mpi.send(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm)
+        if code:
+            raise self.failed("send", code)
+        return self.has_passed(entry, True)
+
+    def recv(self, array, src, tag):
+        """Receive a message and return its sender, or return None."""
+        cdef Array* x = plain(array, self.largest)
+        if x == NULL or not is_rank(src, self.size) or not self.is_tag(tag) or type_of(x) == 0:
+            return None
+        cdef char[STATUS_BYTES] status
+        cdef int code, peer = PyLong_AsLong(src), label = PyLong_AsLong(tag)
+        if peer == self.rank:
+            return None
+        cdef long long entry = note(self, RECV, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, peer, label, False)
+        with nogil:
+            code = mpi.recv(PyArray_DATA(x), count_of(x), type_of(x), peer, label, self.comm, status)
+        if code:
+            raise self.failed("recv", code)
+        if not self.has_passed(entry, received(status) == PyArray_NBYTES(x)):
+            raise self.short("recv", received(status), PyArray_NBYTES(x))
+        return src
+
+    def sendrecv(self, array, dst, output, src, tag, recv_tag):
+        """Send a message and receive another, and return its sender; or return None."""
+        cdef Array* y = plain(output, self.largest)
+        cdef Array* x = plain(array, self.largest)
+        if y == NULL or x == NULL or not are_apart(y, x) or type_of(x) == 0 or type_of(y) == 0:
+            return None
+        if not (is_rank(dst, self.size) and is_rank(src, self.size) and self.is_tag(tag)):
+            return None
+        cdef int label = PyLong_AsLong(tag), other_label = label
+        if recv_tag is not None:
+            if not self.is_tag(recv_tag):
+                return None
+            other_label = PyLong_AsLong(recv_tag)
+        cdef char[STATUS_BYTES] status
+        cdef int code, to = PyLong_AsLong(dst), source = PyLong_AsLong(src)
+        cdef Py_ssize_t nbytes = PyArray_NBYTES(x) + PyArray_NBYTES(y)
+        cdef long long entry = note(self, SENDRECV, PyArray_TYPE(x), nbytes, NOBODY, to, label, False)
+        with nogil:
+            code = mpi.sendrecv(PyArray_DATA(x), count_of(x), type_of(x), to, label,
+                                PyArray_DATA(y), count_of(y), type_of(y), source, other_label, self.comm, status)
+        if code:
+            raise self.failed("sendrecv", code)
+        if not self.has_passed(entry, received(status) == PyArray_NBYTES(y)):
+            raise self.short("sendrecv", received(status), PyArray_NBYTES(y))
+        return src
+
+    def isend(self, array, dst, tag):
+        """Begin to send a message and return its Work, or return None."""
+        return self.begun(False, array, dst, tag) if self.takes_message(False, array, dst, tag) else None
+
+    def irecv(self, array, src, tag):
+        """Begin to receive a message and return its Work, or return None."""
+        return self.begun(True, array, src, tag) if self.takes_message(True, array, src, tag) else None
+
+    cdef inline bint takes_message(self, bint receives, object array, object peer, object tag) noexcept:
+        cdef Array* x = plain(array, self.largest)
+        return (
+            x != NULL and self.is_tag(tag) and type_of(x) != 0
+            and (is_rank(peer, self.size) or receives and peer is None)
+        )
+
+    cdef Pending begun(self, bint receives, object array, object peer, object tag):
+        """Begin a message and return its Work."""
+        cdef Array* x = <Array*>array
+        cdef int code, label = PyLong_AsLong(tag), rank = mpi.any_source if peer is None else PyLong_AsLong(peer)
+        cdef Pending work = self.new_work(array)
+        work.entry = note(self, RECV if receives else SEND, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY,
+                          NOBODY if peer is None else rank, label, True)
+        with nogil:
+            if receives:
+                code = mpi.irecv(PyArray_DATA(x), count_of(x), type_of(x), rank, label, self.comm, &work.request)
+            else:
+                code = mpi.isend(PyArray_DATA(x), count_of(x), type_of(x), rank, label, self.comm, &work.request)
+        work.name = "recv" if receives else "send"
+        if code:
+            raise self.failed(work.name, code)
+        if receives:
+            work.expected = PyArray_NBYTES(x)
+        self.messages += 1
+        work.peer, work.tag, work.number = peer, tag, self.messages + self.passed_messages
+        self.follow(work)
+        return work
+
+    def batch(self, messages, kind, irecv):
+        """Begin the messages of a list of `kind`, P2POp: receives first; return their Works, or None."""
+        if not PyList_CheckExact(messages):
+            return None
+        cdef list given = []
+        cdef bint receives
+        for each in <list>messages:
+            if type(each) is not kind or each.group is not None or each.group_peer is not None:
+                return None
+            receives, array, peer, tag = each.op is irecv, each.array, each.peer, each.tag
+            given.append((receives, array, peer, tag))
+            if peer is None or not self.takes_message(receives, array, peer, tag):
+                return None
+        cdef list works = [None] * len(given)
+        for first in (True, False):
+            for i, (receives, array, peer, tag) in enumerate(given):
+                if receives is first:
+                    works[i] = self.begun(receives, array, peer, tag)
+        return works
+
+    def ibroadcast(self, array, root):
+        """Begin a broadcast and return its Work, or return None."""
+        cdef Array* x = plain(array, self.largest_async)
+        if x == NULL or not is_rank(root, self.size) or type_of(x) == 0:
+            return None
+        cdef int code = 0, source = PyLong_AsLong(root)
+        cdef Pending work = self.new_work(array)
+        work.entry = note(self, BROADCAST, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, source, NOBODY, True)
+        if not self.is_alone:
+            with nogil:
+                code = mpi.ibcast(PyArray_DATA(x), count_of(x), type_of(x), source, self.comm, &work.request)
+        return self.has_begun("broadcast", work, code)
+
+    def ibarrier(self):
+        """Begin a barrier and return its Work."""
+        cdef int code = 0
+        cdef Pending work = self.new_work(None)
+        work.entry = note(self, BARRIER, NOBODY, 0, NOBODY, NOBODY, NOBODY, True)
+        if not self.is_alone:
+            with nogil:
+                code = mpi.ibarrier(self.comm, &work.request)
+        return self.has_begun("barrier", work, code)
+
+    def iall_reduce(self, array, op):
+        """Begin an all_reduce and return its Work, or return None."""
+        cdef Array* x = plain(array, self.largest_async)
+        cdef int code = 0, place = self.place_of(op)
+        if x == NULL or not self.is_reducible(x, place):
+            return None
+        cdef int number = PyArray_TYPE(x)
+        cdef Pending work = self.new_work(array)
+        work.entry = note(self, ALL_REDUCE, number, PyArray_NBYTES(x), place, NOBODY, NOBODY, True)
+        if not self.is_alone:
+            with nogil:
+                code = mpi.iallreduce(mpi.in_place, PyArray_DATA(x), count_of(x), mpi.reduced[place][number],
+                                      mpi.ops[place][number], self.comm, &work.request)
+        return self.has_begun("all_reduce", work, code)
+
+    cdef Pending has_begun(self, str name, Pending work, int code):
+        """Count a collective that has begun, and return its Work; `code`: MPI's. For a rank alone it has ended."""
+        if code:
+            raise self.failed(name, code)
+        self.count += 1
+        work.name, work.number = name, self.count + self.passed_collectives
+        if self.is_alone:
+            work.succeeds()
+            work.request_ends(0)
+        else:
+            self.follow(work)
+        return work
+
+    cdef Pending new_work(self, object array):
+        cdef Pending work = <Pending>hc_new(self.work_class, NO_ARGUMENTS)
+        work.array = work.alive = array
+        work.expected = -1
+        work.path = self
+        work.timeout = self.timeout
+        return work
+
+    cdef int follow(self, Pending work) except -1:
+        """Keep a Work, and through it its array, while it is in flight."""
+        if work.array is not None:
+            self.unasked_bytes += PyArray_NBYTES(<Array*>work.array)
+        if self.unasked_bytes >= REAP_BYTES:
+            self.unasked_bytes = 0
+            while self.forgets_oldest():
+                pass
+            self.door.reap()
+        elif PyDict_Size(self.in_flight) >= REAP_ABOVE:
+            self.unasked += 1
+            if self.unasked >= REAP_EVERY or self.oldest().ob_refcnt == 1:  # nobody but the door has it
+                self.unasked = 0
+                while self.forgets_oldest():
+                    pass
+                self.door.reap()
+        self.in_flight[work] = None
+        return 0
+
+    cdef PyObject* oldest(self) noexcept:
+        """Return the oldest Work in flight, of which there is one."""
+        cdef PyObject* found
+        cdef Py_ssize_t place = 0
+        PyDict_Next(self.in_flight, &place, &found, NULL)
+        return found
+
+    cdef bint forgets_oldest(self) except -1:
+        """Forget the oldest Work in flight if it has ended well; the door looks at the others."""
+        if not self.in_flight or not isinstance(<object>self.oldest(), Pending):
+            return False
+        cdef Pending work = <Pending><object>self.oldest()
+        return work.is_ordinary() and work.has_come() and work.ends()
+
+
+def compiled_member(dict names, type kind, otherwise):
+    """Return `otherwise`, the function that returns the group to call, with a short way for groups of exactly that
+    `kind` and for None: the world, which is called `_world` in `names`.
+    """
+    def member(group):
+        if group is None:
+            group = names["_world"]
+        return group if type(group) is kind else otherwise(group)
+    return member

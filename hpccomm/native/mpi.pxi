@@ -1,0 +1,240 @@
+# MPI's functions, handles and tables, and the windows that a program leaves to MPI_Finalize.
+
+ctypedef int (*Bcast)(void*, int, Handle, int, Handle) noexcept nogil
+ctypedef int (*Allreduce)(const void*, void*, int, Handle, Handle, Handle) noexcept nogil
+ctypedef int (*Iallreduce)(const void*, void*, int, Handle, Handle, Handle, Handle*) noexcept nogil
+ctypedef int (*Reduce)(const void*, void*, int, Handle, Handle, int, Handle) noexcept nogil
+ctypedef int (*Allgather)(const void*, int, Handle, void*, int, Handle, Handle) noexcept nogil
+ctypedef int (*Send)(const void*, int, Handle, int, int, Handle) noexcept nogil
+ctypedef int (*Recv)(void*, int, Handle, int, int, Handle, void*) noexcept nogil
+ctypedef int (*Isend)(const void*, int, Handle, int, int, Handle, Handle*) noexcept nogil
+ctypedef int (*Sendrecv)(
+    const void*, int, Handle, int, int, void*, int, Handle, int, int, Handle, void*) noexcept nogil
+ctypedef int (*Wait)(Handle*, void*) noexcept nogil
+ctypedef int (*Test)(Handle*, int*, void*) noexcept nogil
+ctypedef int (*Iprobe)(int, int, Handle, int*, void*) noexcept nogil
+ctypedef int (*Cancel)(Handle*) noexcept nogil
+ctypedef int (*Barrier)(Handle) noexcept nogil
+ctypedef int (*Ibcast)(void*, int, Handle, int, Handle, Handle*) noexcept nogil
+ctypedef int (*Ibarrier)(Handle, Handle*) noexcept nogil
+ctypedef int (*GetElements)(const void*, Handle, int*) noexcept nogil
+ctypedef int (*CopyAttribute)(Handle, int, void*, void*, void*, int*) noexcept nogil
+ctypedef int (*DeleteAttribute)(Handle, int, void*, void*) noexcept nogil
+ctypedef int (*CreateKeyval)(CopyAttribute, DeleteAttribute, int*, void*) noexcept nogil
+ctypedef int (*SetAttribute)(Handle, int, void*) noexcept nogil
+ctypedef int (*UnlockAll)(Handle) noexcept nogil
+ctypedef int (*FreeWindow)(Handle*) noexcept nogil
+ctypedef int (*CreateOp)(void*, int, Handle*) noexcept nogil
+
+cdef struct Library:
+    Bcast bcast
+    Allreduce allreduce
+    Iallreduce iallreduce
+    Reduce reduce
+    Allgather allgather, alltoall
+    Allreduce reduce_scatter_block
+    Send send
+    Recv recv
+    Isend isend, irecv
+    Sendrecv sendrecv
+    Wait wait
+    Test test
+    Cancel cancel
+    Iprobe iprobe
+    Barrier barrier
+    Ibcast ibcast
+    Ibarrier ibarrier
+    GetElements get_elements
+    CreateKeyval create_keyval
+    SetAttribute set_attribute
+    UnlockAll unlock_all
+    FreeWindow free_window
+    void* in_place
+    Handle byte
+    int any_source, any_tag
+    int source_at  # where in an MPI_Status the source is, in bytes
+    int status_bytes
+    int handle_bytes
+    Handle datatypes[TYPES]  # as which arrays travel, by NumPy's number of their dtype; 0: as bytes
+    Handle reduced[OPS][TYPES]  # as which they are reduced by MPI as they are; 0: they are not
+    Handle ops[OPS][TYPES]
+    Fold* folds[OPS][TYPES]  # in memory of the node; NULL: MPI does it
+    uint64_t kinds[TYPES]  # of values: long and long long are alike
+
+cdef Library mpi
+cdef tuple NO_ARGUMENTS = ()
+cdef dict op_numbers = {}  # by the op, and by its name
+cdef object exception_of, length_error, difference_error
+
+
+cdef void* function(void* library, str name) except NULL:
+    """Return a function of MPI: what a tool has preloaded first, as the dynamic linker would."""
+    cdef bytes text = name.encode()
+    cdef void* found = dlsym(RTLD_DEFAULT, text)
+    if found == NULL:
+        found = dlsym(library, text)
+    if found == NULL:
+        raise ImportError(f"{name} is not in the library that mpi4py has loaded")
+    return found
+
+
+def set_up(str path, dict names, object exception, object length, object difference):
+    """Find MPI's functions in the library that the extension module at `path` is linked to, and take the tables over.
+
+    `names`: the handles, places and sizes that the fields of Library are called; `datatypes` by NumPy's number, and
+    `reductions`, for each op its keys, its letter in node.h, and (datatype, op, kind, itemsize) by NumPy's number. `exception` makes an exception of MPI's
+    error code, `length` that of a message that is shorter than its array, `difference` that of
+    a call that another rank does not make alike.
+    """
+    global exception_of, length_error, difference_error
+    cdef void* library = dlopen(path.encode(), RTLD_NOW | RTLD_NOLOAD)
+    if library == NULL:
+        raise ImportError(f"{path} is not loaded")
+    mpi.bcast = <Bcast>function(library, "MPI_Bcast")
+    mpi.allreduce = <Allreduce>function(library, "MPI_Allreduce")
+    mpi.iallreduce = <Iallreduce>function(library, "MPI_Iallreduce")
+    mpi.reduce = <Reduce>function(library, "MPI_Reduce")
+    mpi.allgather = <Allgather>function(library, "MPI_Allgather")
+    mpi.alltoall = <Allgather>function(library, "MPI_Alltoall")
+    mpi.reduce_scatter_block = <Allreduce>function(library, "MPI_Reduce_scatter_block")
+    mpi.send = <Send>function(library, "MPI_Send")
+    mpi.recv = <Recv>function(library, "MPI_Recv")
+    mpi.isend = <Isend>function(library, "MPI_Isend")
+    mpi.irecv = <Isend>function(library, "MPI_Irecv")
+    mpi.sendrecv = <Sendrecv>function(library, "MPI_Sendrecv")
+    mpi.wait = <Wait>function(library, "MPI_Wait")
+    mpi.test = <Test>function(library, "MPI_Test")
+    mpi.iprobe = <Iprobe>function(library, "MPI_Iprobe")
+    mpi.cancel = <Cancel>function(library, "MPI_Cancel")
+    mpi.barrier = <Barrier>function(library, "MPI_Barrier")
+    mpi.ibcast = <Ibcast>function(library, "MPI_Ibcast")
+    mpi.ibarrier = <Ibarrier>function(library, "MPI_Ibarrier")
+    mpi.get_elements = <GetElements>function(library, "MPI_Get_elements")
+    mpi.create_keyval = <CreateKeyval>function(library, "MPI_Comm_create_keyval")
+    mpi.set_attribute = <SetAttribute>function(library, "MPI_Comm_set_attr")
+    mpi.unlock_all = <UnlockAll>function(library, "MPI_Win_unlock_all")
+    mpi.free_window = <FreeWindow>function(library, "MPI_Win_free")
+    mpi.in_place = <void*><uintptr_t>handle(names["in_place"])
+    mpi.byte = handle(names["byte"])
+    mpi.any_source, mpi.any_tag = names["any_source"], names["any_tag"]
+    mpi.source_at = names["source_at"]
+    mpi.status_bytes = names["status_bytes"]
+    mpi.handle_bytes = names["handle_bytes"]
+    if not 0 <= mpi.source_at <= mpi.status_bytes - 4 <= STATUS_BYTES - 4 or mpi.handle_bytes not in (4, 8):
+        raise ImportError(f"an MPI_Status of {mpi.status_bytes} bytes, a handle of {mpi.handle_bytes}")
+    for number, datatype in names["datatypes"].items():
+        mpi.datatypes[<int>number] = handle(datatype)
+    op_numbers.clear()
+    op_names[AVERAGE] = "AVG"
+    for place, (keys, letter, table) in enumerate(names["reductions"]):
+        op_names[place] = next(key.upper() for key in keys if isinstance(key, str))
+        for key in keys:
+            op_numbers[key] = place
+        for number, (datatype, op, kind, itemsize) in table.items():
+            mpi.reduced[<int>place][<int>number] = handle(datatype)
+            mpi.ops[<int>place][<int>number] = handle(op)
+            mpi.folds[<int>place][<int>number] = fold_of(ord(letter), ord(kind), itemsize)
+            mpi.kinds[<int>number] = <uint64_t>ord(kind) << 8 | <uint64_t>itemsize
+    exception_of, length_error, difference_error = exception, length, difference
+
+
+def make_op(str path, str op, str code):
+    """Return the handle of MPI's reduction of floats of a dtype with an op of node.h, for the library as in set_up."""
+    cdef void* library = dlopen(path.encode(), RTLD_NOW | RTLD_NOLOAD)
+    cdef Handle made = 0
+    (<CreateOp>function(library, "MPI_Op_create"))(combine_of(ord(op), ord(code)), True, &made)
+    return made
+
+
+cdef Handle handle(object number) except? 0:
+    """Return a handle, or MPI_IN_PLACE, that mpi4py gives as a number: it may be negative."""
+    return <Handle>(<intptr_t>number if number < 0 else <uintptr_t>number)
+
+
+cdef inline Py_ssize_t received(void* status) noexcept:
+    """Return how many bytes a message had."""
+    cdef int count = -1
+    mpi.get_elements(status, mpi.byte, &count)
+    return count
+
+
+cdef inline object source_of(char* status):
+    cdef int source
+    memcpy(&source, status + mpi.source_at, sizeof(int))
+    return source
+
+
+cdef int make_progress(void* comm) noexcept nogil:
+    """Let MPI make progress while this rank waits for others; return what it says of dead ranks."""
+    cdef char[STATUS_BYTES] status
+    cdef int is_there
+    return mpi.iprobe(mpi.any_source, mpi.any_tag, <Handle>comm, &is_there, status)
+
+
+cdef struct Window:
+    uint64_t name
+    Handle handle
+
+cdef Window* windows_left = NULL
+cdef int windows_count = 0, windows_room = 0
+cdef bint end_is_prepared = False
+
+
+def prepare_end(comm_self):
+    """Have MPI_Finalize begin with `before_the_end`: with the attributes of MPI_COMM_SELF (MPI-4.1 §11.2.4)."""
+    global end_is_prepared
+    cdef int keyval = 0
+    if not end_is_prepared:
+        end_is_prepared = True
+        mpi.create_keyval(copy_nothing, before_the_end, &keyval, NULL)
+        mpi.set_attribute(handle(comm_self), keyval, NULL)
+
+
+def keep_window(window, uint64_t name):
+    """Have MPI_Finalize free a window before anything else, in the order of the windows' names.
+
+    The names are the same on all ranks of a window. Otherwise Open MPI frees them in the order of a table of its own,
+    in which the ranks of two windows may have them the other way round: each waits for the other, for ever.
+    """
+    global windows_left, windows_count, windows_room
+    cdef Window* more
+    if windows_count == windows_room:
+        more = <Window*>realloc(windows_left, 2 * (windows_room + 8) * sizeof(Window))
+        if more == NULL:
+            raise MemoryError
+        windows_left, windows_room = more, 2 * (windows_room + 8)
+    windows_left[windows_count].name, windows_left[windows_count].handle = name, handle(window)
+    windows_count += 1
+
+
+def drop_window(uint64_t name):
+    """Forget a window, which is about to be freed."""
+    global windows_count
+    cdef int i
+    for i in range(windows_count):
+        if windows_left[i].name == name:
+            windows_count -= 1
+            windows_left[i] = windows_left[windows_count]
+            break
+
+
+cdef int copy_nothing(Handle comm, int key, void* extra, void* value, void* copied, int* has_copied) noexcept nogil:
+    has_copied[0] = 0
+    return 0
+
+
+cdef int before_the_end(Handle comm, int key, void* value, void* extra) noexcept nogil:
+    """Stop the threads of the program that still wait in memory of the node, then free the windows."""
+    global windows_count
+    cdef int i, first
+    node_end()
+    while windows_count:
+        first = 0
+        for i in range(windows_count):
+            if windows_left[i].name < windows_left[first].name:
+                first = i
+        mpi.unlock_all(windows_left[first].handle)
+        mpi.free_window(&windows_left[first].handle)
+        windows_count -= 1
+        windows_left[first] = windows_left[windows_count]
+    return 0

@@ -1,0 +1,141 @@
+# Memory that the ranks of a node share: when it is used, and how parts of arrays move through it.
+
+def node_memory(int rank, int ranks, size_t slot):
+    """Return how many bytes of what `ranks` share are that rank's, if a slot has `slot` bytes; they follow each other."""
+    return node_bytes(rank, ranks, slot)
+
+
+cdef class InNode(Path):
+    """A path whose operations may go through memory of the node; a subclass in Python opens it."""
+
+    cdef Node node  # its flags are NULL until it is open
+    cdef Py_ssize_t node_largest, node_reduced  # bytes; the second: of reductions
+    cdef int before_node  # how many operations go to MPI before it is worth opening
+    cdef bint has_left  # memory of the node had no room: the checks and MPI do this operation
+    cdef char *sent[PARTS]  # of the operation that goes on: where the parts are
+    cdef char *received[PARTS]
+    cdef size_t sent_bytes[PARTS]
+    cdef size_t received_bytes[PARTS]
+
+    def __cinit__(self):
+        self.node_largest = self.node_reduced = -1
+
+    def use_node(self, Py_ssize_t largest, Py_ssize_t reduced, int before):
+        """Do operations of at most `largest` bytes (reductions: `reduced`) in memory of the node, after the first `before`."""
+        if self.size <= PARTS:
+            self.node_largest, self.node_reduced, self.before_node = largest, reduced, before
+        self.is_alone = self.size == 1
+
+    def map_node(self, uintptr_t address, size_t slot, size_t one_phase, int looks):
+        """Take over the memory at `address`, with flags of zeros, that all ranks of the group see; address 0: none."""
+        if address == 0:
+            self.node_largest, self.node_reduced, self.node.flags = -1, -1, NULL
+            return
+        self.node.slots = <char*>address + node_flags_bytes(self.size)
+        self.node.slot, self.node.one_phase, self.node.looks = slot, one_phase, looks
+        self.node.rank, self.node.ranks = self.rank, self.size
+        self.node.progress, self.node.context = make_progress, <void*>self.comm
+        self.node.flags = <Flags*>address
+
+    cdef bint is_in_node(self, Py_ssize_t nbytes) except -1:
+        """Whether an operation is done in memory of the node, which is opened when it is worth it: alike on all ranks."""
+        if nbytes > self.node_largest:
+            return False
+        if self.node.flags == NULL:
+            if self.before_node > 0:
+                self.before_node -= 1
+                return False
+            self.open_node()
+        return self.node.flags != NULL
+
+    cdef bint reduces_in_node(self, Py_ssize_t nbytes) except -1:
+        """As is_in_node, for a reduction, which opens it at once: MPI's would give other bits than the later ones."""
+        if nbytes > self.node_reduced:
+            return False
+        self.before_node = 0
+        return self.is_in_node(0)
+
+    cdef size_t largest_in_node(self, const size_t* nbytes, Py_ssize_t limit) noexcept:
+        """Return the largest of the parts, one of each rank, which all ranks know, 1 at least; 0: they are too large."""
+        cdef int i
+        cdef size_t total = 0, largest = 1
+        for i in range(self.size):
+            total += nbytes[i]
+            largest = max(largest, nbytes[i])
+        return largest if <Py_ssize_t>total <= limit else 0
+
+    def is_node_open(self):
+        """Whether the next operation may be done in memory of the node: the answer is the same on all ranks."""
+        if self.has_left:
+            self.has_left = False
+            return False
+        return self.is_in_node(0)
+
+    cdef bint ends(self, int code, str name) except -1:
+        """Count an operation of the fast path, or leave it to the checks and MPI."""
+        if code == NODE_LEAVES:
+            self.has_left = True
+            ring[self.entry & ring_mask].what = 0
+            return False
+        if code:
+            raise self.failed(name, code)
+        return self.has_done()
+
+    cdef bint has_ended(self, int code, str name) except -1:
+        if code == NODE_LEAVES:
+            return False
+        if code == NODE_DIFFERS:
+            raise self.differing(name)
+        if code:
+            raise exception_of(code)
+        return True
+
+    def differing(self, str name):
+        """Return the error of an operation in memory of the node that another rank does not make alike."""
+        return difference_error(name, self.node.differing)
+
+    cdef inline bint is_foldable(self, Array* array, int place) noexcept:
+        return self.is_reducible(array, place) and mpi.folds[place][PyArray_TYPE(array)] != NULL
+
+    cdef bint folds_in_node(self, int place, int number, Py_ssize_t nbytes) except -1:
+        """Whether a reduction of so many bytes of a dtype is done in memory of the node."""
+        return place >= 0 and number < TYPES and mpi.folds[place][number] != NULL and self.reduces_in_node(nbytes)
+
+    cdef int move(self, int what, int n_sent, int n_received, int root, size_t largest):
+        """Move the parts in `sent` to where `received` tells; `largest`: see node_begin."""
+        cdef int first = root if what == SCATTER else 0
+        cdef int part = 0 if what == ALL_GATHER_LIST or what == GATHER else self.rank
+        return self.rounds(call_of(what, root, 0), n_sent, n_received, first, part, NULL, largest)
+
+    cdef int reduce_array(self, int what, Array* x, int place, int root, int ranks):
+        """Reduce the arrays of ranks 0 to `ranks` - 1 into `x`, if there are any."""
+        cdef int number = PyArray_TYPE(x)
+        cdef uint64_t call = call_of(what, root << 4 | place, mpi.kinds[number])
+        self.sent[0] = self.received[0] = <char*>PyArray_DATA(x)
+        self.sent_bytes[0] = self.received_bytes[0] = PyArray_NBYTES(x)
+        return self.rounds(call, 1, ranks, 0, 0, mpi.folds[place][number], max(self.sent_bytes[0], 1))
+
+    cdef int reduce_parts(self, int number, int place, size_t largest):
+        """Reduce the parts in `sent` of all ranks: each rank receives its own."""
+        cdef uint64_t call = call_of(REDUCE_SCATTER_LIST, place, mpi.kinds[number])
+        return self.rounds(call, self.size, self.size, 0, self.rank, mpi.folds[place][number], largest)
+
+    cdef int rounds(self, uint64_t call, int n_sent, int ranks, int first, int part, Fold* fold, size_t largest):
+        """Put the `n_sent` parts into memory of the node, and take part number `part` of so many ranks from `first` on:
+        each to its place in `received`, or with a `fold` all, reduced, to the first. In rounds, where they are large.
+        """
+        cdef int code, i, differs = 0
+        with nogil:
+            node_begin(&self.node, n_sent, largest)
+            while True:
+                code = node_post(&self.node, call, n_sent, self.sent, self.sent_bytes)
+                if code:
+                    return code
+                if fold == NULL:
+                    for i in range(ranks):
+                        differs |= node_take(&self.node, first + i, part, self.received[i], self.received_bytes[i])
+                elif ranks > 0:
+                    differs |= node_take_reduced(&self.node, fold, ranks, part, self.received[0],
+                                                 self.received_bytes[0])
+                if not node_goes_on(&self.node):
+                    return differs

@@ -1,0 +1,120 @@
+# What each operation of a group's fast path needs: its rank and size, the counts, the notes in the ring.
+
+cdef class Pending  # in works.pxi
+
+
+cdef inline bint is_rank(object number, int size) noexcept:
+    """Whether it is an int, and a rank of a group of that size."""
+    cdef int overflow  # of a number that no long holds: it is no rank, either
+    return PyLong_CheckExact(number) and 0 <= PyLong_AsLongAndOverflow(number, &overflow) < size
+
+
+cdef class Path:
+    """What all operations of a group's fast path need. `windows` is empty until the program makes a node-shared array."""
+
+    cdef public long long count, messages
+    cdef public long long passed_collectives, passed_messages  # that took the way through the checks
+    cdef readonly int place  # in the ring
+    cdef long long entry  # of the blocking collective that goes on
+    cdef Handle comm
+    cdef int rank, size, largest_tag
+    cdef bint is_alone  # in its group: there is nobody to communicate with, nor to wait for
+    cdef Py_ssize_t largest, largest_async, largest_run  # bytes: of an array, of arrays that are packed into one
+    cdef dict windows, in_flight
+    cdef readonly object door
+    cdef object usual_op, average, timeout, work_class
+    cdef int usual_place
+
+    def __init__(self, comm, int rank, int size, dict windows, Py_ssize_t largest, Py_ssize_t largest_async,
+                 int largest_tag, usual_op, average, Py_ssize_t largest_run, type work_class):
+        """`comm`: its handle; `largest`: bytes of an array, `largest_run`: of arrays that are packed into one;
+        `usual_op`: the op that is looked for first, SUM; `average`: AVG.
+        """
+        if not issubclass(work_class, Pending):
+            raise TypeError(f"{work_class!r} is no subclass of Pending")
+        self.comm = handle(comm)
+        self.rank, self.size, self.largest_tag = rank, size, largest_tag
+        self.windows = windows
+        self.largest = min(largest, LARGEST_COUNT)
+        self.largest_async = min(largest_async, LARGEST_COUNT)
+        self.average, self.largest_run = average, min(largest_run, self.largest)
+        self.usual_op, self.usual_place = usual_op, op_numbers[usual_op]
+        self.work_class = work_class
+        global paths
+        paths += 1
+        self.place = paths
+
+    def attach(self, door):
+        """Keep what is in flight in that group's door from now on."""
+        self.door, self.in_flight, self.timeout = door, door.in_flight, door.timeout
+        self.passed_collectives, self.passed_messages = door.collectives, door.messages
+        door.notes.follow(self)
+
+    def addresses_of_counts(self):
+        """Return where the counts of collectives and of messages are: of its own, and of those that have passed it."""
+        return (<uintptr_t>&self.count, <uintptr_t>&self.passed_collectives,
+                <uintptr_t>&self.messages, <uintptr_t>&self.passed_messages)
+
+    cdef inline int notes(self, int what, int dtype, Py_ssize_t nbytes, int op, int peer) except -1:
+        """Note in the ring that a blocking collective begins."""
+        self.entry = note(self, what, dtype, nbytes, op, peer, NOBODY, False)
+        return 0
+
+    cdef inline bint has_done(self) noexcept:
+        """Count the collective that has been noted."""
+        self.count += 1
+        note_end(self.entry, False)
+        return True
+
+    cdef inline bint has_passed(self, long long entry, bint is_whole) noexcept:
+        """Count a blocking message, which has been noted; return whether it has the length that was expected."""
+        self.messages += 1
+        if ring[entry & ring_mask].serial == entry:
+            ring[entry & ring_mask].number = self.messages + self.passed_messages  # threads may overtake each other
+        note_end(entry, not is_whole)
+        return is_whole
+
+    def note_failure(self):
+        """Note that what has been begun last has failed."""
+        cdef long long serial
+        for serial in range(written, max(written - ring_mask, 1) - 1, -1):
+            if ring[serial & ring_mask].path == self.place and ring[serial & ring_mask].ended == 0:
+                note_end(serial, True)
+                return
+
+    @property
+    def last_sent(self):
+        """The ranks and the tags of the last messages sent; any thread may ask."""
+        cdef Entry each
+        cdef long long serial
+        found = []
+        for serial in range(written, max(written - ring_mask, 1) - 1, -1):
+            each = ring[serial & ring_mask]
+            if each.path == self.place and (each.what == SEND or each.what == SENDRECV) and len(found) < KEPT:
+                found.append((each.peer, each.tag))
+        return found
+
+    cdef int place_of(self, object op) noexcept:
+        """Return the row of an op in the tables; -1 where it has none."""
+        if op is self.usual_op:
+            return self.usual_place
+        try:
+            return op_numbers.get(op, -1)
+        except TypeError:  # it can't be looked up
+            return -1
+
+    cdef inline bint is_tag(self, object tag) noexcept:
+        cdef int overflow
+        return PyLong_CheckExact(tag) and 0 <= PyLong_AsLongAndOverflow(tag, &overflow) <= self.largest_tag
+
+    cdef inline bint is_reducible(self, Array* array, int place) noexcept:
+        return (
+            place >= 0 and PyArray_TYPE(array) < TYPES and mpi.reduced[place][PyArray_TYPE(array)] != 0
+            and PyDict_Size(self.windows) == 0
+        )
+
+    cdef inline bint is_pair(self, Array* output, Array* array) noexcept:
+        return (
+            output != NULL and array != NULL and PyArray_TYPE(output) == PyArray_TYPE(array)
+            and are_apart(output, array)
+        )

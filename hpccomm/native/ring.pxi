@@ -1,0 +1,163 @@
+# The ring: the last operations of the fast paths of this process.
+
+cdef enum:
+    BROADCAST = 1
+    ALL_REDUCE
+    ALL_GATHER
+    REDUCE_SCATTER
+    BARRIER
+    ALL_GATHER_LIST
+    GATHER
+    SCATTER
+    ALL_TO_ALL
+    REDUCE_SCATTER_LIST
+    REDUCE
+    SCAN
+    EXSCAN
+    ALL_TO_ALL_SINGLE
+    COALESCED
+    BROADCAST_COALESCED
+    ALL_GATHER_COALESCED
+    REDUCE_SCATTER_COALESCED
+    ALL_GATHER_LISTS
+    SPARSE
+    SEND  # from here on messages
+    RECV
+    SENDRECV
+
+
+# as which they stand in the ring
+NAMES = ("", "broadcast", "all_reduce", "all_gather_single", "reduce_scatter_single", "barrier", "all_gather", "gather",
+         "scatter", "all_to_all", "reduce_scatter", "reduce", "scan", "exscan", "all_to_all_single",
+         "all_reduce_coalesced", "broadcast_coalesced", "all_gather_single_coalesced",
+         "reduce_scatter_single_coalesced", "all_gather_coalesced", "all_to_all_sparse", "send", "recv", "sendrecv")
+
+cdef inline uint64_t call_of(int collective, int detail, uint64_t kind) noexcept nogil:
+    """Return what ranks compare before they work in memory of the node: also the root or op, and the kind of values."""
+    return <uint64_t>collective << 56 | <uint64_t>detail << 24 | kind
+
+
+cdef struct Entry:
+    long long serial  # from 1 on
+    long long began, ended  # nanoseconds, 0 while it is in flight
+    long long number, nbytes
+    int path, peer, tag  # tag: of a sparse exchange how many elements
+    signed char what, op, dtype  # what is 0 where it has been left to the checks
+    unsigned char is_async, has_failed, is_exact
+
+
+cdef Entry* ring = <Entry*>calloc(RING, sizeof(Entry))
+cdef long long ring_mask = RING - 1, written = 0
+cdef int paths = 0
+cdef bint times_are_exact = False
+cdef object caller = None  # returns the line of the program that calls, where that is wanted
+cdef list callers = []
+cdef list op_names = [""] * OPS
+
+
+cdef inline long long now() noexcept nogil:
+    """Return the time; unless exact times are wanted, that of the last tick: it takes 3 ns instead of 20."""
+    cdef timespec time
+    clock_gettime(CLOCK_MONOTONIC if times_are_exact else CLOCK_MONOTONIC_COARSE, &time)
+    return time.tv_sec * 1000000000 + time.tv_nsec
+
+
+cdef inline long long note(Path path, int what, int dtype, Py_ssize_t nbytes, int op, int peer, int tag,
+                           bint is_async) except -1:
+    """Note that an operation begins; return its serial number in the ring."""
+    global written
+    written += 1
+    cdef long long serial = written
+    cdef Entry* entry = &ring[serial & ring_mask]
+    entry.serial, entry.began, entry.ended = serial, now(), 0
+    entry.number = 1 + (path.messages + path.passed_messages if what >= SEND else path.count + path.passed_collectives)
+    entry.nbytes, entry.path, entry.peer, entry.tag = nbytes, path.place, peer, tag
+    entry.what, entry.op, entry.dtype = what, op, dtype
+    entry.is_async, entry.has_failed, entry.is_exact = is_async, False, times_are_exact
+    if caller is not None:
+        callers[serial & ring_mask] = caller()
+    return serial
+
+
+cdef inline long long note_end(long long serial, bint has_failed) noexcept:
+    """Note the end of an operation; return how many nanoseconds it took, -1 where that is not known exactly."""
+    cdef Entry* entry = &ring[serial & ring_mask]
+    if entry.serial != serial or entry.ended != 0:
+        return -1
+    entry.ended, entry.has_failed = now(), has_failed
+    return entry.ended - entry.began if entry.is_exact and times_are_exact else -1
+
+
+def keep(long long size, bint is_exact, whose):
+    """Remember at least `size` operations from now on, with exact times, and what `whose()` returns, if asked for."""
+    global ring, ring_mask, times_are_exact, caller, callers
+    cdef long long serial, entries = RING
+    while entries < size:
+        entries *= 2
+    cdef Entry* larger
+    if entries > ring_mask + 1:
+        larger = <Entry*>calloc(entries, sizeof(Entry))
+        if larger == NULL:
+            raise MemoryError
+        for serial in range(max(written - ring_mask, 1), written + 1):
+            larger[serial & (entries - 1)] = ring[serial & ring_mask]
+        ring, ring_mask = larger, entries - 1  # the former is not freed: `blocking` may be reading it
+    callers = [None] * (0 if whose is None else ring_mask + 1)
+    times_are_exact, caller = is_exact, whose
+
+
+def past(long long since=0):
+    """Return a row for each operation with a serial number above `since` that is remembered, the oldest first.
+
+    The elements are -1 where they follow from the bytes.
+    """
+    cdef Entry each
+    cdef long long serial
+    rows = []
+    for serial in range(max(written - ring_mask, since + 1, 1), written + 1):
+        each = ring[serial & ring_mask]
+        if each.what:
+            rows.append((
+                serial, each.path, NAMES[each.what], each.number, each.dtype, each.nbytes,
+                each.tag if each.what == SPARSE else -1, "" if each.op < 0 else op_names[each.op],
+                None if each.peer < 0 else each.peer, None if each.tag < 0 or each.what == SPARSE else each.tag,
+                bool(each.is_async), 1e-9 * each.began,
+                1e-9 * max(each.began, each.ended) if each.ended else 0.0,  # of two clocks, maybe
+                bool(each.has_failed), callers[serial & ring_mask] if caller is not None else None,
+            ))
+    return rows
+
+
+cdef struct Blocking:  # HeldRing in gil_held.h
+    const char* name
+    long long number, began
+    int path
+
+
+cdef const char* c_names[32]
+for row, name in enumerate(NAMES):
+    c_names[row] = PyUnicode_AsUTF8(name)
+
+
+cdef int blocking(Blocking* found, int most) noexcept nogil:
+    """Find the blocking operations that have not ended; called by a thread that has no GIL, while another keeps it."""
+    cdef long long serial
+    cdef int count = 0
+    cdef Entry* entry
+    for serial in range(written, max(written - min(ring_mask, <long long>RING), 0), -1):
+        entry = &ring[serial & ring_mask]
+        if count < most and entry.what != 0 and entry.ended == 0 and not entry.is_async:
+            found[count].name, found[count].number = c_names[entry.what], entry.number
+            found[count].began, found[count].path = entry.began, entry.path
+            count += 1
+    return count
+
+
+def blocking_address():
+    """Return the address of `blocking`."""
+    return <uintptr_t>&blocking
+
+
+def last_serial():
+    """Return the serial number of the last operation in the ring; 0 before the first."""
+    return written

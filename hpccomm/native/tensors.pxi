@@ -1,0 +1,72 @@
+# Tensors of PyTorch, which DLPack's functions in C show as NumPy arrays.
+
+cdef struct DLTensor:
+    char* data
+    int32_t device_type, device_id, ndim
+    uint8_t code, bits
+    uint16_t lanes
+    int64_t *shape
+    int64_t *strides  # in elements
+    uint64_t byte_offset
+
+cdef struct DLPackExchangeAPI:
+    uint32_t major, minor
+    void* older
+    void* allocator
+    void* from_object
+    void* to_object
+    int (*look_at)(PyObject*, DLTensor*) except -1
+    void* stream
+
+cdef enum:
+    MOST_DIMENSIONS = 32
+    CODES = 8  # of DLPack, for kinds of values
+    HOST = 1
+
+cdef DLPackExchangeAPI* dlpack
+cdef tuple tensor_types
+cdef int[CODES][256] number_of  # NumPy's of a dtype, by DLPack's code and the bits
+
+
+def set_up_tensors(tuple types, dict numbers):
+    """Let `view` see objects of exactly these types by DLPack's functions in C; `numbers`: NumPy's, by code and bits."""
+    global dlpack, tensor_types
+    memset(number_of, -1, sizeof(number_of))
+    for (code, bits), number in numbers.items():
+        number_of[<int>code][<int>bits] = number
+    dlpack = <DLPackExchangeAPI*>PyCapsule_GetPointer(types[0].__dlpack_c_exchange_api__, "dlpack_exchange_api")
+    if dlpack.major != 1 or dlpack.look_at == NULL:
+        raise ImportError(f"version {dlpack.major} of DLPack's functions in C")
+    tensor_types = types
+
+
+def view(tensor, bint flat=False):
+    """Return a NumPy array on the memory of a tensor of the host, which it keeps alive; or None.
+
+    `flat`: in one dimension, where there are no gaps.
+    """
+    cdef DLTensor seen
+    cdef Py_ssize_t[MOST_DIMENSIONS] strides
+    cdef int64_t itemsize, size = 1
+    cdef bint has_gaps = False
+    if type(tensor) not in tensor_types or tensor.is_neg():
+        return None
+    try:
+        dlpack.look_at(<PyObject*>tensor, &seen)
+    except Exception:  # it is sparse, say
+        return None
+    if seen.device_type != HOST or seen.data == NULL or seen.lanes != 1 or seen.code >= CODES:
+        return None
+    if seen.ndim > MOST_DIMENSIONS or number_of[seen.code][seen.bits] < 0 or tensor.is_conj():
+        return None
+    itemsize = seen.bits // 8
+    for i in reversed(range(seen.ndim)):
+        strides[i] = seen.strides[i] * itemsize
+        has_gaps |= seen.shape[i] != 1 and seen.strides[i] != size
+        size *= seen.shape[i]
+    if flat and not has_gaps:
+        seen.ndim, seen.shape, strides[0] = 1, &size, itemsize
+    array = PyArray_New(&PyArray_Type, seen.ndim, <Py_ssize_t*>seen.shape, number_of[seen.code][seen.bits], strides,
+                        seen.data + seen.byte_offset, 0, NPY_ARRAY_WRITEABLE, NULL)
+    np.set_array_base(array, tensor.untyped_storage())
+    return array
