@@ -16,7 +16,7 @@ import pytest
 import hpccomm as hc
 from hpccomm.debug.lonely import Lonely
 from hpccomm.debug.watchdog import Watchdog
-from hpccomm.mpi.coalesced import RUN_BYTES
+from hpccomm.mpi.fast_path import RUN_BYTES
 from hpccomm.mpi.single_copy import CHUNK_BYTES
 from hpccomm.process.tuning import Tuning
 

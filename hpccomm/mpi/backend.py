@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from .exchange import Memory
     from .monitored_barrier import MonitoredBarrier
     from .node_exchange import NodeExchanges
+    from .node_persistent import NodePersistent
     from .repeated_exchange import RepeatedExchanges
     from .shared_memory import SharedArrays, Window
     from .single_copy import SingleCopy
-    from .small_all_reduce import SmallAllReduces
 
 IN_PLACE = MPI.IN_PLACE
 THREAD_MULTIPLE = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -118,10 +118,12 @@ class MPIBackend(Backend):
         return RepeatedExchanges(self._comm)
 
     @cached_property
-    def _small_all_reduces(self) -> SmallAllReduces:
-        from .small_all_reduce import SmallAllReduces
+    def _node_persistent(self) -> NodePersistent | None:
+        if not self._has_node or self.size == 1:
+            return None
+        from .node_persistent import NodePersistent
 
-        return SmallAllReduces(self._comm, self._options.tuning)
+        return NodePersistent(self.fast_path)  # type: ignore[arg-type]
 
     def _exchanges_in_nodes(self) -> NodeExchanges | None:
         """Return what exchanges within nodes; None where a rank of the group has not the compiled room for it."""
@@ -505,15 +507,14 @@ class MPIBackend(Backend):
         from . import coalesced, persistent
 
         if operation == "all_reduce_coalesced":
-            return coalesced.set_up(self._small_all_reduces, self.persistent, *arguments)
+            return coalesced.set_up(self, *arguments)
         if operation == "exchange":
             if (exchanges := self._exchanges_in_nodes()) is not None:
                 return exchanges.set_up(*arguments)
             from .exchange import set_up
 
             return set_up(self._comm, *arguments)
-        work = self._small_all_reduces.set_up(*arguments) if operation == "all_reduce" else None
-        return work or persistent.set_up(self._comm, self._tuning, operation, arguments)
+        return persistent.set_up(self, operation, arguments)
 
     def empty_shared(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return self._shared.empty_shared(shape, dtype)
@@ -525,7 +526,7 @@ class MPIBackend(Backend):
         self._shared.fence(array)
 
     def close(self) -> None:
-        for name in ("_thread", "_shared", "_small_all_reduces", "_node_exchanges", "_repeated_exchanges"):
+        for name in ("_thread", "_shared", "_node_persistent", "_node_exchanges", "_repeated_exchanges"):
             if vars(self).get(name) is not None:
                 getattr(self, name).close()
         self.fast_path.close_node()

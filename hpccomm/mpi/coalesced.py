@@ -6,28 +6,24 @@ makes the packed arrays, and their persistent all_reduces, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
-from math import gcd
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
-from .fast_path import RUN_BYTES
-from .layout import by_dtype, is_plain, nbytes_of, unpack_into
+from ..native import room
+from . import persistent
+from .layout import by_dtype, unpack_into
+from .reductions import plan
 from .segments import runs
-from .small_all_reduce import SmallAllReduces
 
-# Persistent, of all ranks together: so many bytes at most go through shared memory (of twice that size), in such runs.
-# Measured with 1000 arrays of 1 KB on two ranks.
-SHARED_BYTES, SHARED_RUN_BYTES = 2 << 20, 256 << 10
+if TYPE_CHECKING:
+    from .backend import MPIBackend
 
-# MPICH 5.0 packs element by element: bytes take NumPy's time, and wider elements a fraction of it.
-UNITS = {8: MPI.INT64_T, 4: MPI.INT32_T}
+LARGEST_RUN = 2 << 20  # bytes, of a persistent operation: what has room in memory of the node
 
 
 class Coalesced:
@@ -69,134 +65,89 @@ class Coalesced:
                 unpack_into(flat, run)
 
 
-def set_up(
-    small: SmallAllReduces, set_up_one: Callable[..., PersistentWork], arrays: list[Any], op: ReduceOp
-) -> PersistentWork:
-    """Return a persistent all_reduce_coalesced; `set_up_one` makes a persistent all_reduce."""
-    parts: list[Part] = []
+def set_up(backend: MPIBackend, arrays: list[Any], op: ReduceOp) -> PersistentWork:
+    """Return a persistent all_reduce_coalesced: persistent all_reduces of what runs of neighbours are packed into."""
+    works: list[PersistentWork] = []
     for indices in by_dtype(arrays):
         same = [arrays[i] for i in indices]
-        if sum(map(nbytes_of, same)) * small.ranks <= SHARED_BYTES and small.takes(same[0].dtype, op):
-            parts += _in_shared_memory(small, set_up_one, same, op)
-        else:
-            parts += _by_mpi(set_up_one, same, op)
-    return CoalescedPersistentWork(parts)
+        for run, size in runs(same, LARGEST_RUN // same[0].itemsize):
+            if len(run) == 1:
+                works.append(persistent.set_up(backend, "all_reduce", (run[0], op), True))
+                continue
+            flat = np.empty(size, same[0].dtype)
+            is_direct = not plan(op, flat.dtype).changes and all(array.flags.carray for array in run)
+            if op is ReduceOp.AVG:
+                is_direct = is_direct and flat.dtype.char in "fd"
+            work = persistent.set_up(backend, "all_reduce", (flat, op), True, run if is_direct else None)
+            works.append(work if is_direct and has_arrays(work) else Packed(work, flat, run))
+    return works[0] if len(works) == 1 else Several(works)
 
 
-def _in_shared_memory(
-    small: SmallAllReduces, set_up_one: Callable[..., PersistentWork], arrays: list[Any], op: ReduceOp
-) -> Iterator[Part]:
-    cut = runs(arrays, SHARED_RUN_BYTES // small.ranks // arrays[0].itemsize)
-    scratch = np.empty(max(size for _, size in cut), arrays[0].dtype)  # the result of one after the other
-    for run, size in cut:
-        packing = Packing(run, scratch[:size])
-        work = small.set_up(packing.flat, op, packing.packing_into, SHARED_BYTES)
-        if work is not None:
-            yield Part(work, None, packing)
-        else:
-            packing.free()
-            yield from _by_mpi(set_up_one, run, op)
+def has_arrays(work: PersistentWork) -> bool:
+    """Return whether it is in memory of the node, and packs the arrays itself."""
+    return room is not None and isinstance(work, room.Halves)
 
 
-def _by_mpi(set_up_one: Callable[..., PersistentWork], arrays: list[Any], op: ReduceOp) -> Iterator[Part]:
-    dtype = arrays[0].dtype
-    for run, size in runs(arrays, RUN_BYTES // dtype.itemsize):
-        packing = Packing(run, np.empty(size, dtype)) if len(run) > 1 else None
-        work = set_up_one("all_reduce", run[0] if packing is None else packing.flat, op)
-        yield Part(work, None if packing is None else packing.packing_into(packing.flat), packing)
+class Packed(PersistentWork):
+    """A persistent all_reduce of a flat array: arrays are packed into it before each start, and unpacked after it."""
 
-
-class Packing:
-    """Arrays of one dtype, and the flat array that has their values side by side.
-
-    NumPy packs with one assignment for each array, MPI with one call for all, given a datatype of their places
-    (MPI-4.1 §5.1.5, §5.2). Where that is not allowed, or does not pay, NumPy packs.
-    """
-
-    def __init__(self, arrays: list[Any], flat: Any) -> None:
-        self.flat = flat
-        self.unpack: Callable[[], Any] = partial(unpack_into, flat, arrays)
-        self._arrays = arrays
-        self._datatype: MPI.Datatype | None = None
-        if flat.size and all(map(is_plain, arrays)):
-            self._make_datatype([array for array in arrays if array.size])
-
-    def packing_into(self, target: Any) -> Callable[[], Any]:
-        """Return the function that packs the arrays into a flat array."""
-        if self._datatype is None:
-            return partial(np.concatenate, self._arrays, axis=None, out=target)
-        return partial(self._datatype.Pack, self._scattered, target.view(np.uint8), 0, MPI.COMM_SELF)
-
-    def _make_datatype(self, arrays: list[Any]) -> None:
-        addresses, lengths = list(map(MPI.Get_address, arrays)), list(map(nbytes_of, arrays))
-        places = sorted(zip(addresses, lengths, strict=True))
-        (start, _), (last, last_length) = places[0], places[-1]
-        if any(address + length > following for (address, length), (following, _) in pairwise(places)):
-            return  # MPI may not receive into entries that overlap (MPI-4.1 §5.1.11)
-        unit = gcd(max(UNITS), *addresses, *lengths)
-        if unit not in UNITS:
-            return
-        counts = [length // unit for length in lengths]
-        datatype = UNITS[unit].Create_hindexed(counts, [address - start for address in addresses]).Commit()
-        if datatype.Pack_size(1, MPI.COMM_SELF) != self.flat.nbytes:  # this MPI packs more than the values
-            datatype.Free()
-            return
-        self._datatype = datatype
-        self._scattered = MPI.memory.fromaddress(start, last + last_length - start)
-        self.unpack = partial(datatype.Unpack, self.flat.view(np.uint8), 0, self._scattered, MPI.COMM_SELF)
-
-    def free(self) -> None:
-        """Free the datatype."""
-        if self._datatype is not None:
-            self._datatype.Free()
-
-
-class Part(NamedTuple):
-    """One all_reduce. `pack` goes before it, unless it packs itself; without `packing` it reduces one array."""
-
-    work: PersistentWork
-    pack: Callable[[], Any] | None
-    packing: Packing | None
-
-    def finish(self) -> None:
-        """Unpack."""
-        if self.packing is not None:
-            self.packing.unpack()
-
-
-class CoalescedPersistentWork(PersistentWork):
-    """The all_reduces that many arrays take."""
-
-    def __init__(self, parts: list[Part]) -> None:
-        self._parts = parts
-        self._begun: list[Part] = []  # and not yet ended, the last one first
+    def __init__(self, work: PersistentWork, flat: Any, arrays: list[Any]) -> None:
+        self._work = work
+        self._pack: Callable[[], Any] = partial(np.concatenate, arrays, axis=None, out=flat)
+        self._unpack: Callable[[], None] = partial(unpack_into, flat, arrays)
 
     def begin(self) -> None:
         """Pack, and start."""
-        self._begun = self._parts[::-1]
-        for part in self._parts:
-            if part.pack is not None:
-                part.pack()
-            part.work.begin()
+        self._pack()
+        self._work.begin()
 
     def block(self) -> None:
         """Wait, and unpack."""
-        for part in reversed(self._begun):
-            part.work.block()
-            part.finish()
+        self._work.block()
+        self._unpack()
 
     def poll(self) -> bool:
-        """Look at each in turn; unpack those that are done."""
-        while self._begun:
-            if not self._begun[-1].work.poll():
-                return False
-            self._begun.pop().finish()
+        """Look, and unpack when it is done."""
+        if not self._work.poll():
+            return False
+        self._unpack()
         return True
 
     def release(self) -> None:
-        """Free the datatypes and the requests."""
-        for part in self._parts:
-            part.work.release()
-            if part.packing is not None:
-                part.packing.free()
-        self._parts, self._begun = [], []
+        """Free the requests, and let go of the arrays."""
+        self._work.release()
+        del self._pack, self._unpack
+
+
+class Several(PersistentWork):
+    """Several persistent operations as one."""
+
+    def __init__(self, works: list[PersistentWork]) -> None:
+        self._works = works
+        self._begun: list[PersistentWork] = []  # and not yet ended, the last one first
+
+    def begin(self) -> None:
+        """Start all."""
+        self._begun = self._works[::-1]
+        for work in self._works:
+            work.begin()
+
+    def block(self) -> None:
+        """Wait for all."""
+        while self._begun:
+            self._begun[-1].block()
+            self._begun.pop()
+
+    def poll(self) -> bool:
+        """Look at each in turn."""
+        while self._begun:
+            if not self._begun[-1].poll():
+                return False
+            self._begun.pop()
+        return True
+
+    def release(self) -> None:
+        """Free the requests."""
+        for work in self._works:
+            work.release()
+        self._works, self._begun = [], []

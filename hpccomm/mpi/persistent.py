@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import setitem
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from ..core.persistent_work import PersistentWork
+from ..core.persistent_work import PersistentWork, Repeated
 from ..core.reduce_op import ReduceOp
-from ..core.work import Once, repeatable
-from ..process.tuning import Tuning
+from ..core.work import InPlace, Once, repeatable
 from .datatypes import message, parts
 from .layout import Finish, is_plain, recv_buffer
 from .reductions import plan, reduction_input, reduction_output
 from .segments import segments
 from .works import received
+
+if TYPE_CHECKING:
+    from .backend import MPIBackend
 
 
 class MPIPersistentWork(PersistentWork):
@@ -91,68 +93,107 @@ class PersistentReceive(MPIPersistentWork):
         return True
 
 
-def set_up(comm: MPI.Intracomm, tuning: Tuning, operation: str, arguments: tuple[Any, ...]) -> PersistentWork:
-    """Return the persistent form of an operation; the arguments are those of MPIBackend's method without async_op."""
-    if operation == "all_reduce":
-        return _all_reduce(comm, tuning.segment_bytes, *arguments)
-    return _OPERATIONS[operation](comm, *arguments)
+class Buffers(NamedTuple):
+    """The arrays of an operation as MPI can work on them, and how MPI's persistent operation is made of them."""
+
+    sent: Any
+    fill: Finish  # puts the input's values into `sent` before each start
+    received: Any
+    finish: Finish  # puts the values of `received` into the output
+    init: Callable[[], list[MPI.Prequest]]
+    op: ReduceOp | None = None  # as which values are reduced
+    in_node: bool = True  # whether memory of the node has such an operation
+    averages: bool = False  # `finish` does nothing but divide `received` by the number of ranks
 
 
-def _all_reduce(comm: MPI.Intracomm, segment_bytes: int, array: Any, op: ReduceOp) -> PersistentWork:
-    buffer, finish = reduction_output(array, op, comm.Get_size())
+def set_up(
+    backend: MPIBackend, operation: str, arguments: tuple[Any, ...], is_part: bool = False, arrays: Any = None
+) -> PersistentWork:
+    """Return the persistent form of an operation; the arguments are those of MPIBackend's method without async_op.
+
+    In memory of the node; or else, if it is large and no part of another one, the asynchronous operation at each start;
+    or else MPI's persistent operation. `arrays`: those that memory of the node may pack instead of having them in the
+    flat array of an all_reduce.
+    """
+    made = _BUFFERS[operation](backend, *arguments)
+    if made.in_node and backend._node_persistent is not None:
+        root = arguments[1] if operation == "broadcast" else 0
+        fill, finish = (None, None) if arrays else (made.fill, None if made.averages else made.finish)
+        buffers = made.sent, made.received
+        node = backend._node_persistent
+        work = node.set_up(operation, *buffers, fill, finish, made.op, root, arrays, made.averages)
+        if work is not None:
+            return work
+    if made.in_node and not is_part and max(made.sent.nbytes, made.received.nbytes) >= backend._thread_bytes:
+        return Repeated(partial(getattr(backend, operation), *arguments, async_op=True))
+    kind = PersistentReceive if operation == "recv" else MPIPersistentWork
+    return kind(made.init(), made.fill, made.finish, made.received, made.sent)
+
+
+def _all_reduce(backend: MPIBackend, array: Any, op: ReduceOp) -> Buffers:
+    buffer, finish = reduction_output(array, op, backend.size)
     how = plan(op, array.dtype)
-    prepare = partial(reduction_input, array, op, buffer) if how.changes or buffer is not array else None
-    pieces = segments(buffer, segment_bytes)
-    requests = [comm.Allreduce_init(MPI.IN_PLACE, (piece, how.datatype), how.op) for piece in pieces]
-    return MPIPersistentWork(requests, prepare, finish, buffer)
+    fill = partial(reduction_input, array, op, buffer) if how.changes or buffer is not array else None
+
+    def init() -> list[MPI.Prequest]:
+        pieces = segments(buffer, backend._segment_bytes)
+        return [backend._comm.Allreduce_init(MPI.IN_PLACE, (piece, how.datatype), how.op) for piece in pieces]
+
+    return Buffers(buffer, fill, buffer, finish, init, how.reduces, how.reduces is not None, _averages(finish, buffer))
 
 
-def _broadcast(comm: MPI.Intracomm, array: Any, root: int) -> PersistentWork:
-    if comm.Get_rank() == root:
-        sent, prepare = _source(array)
-        return MPIPersistentWork([comm.Bcast_init(message(sent), root)], prepare, None, sent)
-    buffer, finish = recv_buffer(array)
-    return MPIPersistentWork([comm.Bcast_init(message(buffer), root)], None, finish, buffer)
+def _broadcast(backend: MPIBackend, array: Any, root: int) -> Buffers:
+    finish: Finish = None
+    if backend.rank == root:
+        buffer, fill = _source(array)
+    else:
+        (buffer, finish), fill = recv_buffer(array), None
+    return Buffers(buffer, fill, buffer, finish, lambda: [backend._comm.Bcast_init(message(buffer), root)])
 
 
-def _all_gather_single(comm: MPI.Intracomm, output: Any, array: Any) -> PersistentWork:
-    sent, prepare = _source(array, output)
+def _all_gather_single(backend: MPIBackend, output: Any, array: Any) -> Buffers:
+    sent, fill = _source(array, output)
     buffer, finish = recv_buffer(output)
-    return MPIPersistentWork([comm.Allgather_init(message(sent), message(buffer))], prepare, finish, sent, buffer)
+    return Buffers(sent, fill, buffer, finish, lambda: [backend._comm.Allgather_init(message(sent), message(buffer))])
 
 
-def _reduce_scatter_single(comm: MPI.Intracomm, output: Any, array: Any, op: ReduceOp) -> PersistentWork:
-    sent, prepare = _source(array, output, op)
-    buffer, finish = reduction_output(output, op, comm.Get_size())
+def _reduce_scatter_single(backend: MPIBackend, output: Any, array: Any, op: ReduceOp) -> Buffers:
+    sent, fill = _source(array, output, op)
+    buffer, finish = reduction_output(output, op, backend.size)
     how = plan(op, array.dtype)
-    request = comm.Reduce_scatter_block_init((sent, how.datatype), (buffer, how.datatype), how.op)
-    return MPIPersistentWork([request], prepare, finish, sent, buffer)
+    both_ends = (sent, how.datatype), (buffer, how.datatype)
+    init = lambda: [backend._comm.Reduce_scatter_block_init(*both_ends, how.op)]
+    return Buffers(sent, fill, buffer, finish, init, how.reduces, how.reduces is not None, _averages(finish, buffer))
 
 
 def _all_to_all_single(
-    comm: MPI.Intracomm, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None
-) -> PersistentWork:
-    sent, prepare = _source(array, output)
+    backend: MPIBackend, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None
+) -> Buffers:
+    sent, fill = _source(array, output)
     buffer, finish = recv_buffer(output)
     if output_counts is None or input_counts is None:  # equal parts
-        request = comm.Alltoall_init(message(sent), message(buffer))
-    else:
-        request = comm.Alltoallv_init(parts(sent, input_counts), parts(buffer, output_counts))
-    return MPIPersistentWork([request], prepare, finish, sent, buffer)
+        return Buffers(
+            sent, fill, buffer, finish, lambda: [backend._comm.Alltoall_init(message(sent), message(buffer))]
+        )
+    both_ends = parts(sent, input_counts), parts(buffer, output_counts)
+    return Buffers(sent, fill, buffer, finish, lambda: [backend._comm.Alltoallv_init(*both_ends)], in_node=False)
 
 
-def _send(comm: MPI.Intracomm, array: Any, dst: int, tag: int) -> PersistentWork:
-    sent, prepare = _source(array)
-    return MPIPersistentWork([comm.Send_init(message(sent), dst, tag)], prepare, None, sent)
+def _send(backend: MPIBackend, array: Any, dst: int, tag: int) -> Buffers:
+    sent, fill = _source(array)
+    return Buffers(sent, fill, sent, None, lambda: [backend._comm.Send_init(message(sent), dst, tag)], in_node=False)
 
 
-def _recv(comm: MPI.Intracomm, array: Any, src: int | None, tag: int) -> PersistentWork:
+def _recv(backend: MPIBackend, array: Any, src: int | None, tag: int) -> Buffers:
     buffer, finish = recv_buffer(array)
     source = MPI.ANY_SOURCE if src is None else src
-    return PersistentReceive([comm.Recv_init(message(buffer), source, tag)], None, finish, buffer)
+    return Buffers(
+        buffer, None, buffer, finish, lambda: [backend._comm.Recv_init(message(buffer), source, tag)], in_node=False
+    )  # fmt: skip
 
 
-_OPERATIONS: dict[str, Callable[..., PersistentWork]] = {
+_BUFFERS: dict[str, Callable[..., Buffers]] = {
+    "all_reduce": _all_reduce,
     "broadcast": _broadcast,
     "all_gather_single": _all_gather_single,
     "reduce_scatter_single": _reduce_scatter_single,
@@ -160,6 +201,11 @@ _OPERATIONS: dict[str, Callable[..., PersistentWork]] = {
     "send": _send,
     "recv": _recv,
 }
+
+
+def _averages(finish: Finish, buffer: Any) -> bool:
+    """Return whether the last step is a division in place of what the compiled extension divides."""
+    return isinstance(finish, InPlace) and buffer.dtype.char in "fd"
 
 
 def _source(array: Any, output: Any = None, op: ReduceOp | None = None) -> tuple[Any, Finish]:

@@ -64,6 +64,17 @@ cdef class InNode(Path):
             largest = max(largest, nbytes[i])
         return largest if <Py_ssize_t>total <= limit else 0
 
+    def opens_node(self, array, op):
+        """Whether memory of the node can have persistent operations on such arrays, reduced by `op` if that is not None.
+
+        The answer is the same on all ranks, which call it together: memory that is not there yet is made.
+        """
+        cdef int place = 0 if op is None else self.place_of(op), number = PyArray_TYPE(without_gaps(array))
+        if op is not None and (place < 0 or number >= TYPES or mpi.folds[place][number] == NULL):
+            return False
+        self.before_node = 0
+        return self.is_in_node(0)
+
     def is_node_open(self):
         """Whether the next operation may be done in memory of the node: the answer is the same on all ranks."""
         if self.has_left:

@@ -21,6 +21,12 @@ cdef enum:
     REDUCE_SCATTER_COALESCED
     ALL_GATHER_LISTS
     SPARSE
+    BROADCAST_START  # persistent operations
+    ALL_REDUCE_START
+    ALL_GATHER_START
+    REDUCE_SCATTER_START
+    ALL_TO_ALL_START
+    COALESCED_START
     SEND  # from here on messages
     RECV
     SENDRECV
@@ -30,7 +36,9 @@ cdef enum:
 NAMES = ("", "broadcast", "all_reduce", "all_gather_single", "reduce_scatter_single", "barrier", "all_gather", "gather",
          "scatter", "all_to_all", "reduce_scatter", "reduce", "scan", "exscan", "all_to_all_single",
          "all_reduce_coalesced", "broadcast_coalesced", "all_gather_single_coalesced",
-         "reduce_scatter_single_coalesced", "all_gather_coalesced", "all_to_all_sparse", "send", "recv", "sendrecv")
+         "reduce_scatter_single_coalesced", "all_gather_coalesced", "all_to_all_sparse", "broadcast_start",
+         "all_reduce_start", "all_gather_single_start", "reduce_scatter_single_start", "all_to_all_single_start",
+         "all_reduce_coalesced_start", "send", "recv", "sendrecv")
 
 cdef inline uint64_t call_of(int collective, int detail, uint64_t kind) noexcept nogil:
     """Return what ranks compare before they work in memory of the node: also the root or op, and the kind of values."""

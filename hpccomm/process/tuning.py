@@ -24,7 +24,6 @@ class Tuning(NamedTuple):
     thread_bytes: int = 1 << 20  # mpi/communication_thread.py
     shared_bytes: int = 256 << 10  # mpi/shared_memory.py
     shared_chunk_bytes: int = 512 << 10  # there: should stay in the cache of a core
-    persistent_bytes: int = 64 << 10  # of all ranks together: mpi/small_all_reduce.py
     node_bytes: int = 4 << 20  # of all parts together: native/node.h
     node_reduction_bytes: int = 1 << 30  # there: of reductions
     direct_bytes: int = 8 << 10  # mpi/direct.py

@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { SLOT = 1024, LARGEST = 5000 /* doubles */ };
+enum { SLOT = 1024, LARGEST = 5000 /* doubles */, OWN = 200 /* doubles, of an operation in two halves */ };
 
 static int ranks, rounds;
-static char *memory;
+static char *memory, *halves;
 
 static int progress(void *context) /* an error of MPI, once, where `context` asks for it */
 {
@@ -38,13 +38,20 @@ static void *run(void *number)
 {
     int rank = (int)(intptr_t)number;
     Node node = node_of(rank, NULL);
+    Node own = node;
+    node_make_halves(&own, halves, OWN * sizeof(double));
     double *x = malloc(sizeof(double) * LARGEST * (size_t)ranks), *y = malloc(sizeof(double) * LARGEST * (size_t)ranks);
+    double z[OWN];
     unsigned seed = 1;
     for (int round = 0; round < rounds; round++) {
         int operation = rand_r(&seed) % 8, root = rand_r(&seed) % ranks;
         size_t count = (size_t)(rand_r(&seed) % 3 ? rand_r(&seed) % 40 : rand_r(&seed) % LARGEST);
         if (operation == 5 && count > 40) /* no room: all leave it to MPI */
             count = LARGEST;
+        size_t count_own = (size_t)(rand_r(&seed) % (round % 2 ? OWN : 20));
+        for (size_t i = 0; i < count_own; i++)
+            z[i] = value(rank, round, i);
+        check(node_start(&own, 11, (char *)z, sizeof(double) * count_own, 0, 0) == 0, "start", round);
         int code = 0;
         size_t all = count * (size_t)ranks;
         for (size_t i = 0; i < (operation == 3 || operation == 5 || operation == 7 ? all : count); i++)
@@ -146,6 +153,15 @@ static void *run(void *number)
             code = node_all_reduce(&node, rank == root ? 6 : 7, sum_f8, sizeof(double), (char *)x, 3);
             check(code == NODE_DIFFERS, "difference", round);
         }
+        check(node_meet(&own) == 0, "meeting", round);
+        check(node_has_met(&own), "has met", round);
+        check(node_take_all_reduced(&own, sum_f8, (char *)z, sizeof(double) * count_own) == 0, "taking", round);
+        for (size_t i = 0; i < count_own; i++) {
+            double sum = 0;
+            for (int r = 0; r < ranks; r++)
+                sum += value(r, round, i);
+            check(z[i] == sum, "all_reduce in two halves", round);
+        }
     }
     free(x);
     free(y);
@@ -206,6 +222,9 @@ int main(int argc, char **argv)
     size_t size = ((size_t)ranks * node_bytes(0, ranks, SLOT) + LINE - 1) / LINE * LINE;
     memory = aligned_alloc(LINE, size);
     memset(memory, 0, size);
+    size_t size_of_halves = (node_halves_bytes(ranks, OWN * sizeof(double)) + LINE - 1) / LINE * LINE;
+    halves = aligned_alloc(LINE, size_of_halves);
+    memset(halves, 0, size_of_halves);
     pthread_t threads[16];
     for (int rank = 0; rank < ranks; rank++)
         pthread_create(&threads[rank], NULL, run, (void *)(intptr_t)rank);
@@ -214,6 +233,7 @@ int main(int argc, char **argv)
     for (int operation = 0; ranks == 2 && operation < 4; operation++)
         leave_and_call_again(operation, size);
     free(memory);
+    free(halves);
     puts("right");
     return 0;
 }

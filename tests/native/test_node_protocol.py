@@ -36,6 +36,10 @@ MUTANTS = {
         "if ((code = node_wait(n, &other->begun, n->number)))\n            return code;",
         "",
     ),
+    "shares are taken before they are reduced": (
+        "for (int rank = 0; rank < n->ranks; rank++)\n        if ((code = node_wait(n, &n->flags[rank].reduced",
+        "for (int rank = 0; rank < 0; rank++)\n        if ((code = node_wait(n, &n->flags[rank].reduced",
+    ),
     "the result is not waited for": (
         "if ((code = node_wait(n, &n->flags[rank].reduced, n->number)))\n                return code;",
         "",

@@ -27,6 +27,7 @@ BEGINNINGS = """
         try:
             how(*arguments)
             print(f"{rank}: began {dist.get_backend()}\\n", end="")
+            MPI.COMM_WORLD.Barrier()  # gloo fails on a rank that still connects when the other one leaves
             dist.destroy_process_group()
         except Exception as error:
             print(f"{rank}: {type(error).__name__}: {error}\\n", end="")

@@ -1,0 +1,194 @@
+# Persistent collectives in memory of the node: `start` and `wait` are its two halves, in slots of their own.
+
+cdef class Halves:
+    """The first base of such an operation's PersistentWork, which does what is not ordinary.
+
+    Buffers are made as for MPI: `fill` fills the input before each start, `finish` completes the output after it. The
+    `arrays` of a coalesced all_reduce need neither: they are packed into the slot and reduced from there.
+    """
+
+    cdef InNode path
+    cdef Node node
+    cdef list arrays
+    cdef object fill, finish
+    cdef tuple alive  # buffers, and the memory
+    cdef Fold* fold
+    cdef char *given
+    cdef char *taken
+    cdef Py_ssize_t nbytes, low, high  # from `low` to `high` the input is for this rank alone
+    cdef uint64_t call_in_node
+    cdef int what, noted, number, place, root, rank, size
+    cdef bint averages, has_taken
+    cdef long long entry
+    cdef readonly unsigned long waiting_thread
+    cdef public object door, operation, call, _timeout
+    cdef public bint is_active, _freed, was_asked
+
+    def set_up(self, InNode path, str name, given, taken, fill, finish, op, int root, list arrays, bint averages, memory):
+        """Use `memory`, of zeros, which all ranks see (`halves_bytes`). `op` is that of a reduction, or None; with
+        `averages` the sum of floats is divided by the number of ranks.
+        """
+        cdef Array* x = without_gaps(given)
+        self.path, self.rank, self.size = path, path.rank, path.size
+        self.root, self.arrays, self.averages = root, arrays, averages
+        self.what = NAMES.index(f"{name}_start")
+        self.fill, self.finish, self.alive = fill, finish, (given, taken, memory)
+        self.given, self.taken = <char*>PyArray_DATA(x), <char*>PyArray_DATA(without_gaps(taken))
+        self.nbytes, self.number = PyArray_NBYTES(x), PyArray_TYPE(x)
+        self.place = NOBODY if op is None else path.place_of(op)
+        cdef uint64_t kind = 0
+        if op is not None:
+            self.fold, kind = mpi.folds[self.place][self.number], mpi.kinds[self.number]
+        self.call_in_node = call_of(self.what, root if op is None else self.place, kind)
+        cdef Py_ssize_t part = self.nbytes // self.size
+        if self.what == REDUCE_SCATTER_START or self.what == ALL_TO_ALL_START:
+            self.low, self.high = part * self.rank, part * (self.rank + 1)
+        if arrays is not None or self.what == BROADCAST_START and root != self.rank:
+            self.given = NULL  # nothing is copied
+        self.node = path.node
+        node_make_halves(&self.node, <char*>PyArray_DATA(without_gaps(memory)), slot_for(self.nbytes))
+
+    def start(self):
+        """See PersistentWork.start."""
+        if self.is_active or self._freed or self.door is None or self.door.fast is not self.path:
+            halves_start(self)  # a hook listens, a block collects, ...
+            return
+        if self.fill is not None:
+            self.fill()
+        if self.noted == 0:
+            self.noted = NAMES.index(self.call.name)  # it may be the whole of a coalesced one
+        self.entry = note(self.path, self.noted, self.number, self.nbytes, self.place, NOBODY, NOBODY, True)
+        self.puts()
+        self.path.count += 1
+        self.is_active = True
+
+    def begin(self):
+        """See PersistentWork.begin."""
+        self.entry = 0
+        if self.fill is not None:
+            self.fill()
+        self.puts()
+
+    cdef int puts(self) except -1:
+        """Put this rank's values into its slot."""
+        cdef int code
+        self.has_taken = False
+        if self.arrays is not None:
+            pack(self.arrays, 0, PyList_GET_SIZE(self.arrays), node_slot(&self.node, self.node.number + 1, self.rank), 1, 0,
+                 True)
+        with nogil:
+            code = node_start(&self.node, self.call_in_node, self.given, self.nbytes, self.low, self.high)
+        if code:
+            raise exception_of(code)
+        return 0
+
+    cdef int takes(self) noexcept:
+        """Wait until all have started, and take what is for this rank; return the code."""
+        cdef int code
+        self.waiting_thread = PyThread_get_thread_ident()
+        with nogil:
+            code = node_meet(&self.node)
+            if code == 0:
+                code = self.moves()
+        self.waiting_thread = 0
+        if code == 0 and self.arrays is not None:
+            self.unpacks()
+        note_end(self.entry, code != 0)
+        return code
+
+    cdef int moves(self) noexcept nogil:
+        cdef int rank, code = 0
+        cdef Py_ssize_t part = self.nbytes // self.size
+        cdef uint64_t number = self.node.number
+        if self.what == BROADCAST_START:
+            if self.root != self.rank:
+                memcpy(self.taken, node_slot(&self.node, number, self.root), self.nbytes)
+        elif self.what == ALL_GATHER_START:
+            for rank in range(self.size):
+                memcpy(self.taken + rank * self.nbytes, self.given if rank == self.rank
+                       else node_slot(&self.node, number, rank), self.nbytes)
+        elif self.what == ALL_TO_ALL_START:
+            for rank in range(self.size):
+                memcpy(self.taken + rank * part, self.given + self.low if rank == self.rank
+                       else node_slot(&self.node, number, rank) + self.low, part)
+        elif self.what == REDUCE_SCATTER_START:
+            node_fold(&self.node, self.fold, self.taken, self.given + self.low, self.low, part)
+            self.averages_values(self.taken, part)
+        elif self.given != NULL:
+            code = node_take_all_reduced(&self.node, self.fold, self.taken, self.nbytes)
+            self.averages_values(self.taken, self.nbytes)
+        return code
+
+    cdef void averages_values(self, char* data, Py_ssize_t nbytes) noexcept nogil:
+        if self.averages:
+            average(data, nbytes // <Py_ssize_t>(mpi.kinds[self.number] & 255), self.number, self.size)
+
+    cdef int unpacks(self) noexcept:
+        """Reduce all ranks' values into the arrays that they are of."""
+        cdef Py_ssize_t i, nbytes, at = 0
+        cdef char* data
+        for i in range(PyList_GET_SIZE(self.arrays)):
+            data, nbytes = <char*>PyArray_DATA(<Array*>PyList_GET_ITEM(self.arrays, i)), nbytes_at(self.arrays, i)
+            node_fold(&self.node, self.fold, data, NULL, at, nbytes)
+            self.averages_values(data, nbytes)
+            at += nbytes
+        return 0
+
+    def wait(self, timeout=None):
+        """See PersistentWork.wait."""
+        if (not self.is_active or timeout is not None or self._timeout is not None or self.operation is not None
+                or self.finish is not None):
+            return halves_wait(self, timeout)
+        cdef int code = self.takes()
+        if code:
+            self.fail(self.error_of(code))
+        self.is_active = False
+        return True
+
+    def block(self):
+        """See PersistentWork.block."""
+        cdef int code
+        if not self.has_taken:  # otherwise a signal handler has interrupted `finish`
+            code = self.takes()
+            if code:
+                raise self.error_of(code)
+            self.has_taken = True
+        if self.finish is not None:
+            self.finish()
+
+    def poll(self):
+        """See PersistentWork.poll."""
+        cdef int code
+        if not (self.has_taken or node_has_met(&self.node)):
+            with nogil:
+                code = self.node.progress(self.node.context)
+            if code:
+                raise exception_of(code)
+            return False
+        self.block()
+        return True
+
+    cdef object error_of(self, int code):
+        return difference_error(self.call.name, self.node.differing) if code == NODE_DIFFERS else exception_of(code)
+
+    def release(self):
+        """See PersistentWork.release."""
+        self.arrays = self.fill = self.finish = self.alive = None
+
+
+cdef inline Py_ssize_t slot_for(Py_ssize_t nbytes) noexcept:
+    return (nbytes + LINE - 1) // LINE * LINE
+
+
+def halves_bytes(int ranks, Py_ssize_t nbytes):
+    """Return how much memory the ranks need for a persistent operation whose input has that size."""
+    return node_halves_bytes(ranks, slot_for(nbytes))
+
+
+cdef object halves_start, halves_wait
+
+
+def set_up_halves(work):
+    """Take over what the class PersistentWork does."""
+    global halves_start, halves_wait
+    halves_start, halves_wait = work.start, work.wait
