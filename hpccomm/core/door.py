@@ -266,6 +266,7 @@ class Door:
             if operation.error is not None and operation.error is not work.error:
                 work.fail(operation.error)
                 status = WorkStatus.FAILED
+            work.duration, work.operation = operation.duration, None  # which has the arguments
         if status is WorkStatus.FAILED:
             self.failed.append(work)
 

@@ -85,7 +85,8 @@ class Work:
     flight = NOT_FOLLOWED  # its operation and group: the door puts them here
     alive: Any = None  # the objects that must not be freed while the transport works on them
     source: int | None = None  # the group rank that a message came from
-    operation: Operation | None = None  # for hooks, or a recorder's entry
+    operation: Operation | None = None  # for hooks, until it has ended: it has the arguments
+    duration: float | None = None  # seconds, where hooks have followed it
     error: BaseException | None = None  # that has ended it
     error_was_seen = False  # by the program; the group tells of others when it is destroyed
     any_thread_may_poll = False  # it asks a GPU, and calls no MPI
@@ -251,15 +252,15 @@ class Work:
         DistError
             It is not known, or the operation has not ended.
         """
-        if self.operation is None:
-            raise DistError(
-                f"{self.op_type}: nobody has looked at the clock; call enable_timing() of the group before the "
-                f"operation, or run with HPCCOMM_TRACE=1{here()}"
-            )
-        duration = self.operation.duration if self.is_completed() else None
-        if duration is None:
+        is_timed = self.operation is not None
+        if self.is_completed() and self.duration is not None:
+            return self.duration
+        if is_timed:
             raise DistError(f"{self.op_type} #{self.sequence_number}: it is still in flight; wait() first{here()}")
-        return duration
+        raise DistError(
+            f"{self.op_type}: nobody has looked at the clock; call enable_timing() of the group before the "
+            f"operation, or run with HPCCOMM_TRACE=1{here()}"
+        )
 
     def synchronize(self) -> None:
         """Block the host until the result is in the output arrays."""

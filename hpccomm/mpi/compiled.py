@@ -45,7 +45,7 @@ class CompiledWork(room.Pending, Work):
 
     def get_duration(self) -> float:
         """See Work.get_duration."""
-        if self.operation is None and self.is_completed() and self.took >= 0:
+        if self.operation is None and self.duration is None and self.is_completed() and self.took >= 0:
             return 1e-9 * self.took
         return Work.get_duration(self)
 

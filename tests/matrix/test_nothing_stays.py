@@ -179,8 +179,6 @@ class Walk:
         else:
             self.begun()
         self.arguments = self.options = None
-        if group.door.hooks and form in ("held", "coalescing, asynchronous"):
-            self.kept = None  # a Work has the hooks' Operation, with the arguments, as long as the program has it
 
     async def _awaited(self) -> Any:
         return await self.begun()
