@@ -24,6 +24,7 @@ from .reported import (
     tasks_in_words,
     wait_in_words,
     waits_in,
+    without_collector,
 )
 from .words import by_number, duration, from_ranges, places_in_words, ranks_by_value, ranks_in_words
 
@@ -66,6 +67,7 @@ class Verdict:
         return "\n".join(self.lines)
 
 
+@without_collector()
 def verdict(reports: Iterable[Mapping[str, Any]], size: int) -> Verdict:
     """Return the ranks to blame, from the reports of the ranks (`report.state`) of a job of `size` ranks.
 

@@ -29,6 +29,7 @@ from .mailbox import Mailbox
 from .mpi_calls import spec_of
 from .past import past
 from .records import Record, key_of_operation
+from .reported import without_collector
 from .sources import SOURCES
 from .waiting import LOST
 from .words import as_ranges, ranks_by_value
@@ -328,6 +329,7 @@ class Look:
     def __init__(self) -> None:
         self._read: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}  # by path: the file's stamp, and the report
 
+    @without_collector()
     def into(self, folder: Path, asked: Collection[str] = ()) -> list[dict[str, Any]]:
         """Return the reports in a folder; files with answers to these questions are not looked at again."""
         entries: list[os.DirEntry[str]] = []

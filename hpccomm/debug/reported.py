@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import gc
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -18,6 +20,18 @@ RUNS = 3  # kinds of collectives that are named as a rank's last ones
 # what takes the fast path: only the number is known, but for the last ones of the compiled one
 MAY_BE_SMALL = OPERATIONS.keys() & vars(FastPath).keys()
 SMALL = f"one of {', '.join(sorted(name for name in MAY_BE_SMALL if not OPERATIONS[name].is_a_message))}"
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Let no collection of garbage walk over thousands of reports: that takes longer than to read them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Wait(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import sys
@@ -116,6 +117,30 @@ def test_each_report_is_read_once(size: int, tmp_path: Path, monkeypatch: pytest
     assert len(reporter.collect(token, patience=1e6)) == size
     assert len(read) == size + size // 4
     assert sum(file.stat().st_size for file in folder.iterdir()) < 4000 * size
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+@pytest.mark.parametrize("size", [FEW, MANY])
+def test_no_garbage_is_collected_while_reports_are_read(size: int, is_on: bool, tmp_path: Path) -> None:
+    many_ranks.write(tmp_path, many_ranks.one_late_rank(size)[0])
+    collections: list[str] = []
+
+    def count(phase: str, _: object) -> None:
+        collections.append(phase)
+
+    was_on = gc.isenabled()
+    (gc.enable if is_on else gc.disable)()
+    gc.callbacks.append(count)
+    try:
+        found = reports.Look().into(tmp_path)
+        culprits = verdict(found, size).culprits
+        is_still_on = gc.isenabled()
+    finally:
+        gc.callbacks.remove(count)
+        (gc.enable if was_on else gc.disable)()
+    assert culprits == [7]
+    assert len(collections) <= 2 * 3 * is_on  # before, between and behind: each has a beginning and an end
+    assert is_still_on == is_on
 
 
 @pytest.mark.parametrize(
