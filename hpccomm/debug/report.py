@@ -32,7 +32,7 @@ from .records import Record, key_of_operation
 from .reported import without_collector
 from .sources import SOURCES
 from .waiting import LOST
-from .words import as_ranges, ranks_by_value
+from .words import LARGEST_JOB, as_ranges, ranks_by_value
 
 KEPT = 32  # of the last collectives of each group that took the compiled fast path
 MANY_RANGES = 64  # as many reports at least have the ranks of a group that are not in so few ranges
@@ -40,7 +40,6 @@ OTHER_CLOCK = 2.0  # seconds by which a file server's may be behind
 ASK = "ask"
 REPORT = re.compile(rf"rank\d+(\.json|\{held.SUFFIX})")  # the names of their files; those of recordings have two dots
 END = "end at "  # how a question begins that orders the end
-LARGEST_JOB = 1 << 22  # ranks
 LATEST_END = 2.0  # seconds after which a request to end is of no use to anybody
 ended = ""  # the test that this rank has ended, while it waits for the others; set by the plugin of pytest
 BEAT = 2.0  # seconds between two signs of life of a rank that makes a verdict

@@ -8,6 +8,7 @@ from ..process.together import ranks_by_value as ranks_by_value
 from ..process.together import ranks_in_words as ranks_in_words
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+LARGEST_JOB = 1 << 22  # ranks, of which files may tell
 
 
 def as_ranges(ranks: Iterable[int]) -> list[list[int]]:

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 import hpccomm.debug
-from hpccomm.debug import Record
+from hpccomm.debug import Record, groups_seen
 from hpccomm.debug.groups_seen import key_of
 from hpccomm.debug.records import describe
+from hpccomm.debug.trace import recorder as recorders
 from hpccomm.native import room
 
 from ..arrays import contiguous, strided
@@ -329,3 +331,18 @@ def test_what_was_in_flight_at_the_end_of_the_recording_ends_in_it(process_group
     (record,) = hpccomm.debug.recorded()
     assert record.state == "completed"
     assert record.begin <= record.end
+
+
+@pytest.mark.parametrize("is_fast", [True, False], ids=["the fast path", "the door"])
+def test_a_recording_forgets_groups_that_have_gone_and_have_no_records(is_fast: bool) -> None:
+    with hpccomm.debug.record(size=4):
+        recorder = recorders.recorder()
+        assert recorder is not None
+        for _ in range(3 * recorders.FEW):
+            with hc.ProcessGroup.on(MPI.COMM_SELF) as group:
+                hc.barrier(group) if is_fast else hc.all_reduce(np.ones(1 << 17), group=group)
+        assert len(recorder.groups) <= recorders.FEW + 4 + len(groups_seen.groups())
+        assert len(recorder._places) <= len(recorder.groups)
+        records = hpccomm.debug.recorded()
+        assert len(records) == 4
+        assert {each.group for each in records} <= recorder.groups.keys()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,7 @@ from hpccomm.debug import report
 from hpccomm.debug.records import Record
 from hpccomm.debug.trace import clock
 from hpccomm.debug.trace import files as trace_file
+from hpccomm.debug.trace import recorder as recorders
 from hpccomm.debug.trace.arrivals import arrivals, by_rank, straggler
 from hpccomm.debug.trace.files import GroupInfo, Trace, read
 from hpccomm.debug.trace.history import History, history
@@ -190,6 +192,37 @@ def test_a_recording_survives_its_file(process_group: hc.ProcessGroup, tmp_path:
     recorded = hpccomm.debug.recorded()
     assert trace.records[:2] == recorded[:2]
     assert trace.groups[recorded[0].group].collectives == process_group.sequence_number
+
+
+class Known:
+    """A set of ranks as a recording knows it."""
+
+    name, sequence_number, message_number = "many", 3, 4
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.key, self.ranks = f"key of {len(ranks)}", tuple(ranks)
+
+
+@serial
+@pytest.mark.parametrize(
+    "ranks",
+    [range(10_000), range(0, 80_000, 8), range(9999, -1, -1), [*range(5000), *range(7000, 12_000)], range(1), []],
+    ids=["all", "a column", "backwards", "two parts", "one", "none"],
+)
+def test_a_recording_does_not_grow_with_the_ranks(ranks: Sequence[int], tmp_path: Path) -> None:
+    known = Known(ranks)
+    with hpccomm.debug.record():
+        recorder = recorders.recorder()
+        assert recorder is not None
+        recorder.trace(known)
+        file = hpccomm.debug.dump_trace(tmp_path)
+    text = file.read_text()
+    assert len(json.dumps(json.loads(text)["groups"][known.key])) < 200
+    (tmp_path / "rank1.trace.json").write_text(text.replace('"rank":0', '"rank":1'))
+    groups = [trace.groups[known.key] for trace in read(tmp_path)]
+    assert [each.ranks for each in groups] == [tuple(ranks), tuple(ranks)]
+    assert groups[0].ranks is groups[1].ranks
+    assert (groups[0].collectives, groups[0].messages) == (3, 4)
 
 
 @serial

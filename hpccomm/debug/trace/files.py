@@ -19,13 +19,14 @@ from ...process.stderr import tell
 from ..folder import put, runs
 from ..groups_seen import key_of
 from ..records import Record
+from ..words import LARGEST_JOB, as_ranges, from_ranges
 from . import recorder as recorders
 from .clock import Clocks
 
 if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
-VERSION = 1
+VERSION = 2
 SUFFIX = ".trace.json"
 COLUMNS = [each.name for each in fields(Record)]
 
@@ -121,7 +122,7 @@ def write_trace(folder: str | Path, is_final: bool = True) -> Path:
     records = [] if recorder is None else recorder.records()
     traced = {} if recorder is None else dict(recorder.groups)
     groups = {
-        key: asdict(GroupInfo(each.name, each.ranks, *each.numbers(), each.has_all_messages))
+        key: asdict(GroupInfo(each.name, (), *each.numbers(), each.has_all_messages)) | {"ranks": as_ranges(each.ranks)}
         for key, each in traced.items()
     }
     document = {
@@ -186,14 +187,18 @@ def dump_trace(folder: str | Path | None = None) -> Path:
 
 def read(folder: str | Path) -> list[Trace]:
     """Return the recordings of the last run in a folder, by rank; ValueError if a file is none."""
-    traces = []
+    traces, alike = [], {}  # the same tuple for all that name the same ranks
     for file in next(reversed(runs(Path(folder), f"rank*{SUFFIX}")), Path(folder)).glob(f"rank*{SUFFIX}"):
         try:
             said = json.loads(file.read_text(encoding="utf-8"))
             if said["version"] != VERSION:
                 raise ValueError(f"it has version {said['version']}, this hpccomm reads {VERSION}")
             records = [Record(**dict(zip(said["columns"], row))) for row in said["records"]]
-            groups = {key: GroupInfo(**{**each, "ranks": tuple(each["ranks"])}) for key, each in said["groups"].items()}
+            groups = {}
+            for key, each in said["groups"].items():
+                if (ranges := str(each["ranks"])) not in alike:
+                    alike[ranges] = tuple(from_ranges(each["ranks"], most=LARGEST_JOB))
+                groups[key] = GroupInfo(**{**each, "ranks": alike[ranges]})
             fields = {name: said[name] for name in ("rank", "size", "host", "pid", "is_final")}
             traces.append(Trace(**fields, groups=groups, records=records, clock_error=said["clock"]["error"]))
         except (ValueError, KeyError, TypeError) as error:

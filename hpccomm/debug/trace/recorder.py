@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
 SIZE = 2000  # operations
+FEW = 64  # groups, until which those that have gone need not be looked for
 now = time.perf_counter  # with EPOCH it is the time since the epoch
 
 
@@ -80,6 +81,11 @@ class TracedGroup:
         self.ranks = ranks
         self._numbers = (group.sequence_number, group.message_number)
         self._group = weakref.ref(group)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the group is still there."""
+        return self._group() is not None
 
     def numbers(self) -> tuple[int, int]:
         """Return the numbers of collectives and of messages of the group that this rank has begun."""
@@ -138,7 +144,7 @@ class Recorder:
     Attributes
     ----------
     groups : dict
-        The traced groups, by key.
+        The traced groups, by key: those that are there, and those that records are of.
     others : list
         Where other records come from.
     size : int
@@ -152,6 +158,7 @@ class Recorder:
         self.size = size
         self._entries: deque[Entry] = deque(maxlen=size)  # those that have passed the door
         self._places: dict[int, TracedGroup] = {}  # of those that have not
+        self._most = FEW  # groups, until which none is forgotten
         self._since = last()
         self._kept: dict[int, Past] | None = None  # of these, when it has stopped
         if room is not None:
@@ -159,13 +166,23 @@ class Recorder:
 
     def hook_of(self, group: ProcessGroup) -> _GroupHook:
         """Return the hook of one group."""
-        traced = self.groups[key_of(group)] = TracedGroup(group, key_of(group), ranks_of(group))
+        traced = self._add(TracedGroup(group, key_of(group), ranks_of(group)))
         return _GroupHook(self._entries, self._places, traced, self.stack)
 
     def trace(self, group: NumberedSet) -> None:
         """Let a recording know of a group whose operations no hook sees."""
         if group.key not in self.groups:
-            self.groups[group.key] = TracedGroup(group, group.key, group.ranks, has_all_messages=False)
+            self._add(TracedGroup(group, group.key, group.ranks, has_all_messages=False))
+
+    def _add(self, traced: TracedGroup) -> TracedGroup:
+        if len(self.groups) >= self._most:
+            used = {record.group for record in self.records()}
+            self.groups = {key: each for key, each in self.groups.items() if each.is_there or key in used}
+            for place in [place for place, each in self._places.items() if each.key not in self.groups]:
+                del self._places[place]
+            self._most = max(FEW, 2 * len(self.groups))
+        self.groups[traced.key] = traced
+        return traced
 
     def stop(self) -> None:
         """Keep what has been recorded; the room remembers further operations, and in less detail."""
@@ -182,7 +199,7 @@ class Recorder:
                     self._kept[each.serial] = kept._replace(ended=each.ended, has_failed=each.has_failed)
             fast = list(self._kept.values())
         found = [each.record() for each in list(self._entries)]
-        found += [_record(each, self._places[each.place]) for each in fast if each.place in self._places]
+        found += [_record(each, traced) for each in fast if (traced := self._places.get(each.place)) is not None]
         found += [record for each in self.others for record in each.records()]
         return sorted(found, key=lambda record: record.begin)[-self.size :]
 
