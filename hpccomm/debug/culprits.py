@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from ..core.operation_list import START
-from .records import Record, key_of_operation, minority, sides, unequal_in_words, unequal_sizes
+from .records import Record, key_of_operation, minority, sides
 from .reported import (
     MAY_BE_SMALL,
     SMALL,
@@ -26,6 +26,7 @@ from .reported import (
     waits_in,
     without_collector,
 )
+from .sizes import unequal
 from .words import by_number, duration, from_ranges, places_in_words, ranks_by_value, ranks_in_words
 
 LEAST = 1.0  # seconds that a call of C takes which is worth a word
@@ -320,12 +321,9 @@ class _Search:
         """Compare the sizes that each rank sends to each other with those that the other expects."""
         members = self._groups[record.group]
         sizes = [records[rank].sizes for rank in members]
-        wrong = [] if None in sizes else unequal_sizes(sizes)
-        if not wrong:
-            return Verdict()
         places = [records[rank].where for rank in members]
-        line = f"the ranks differ in {_title(record)}: {unequal_in_words(wrong[0], sizes, members, places)}"
-        return Verdict(sorted(members[rank] for rank in set.intersection(*map(set, wrong)) or wrong[0]), [line])
+        ranks, words = ([], "") if None in sizes else unequal(sizes, members, places)
+        return Verdict(ranks, [f"the ranks differ in {_title(record)}: {words}"] if ranks else [])
 
     def _waiting_for_each_other(self, waiting: list[Reported]) -> Verdict:
         ended: set[int] = set()  # the ranks from which no path leads into a circle

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..core.arrays import count_of
 from ..core.hooks import Operation
 from ..core.members import abridged
-from ..core.operation_list import START, TASK
+from ..core.operation_list import TASK
 from .groups_seen import key_of
 from .mpi_calls import spec_of
+from .sizes import sizes_by_rank
 from .words import ranks_by_value, size_in_words
 
 if TYPE_CHECKING:
@@ -58,7 +57,8 @@ class Record:
     details : str
         What else the ranks have to agree on: ``"ranks 0, 2"`` of a new group. Of a task: its call, ``"load(3)"``.
     sizes : list of two lists of int, or None
-        Elements sent to each rank of the group, and expected of each, where these are arguments.
+        Elements sent to each rank of the group, and expected of each, where these are arguments; of more than 64 ranks
+        sums, by which the ranks can be compared.
     called : str
         What the program has called, where this is only a step of it: ``"redistribute"``, before which the ranks gather
         their boxes.
@@ -165,49 +165,11 @@ def key_of_operation(record: Record) -> tuple[str, int, str]:
     return record.group, record.number, record.name
 
 
-def sizes_by_rank(operation: Operation) -> list[list[int]] | None:
-    """Return the numbers of elements sent to each rank and expected of each, for operations where they may differ."""
-    name, arguments, size = operation.name.removesuffix(START), operation.arguments, operation.group.size
-    sends, expects = [0] * size, [0] * size
-    if name == "gather" and "outputs" in arguments:
-        sends[arguments["root"]] = count_of(arguments["array"])
-        expects = _sizes(arguments["outputs"]) or expects
-    elif name == "scatter" and "inputs" in arguments:
-        expects[arguments["root"]] = count_of(arguments["output"])
-        sends = _sizes(arguments["inputs"]) or sends
-    elif name == "all_to_all" and "inputs" in arguments:
-        sends, expects = _sizes(arguments["inputs"]), _sizes(arguments["outputs"])
-    elif name == "all_to_all_single" and arguments.get("input_counts") is not None:
-        sends, expects = list(map(int, arguments["input_counts"])), list(map(int, arguments["output_counts"]))
-    else:
-        return None
-    return [sends, expects]
-
-
-def unequal_sizes(sizes: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return the pairs of sender and receiver whose sizes differ, from `sizes_by_rank` of each rank of a group."""
-    sends, expects = (np.array([each[i] for each in sizes], np.int64) for i in (0, 1))
-    return [(int(sender), int(receiver)) for sender, receiver in np.argwhere(sends != expects.T)]
-
-
-def unequal_in_words(pair: tuple[int, int], sizes: Sequence[Any], ranks: Sequence[int], places: Sequence[str]) -> str:
-    """Return one of these pairs in words; `ranks` and `places` are those of the members of the group."""
-    sender, receiver = pair
-    return (
-        f"rank {ranks[sender]} sends {sizes[sender][0][receiver]} elements to rank {ranks[receiver]} at "
-        f"{places[sender]}, which expects {sizes[receiver][1][sender]} at {places[receiver]}"
-    )
-
-
 def arrays_in(value: Any) -> list[Any]:
     """Return the arrays in an argument, those of lists one by one."""
     if isinstance(value, list | tuple):
         return [array for each in value for array in arrays_in(each)]
     return [value] if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "argmax") else []
-
-
-def _sizes(arrays: Any) -> list[int]:
-    return [count_of(array) for array in arrays or ()]
 
 
 def sides(records: Mapping[int, Record]) -> list[list[int]]:

@@ -13,11 +13,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from hpccomm.core.hooks import Operation
 from hpccomm.debug import held
 from hpccomm.debug.culprits import verdict
 from hpccomm.debug.report import read
+from hpccomm.debug.sizes import sizes_by_rank
 from hpccomm.debug.words import as_ranges
 
 NODE = 128  # ranks
@@ -121,6 +124,19 @@ def differing_sizes(size: int) -> tuple[Iterator[Report], list[int]]:
     return _with(rest, report(7, size)), [7]
 
 
+def parts_that_do_not_fit(size: int) -> tuple[Iterator[Report], list[int]]:
+    """Each rank sends another number of elements to each other; rank 7 expects other numbers."""
+
+    def sizes(rank: int) -> Any:
+        counts = [rank * other % 1009 for other in range(size)]
+        arguments = {"input_counts": counts, "output_counts": [each + (rank == 7) for each in counts]}
+        group: Any = SimpleNamespace(rank=rank, size=size)
+        return sizes_by_rank(Operation(group, "all_to_all_single", 41, "cpu", False, arguments))
+
+    calls = (waits("all_to_all_single", 41, op="", sizes=sizes(rank)) for rank in range(size))
+    return (report(rank, size, each) for rank, each in enumerate(calls)), [7]
+
+
 def one_ahead(size: int) -> tuple[Iterator[Report], list[int]]:
     """Rank 7 has left an operation that all others are in."""
     return (report(rank, size, waits("all_reduce", 41 + (rank == 7))) for rank in range(size)), [7]
@@ -161,7 +177,8 @@ def _sent(made: Report, sent: list[list[int]]) -> Report:
 
 NAMED = (one_late_rank, a_lost_message, crossed_groups)
 SITUATIONS: tuple[Callable[[int], tuple[Iterator[Report], list[int]]], ...] = (
-    *NAMED, half_is_gone, a_ring, from_any_rank, differing, differing_sizes, one_ahead, not_waited_for, rows,
+    *NAMED, half_is_gone, a_ring, from_any_rank, differing, differing_sizes,
+    parts_that_do_not_fit, one_ahead, not_waited_for, rows,
 )  # fmt: skip
 
 

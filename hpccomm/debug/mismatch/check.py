@@ -12,7 +12,7 @@ from ...core.operation_list import MESSAGES
 from ...core.timeouts import as_seconds
 from ...errors import DistError, DistTimeoutError
 from ...job import failures, mpi_library
-from ..records import sizes_by_rank
+from ..sizes import sizes_by_rank
 from .comparison import Comparison
 from .messages import MessageCheck
 from .wording import call_in_words, caller, with_details

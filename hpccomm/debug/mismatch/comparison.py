@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from ...core.exchange import Exchange, Outcome, Statement
-from ..records import unequal_in_words, unequal_sizes
+from ..sizes import unequal
 from ..words import ranks_by_value, ranks_in_words
 
 if TYPE_CHECKING:
@@ -63,13 +63,11 @@ class Comparison:
     def _difference(self, statements: list[Statement]) -> str:
         if not self.are_alike(statements):
             return f"{self._head(statements)}: {self._who_calls_what(dict(enumerate(statements)))}"
-        sizes = [each["sizes"] for each in statements]
-        wrong = [] if statements[0]["sizes"] is None else unequal_sizes(sizes)
-        if not wrong:
+        if statements[0]["sizes"] is None:
             return ""
-        more = f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
-        places = [each["where"] for each in statements]
-        return f"{self._head(statements)}: {unequal_in_words(wrong[0], sizes, self._members.ranks, places)}{more}"
+        sizes, places = ([each[key] for each in statements] for key in ("sizes", "where"))
+        _, words = unequal(sizes, self._members.ranks, places)
+        return words and f"{self._head(statements)}: {words}"
 
     def _head(self, statements: Sequence[Statement]) -> str:
         names, numbers = ({each[key] for each in statements} for key in ("name", "number"))
