@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 LOOKS = 20  # that find no message, before there is none
 # When so few ranks have met, each has a message of every other; messages do not overtake each other (MPI-4.1 §3.5).
 FEW_LOOKS, FEW_RANKS = 4, 3
+_numbers = itertools.count(1)  # of the groups of this process
 
 
 def prepare() -> None:
@@ -89,6 +91,18 @@ def membership(comm: Any) -> dict[str, Any]:
     rank, size = comm.Get_rank(), comm.Get_size()
     fields = {"rank": rank, "size": size, "comm": comm, "nodes": nodes, "processes": processes}
     return {**fields, "settings": settings, "largest_tag": LARGEST}
+
+
+def number_of_a_new_group(comm: MPI.Intracomm | None) -> int:
+    """Return a number that no other group with the same first rank has; every rank of the new group calls it.
+
+    So groups that have gone are told from later ones of the same ranks, and no process has to remember them.
+    """
+    number = next(_numbers)
+    if comm is not None:
+        with failures.translating("making a group", comm):
+            number = comm.bcast(number)
+    return number
 
 
 def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:
