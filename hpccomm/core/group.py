@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
+from zlib import crc32
 
 from ..errors import DistError, DistStoreError, UnsupportedOperationError, here
 from ..job import failures, mpi_library
@@ -356,7 +357,8 @@ class ProcessGroup(Operations):
 
     def agree_on(self, name: str, *details: str) -> None:
         """Raise on every rank if not every rank makes this call, where calls are compared: HPCCOMM_DEBUG=DETAIL."""
-        self.door.recent.append((self.sequence_number, f"{name} ({details[0]})" if details else name, "", 0))
+        words = f"{name} ({_shortened(details[0])})" if details else name
+        self.door.recent.append((self.sequence_number, words, "", 0))
         if self.door.check is not None:
             self.door.check.agree(name, *details)
 
@@ -573,6 +575,11 @@ def child_of(
     owner.children.append(group)
     group.on_destroy = owner.children.remove
     return group
+
+
+def _shortened(text: str) -> str:
+    """Return text for reports: of a long one, as of thousands of ranks, the ends, and what differs where texts do."""
+    return text if len(text) <= 120 else f"{text[:80]} ... {text[-20:]}, checksum {crc32(text.encode()):08x}"
 
 
 def _through_the_door(name: str, override: Callable[..., Any]) -> Callable[..., Any]:

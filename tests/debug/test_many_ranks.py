@@ -6,12 +6,13 @@ import gc
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.debug import report as reports
@@ -73,6 +74,24 @@ def test_a_report_does_not_grow_with_the_ranks(situation: Situation) -> None:
     few, most = (len(json.dumps(next(situation(size)[0]))) for size in (FEW, MOST))
     assert most < few + 300  # longer numbers
     assert MOST * most < 40e6
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [range(MOST), range(0, MOST, 8), range(0, MOST, 7), [0, *range(MOST - 1, 0, -1)]],
+    ids=["all", "a column", "another one", "backwards"],
+)
+def test_the_groups_that_a_rank_has_made_are_short_in_its_report(ranks: Sequence[int]) -> None:
+    with hc.ProcessGroup.on(MPI.COMM_SELF) as group:
+        called = []
+        for made in (ranks, [*ranks[:500], ranks[501], ranks[500], *ranks[502:]], range(16)):
+            group.agree_on("new_group", f"ranks {', '.join(map(str, made))}", "backend of no interest")
+            called.append(reports._group(group)["recent"][-1][1])
+    assert len(called[0]) < 200
+    assert called[0].startswith("new_group (ranks 0, ")
+    assert f" {ranks[-1]}" in called[0]
+    assert called[2] == f"new_group (ranks {', '.join(map(str, range(16)))})"
+    assert called[0] != called[1]
 
 
 def test_made_up_reports_are_like_real_ones(tmp_path: Path) -> None:
