@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+from array import array
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError
@@ -98,11 +99,11 @@ def number_of_a_new_group(comm: MPI.Intracomm | None) -> int:
 
     So groups that have gone are told from later ones of the same ranks, and no process has to remember them.
     """
-    number = next(_numbers)
+    number = array("q", [next(_numbers)])
     if comm is not None:
         with failures.translating("making a group", comm):
-            number = comm.bcast(number)
-    return number
+            comm.Bcast(number)  # mpi4py's bcast of objects duplicates the communicator, and keeps the GIL meanwhile
+    return number[0]
 
 
 def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:
