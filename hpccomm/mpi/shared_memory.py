@@ -65,6 +65,12 @@ _making = Lock()  # of in_one_thread
 # Windows that outlived their group, because the program still has arrays in them (Window.free).
 _outliving: list[MPI.Win] = []
 
+# Without the compiled room: MPI_Finalize of Open MPI frees windows in the order of its table, where a new one takes
+# the place of one that has been freed, another place on each rank. So a window of this rank alone stands in that place.
+_table: list[MPI.Win] = []
+_stand_ins: list[MPI.Win] = []
+IN_ORDER = FINALIZE_FREES and room is None
+
 
 class Window:
     """One window: the same number of bytes from each rank of the node.
@@ -87,7 +93,7 @@ class Window:
         node.Allreduce(MPI.IN_PLACE, name, MPI.MAX)
         self._name = int(name[0])
         # Open MPI's osc/ucx, which is asked for every new window, opens and closes UCX: not in two threads at once.
-        self._win = in_one_thread(node, partial(MPI.Win.Allocate_shared, max(nbytes, 1), 1, info, node))
+        self._win = in_one_thread(node, partial(_allocated, nbytes, info, node))
         Window.alive += 1
         info.Free()
         # Loads and stores need an epoch too, and Sync is only allowed inside one (MPI-4.1 §12.5.4).
@@ -129,8 +135,29 @@ class Window:
             if FINALIZE_FREES and room is not None:
                 room.drop_window(self._name)
             self._win.Unlock_all()
-            self._win.Free()
+            if IN_ORDER:
+                in_one_thread(self._node, partial(_free_in_place, self._win))
+            else:
+                self._win.Free()
             Window.alive -= 1
+
+
+def _allocated(nbytes: int, info: MPI.Info, comm: MPI.Intracomm) -> MPI.Win:
+    window = MPI.Win.Allocate_shared(max(nbytes, 1), 1, info, comm)
+    if IN_ORDER:
+        _table.append(window)
+    return window
+
+
+def _free_in_place(window: MPI.Win) -> None:
+    """Free a window; let another stand in its place while there are windows behind it."""
+    place = _table.index(window)
+    window.Free()
+    _table[place] = MPI.Win.Allocate_shared(1, comm=MPI.COMM_SELF)
+    _stand_ins.append(_table[place])
+    while _table and _table[-1] in _stand_ins:
+        _stand_ins.remove(_table[-1])
+        _table.pop().Free()
 
 
 def place_of(array: Any) -> Place | None:

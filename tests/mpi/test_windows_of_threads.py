@@ -93,3 +93,42 @@ def test_one_rank_leaves_the_program_while_the_others_destroy_the_group(makes: s
         "    world.destroy()\n"
     )
     ended(program, tmp_path, ranks=3)
+
+
+# Ranks 0 and 2 free a window that rank 1 does not have, before or after they make others with it.
+LEFT = """
+import numpy as np, hpccomm as hc
+
+world = hc.init_process_group(timeout=30)
+made = []
+
+def group_of(*ranks):
+    group = hc.new_group(ranks)
+    made.append(hc.empty_shared(4, group=group) if world.rank in ranks else None)
+    return group
+
+groups = [group_of(*ranks) for ranks in {before}]
+for freed in {freed}:
+    made[freed] = None
+    if world.rank in groups[freed].ranks:
+        groups[freed].destroy()
+groups += [group_of(*ranks) for ranks in {after}]
+"""
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize(
+    ("before", "freed", "after"),
+    [
+        ([(0, 2), (0, 1)], [0], [(0, 1)]),
+        ([(0, 2), (1, 2), (0, 1)], [0, 1], [(0, 1), (1, 2)]),
+        ([(0, 1, 2), (0, 2), (0, 1)], [1], [(0, 1, 2), (0, 1)]),
+        ([(0, 2), (0, 1)], [1, 0], [(1, 2), (0, 1)]),
+    ],
+)
+def test_windows_left_to_the_end_are_freed_in_one_order(
+    before: list[tuple[int, ...]], freed: list[int], after: list[tuple[int, ...]], native: str, tmp_path: Path
+) -> None:
+    """Open MPI frees them in the order of a table, and waits in each for its ranks."""
+    program = LEFT.format(before=before, freed=freed, after=after)
+    ended(program, tmp_path, ranks=3, HPCCOMM_NATIVE=native)
