@@ -468,6 +468,53 @@ def test_receives_take_messages_in_the_order_in_which_they_have_begun(process_gr
     go_on(process_group)
 
 
+FORMS = ["blocking", "asynchronous"]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("sends", FORMS)
+@pytest.mark.parametrize("first", ["object", "array"])
+@pytest.mark.parametrize("size", [1, 2, 5, 100_000])
+def test_arrays_and_objects_of_one_tag_do_not_take_each_others_messages(
+    process_group: hc.ProcessGroup, sends: str, first: str, size: int
+) -> None:
+    n, me = process_group.size, process_group.rank
+    if me == 0:
+        for rank in range(1, n):
+            given, objects = np.full(size, rank), [f"to {rank}", np.arange(size)]
+            works = []
+            for what in ("object", "array") if first == "object" else ("array", "object"):
+                if what == "object":
+                    works.append(hc.send_object_list(objects, rank, tag=3, async_op=sends == "asynchronous"))
+                else:
+                    works.append(hc.isend(given, rank, tag=3))
+            for work in works:
+                assert work is None or work.wait()
+        return
+    array, slots = np.zeros(size, int), [None, None]
+    received = hc.recv_object_list(slots, 0, tag=3, async_op=True)
+    came = hc.irecv(array, 0, tag=3)
+    came.wait()
+    assert received is not None
+    received.wait()
+    assert (array == me).all()
+    assert slots[0] == f"to {me}"
+    assert (slots[1] == np.arange(size)).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_objects_that_nobody_receives_are_named_when_the_group_ends(process_group: hc.ProcessGroup) -> None:
+    group = hc.new_group()
+    assert isinstance(group, hc.ProcessGroup)
+    if group.rank == 0:
+        hc.send_object_list([1], 1, group, tag=3)
+    if group.rank == 1:
+        with pytest.warns(RuntimeWarning, match="never received .* bytes of objects from rank 0 with tag 3"):
+            group.destroy()
+    else:
+        group.destroy()
+
+
 @pytest.mark.mpi(min_size=3)
 def test_a_receive_from_any_rank_does_not_wait_for_an_earlier_one_from_a_silent_rank(
     process_group: hc.ProcessGroup,

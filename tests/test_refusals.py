@@ -144,34 +144,6 @@ def test_a_description_that_is_no_text() -> None:
     refused(ValueError, r"group_desc is '\\udcff', which has half a character", hc.new_group, group_desc="\udcff")
 
 
-@pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize(
-    "array",
-    [np.full(2, 2**62), np.arange(3), np.array([300, 7]), np.ones(5), -np.ones(1), np.zeros(3, "b"), np.zeros(0)],
-    ids=str,
-)
-def test_an_array_is_no_list_of_objects(process_group: hc.ProcessGroup, array: Any, async_op: bool) -> None:
-    rank, size = process_group.rank, process_group.size
-    source, objects = (rank - 1) % size, [None]
-    if size == 1 and not async_op:
-        return  # a blocking receive from oneself is refused
-    work = process_group.isend(array, (rank + 1) % size, tag=5)
-    said = f"an array of {array.nbytes} bytes, which rank {source} of the group has sent with tag 5, by send or isend; "
-
-    def receive() -> None:
-        came = process_group.recv_object_list(objects, source, 5, async_op)
-        if async_op:
-            came.wait()
-
-    with pytest.raises(hc.DistBackendError, match=f"^recv_object_list.* is not from send_object_list, but {said}"):
-        receive()
-    assert work.wait()
-    sent = process_group.send_object_list(["next"], (rank + 1) % size, 5, async_op=True)
-    receive()
-    assert objects == ["next"]
-    assert sent.wait()
-
-
 def test_messages_by_the_methods_of_a_group(process_group: hc.ProcessGroup) -> None:
     received = np.zeros(2)
     works = [process_group.irecv(received, process_group.rank), process_group.isend(np.ones(2), process_group.rank)]

@@ -39,7 +39,7 @@ class Membership:
     name: str = ""
     description: str = ""
     device_id: int | Literal["auto"] | None = None  # this rank's GPU, as init_process_group was given it
-    largest_tag: int = 20472  # what every MPI allows (MPI-4.1 §9.1.2), less those of job/tags.py
+    largest_tag: int = 10235  # what every MPI allows (MPI-4.1 §9.1.2), less those of job/tags.py
     place: Any = None  # of the group's store
     number: int = 0  # of the groups that its first rank has made, the same on every rank
 

@@ -398,7 +398,7 @@ class _Search:
 
     def _other_tags(self) -> Iterator[str]:
         """Yield a line for each receive of a tag from a rank that has sent messages under other tags only."""
-        sent: dict[tuple[str, int], dict[int, list[int]]] = {}  # tags, by group, receiver and sender
+        sent: dict[tuple[str, int], dict[int, list[str]]] = {}  # tags, by group, receiver and sender
         receives = [
             (each, record) for each in self._ranks for record, _ in each.waits if record.name.startswith("recv")
         ]
@@ -413,9 +413,10 @@ class _Search:
             if record.peer is not None:
                 senders = self._groups.get(record.group, ())[record.peer : record.peer + 1]
                 came = {rank: came[rank] for rank in senders if rank in came}
-            if came and record.tag is not None and not any(record.tag in tags for tags in came.values()):
+            tag = f"{record.tag} of objects" if record.name == "recv_object_list" else f"{record.tag}"
+            if came and record.tag is not None and not any(tag in tags for tags in came.values()):
                 said = (f"the last from rank {rank} to it {_tags(tags)}" for rank, tags in came.items())
-                yield f"rank {each.rank} waits for a message with tag {record.tag}; {'; '.join(said)}"
+                yield f"rank {each.rank} waits for a message with tag {tag}; {'; '.join(said)}"
 
     def _made_differently(self, circle: list[int]) -> Iterator[str]:
         """Yield a line for each group that ranks of a circle have not made at the same place of the program."""
@@ -572,5 +573,5 @@ def _title(record: Record) -> str:
     return f"operation #{record.number} of {record.group_name!r}"
 
 
-def _tags(tags: Sequence[int]) -> str:
-    return f"{by_number(tags, 'has tag', 'have tags')} {', '.join(map(str, tags))}"
+def _tags(tags: Sequence[str]) -> str:
+    return f"{by_number(tags, 'has tag', 'have tags')} {', '.join(tags)}"

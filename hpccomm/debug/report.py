@@ -408,7 +408,7 @@ def _group(group: ProcessGroup) -> dict[str, Any]:
         for each in fast[-KEPT:]
     ]
     recent.sort(key=lambda each: each[0])
-    sent = [[peer, tag] for peer, tag in [*group.door.last_sent.copy(), *group.door.fast_path.last_sent]]
+    sent = [[peer, str(tag)] for peer, tag in [*group.door.last_sent.copy(), *group.door.fast_path.last_sent]]
     known = {"name": group.name, "made_at": made_at(group), **counts, "recent": recent, "sent": sent}
     ranges = as_ranges(ranks_of(group))
     if len(ranges) > MANY_RANGES and group.rank % (group.size // MANY_RANGES):

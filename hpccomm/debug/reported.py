@@ -115,12 +115,12 @@ class Reported:
         names = [name for number, name, *_ in recent if number == record.number - 1 and not _is_operation(name)]
         return " and ".join(names) or "nothing"
 
-    def tags_sent(self, group: str) -> dict[int, list[int]]:
+    def tags_sent(self, group: str) -> dict[int, list[str]]:
         """Return the tags of the last messages of this rank in a group, by the receiver's rank in it."""
-        found: dict[int, set[int]] = {}
+        found: dict[int, set[str]] = {}
         for peer, tag in (self.report or {}).get("groups", {}).get(group, {}).get("sent", ()):
             found.setdefault(peer, set()).add(tag)
-        return {peer: sorted(tags) for peer, tags in found.items()}
+        return {peer: sorted(tags, key=lambda tag: (len(tag), tag)) for peer, tags in found.items()}
 
     def group(self, record: Record) -> Mapping[str, Any]:
         """Return what the report says of the group of `record`."""

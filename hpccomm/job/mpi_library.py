@@ -190,9 +190,13 @@ def free(comm: MPI.Intracomm, group: object, largest_tag: int, have_met: bool = 
             misses += 1
             continue
         message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
-        if status.Get_tag() <= largest_tag:  # of the program: hpccomm's own tags are above
-            size, source = status.Get_count(MPI.BYTE), status.Get_source()
-            left.append(f"{size} bytes from rank {source} with tag {status.Get_tag()}")
+        tag, of_objects = status.Get_tag(), ""
+        if largest_tag < tag <= 2 * largest_tag + 1:
+            tag, of_objects = tag - largest_tag - 1, " of objects"
+        if tag <= largest_tag:  # of the program: hpccomm's own tags are above
+            left.append(
+                f"{status.Get_count(MPI.BYTE)} bytes{of_objects} from rank {status.Get_source()} with tag {tag}"
+            )
     spare = failures.take_spare(comm)
     if spare is not None:
         release(spare)

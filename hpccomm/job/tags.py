@@ -20,4 +20,5 @@ EXCHANGE: int = _upper_bound - 6
 SPARSE_TURNS: int = 1 << 12  # sparse exchanges on, tags are used again
 SPARSE: int = EXCHANGE - 3 * SPARSE_TURNS  # and those above, three for each
 SPARSE_LARGE: int = SPARSE - 1
-LARGEST: int = SPARSE - 2
+LARGEST: int = (SPARSE_LARGE - 2) // 2  # of a program
+OBJECTS: int = LARGEST + 1  # is added to a program's tag for objects: so no receive of an array takes their messages

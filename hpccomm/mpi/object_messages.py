@@ -2,8 +2,8 @@
 
 An object is several messages of MPI, and only the first one says how many. So a receive can't be left to MPI: somebody
 has to look for the first message, and what has come belongs to the receive that has begun first, as in MPI (MPI-4.1
-§3.5). The first has the lengths of the others: of the pickle, and of each buffer that is large. An array may have come
-in its place, so it is looked at before anybody waits for the others.
+§3.5). The first has the lengths of the others: of the pickle, and of each buffer that is large. Their tags are above
+those of arrays (`tags.OBJECTS`).
 """
 
 from __future__ import annotations
@@ -18,30 +18,25 @@ from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from ..core.work import Work
-from ..errors import DistBackendError, here
 from .datatypes import message as typed
 from .works import MPIWork
 
-LENGTH = np.dtype(np.int64)  # of pkl5
-SHORTEST, LONGEST = 50, 1 << 40  # bytes of the pickle of an object: it names a function of ours
-
 
 class Incoming:
-    """What has come for a receive: an object whose messages have all been matched, or an array, which is dropped."""
+    """An object that has come for a receive: its messages have been matched."""
 
-    def __init__(self, sender: int, messages: list[MPI.Message], lengths: list[int], fault: str = "") -> None:
+    def __init__(self, sender: int, messages: list[MPI.Message], lengths: list[int]) -> None:
         self.sender = sender
         self._messages, self._lengths = messages, lengths
-        self._fault = fault
         self._requests: list[MPI.Request] | None = None
         self._parts: list[Any] = []
 
     def is_there(self) -> bool:
-        """Receive it; return whether all of it has come. Raise if it is an array."""
+        """Receive it; return whether all of it has come."""
         return MPI.Request.Testall(self._begun())
 
     def wait(self) -> None:
-        """Receive it. Raise if it is an array."""
+        """Receive it."""
         MPI.Request.Waitall(self._begun())
 
     def load(self) -> Any:
@@ -50,8 +45,6 @@ class Incoming:
         return pkl5.pickle.loads_oob(data, buffers)
 
     def _begun(self) -> list[MPI.Request]:
-        if self._fault:
-            raise DistBackendError(self._fault)
         if self._requests is None:
             self._parts = list(map(MPI.buffer.allocate, self._lengths))
             self._requests = []
@@ -67,35 +60,10 @@ def matched(comm: MPI.Intracomm, probe: Callable[..., MPI.Message | None], sourc
         message = probe(comm, source, tag, status)
         if message is None:
             return None
-        sender, nbytes = status.Get_source(), status.Get_elements(MPI.BYTE)
-        lengths = _lengths_in(message, nbytes)
-        messages: list[MPI.Message] = []
-        for length in lengths:
-            message = comm.Mprobe(sender, tag, status)
-            if status.Get_elements(MPI.BYTE) != length:
-                message.Recv([bytearray(status.Get_elements(MPI.BYTE)), MPI.BYTE])
-                lengths = []
-                break
-            messages.append(message)
-    if lengths:
-        return Incoming(sender, messages, lengths)
-    fault = (
-        f"what came is not from send_object_list, but an array of {nbytes} bytes, which rank {sender} of the group has "
-        f"sent with tag {tag}, by send or isend; it is dropped. Receive it with recv, or send it with "
-        f"send_object_list([array], ...){here()}"
-    )
-    return Incoming(sender, [], [], fault)
-
-
-def _lengths_in(message: MPI.Message, nbytes: int) -> list[int]:
-    """Receive the first message of an object; return the lengths of those that follow, none if it is an array."""
-    first, size = bytearray(nbytes), LENGTH.itemsize
-    message.Recv([first, MPI.BYTE])
-    if nbytes == 0 or nbytes % size:
-        return []
-    pickled, *buffers = lengths = np.frombuffer(first, LENGTH).tolist()
-    is_one = SHORTEST <= pickled <= LONGEST and all(pkl5.pickle.THRESHOLD <= each <= LONGEST for each in buffers)
-    return lengths if is_one else []
+        lengths = np.empty(status.Get_elements(MPI.INT64_T), np.int64)  # pkl5's
+        message.Recv(typed(lengths))
+        sender = status.Get_source()
+        return Incoming(sender, [comm.Mprobe(sender, tag) for _ in lengths], lengths.tolist())
 
 
 class Receives:

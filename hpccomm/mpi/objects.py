@@ -25,6 +25,7 @@ from ..core.timeouts import pause, pauses
 from ..core.work import Work
 from ..errors import DistError, here
 from ..job.mpi_library import private
+from ..job.tags import OBJECTS
 from . import sparse_exchange
 from .object_exchange import ObjectExchange
 from .object_messages import ObjectReceive, ObjectSend, Receives, matched
@@ -193,17 +194,17 @@ class ObjectTransport(Backend):
     def send_object_list(self, objects: list[Any], dst: int, tag: int) -> None:
         """Send the objects."""
         wrapped = self._wrapped(objects)
-        self._messages.send(wrapped, dst, tag)
+        self._messages.send(wrapped, dst, tag + OBJECTS)
         _unwrapped("send_object_list", [wrapped])
 
     def recv_object_list(self, src: int | None, tag: int) -> tuple[list[Any], int]:
         """Return the objects received, and their sender."""
         if self._receives:  # those that have begun earlier come first
-            receive: Any = ObjectReceive(self._receives, src, tag)
+            receive: Any = ObjectReceive(self._receives, src, tag + OBJECTS)
             receive.block()
             (received,) = _unwrapped("recv_object_list", [receive.came], [receive.source])
             return received, receive.source
-        came: Any = matched(self._messages, MPI.Comm.Mprobe, MPI.ANY_SOURCE if src is None else src, tag)
+        came: Any = matched(self._messages, MPI.Comm.Mprobe, MPI.ANY_SOURCE if src is None else src, tag + OBJECTS)
         came.wait()
         (received,) = _unwrapped("recv_object_list", [came.load()], [came.sender])
         return received, came.sender
@@ -218,7 +219,7 @@ class ObjectTransport(Backend):
         def finish() -> None:
             _unwrapped("send_object_list", [wrapped])
 
-        return ObjectSend(self._receives, self._messages.isend(wrapped, dst, tag), finish)
+        return ObjectSend(self._receives, self._messages.isend(wrapped, dst, tag + OBJECTS), finish)
 
     def irecv_object_list(self, fill: Callable[[list[Any]], None], src: int | None, tag: int) -> ObjectReceive:
         """Begin to receive objects, and call `fill` with them when they have come."""
@@ -226,7 +227,7 @@ class ObjectTransport(Backend):
         def finish(came: Any) -> None:
             fill(*_unwrapped("recv_object_list", [came], [receive.source or 0]))
 
-        receive = ObjectReceive(self._receives, src, tag, finish)
+        receive = ObjectReceive(self._receives, src, tag + OBJECTS, finish)
         return receive
 
     def translate_error(self, operation: str, error: Exception) -> Exception:

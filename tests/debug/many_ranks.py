@@ -105,7 +105,7 @@ def a_ring(size: int) -> tuple[Iterator[Report], list[int]]:
 
 def from_any_rank(size: int) -> tuple[Iterator[Report], list[int]]:
     """Every rank waits for a message of any other, and rank 7 computes."""
-    sent = [[0, 9]]
+    sent = [[0, "9"]]
     rest = (_sent(report(rank, size, receives(rank + 1, None, tag=5)), sent) for rank in range(size) if rank != 7)
     return _with(rest, report(7, size)), [7]
 

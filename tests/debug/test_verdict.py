@@ -131,7 +131,8 @@ def test_two_groups_in_two_orders(size: int) -> None:
 @pytest.mark.parametrize("tag", [None, 5])
 def test_tags_are_named_where_no_message_has_the_right_one(size: int, tag: int | None) -> None:
     reports = [report(0, size, is_in("barrier", 1)), report(1, size, is_in("recv", 3, peer=0, tag=5), reached={"w": 0})]
-    reports[0]["groups"]["w"]["sent"] = [[1, 9], [1, 7], [1, 9], [size - 1, 4]] + ([] if tag is None else [[1, tag]])
+    reports[0]["groups"]["w"]["sent"] = [[1, "9"], [1, "7"], [1, "9"], [size - 1, "4"]]
+    reports[0]["groups"]["w"]["sent"] += [] if tag is None else [[1, f"{tag}"]]
     found = verdict(reports, size)
     few = "tags 4, 7, 9" if size == 2 else "tags 7, 9"
     said = f"rank 1 waits for a message with tag 5; the last from rank 0 to it have {few}"

@@ -56,7 +56,7 @@ def test_the_verdict_says_what_differs(calls: str, said: str, tmp_path: Path) ->
 MESSAGES = """
     if me == 0:
         hc.send(small, dst=1, tag=6)
-        {send}dst=2, tag=7)
+        {send}dst=2, tag={tag})
     elif other:
         hc.recv(small, src=0, tag=5)
     else:
@@ -64,21 +64,24 @@ MESSAGES = """
 
 
 @pytest.mark.parametrize(
-    ("native", "send", "receive"),
+    ("native", "send", "receive", "sent", "waited"),
     [
-        ("1", "hc.isend(small, ", "hc.irecv(small, tag=5).wait()"),
-        ("0", "hc.isend(small, ", "hc.irecv(small, tag=5).wait()"),
-        ("0", "hc.send_object_list([1], ", "hc.recv_object_list([None], src=0, tag=5)"),
+        ("1", "hc.isend(small, ", "hc.irecv(small, tag=5).wait()", "", ""),
+        ("0", "hc.isend(small, ", "hc.irecv(small, tag=5).wait()", "", ""),
+        ("0", "hc.send_object_list([1], ", "hc.recv_object_list([None], src=0, tag=5)", " of objects", " of objects"),
+        ("1", "hc.send_object_list([1], ", "hc.recv(small, src=0, tag=5)", " of objects", ""),
+        ("1", "hc.isend(small, ", "hc.recv_object_list([None], src=0, tag=5)", "", " of objects"),
     ],
-    ids=["compiled", "not compiled", "objects"],
+    ids=["compiled", "not compiled", "objects", "objects to an array", "an array to objects"],
 )
 def test_the_verdict_names_the_tags_under_which_messages_wait(
-    native: str, send: str, receive: str, tmp_path: Path
+    native: str, send: str, receive: str, sent: str, waited: str, tmp_path: Path
 ) -> None:
-    calls = MESSAGES.format(send=send, receive=receive)
+    last = 7 if sent == waited else 5
+    calls = MESSAGES.format(send=send, receive=receive, tag=last)
     lines = ended(calls, tmp_path, HPCCOMM_NATIVE=native, HPCCOMM_TIMEOUT="5")
-    for rank, tag in ((1, 6), (2, 7)):
-        said = f"hpccomm: rank {rank} waits for a message with tag 5; the last from rank 0 to it has tag {tag}"
+    for rank, waits, tag in ((1, "", "6"), (2, waited, f"{last}{sent}")):
+        said = f"hpccomm: rank {rank} waits for a message with tag 5{waits}; the last from rank 0 to it has tag {tag}"
         assert said in lines, lines
 
 

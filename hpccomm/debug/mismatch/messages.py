@@ -18,6 +18,7 @@ from ...core.operation_list import START
 from ...core.registry import OBJECTS
 from ...core.timeouts import as_seconds, pause, pauses
 from ...errors import DistBackendError, DistTimeoutError
+from ...job.tags import OBJECTS as OF_OBJECTS
 from .wording import array_in_words, caller
 
 if TYPE_CHECKING:
@@ -165,7 +166,8 @@ class MessageCheck:
 
     def _next_sender(self, operation: Operation, tag: int) -> int:
         status, timeout = MPI.Status(), as_seconds(self._group.timeout)
-        if not _poll(lambda: self._group.comm.Iprobe(MPI.ANY_SOURCE, tag, status), timeout):
+        tags = tag, tag + OF_OBJECTS  # of an array, and of objects: of what does not fit, too
+        if not _poll(lambda: any(self._group.comm.Iprobe(MPI.ANY_SOURCE, each, status) for each in tags), timeout):
             raise DistTimeoutError(
                 f"{_title(operation)} of {self._group.name!r}: no message from any rank with tag {tag} within "
                 f"{timeout:g} s at {caller()}{self._other_message(MPI.ANY_SOURCE)}"
@@ -185,7 +187,7 @@ class MessageCheck:
         """Receive a message that differs, and drop it, so that the sender goes on and nobody takes it later."""
         comm: Any = self._group.comm
         if expected.label["objects"]:
-            pkl5.Intracomm(comm).recv(None, expected.source, expected.tag)
+            pkl5.Intracomm(comm).recv(None, expected.source, expected.tag + OF_OBJECTS)
         elif expected.label["mpi"]:
             comm.Recv([bytearray(expected.label["nbytes"]), MPI.BYTE], expected.source, expected.tag)
 
