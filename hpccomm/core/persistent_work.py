@@ -58,6 +58,7 @@ class PersistentWork:
     call: Call  # of each start
     operation: Operation | None = None  # for hooks, while it is active
     was_asked = False  # since the watchdog has looked, which sets it back
+    waiting_thread = 0  # that is in `wait` where no frame tells of it: in C
     is_active = False  # between `start` and its end
     _timeout: float | None = None  # seconds: the default of `wait`
     _freed = False

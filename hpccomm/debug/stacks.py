@@ -138,13 +138,15 @@ def tasks_in_flight() -> Iterator[tuple[Record, float]]:
                 yield record, time.monotonic() - inside["began"]
 
 
-def _waits_in_c() -> dict[int, Work]:
+def _waits_in_c() -> dict[int, Work | PersistentWork]:
     """Return, by thread, the Works that are waited for without a frame that tells of it."""
-    works = [work for door in all_doors() for work in list(door.in_flight)]
+    works: list[Work | PersistentWork] = []
+    for door in all_doors():
+        works += [*door.in_flight, *door.persistent]
     return {work.waiting_thread: work for work in works if work.waiting_thread}
 
 
-def _call_in(innermost: FrameType, waited_for: Work | None) -> CallInFlight | None:
+def _call_in(innermost: FrameType, waited_for: Work | PersistentWork | None) -> CallInFlight | None:
     """Return the call that a stack is in; of an operation that consists of others, the one that the program called."""
     call, can_raise, public = None, False, public_functions()
     others = {code: source for source in SOURCES for code in source.codes}
