@@ -112,16 +112,18 @@ cdef extern from "node.h" nogil:
     const char* node_part(Node* n, int rank, size_t part, size_t nbytes)
     int node_take_reduced(Node* n, Fold* fold, int ranks, size_t part, char* out, size_t nbytes)
     int node_barrier(Node* n, uint64_t call)
-    size_t node_halves_bytes(int ranks, size_t slot)
-    void node_make_halves(Node* n, char* memory, size_t slot)
-    int node_start(Node* n, uint64_t call, const char* x, size_t nbytes, size_t low, size_t high)
     int node_meet(Node* n)
-    bint node_has_met(Node* n)
     void node_fold(Node* n, Fold* fold, char* out, const char* mine, size_t at, size_t nbytes)
-    int node_take_all_reduced(Node* n, Fold* fold, char* x, size_t nbytes)
     void node_end()
     Fold* fold_of(char op, char kind, int itemsize)
     void* combine_of(char op, char code)
+
+cdef extern from "halves.h" nogil:
+    size_t node_halves_bytes(int ranks, size_t slot)
+    void node_make_halves(Node* n, char* memory, size_t slot)
+    int node_start(Node* n, uint64_t call, const char* x, size_t nbytes, size_t low, size_t high)
+    bint node_has_met(Node* n)
+    int node_take_all_reduced(Node* n, Fold* fold, char* x, size_t nbytes)
 
 ctypedef uintptr_t Handle
 

@@ -1,5 +1,5 @@
 /* The protocol of node.h with threads as ranks, for ThreadSanitizer and to check every result: node_threads RANKS ROUNDS */
-#include "node.h"
+#include "halves.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -13,7 +13,7 @@ from tests.launch import ROOT, clean_environment, time_limit
 
 pytestmark = pytest.mark.once
 
-HEADER = ROOT / "hpccomm" / "native" / "node.h"
+HEADERS = [ROOT / "hpccomm" / "native" / name for name in ("node.h", "halves.h")]
 PROGRAM = Path(__file__).with_name("node_threads.c")
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 
@@ -47,9 +47,11 @@ MUTANTS = {
 }
 
 
-def built(folder: Path, sanitizers: str, header: str) -> Path:
-    """Return the program with that header; skip the test where this machine can't build it."""
-    (folder / "node.h").write_text(header)
+def built(folder: Path, sanitizers: str, before: str = "", after: str = "") -> Path:
+    """Return the program, with `before` replaced in the headers; skip the test where this machine cannot build it."""
+    for header in HEADERS:
+        text = header.read_text()
+        (folder / header.name).write_text(text.replace(before, after) if before else text)
     program = folder / "node_threads"
     options = ["-O1", "-g", "-pthread", f"-fsanitize={sanitizers}", f"-I{folder}"]
     if COMPILER is None:
@@ -78,15 +80,14 @@ def run(program: Path, ranks: int, rounds: int) -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_nothing_is_read_before_it_is_written(tmp_path: Path, sanitizers: str, ranks: int) -> None:
-    done = run(built(tmp_path, sanitizers, HEADER.read_text()), ranks, 1500)
+    done = run(built(tmp_path, sanitizers), ranks, 1500)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_what_is_left_out_is_noticed(tmp_path: Path, mutant: str) -> None:
     before, after = MUTANTS[mutant]
-    header = HEADER.read_text()
-    assert before in header
+    assert any(before in header.read_text() for header in HEADERS)
     ranks = 2 if mutant == "rounds are not compared" else 3
-    done = run(built(tmp_path, "thread", header.replace(before, after)), ranks, 3000)
+    done = run(built(tmp_path, "thread", before, after), ranks, 3000)
     assert done.returncode == 66 or "wrong:" in done.stdout, (done.returncode, done.stdout, done.stderr)
