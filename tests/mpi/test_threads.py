@@ -74,12 +74,14 @@ WAITS_AT_THE_END = f"""
 import sys, threading
 import numpy as np
 import hpccomm as hc
+from mpi4py import MPI
 {UNTIL_IN_MPI.replace("threading.main_thread().ident", "thread.ident")}
 world = hc.init_process_group()
 if world.rank == 0:
     thread = threading.Thread(target=lambda: {{operation}}, daemon=True)
     thread.start()
     until_in_mpi()
+MPI.COMM_WORLD.Barrier()  # a rank that is alone at the end for some seconds says so
 {{end}}
 """
 OPERATIONS = [
