@@ -100,5 +100,6 @@ def test_a_first_operation_imports_little(tmp_path: Path) -> None:
     loaded = finished.stdout.split()
     assert sorted(NOT_AT_THE_START & set(loaded)) == []
     own = [name for name in loaded if name.partition(".")[0] == "hpccomm"]
+    own = [name for name in own if name != "hpccomm.mpi.large_counts"]  # of an MPI older than MPI-4
     assert "hpccomm.mpi.backend" in own
     assert len(own) <= MODULES, own
