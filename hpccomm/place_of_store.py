@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,24 +26,28 @@ if TYPE_CHECKING:
 class Place:
     """The place of a group's store: a part of the world's store."""
 
-    def __init__(self, world: WorldStore, ranks: tuple[int, ...] = ()) -> None:
+    def __init__(self, world: WorldStore, ranks: tuple[int, ...] = (), edition: int = 1) -> None:
         self._world = world
         self._ranks = ranks  # the members; none: the world
+        self._edition = edition  # of the groups with these members, counted alike by all of them
+        self._made: Counter[int] = Counter()  # groups of the same ranks, by the hash of these
 
-    def open(self, number: int, timeout: timedelta) -> Store:
-        """Return the store of the group, of which there is one with these ranks and this number."""
+    def open(self, timeout: timedelta) -> Store:
+        """Return the group's store."""
         from hashlib import sha256
 
         from .store.store import PrefixStore
 
-        part = f"{sha256(repr(self._ranks).encode()).hexdigest()[:16]}/{number}" if self._ranks else "world/1"
-        store = PrefixStore(part, self._world.open())
+        part = sha256(repr(self._ranks).encode()).hexdigest()[:16] if self._ranks else "world"
+        store = PrefixStore(f"{part}/{self._edition}", self._world.open())
         store.set_timeout(timeout)
         return store
 
     def of(self, ranks: Sequence[int]) -> Place:
         """Return the place of the store of a new group of these ranks of the world."""
-        return Place(self._world, tuple(ranks))
+        members = tuple(ranks)
+        self._made[hash(members)] += 1
+        return Place(self._world, members, self._made[hash(members)])
 
     def without_the_dead(self, comm: Any, nodes: Sequence[int]) -> Place:
         """Return the place of the store of the survivors' world; each of them calls it."""

@@ -204,7 +204,7 @@ class ProcessGroup(Operations):
         if self._store is None:
             if self.place is None:
                 raise DistStoreError(f"{self!r} has no store: it was made without MPI{here()}")
-            self._store = self.place.open(self.number, self.timeout)
+            self._store = self.place.open(self.timeout)
         return self._store
 
     @property
@@ -517,7 +517,6 @@ def make_group(
 
     Or of another `kind` than ProcessGroup, which then such a backend can't serve.
     """
-    fields["number"] = mpi_library.number_of_a_new_group(fields.get("comm"))
     group = (kind or ProcessGroup)(**fields)
     names = set(group.config.device_map.values())
     if len(names) == 1 and not names & registry.BUILT_IN:

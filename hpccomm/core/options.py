@@ -41,7 +41,6 @@ class Membership:
     device_id: int | Literal["auto"] | None = None  # this rank's GPU, as init_process_group was given it
     largest_tag: int = 10235  # what every MPI allows (MPI-4.1 §9.1.2), less those of job/tags.py
     place: Any = None  # of the group's store
-    number: int = 0  # of the groups that its first rank has made, the same on every rank
 
     def __init__(self, rank: int, size: int, **fields: Any) -> None:
         for name in fields.keys() - FIELDS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -24,16 +25,16 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class _Seen:
-    def __init__(self, ranks: tuple[int, ...], number: int) -> None:
+    def __init__(self, ranks: tuple[int, ...], edition: int) -> None:
         self.ranks = ranks  # of its members, in MPI.COMM_WORLD
-        self.number = number  # of the groups that the first of them has made
+        self.edition = edition  # which of the groups of these ranks it is
         self.hooks: dict[object, Hook] = {}  # not their handles, which keep groups
         self.made_at = _line_outside()
 
     @cached_property
     def key(self) -> str:
         """Return a name of the group, which is the same on every rank."""
-        return key_from(self.ranks, self.number)
+        return key_from(self.ranks, self.edition)
 
 
 def key_from(*facts: object) -> str:
@@ -44,12 +45,15 @@ def key_from(*facts: object) -> str:
 
 
 _seen: weakref.WeakKeyDictionary[ProcessGroup, _Seen] = weakref.WeakKeyDictionary()
+_made: Counter[int] = Counter()  # groups of the same ranks, by the hash of these: the ranks go with the group
 _everywhere: dict[object, Callable[[ProcessGroup], Hook]] = {}
 
 
 def add(group: ProcessGroup) -> None:
     """Take a new group into the table; called by every rank of it."""
-    _seen[group] = _Seen(_process_ranks(group), group.number)
+    ranks = _process_ranks(group)
+    _made[hash(ranks)] += 1
+    _seen[group] = _Seen(ranks, _made[hash(ranks)])
 
 
 def _line_outside() -> str:
@@ -89,7 +93,7 @@ def _snapshot(things: Iterable[Thing]) -> list[Thing]:
 
 
 def key_of(group: ProcessGroup) -> str:
-    """Return a key that is the same on every rank of a group, and that no other group has."""
+    """Return a key that is the same on every rank of a group; it counts the groups of the same members."""
     seen = _seen.get(group)
     return f"{group.name}:{'-'.join(map(str, group.ranks[:8]))}" if seen is None else seen.key
 

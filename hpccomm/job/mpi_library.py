@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
-import threading
-from array import array
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError
@@ -20,10 +17,6 @@ if TYPE_CHECKING:
 LOOKS = 20  # that find no message, before there is none
 # When so few ranks have met, each has a message of every other; messages do not overtake each other (MPI-4.1 §3.5).
 FEW_LOOKS, FEW_RANKS = 4, 3
-OUTSIDE_MPI = ("hpccomm-watchdog", "hpccomm-ctrl-c")  # threads of ordinary jobs
-_numbers = itertools.count(1)  # of the groups of this process
-
-_is_loaded = False
 
 
 def prepare() -> None:
@@ -36,7 +29,6 @@ def prepare() -> None:
 
 def load() -> Any:
     """Return mpi4py.MPI, whose import initialises MPI; DistBackendError says what to do where that fails."""
-    global _is_loaded
     prepare()
     try:
         from mpi4py import MPI
@@ -50,29 +42,11 @@ def load() -> Any:
     if not MPI.Is_initialized():  # mpi4py.rc.initialize is off: who initialises MPI finalises it
         MPI.Init_thread()
         atexit.register(lambda: None if MPI.Is_finalized() else MPI.Finalize())
-    if not _is_loaded:
-        _is_loaded = True
-        atexit.register(_stop_threads, os.getpid())
     if MPI.Is_finalized():
         raise DistBackendError("MPI has been finalised; a process can't start it again")
     forked.spare_mpi()
     forked.hide_launcher(MPI.COMM_WORLD.Get_rank())
     return MPI
-
-
-def _stop_threads(pid: int) -> None:
-    """Have MPI_Finalize stop the program's daemon threads first: one that waits inside MPI would crash in it."""
-    from mpi4py import MPI
-
-    from ..native import room
-
-    if room is not None and os.getpid() == pid and not MPI.Is_finalized() and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        others = (each for each in threading.enumerate() if each is not threading.current_thread())
-        threads = [each.native_id for each in others if each.name not in OUTSIDE_MPI]
-        if threads:
-            comms = MPI._handleof(MPI.COMM_SELF), MPI._handleof(MPI.COMM_WORLD)
-            in_finalize = MPI.get_vendor()[0] == "Open MPI"
-            room.stop_at_the_end(MPI.__file__, *comms, MPI.ANY_SOURCE, MPI.ANY_TAG, in_finalize, threads)
 
 
 def _has_infiniband() -> bool:
@@ -115,18 +89,6 @@ def membership(comm: Any) -> dict[str, Any]:
     rank, size = comm.Get_rank(), comm.Get_size()
     fields = {"rank": rank, "size": size, "comm": comm, "nodes": nodes, "processes": processes}
     return {**fields, "settings": settings, "largest_tag": LARGEST}
-
-
-def number_of_a_new_group(comm: MPI.Intracomm | None) -> int:
-    """Return a number that no other group with the same first rank has; every rank of the new group calls it.
-
-    So groups that have gone are told from later ones of the same ranks, and no process has to remember them.
-    """
-    number = array("q", [next(_numbers)])
-    if comm is not None:
-        with failures.translating("making a group", comm):
-            comm.Bcast(number)  # mpi4py's bcast of objects duplicates the communicator, and keeps the GIL meanwhile
-    return number[0]
 
 
 def private(comm: Any, parent: MPI.Intracomm | None = None) -> Any:

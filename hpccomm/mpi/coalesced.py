@@ -116,7 +116,7 @@ class Packed(PersistentWork):
     def release(self) -> None:
         """Free the requests, and let go of the arrays."""
         self._work.release()
-        del self._pack, self._unpack
+        del self._work, self._pack, self._unpack
 
 
 class Several(PersistentWork):

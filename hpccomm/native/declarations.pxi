@@ -31,7 +31,6 @@ cdef extern from "Python.h":
     bint PyList_CheckExact(object)
     const char* PyUnicode_AsUTF8(object text) except NULL
     unsigned long PyThread_get_thread_ident() nogil
-    int Py_AtExit(void (*function)() noexcept nogil)
 
 cdef extern from *:
     """
@@ -66,12 +65,6 @@ cdef extern from "numpy/arrayobject.h":
     int PyArray_TYPE(Array* array) nogil
     int PyArray_ITEMSIZE(Array* array) nogil
     void* PyArray_DATA(Array* array) nogil
-
-cdef extern from "end.h" nogil:
-    int* end_threads
-    int end_count
-    const int END_THREADS
-    void end_stop_threads(int (*call)(void*) noexcept nogil, void* argument)
 
 cdef extern from "half.h" nogil:
     float half_to_float(uint16_t half)

@@ -18,7 +18,7 @@ cdef class Halves:
     cdef Py_ssize_t nbytes, low, high  # from `low` to `high` the input is for this rank alone
     cdef uint64_t call_in_node
     cdef int what, noted, number, place, root, rank, size
-    cdef bint averages, has_taken
+    cdef bint averages, has_taken, is_plain  # the last: the dtype has a number in the ring
     cdef long long entry
     cdef readonly unsigned long waiting_thread
     cdef public object door, operation, call, _timeout
@@ -34,7 +34,7 @@ cdef class Halves:
         self.what = NAMES.index(f"{name}_start")
         self.fill, self.finish, self.alive = fill, finish, (given, taken, memory)
         self.given, self.taken = <char*>PyArray_DATA(x), <char*>PyArray_DATA(without_gaps(taken))
-        self.nbytes, self.number = PyArray_NBYTES(x), PyArray_TYPE(x)
+        self.nbytes, self.number, self.is_plain = PyArray_NBYTES(x), PyArray_TYPE(x), type_of(x) != 0
         self.place = NOBODY if op is None else path.place_of(op)
         cdef uint64_t kind = 0
         if op is not None:
@@ -57,7 +57,7 @@ cdef class Halves:
             self.fill()
         if self.noted == 0:
             self.noted = NAMES.index(self.call.name)  # it may be the whole of a coalesced one
-        self.entry = note(self.path, self.noted, self.number, self.nbytes, self.place, NOBODY, NOBODY, True)
+        self.entry = note(self.path, self.noted, self.number if self.is_plain else NOBODY, self.nbytes, self.place, NOBODY, NOBODY, True)
         self.puts()
         self.path.count += 1
         self.is_active = True
@@ -137,7 +137,7 @@ cdef class Halves:
     def wait(self, timeout=None):
         """See PersistentWork.wait."""
         if (not self.is_active or timeout is not None or self._timeout is not None or self.operation is not None
-                or self.finish is not None):
+                or self.finish is not None or self.has_taken):
             return halves_wait(self, timeout)
         cdef int code = self.takes()
         if code:
@@ -169,7 +169,7 @@ cdef class Halves:
         return True
 
     cdef object error_of(self, int code):
-        return difference_error(self.call.name, self.node.differing) if code == NODE_DIFFERS else exception_of(code)
+        return difference_error(NAMES[self.what] if self.call is None else self.call.name, self.node.differing) if code == NODE_DIFFERS else exception_of(code)
 
     def release(self):
         """See PersistentWork.release."""

@@ -78,14 +78,6 @@ cdef void* function(void* library, str name) except NULL:
     return found
 
 
-cdef void* loaded(str path) except NULL:
-    """Return the extension module at `path`, which has been loaded, for `function`."""
-    cdef void* library = dlopen(path.encode(), RTLD_NOW | RTLD_NOLOAD)
-    if library == NULL:
-        raise ImportError(f"{path} is not loaded")
-    return library
-
-
 def set_up(str path, dict names, object exception, object length, object difference):
     """Find MPI's functions in the library that the extension module at `path` is linked to, and take the tables over.
 
@@ -95,7 +87,9 @@ def set_up(str path, dict names, object exception, object length, object differe
     a call that another rank does not make alike.
     """
     global exception_of, length_error, difference_error
-    cdef void* library = loaded(path)
+    cdef void* library = dlopen(path.encode(), RTLD_NOW | RTLD_NOLOAD)
+    if library == NULL:
+        raise ImportError(f"{path} is not loaded")
     mpi.bcast = <Bcast>function(library, "MPI_Bcast")
     mpi.allreduce = <Allreduce>function(library, "MPI_Allreduce")
     mpi.iallreduce = <Iallreduce>function(library, "MPI_Iallreduce")
@@ -146,8 +140,9 @@ def set_up(str path, dict names, object exception, object length, object differe
 
 def make_op(str path, str op, str code):
     """Return the handle of MPI's reduction of floats of a dtype with an op of node.h, for the library as in set_up."""
+    cdef void* library = dlopen(path.encode(), RTLD_NOW | RTLD_NOLOAD)
     cdef Handle made = 0
-    (<CreateOp>function(loaded(path), "MPI_Op_create"))(combine_of(ord(op), ord(code)), True, &made)
+    (<CreateOp>function(library, "MPI_Op_create"))(combine_of(ord(op), ord(code)), True, &made)
     return made
 
 
@@ -183,7 +178,6 @@ cdef struct Window:
 cdef Window* windows_left = NULL
 cdef int windows_count = 0, windows_room = 0
 cdef bint end_is_prepared = False
-cdef Handle at_the_end = 0  # MPI_COMM_WORLD, if threads are to stop: MPICH has other locks for MPI_COMM_SELF
 
 
 def prepare_end(comm_self):
@@ -194,36 +188,6 @@ def prepare_end(comm_self):
         end_is_prepared = True
         mpi.create_keyval(copy_nothing, before_the_end, &keyval, NULL)
         mpi.set_attribute(handle(comm_self), keyval, NULL)
-
-
-def stop_at_the_end(str path, comm_self, comm_world, int any_source, int any_tag, bint in_finalize, list threads):
-    """Stop these threads, which the system knows by these numbers, when Python has ended: before MPI_Finalize, or in it.
-
-    In it MPICH has no locks any more, by which a thread is stopped outside MPI; and Open MPI needs a thread that waits
-    inside MPI while windows are freed, because it makes progress for the others. `path` is that of `set_up`.
-    """
-    global end_count, at_the_end
-    cdef void* library = loaded(path)
-    mpi.iprobe = <Iprobe>function(library, "MPI_Iprobe")
-    mpi.create_keyval = <CreateKeyval>function(library, "MPI_Comm_create_keyval")
-    mpi.set_attribute = <SetAttribute>function(library, "MPI_Comm_set_attr")
-    mpi.any_source, mpi.any_tag, at_the_end = any_source, any_tag, handle(comm_world)
-    for number in threads[:END_THREADS]:
-        end_threads[end_count] = number
-        end_count += 1
-    if in_finalize:
-        prepare_end(comm_self)
-    else:
-        Py_AtExit(stop_threads)  # the last is the first to be called, and mpi4py's calls MPI_Finalize
-
-
-cdef void stop_threads() noexcept nogil:
-    """Stop the program's threads that still wait in memory of the node, then those inside MPI."""
-    global at_the_end
-    node_end()
-    if at_the_end:
-        end_stop_threads(make_progress, <void*>at_the_end)
-    at_the_end = 0
 
 
 def keep_window(window, uint64_t name):
@@ -260,10 +224,7 @@ cdef int copy_nothing(Handle comm, int key, void* extra, void* value, void* copi
 
 
 cdef int before_the_end(Handle comm, int key, void* value, void* extra) noexcept nogil:
-    """Stop the program's threads that still wait in memory of the node, free the windows, and stop those inside MPI.
-
-    In this order: a thread inside MPI of Open MPI makes progress for the one that waits for the others to free a window.
-    """
+    """Stop the threads of the program that still wait in memory of the node, then free the windows."""
     global windows_count
     cdef int i, first
     node_end()
@@ -276,5 +237,4 @@ cdef int before_the_end(Handle comm, int key, void* value, void* extra) noexcept
         mpi.free_window(&windows_left[first].handle)
         windows_count -= 1
         windows_left[first] = windows_left[windows_count]
-    stop_threads()
     return 0

@@ -1,4 +1,4 @@
-"""Threads with a group each, whose first operations the ranks make in another order; threads that wait at the end."""
+"""Threads with a group each, whose first operations the ranks make in another order: a job of two ranks for each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpccomm.native import room
-
-from ..launch import UNTIL_IN_MPI, launch
+from ..launch import launch
 
 pytestmark = pytest.mark.serial
 
@@ -67,40 +65,3 @@ def test_what_a_group_makes_for_its_first_operation_keeps_no_other_thread_waitin
     file.write_text(textwrap.dedent(PROGRAM).format(use=use))
     ended = launch(2, sys.executable, file)
     assert ended.returncode == 0, ended.stderr
-
-
-# Rank 0's daemon thread waits for an operation that the other rank never makes.
-WAITS_AT_THE_END = f"""
-import sys, threading
-import numpy as np
-import hpccomm as hc
-from mpi4py import MPI
-{UNTIL_IN_MPI.replace("threading.main_thread().ident", "thread.ident")}
-world = hc.init_process_group()
-if world.rank == 0:
-    thread = threading.Thread(target=lambda: {{operation}}, daemon=True)
-    thread.start()
-    until_in_mpi()
-MPI.COMM_WORLD.Barrier()  # a rank that is alone at the end for some seconds says so
-{{end}}
-"""
-OPERATIONS = [
-    "hc.recv(np.zeros(4), src=1)",
-    "hc.recv(np.zeros(1 << 20)[::2])",
-    "hc.send(np.zeros(1 << 20), dst=1)",
-    "hc.irecv(np.zeros(4), src=1).wait()",
-    "hc.recv_object_list([None], src=1)",
-    "hc.all_reduce(np.zeros(1 << 20))",
-    "hc.all_gather_object([None] * 2, 0)",
-    "hc.barrier()",
-]
-
-
-@pytest.mark.parametrize("operation", OPERATIONS if room is not None else [])  # it is compiled code that stops them
-def test_a_program_ends_with_its_own_status_while_a_daemon_thread_waits(operation: str, tmp_path: Path) -> None:
-    file = tmp_path / "program.py"
-    for end in ("", "sys.exit(7 * world.rank)"):
-        file.write_text(WAITS_AT_THE_END.format(operation=operation, end=end))
-        ended = launch(2, sys.executable, file)
-        assert ended.returncode == (7 if end else 0), ended.stderr
-        assert end or ended.stderr == ""
