@@ -1,15 +1,15 @@
 /* Persistent collectives of a node in two halves, in flags and slots of their own (node.h has the flags and slots).
  *
- * `start` puts values into this rank's slot and waits for nobody; `wait` meets the others (node_meet) and takes. It waits
- * for nothing that another rank does in its `wait`: that rank may not get there before it has heard from this one. So
- * each rank could reduce everything; of larger arrays whoever comes first to a share reduces it for all. The slots are
- * the operation's own, for between the halves this rank does others, whose numbers would tell that it has ended this.
+ * `start` puts values into this rank's slot and waits for nobody; `wait` meets the others (node_meet) and takes. It does
+ * not wait for another rank to come to its `wait`: that rank may not get there before it has heard from this one. So each
+ * rank could reduce everything; a share of a larger array is reduced by the rank that claims it first, for all, and the
+ * others wait for a share that has been claimed. The slots are the operation's own: between the halves this rank does
+ * other operations, whose numbers would tell that it has ended this one.
  */
 #ifndef HPCCOMM_HALVES_H
 #define HPCCOMM_HALVES_H
 
 #include "node.h"
-
 
 static inline size_t node_halves_bytes(int ranks, size_t slot)
 {
@@ -60,11 +60,9 @@ static inline int node_take_all_reduced(Node *n, Fold *fold, char *x, size_t byt
         node_fold(n, fold, x, NULL, 0, bytes);
         return 0;
     }
-    size_t lines = (bytes + LINE - 1) / LINE, share = (lines + (size_t)n->ranks - 1) / (size_t)n->ranks * LINE;
     for (int i = 0; i < n->ranks; i++) {
         int rank = (n->rank + i) % n->ranks;
-        size_t from = share * (size_t)rank < bytes ? share * (size_t)rank : bytes;
-        size_t part = from + share < bytes ? share : bytes - from;
+        size_t from, part = node_share(n, bytes, rank, &from);
         uint64_t before = atomic_load_explicit(&n->flags[rank].claimed, memory_order_relaxed);
         if (before < n->number && atomic_compare_exchange_strong(&n->flags[rank].claimed, &before, n->number)) {
             node_fold(n, fold, node_result(n) + from, NULL, from, part);

@@ -17,8 +17,8 @@ cdef class Halves:
     cdef char *taken
     cdef Py_ssize_t nbytes, low, high  # from `low` to `high` the input is for this rank alone
     cdef uint64_t call_in_node
-    cdef int what, noted, number, place, root, rank, size
-    cdef bint averages, has_taken, is_plain  # the last: the dtype has a number in the ring
+    cdef int what, noted, number, dtype, place, root  # dtype: the number as it stands in the ring
+    cdef bint averages, has_taken
     cdef long long entry
     cdef readonly unsigned long waiting_thread
     cdef public object door, operation, call, _timeout
@@ -29,23 +29,23 @@ cdef class Halves:
         `averages` the sum of floats is divided by the number of ranks.
         """
         cdef Array* x = without_gaps(given)
-        self.path, self.rank, self.size = path, path.rank, path.size
+        self.path, self.node = path, path.node
         self.root, self.arrays, self.averages = root, arrays, averages
         self.what = NAMES.index(f"{name}_start")
         self.fill, self.finish, self.alive = fill, finish, (given, taken, memory)
         self.given, self.taken = <char*>PyArray_DATA(x), <char*>PyArray_DATA(without_gaps(taken))
-        self.nbytes, self.number, self.is_plain = PyArray_NBYTES(x), PyArray_TYPE(x), type_of(x) != 0
+        self.nbytes, self.number = PyArray_NBYTES(x), PyArray_TYPE(x)
+        self.dtype = self.number if type_of(x) != 0 else NOBODY
         self.place = NOBODY if op is None else path.place_of(op)
         cdef uint64_t kind = 0
         if op is not None:
             self.fold, kind = mpi.folds[self.place][self.number], mpi.kinds[self.number]
         self.call_in_node = call_of(self.what, root if op is None else self.place, kind)
-        cdef Py_ssize_t part = self.nbytes // self.size
+        cdef Py_ssize_t part = self.nbytes // self.node.ranks
         if self.what == REDUCE_SCATTER_START or self.what == ALL_TO_ALL_START:
-            self.low, self.high = part * self.rank, part * (self.rank + 1)
-        if arrays is not None or self.what == BROADCAST_START and root != self.rank:
+            self.low, self.high = part * self.node.rank, part * (self.node.rank + 1)
+        if arrays is not None or self.what == BROADCAST_START and root != self.node.rank:
             self.given = NULL  # nothing is copied
-        self.node = path.node
         node_make_halves(&self.node, <char*>PyArray_DATA(without_gaps(memory)), slot_for(self.nbytes))
 
     def start(self):
@@ -57,7 +57,7 @@ cdef class Halves:
             self.fill()
         if self.noted == 0:
             self.noted = NAMES.index(self.call.name)  # it may be the whole of a coalesced one
-        self.entry = note(self.path, self.noted, self.number if self.is_plain else NOBODY, self.nbytes, self.place, NOBODY, NOBODY, True)
+        self.entry = note(self.path, self.noted, self.dtype, self.nbytes, self.place, NOBODY, NOBODY, True)
         self.puts()
         self.path.count += 1
         self.is_active = True
@@ -72,10 +72,11 @@ cdef class Halves:
     cdef int puts(self) except -1:
         """Put this rank's values into its slot."""
         cdef int code
+        cdef char* slot
         self.has_taken = False
         if self.arrays is not None:
-            pack(self.arrays, 0, PyList_GET_SIZE(self.arrays), node_slot(&self.node, self.node.number + 1, self.rank), 1, 0,
-                 True)
+            slot = node_slot(&self.node, self.node.number + 1, self.node.rank)
+            pack(self.arrays, 0, PyList_GET_SIZE(self.arrays), slot, 1, 0, True)
         with nogil:
             code = node_start(&self.node, self.call_in_node, self.given, self.nbytes, self.low, self.high)
         if code:
@@ -98,18 +99,18 @@ cdef class Halves:
 
     cdef int moves(self) noexcept nogil:
         cdef int rank, code = 0
-        cdef Py_ssize_t part = self.nbytes // self.size
+        cdef Py_ssize_t part = self.nbytes // self.node.ranks
         cdef uint64_t number = self.node.number
         if self.what == BROADCAST_START:
-            if self.root != self.rank:
+            if self.root != self.node.rank:
                 memcpy(self.taken, node_slot(&self.node, number, self.root), self.nbytes)
         elif self.what == ALL_GATHER_START:
-            for rank in range(self.size):
-                memcpy(self.taken + rank * self.nbytes, self.given if rank == self.rank
+            for rank in range(self.node.ranks):
+                memcpy(self.taken + rank * self.nbytes, self.given if rank == self.node.rank
                        else node_slot(&self.node, number, rank), self.nbytes)
         elif self.what == ALL_TO_ALL_START:
-            for rank in range(self.size):
-                memcpy(self.taken + rank * part, self.given + self.low if rank == self.rank
+            for rank in range(self.node.ranks):
+                memcpy(self.taken + rank * part, self.given + self.low if rank == self.node.rank
                        else node_slot(&self.node, number, rank) + self.low, part)
         elif self.what == REDUCE_SCATTER_START:
             node_fold(&self.node, self.fold, self.taken, self.given + self.low, self.low, part)
@@ -121,9 +122,9 @@ cdef class Halves:
 
     cdef void averages_values(self, char* data, Py_ssize_t nbytes) noexcept nogil:
         if self.averages:
-            average(data, nbytes // <Py_ssize_t>(mpi.kinds[self.number] & 255), self.number, self.size)
+            average(data, nbytes // <Py_ssize_t>(mpi.kinds[self.number] & 255), self.number, self.node.ranks)
 
-    cdef int unpacks(self) noexcept:
+    cdef void unpacks(self) noexcept:
         """Reduce all ranks' values into the arrays that they are of."""
         cdef Py_ssize_t i, nbytes, at = 0
         cdef char* data
@@ -132,7 +133,6 @@ cdef class Halves:
             node_fold(&self.node, self.fold, data, NULL, at, nbytes)
             self.averages_values(data, nbytes)
             at += nbytes
-        return 0
 
     def wait(self, timeout=None):
         """See PersistentWork.wait."""
@@ -169,7 +169,10 @@ cdef class Halves:
         return True
 
     cdef object error_of(self, int code):
-        return difference_error(NAMES[self.what] if self.call is None else self.call.name, self.node.differing) if code == NODE_DIFFERS else exception_of(code)
+        if code != NODE_DIFFERS:
+            return exception_of(code)
+        name = NAMES[self.what] if self.call is None else self.call.name  # a part of another operation has no call
+        return difference_error(name, self.node.differing)
 
     def release(self):
         """See PersistentWork.release."""

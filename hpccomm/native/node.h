@@ -189,6 +189,14 @@ static inline void node_fold(Node *n, Fold *fold, char *out, const char *mine, s
     }
 }
 
+/* Return how many of `bytes` a rank's share has, in whole lines but at the end, and where it begins. */
+static inline size_t node_share(const Node *n, size_t bytes, int rank, size_t *from)
+{
+    size_t lines = (bytes + LINE - 1) / LINE, share = (lines + (size_t)n->ranks - 1) / (size_t)n->ranks * LINE;
+    *from = share * (size_t)rank < bytes ? share * (size_t)rank : bytes;
+    return *from + share < bytes ? share : bytes - *from;
+}
+
 static inline int node_all_reduce(Node *n, uint64_t call, Fold *fold, size_t itemsize, char *x, size_t count)
 {
     size_t bytes = count * itemsize;
@@ -208,10 +216,8 @@ static inline int node_all_reduce(Node *n, uint64_t call, Fold *fold, size_t ite
         return 0;
     }
     for (size_t at = 0; at < bytes; at += n->slot) {
-        size_t part = bytes - at < n->slot ? bytes - at : n->slot;
-        size_t lines = (part + LINE - 1) / LINE, share = (lines + (size_t)n->ranks - 1) / (size_t)n->ranks * LINE;
-        size_t low = share * (size_t)n->rank < part ? share * (size_t)n->rank : part;
-        size_t high = low + share < part ? low + share : part;
+        size_t part = bytes - at < n->slot ? bytes - at : n->slot, low;
+        size_t own = node_share(n, part, n->rank, &low), high = low + own;
         if ((code = node_next(n)))
             return code;
         char *slot = node_slot(n, n->number, n->rank), *result = node_result(n);
@@ -220,16 +226,15 @@ static inline int node_all_reduce(Node *n, uint64_t call, Fold *fold, size_t ite
         node_show(n, call, count + at);
         if ((code = node_meet(n)))
             return code;
-        node_fold(n, fold, result + low, x + at + low, low, high - low);
+        node_fold(n, fold, result + low, x + at + low, low, own);
         atomic_store_explicit(&n->flags[n->rank].reduced, n->number, memory_order_release);
-        memcpy(x + at + low, result + low, high - low);
+        memcpy(x + at + low, result + low, own);
         for (int i = 1; i < n->ranks; i++) {
             int rank = (n->rank + i) % n->ranks;
-            size_t from = share * (size_t)rank < part ? share * (size_t)rank : part;
-            size_t to = from + share < part ? from + share : part;
+            size_t from, others = node_share(n, part, rank, &from);
             if ((code = node_wait(n, &n->flags[rank].reduced, n->number)))
                 return code;
-            memcpy(x + at + from, result + from, to - from);
+            memcpy(x + at + from, result + from, others);
         }
     }
     return 0;
