@@ -76,7 +76,7 @@ class Door:
         self.block: Block | None = None  # the coalescing() block that collects
         self.collectives = self.messages = 0  # those that did not take the fast path
         self.recent: deque[Recent] = deque(maxlen=8)  # for reports: the last collectives but fast ones, and set-ups
-        self.last_sent: deque[tuple[int, str]] = deque(maxlen=8)  # likewise: to which ranks, and the tags
+        self.last_sent: deque[tuple[str, int, int]] = deque(maxlen=8)  # likewise: the names, ranks and tags
         self.in_flight: dict[Work, None] = {}  # the oldest first
         self.unasked_bytes = 0  # of the arrays of Works that have begun since those in flight were asked
         self.failed: list[Work] = []
@@ -109,8 +109,7 @@ class Door:
             self.messages = self.fast_path.passed_messages = self.messages + 1
             if name in PLACES_OF_PEER_AND_TAG and not name.startswith("recv"):
                 peer, tag = PLACES_OF_PEER_AND_TAG[name]
-                of = " of objects" if name == "send_object_list" else ""  # which no receive of an array takes
-                self.last_sent.append((arguments[peer], f"{arguments[tag]}{of}"))
+                self.last_sent.append((name, arguments[peer], arguments[tag]))
         else:
             self.collectives = self.fast_path.passed_collectives = self.collectives + 1
             first = arguments[0] if arguments else None

@@ -27,7 +27,7 @@ from .reported import (
     without_collector,
 )
 from .sizes import unequal
-from .words import by_number, duration, from_ranges, places_in_words, ranks_by_value, ranks_in_words
+from .words import by_number, duration, from_ranges, places_in_words, ranks_by_value, ranks_in_words, tag_in_words
 
 LEAST = 1.0  # seconds that a call of C takes which is worth a word
 PASSED = 32  # collectives before the one that hangs, which are compared
@@ -400,21 +400,23 @@ class _Search:
         """Yield a line for each receive of a tag from a rank that has sent messages under other tags only."""
         sent: dict[tuple[str, int], dict[int, list[str]]] = {}  # tags, by group, receiver and sender
         receives = [
-            (each, record) for each in self._ranks for record, _ in each.waits if record.name.startswith("recv")
+            (each, record, tag_in_words(record.name, record.tag))
+            for each in self._ranks
+            for record, _ in each.waits
+            if record.name.startswith("recv") and record.tag is not None
         ]
-        for group in {record.group for _, record in receives if record.tag is not None}:
+        for group in {record.group for _, record, _ in receives}:
             members = self._groups.get(group, ())
             for sender in members:
                 for receiver, tags in self._ranks[sender].tags_sent(group).items():
                     if 0 <= receiver < len(members):
                         sent.setdefault((group, members[receiver]), {})[sender] = tags
-        for each, record in receives:
+        for each, record, tag in receives:
             came = sent.get((record.group, each.rank), {})
             if record.peer is not None:
                 senders = self._groups.get(record.group, ())[record.peer : record.peer + 1]
                 came = {rank: came[rank] for rank in senders if rank in came}
-            tag = f"{record.tag} of objects" if record.name == "recv_object_list" else f"{record.tag}"
-            if came and record.tag is not None and not any(tag in tags for tags in came.values()):
+            if came and not any(tag in tags for tags in came.values()):
                 said = (f"the last from rank {rank} to it {_tags(tags)}" for rank, tags in came.items())
                 yield f"rank {each.rank} waits for a message with tag {tag}; {'; '.join(said)}"
 

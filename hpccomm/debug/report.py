@@ -32,7 +32,7 @@ from .records import Record, key_of_operation
 from .reported import without_collector
 from .sources import SOURCES
 from .waiting import LOST
-from .words import LARGEST_JOB, as_ranges, ranks_by_value
+from .words import LARGEST_JOB, as_ranges, ranks_by_value, tag_in_words
 
 KEPT = 32  # of the last collectives of each group that took the compiled fast path
 MANY_RANGES = 64  # as many reports at least have the ranks of a group that are not in so few ranges
@@ -408,7 +408,8 @@ def _group(group: ProcessGroup) -> dict[str, Any]:
         for each in fast[-KEPT:]
     ]
     recent.sort(key=lambda each: each[0])
-    sent = [[peer, str(tag)] for peer, tag in [*group.door.last_sent.copy(), *group.door.fast_path.last_sent]]
+    messages = [*group.door.last_sent.copy(), *(("send", *each) for each in group.door.fast_path.last_sent)]
+    sent = [[peer, tag_in_words(name, tag)] for name, peer, tag in messages]
     known = {"name": group.name, "made_at": made_at(group), **counts, "recent": recent, "sent": sent}
     ranges = as_ranges(ranks_of(group))
     if len(ranges) > MANY_RANGES and group.rank % (group.size // MANY_RANGES):

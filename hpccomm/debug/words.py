@@ -11,6 +11,11 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 LARGEST_JOB = 1 << 22  # ranks, of which files may tell
 
 
+def tag_in_words(name: str, tag: int) -> str:
+    """Return the tag of a message of the operation `name`: messages of objects have tags of their own."""
+    return f"{tag} of objects" if name.endswith("_object_list") else f"{tag}"
+
+
 def as_ranges(ranks: Iterable[int]) -> list[list[int]]:
     """Return ranks, in their order, as the arguments of ranges: ``[[0, 10000, 1]]`` for 10,000 ranks in a row."""
     found: list[list[int]] = []

@@ -143,6 +143,8 @@ def free(comm: MPI.Intracomm, group: object, largest_tag: int, have_met: bool = 
     """
     from mpi4py import MPI
 
+    from .tags import OBJECTS
+
     left: list[str] = []
     status, misses = MPI.Status(), 0
     looks = FEW_LOOKS if have_met and comm.Get_size() <= FEW_RANKS else LOOKS
@@ -152,13 +154,11 @@ def free(comm: MPI.Intracomm, group: object, largest_tag: int, have_met: bool = 
             misses += 1
             continue
         message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
-        tag, of_objects = status.Get_tag(), ""
-        if largest_tag < tag <= 2 * largest_tag + 1:
-            tag, of_objects = tag - largest_tag - 1, " of objects"
+        size, source, tag = status.Get_count(MPI.BYTE), status.Get_source(), status.Get_tag()
         if tag <= largest_tag:  # of the program: hpccomm's own tags are above
-            left.append(
-                f"{status.Get_count(MPI.BYTE)} bytes{of_objects} from rank {status.Get_source()} with tag {tag}"
-            )
+            left.append(f"{size} bytes from rank {source} with tag {tag}")
+        elif OBJECTS <= tag <= OBJECTS + largest_tag:
+            left.append(f"{size} bytes of objects from rank {source} with tag {tag - OBJECTS}")
     spare = failures.take_spare(comm)
     if spare is not None:
         release(spare)

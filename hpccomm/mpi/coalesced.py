@@ -23,8 +23,6 @@ from .segments import runs
 if TYPE_CHECKING:
     from .backend import MPIBackend
 
-LARGEST_RUN = 2 << 20  # bytes, of a persistent operation: what has room in memory of the node
-
 
 class Coalesced:
     """The blocking forms, with the memory that all calls pack into."""
@@ -70,7 +68,7 @@ def set_up(backend: MPIBackend, arrays: list[Any], op: ReduceOp) -> PersistentWo
     works: list[PersistentWork] = []
     for indices in by_dtype(arrays):
         same = [arrays[i] for i in indices]
-        for run, size in runs(same, LARGEST_RUN // same[0].itemsize):
+        for run, size in runs(same, persistent.LARGEST_IN_NODE // same[0].itemsize):
             if len(run) == 1:
                 works.append(persistent.set_up(backend, "all_reduce", (run[0], op), True))
                 continue

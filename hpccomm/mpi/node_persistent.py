@@ -13,13 +13,13 @@ from ..core.persistent_work import PersistentWork
 from ..core.work import Once, both, repeatable
 from ..native import _room as room
 from .layout import Finish
+from .persistent import LARGEST_IN_NODE
 from .shared_memory import MOST_NODE_WINDOWS, Window, has_room_to_spare, on_all
 
 if TYPE_CHECKING:
     from .compiled import CompiledFastPath
 
 FIRST_WINDOW_BYTES = 64 << 10  # each further window is twice as large
-LARGEST_BYTES = 2 << 20  # of the input: larger ones are as fast in the communication thread
 MOST_BYTES = 64 << 20  # of a group; then MPI takes over
 
 
@@ -43,7 +43,7 @@ class NodePersistent:
         arrays: list[Any] | None = None, averages: bool = False,
     ) -> PersistentWork | None:  # fmt: skip
         """Return the operation on buffers made for MPI, as Halves describes them; None if MPI has to do it."""
-        if not 0 < given.nbytes <= LARGEST_BYTES or not self._fast_path.opens_node(given, op):
+        if not 0 < given.nbytes <= LARGEST_IN_NODE or not self._fast_path.opens_node(given, op):
             return None
         memory = self._memory(room.halves_bytes(self._ranks, given.nbytes))
         if memory is None:

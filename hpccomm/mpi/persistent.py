@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .backend import MPIBackend
 
 
+LARGEST_IN_NODE = 2 << 20  # bytes of the input; larger ones are as fast in the communication thread
+
+
 class MPIPersistentWork(PersistentWork):
     """An operation whose `prepare` fills the inputs before each start, and `finish` unpacks the outputs after it."""
 

@@ -189,7 +189,7 @@ class NCCLFastPath(GPUFastPath):
         if peer is not None:
             door.messages = door.fast_path.passed_messages = door.messages + 1
             if name != "recv":
-                door.last_sent.append((peer, str(NO_TAG)))
+                door.last_sent.append(("send", peer, NO_TAG))
         else:
             door.collectives = door.fast_path.passed_collectives = door.collectives + 1
             door.recent.append((door.collectives + door.fast_path.count, name, result.dtype, result.nbytes))
