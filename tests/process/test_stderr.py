@@ -6,6 +6,7 @@ import io
 import socket
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -30,6 +31,23 @@ def test_a_message_is_one_write_without_buffers_too() -> None:
     program = "from hpccomm.process.stderr import tell\ntell('one\\ntwo')\ntell('three')"
     assert packets(program) == ["one\ntwo\n", "three\n"]
     assert packets("import sys\nprint('one', file=sys.stderr)") == ["one", "\n"]  # what tell is there for
+
+
+def test_a_daemon_thread_that_writes_lets_the_program_end() -> None:
+    program = """
+        import sys, threading, time
+        from hpccomm.process.printed import _unread
+        from hpccomm.process.stderr import tell
+        threading.Thread(target=tell, args=("x" * 10**6,), daemon=True).start()
+        while not _unread(sys.stderr.fileno()):  # a pipe that nobody reads holds less
+            time.sleep(0.01)
+        """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environment()) as process:
+        status = process.wait(60)
+        assert process.stderr is not None
+        assert set(process.stderr.read()) == {ord("x")}
+    assert status == 0
 
 
 def test_a_closed_stderr_keeps_nobody_from_going_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ class Recorder:
         if len(self.groups) >= self._most:
             used = {record.group for record in self.records()}
             self.groups = {key: each for key, each in self.groups.items() if each.is_there or key in used}
-            for place in [place for place, each in self._places.items() if each.key not in self.groups]:
+            for place in [place for place, each in list(self._places.items()) if each.key not in self.groups]:
                 del self._places[place]
             self._most = max(FEW, 2 * len(self.groups))
         self.groups[traced.key] = traced
