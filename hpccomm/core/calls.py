@@ -18,7 +18,7 @@ from ..errors import UnsupportedOperationError, here
 from . import checks
 from .annotations import Arrays, Integer, SplitSizes
 from .arrays import Array
-from .operation_list import OPERATIONS, START, TASK
+from .operation_list import OPERATIONS, START, TASK, OperationSpec
 from .options import Membership
 from .reduce_op import ReduceOp, ReduceOpLike
 from .timeouts import as_seconds
@@ -38,10 +38,14 @@ class Call(tuple[str, str, Any, tuple[Any, ...]]):
     arguments: tuple[Any, ...] = property(itemgetter(3))  # type: ignore[assignment]
 
     @property
+    def spec(self) -> OperationSpec:
+        """What the list of operations says of it."""
+        return TASK if self.name == TASK.name else OPERATIONS[self.name.removesuffix(START)]
+
+    @property
     def named(self) -> dict[str, Any]:
         """The arguments by the names that they have in the list of operations."""
-        spec = TASK if self.name == TASK.name else OPERATIONS[self.name.removesuffix(START)]
-        return dict(zip(spec.arguments, self.arguments))
+        return dict(zip(self.spec.arguments, self.arguments))
 
 
 # -- one array ---------------------------------------------------------------------------------------

@@ -476,8 +476,8 @@ os.register_at_fork(after_in_child=_in_a_forked_process)
 @functools.cache
 def _places(name: str) -> tuple[list[int], list[int]]:
     """Return which arguments of an operation are arrays, and which its op or root."""
-    places = list(enumerate(OPERATIONS[name].arguments))
-    return [i for i, each in places if each in ("array", "output")], [i for i, each in places if each in ("op", "root")]
+    roles = list(enumerate(OPERATIONS[name].roles))
+    return [i for i, role in roles if role.is_array], [i for i, role in roles if not role.is_array]
 
 
 def _kind(call: Call) -> tuple[str, str, list[Any]]:

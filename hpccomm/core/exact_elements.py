@@ -125,8 +125,9 @@ def reduce(group: Operations, call: Call, async_op: bool) -> Work | None:
             f"there are no reproducible sums of {call.device} arrays; copy them to the host{here()}", call.name
         )
     backend, named = group.door.backends["cpu"], call.named
-    given = named["inputs"] if "inputs" in named else [named["array"]]
-    output = named.get("output", given[0])
+    source, target = call.spec.source, call.spec.target
+    given = [named[source.name]] if source.form == "one" else named[source.name]
+    output = named[target.name]
     part = real_dtype(output.dtype)
     inputs = [_numbers(array, part) for array in given]
     if call.name == "reduce_scatter_single":
@@ -134,19 +135,20 @@ def reduce(group: Operations, call: Call, async_op: bool) -> Work | None:
     digits = Digits(_agreed(backend, call.name, inputs), group.size)
     memories = [digits.of(each) for each in inputs]
     sums = memories[0]
-    if "output" in named:
-        named["output"] = sums = np.empty((len(sums), output.size * (output.dtype.itemsize // part.itemsize)), np.int64)
-    if "inputs" in named:
-        named["inputs"] = memories
+    if target is not source:
+        columns = output.size * (output.dtype.itemsize // part.itemsize)
+        named[target.name] = sums = np.empty((len(sums), columns), np.int64)
+    if call.name == "reduce_scatter_single":
+        named[source.name] = np.stack(memories)
     else:
-        named["array"] = np.stack(memories) if call.name == "reduce_scatter_single" else memories[0]
+        named[source.name] = memories[0] if source.form == "one" else memories
     named["op"] = ReduceOp.SUM
 
     def deliver() -> None:
         _write(output, digits.rounded(sums, part).view(output.dtype).reshape(output.shape))
 
     work: Work | None = getattr(backend, call.name)(*named.values(), async_op)
-    is_written = {"reduce": named.get("root") == group.rank, "exscan": group.rank > 0}.get(call.name, True)
+    is_written = target.is_written(named.get("root") == group.rank) and (call.name != "exscan" or group.rank > 0)
     return finished(work, deliver) if is_written else work
 
 

@@ -9,17 +9,59 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+class Role(NamedTuple):
+    """What one argument of an operation is."""
+
+    # an array: in, out, inout, from_root, to_root; or root, op, peer, any_peer (None is any rank), tag, value; or splits:
+    # the numbers of rows of an array for each rank
+    kind: str
+    name: str  # in the method of `Backend`, and in hooks
+    shown: str  # in the function that users call, and in messages
+    form: str = "one"  # one array, or a list of them: one for each rank, many, or many for each rank (lists)
+    of: str = ""  # the array that split sizes are of
+    is_alike: bool = False  # its dtype and size are the same on every rank; of others only the dtype is
+
+    @property
+    def is_array(self) -> bool:
+        """True if it is an array, or a list of arrays."""
+        return self.kind in ("in", "out", "inout", "from_root", "to_root")
+
+    def is_read(self, is_root: bool = True) -> bool:
+        """Return True if the values of its arrays before the operation matter, on the root or on another rank."""
+        return self.kind in ("in", "inout", "to_root") or (self.kind == "from_root" and is_root)
+
+    def is_written(self, is_root: bool = True) -> bool:
+        """Return True if the operation writes to its arrays, on the root or on another rank."""
+        return self.kind in ("out", "inout") or self.kind == ("to_root" if is_root else "from_root")
+
+
 class OperationSpec(NamedTuple):
     """One operation."""
 
     name: str  # in `hpccomm`, in `ProcessGroup` and in `Backend`
     arguments: tuple[str, ...]  # in the order of the method of `Backend`
-    summary: str
-    is_asynchronous: bool  # it takes ``async_op``
-    is_collected: bool  # by a coalescing() block
-    is_persistent: bool  # there is a ``*_init`` form
-    alike: tuple[str, ...]  # the arrays whose dtypes and sizes are the same on every rank; of others only the dtype is
-    is_unlike: bool = False  # not even that: each rank gives the arrays that it wants to
+    summary: str = ""
+    is_asynchronous: bool = False  # it takes ``async_op``
+    is_collected: bool = False  # by a coalescing() block
+    is_persistent: bool = False  # there is a ``*_init`` form
+    is_unlike: bool = False  # not even the dtypes are the same: each rank gives the arrays that it wants to
+    roles: tuple[Role, ...] = ()  # of the arguments, in their order
+    sizes: str = ""  # the rule of the numbers of elements: "output = n * array", or "outputs[rank] = array"
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """The arrays whose dtypes and sizes are the same on every rank."""
+        return tuple(role.name for role in self.roles if role.is_alike)
+
+    @property
+    def source(self) -> Role:
+        """The argument whose arrays are read."""
+        return next(role for role in self.roles if role.is_read())
+
+    @property
+    def target(self) -> Role:
+        """The argument whose arrays are written: that of `source`, if it works in place."""
+        return next(role for role in self.roles if role.is_written())
 
     @property
     def has_equal_counts(self) -> bool:
@@ -37,79 +79,147 @@ class OperationSpec(NamedTuple):
         return self.name == "task" or "dst" in self.arguments or "src" in self.arguments
 
 
-def _spec(name: str, arguments: str, summary: str, forms: str = "async") -> OperationSpec:
-    words, names = forms.split(), arguments.replace("*", "").split()
-    alike = tuple(each[:-1] for each in arguments.split() if each.endswith("*"))
-    is_asynchronous, is_collected, is_persistent = (form in words for form in ("async", "collected", "persistent"))
-    is_unlike = "unlike" in words
-    return OperationSpec(name, tuple(names), summary, is_asynchronous, is_collected, is_persistent, alike, is_unlike)
+def _role(text: str) -> Role:
+    """Return the role that ``"out each outputs*:output_list"`` is; a star: its dtype and size are alike."""
+    kind, *form, named = text.split()
+    named, _, of = named.removesuffix(")").partition("(")
+    name, _, shown = named.partition(":")
+    return Role(kind, name.rstrip("*"), shown or name.rstrip("*"), form[0] if form else "one", of, name.endswith("*"))
+
+
+def _spec(name: str, arguments: str, summary: str, forms: str = "async", sizes: str = "") -> OperationSpec:
+    has, roles = forms.split(), tuple(map(_role, filter(None, arguments.split(", "))))
+    names = tuple(role.name for role in roles)
+    is_asynchronous, is_collected, is_persistent, is_unlike = (
+        form in has for form in ("async", "collected", "persistent", "unlike")
+    )
+    return OperationSpec(name, names, summary, is_asynchronous, is_collected, is_persistent, is_unlike, roles, sizes)
 
 
 OPERATIONS: dict[str, OperationSpec] = {
     spec.name: spec
     for spec in (
-        _spec("broadcast", "array* root", "one rank's array to all", "async collected persistent"),
-        _spec("all_reduce", "array* op", "the reduction, on every rank", "async collected persistent"),
-        _spec("reduce", "array* root op", "the reduction, on one rank"),
-        _spec("scan", "array* op", "the reduction over ranks 0 to this one"),
-        _spec("exscan", "array* op", "the reduction over the ranks before this one"),
-        _spec("all_gather", "outputs* array", "every rank's array, in a list, on every rank"),
-        _spec("all_gather_single", "output* array*", "the same, in one array", "async collected persistent"),
-        _spec("gather", "array outputs root", "every rank's array, in a list, on one rank"),
-        _spec("scatter", "output inputs root", "one array of one rank's list to each rank"),
-        _spec("reduce_scatter", "output inputs* op", "the reduction of the r-th arrays, on rank r"),
-        _spec("reduce_scatter_single", "output* array* op", "the same, of one array", "async collected persistent"),
-        _spec("all_to_all", "outputs inputs", "one array from each rank to each rank"),
+        _spec("broadcast", "from_root array*, root root", "one rank's array to all", "async collected persistent"),
+        _spec("all_reduce", "inout array*, op op", "the reduction, on every rank", "async collected persistent"),
+        _spec("reduce", "to_root array*, root root, op op", "the reduction, on one rank"),
+        _spec("scan", "inout array*, op op", "the reduction over ranks 0 to this one"),
+        _spec("exscan", "inout array*, op op", "the reduction over the ranks before this one"),
+        _spec(
+            "all_gather",
+            "out each outputs*:output_list, in array",
+            "every rank's array, in a list, on every rank",
+            sizes="outputs[rank] = array",
+        ),
+        _spec(
+            "all_gather_single",
+            "out output*, in array*:input",
+            "the same, in one array",
+            "async collected persistent",
+            "output = n * array",
+        ),
+        _spec(
+            "gather",
+            "in array, out each outputs:gather_list, root root",
+            "every rank's array, in a list, on one rank",
+            sizes="outputs[rank] = array",
+        ),
+        _spec(
+            "scatter",
+            "out output, in each inputs:scatter_list, root root",
+            "one array of one rank's list to each rank",
+            sizes="inputs[rank] = output",
+        ),
+        _spec(
+            "reduce_scatter",
+            "out output, in each inputs*:input_list, op op",
+            "the reduction of the r-th arrays, on rank r",
+            sizes="inputs[rank] = output",
+        ),
+        _spec(
+            "reduce_scatter_single",
+            "out output*, in array*:input, op op",
+            "the same, of one array",
+            "async collected persistent",
+            "array = n * output",
+        ),
+        _spec(
+            "all_to_all",
+            "out each outputs:output_list, in each inputs:input_list",
+            "one array from each rank to each rank",
+            sizes="outputs[rank] = inputs[rank]",
+        ),
         _spec(
             "all_to_all_single",
-            "output array output_counts input_counts",
+            "out output, in array:input, splits output_counts:output_split_sizes(output), "
+            "splits input_counts:input_split_sizes(input)",
             "the same, with parts of one array",
             "async persistent",
         ),
-        _spec("all_reduce_coalesced", "arrays* op", "all_reduce of many arrays at once", "async persistent"),
-        _spec("broadcast_coalesced", "arrays* root", "broadcast of many arrays at once"),
-        _spec("all_gather_coalesced", "output_lists* arrays", "all_gather of many arrays at once"),
-        _spec("all_gather_single_coalesced", "outputs* arrays*", "all_gather_single of many arrays at once"),
-        _spec("reduce_scatter_single_coalesced", "outputs* arrays* op", "reduce_scatter_single of many arrays at once"),
-        _spec("all_reduce_sparse", "matrix op", "the sum of sparse matrices: what all_reduce does with one"),
-        _spec("send", "array dst tag", "a message to one rank (isend)", "async persistent"),
-        _spec("recv", "array src tag", "a message from one rank, or from any (irecv)", "async persistent"),
-        _spec("sendrecv", "array dst output src tag recv_tag", "a message each way at once"),
+        _spec(
+            "all_reduce_coalesced", "inout many arrays*, op op", "all_reduce of many arrays at once", "async persistent"
+        ),
+        _spec("broadcast_coalesced", "from_root many arrays*, root root", "broadcast of many arrays at once"),
+        _spec("all_gather_coalesced", "out lists output_lists*, in many arrays", "all_gather of many arrays at once"),
+        _spec(
+            "all_gather_single_coalesced",
+            "out many outputs*, in many arrays*:inputs",
+            "all_gather_single of many arrays at once",
+            sizes="outputs = n * arrays",
+        ),
+        _spec(
+            "reduce_scatter_single_coalesced",
+            "out many outputs*, in many arrays*:inputs, op op",
+            "reduce_scatter_single of many arrays at once",
+            sizes="arrays = n * outputs",
+        ),
+        _spec("all_reduce_sparse", "value matrix, op op", "the sum of sparse matrices: what all_reduce does with one"),
+        _spec("send", "in array, peer dst, tag tag", "a message to one rank (isend)", "async persistent"),
+        _spec(
+            "recv",
+            "out array, any_peer src, tag tag",
+            "a message from one rank, or from any (irecv)",
+            "async persistent",
+        ),
+        _spec(
+            "sendrecv",
+            "in array, peer dst, out output, any_peer src, tag tag, tag recv_tag",
+            "a message each way at once",
+        ),
         _spec(
             "halo_exchange",
-            "arrays width axes corners",
+            "inout many arrays, value width, value axes, value corners",
             "ghost cells, from the neighbours in a grid",
             "async persistent",
         ),
         _spec(
             "halo_accumulate",
-            "arrays width axes corners",
+            "inout many arrays, value width, value axes, value corners",
             "the reverse: ghosts are added to their owners",
             "async persistent",
         ),
         _spec(
             "redistribute",
-            "output array output_box input_box",
+            "out output, in array, value output_box, value input_box",
             "from one layout of boxes to another",
             "async persistent",
         ),
-        _spec("all_to_all_sparse", "arrays", "arrays to some ranks, which do not know of it", "async unlike"),
+        _spec("all_to_all_sparse", "value arrays", "arrays to some ranks, which do not know of it", "async unlike"),
         _spec("barrier", "", "every rank has arrived"),
-        _spec("monitored_barrier", "timeout wait_all_ranks", "the same, or who is missing", ""),
-        _spec("all_gather_object", "obj", "every rank's Python object, on every rank"),
-        _spec("gather_object", "obj root", "every rank's Python object, on one rank"),
-        _spec("broadcast_object_list", "objects root", "one rank's Python objects to all"),
-        _spec("scatter_object_list", "objects root", "one Python object of one rank's list to each rank"),
-        _spec("send_object_list", "objects dst tag", "Python objects to one rank"),
-        _spec("recv_object_list", "src tag", "Python objects from one rank, or from any"),
-        _spec("empty_shared", "shape dtype", "an array that the ranks of a node share", ""),
-        _spec("empty_symmetric", "shape dtype", "an array in memory that the GPUs of the group share", ""),
-        _spec("fence", "array", "what was written to a node-shared array is there for all", ""),
-        _spec("coalescing", "calls*", "what a coalescing() block has collected"),
+        _spec("monitored_barrier", "value timeout, value wait_all_ranks", "the same, or who is missing", ""),
+        _spec("all_gather_object", "value obj", "every rank's Python object, on every rank"),
+        _spec("gather_object", "value obj, root root", "every rank's Python object, on one rank"),
+        _spec("broadcast_object_list", "value objects, root root", "one rank's Python objects to all"),
+        _spec("scatter_object_list", "value objects, root root", "one Python object of one rank's list to each rank"),
+        _spec("send_object_list", "value objects, peer dst, tag tag", "Python objects to one rank"),
+        _spec("recv_object_list", "any_peer src, tag tag", "Python objects from one rank, or from any"),
+        _spec("empty_shared", "value shape, value dtype", "an array that the ranks of a node share", ""),
+        _spec("empty_symmetric", "value shape, value dtype", "an array in memory that the GPUs of the group share", ""),
+        _spec("fence", "value array", "what was written to a node-shared array is there for all", ""),
+        _spec("coalescing", "value calls*", "what a coalescing() block has collected"),
     )
 }
 
-TASK = _spec("task", "call", "a call that rank 0 of an executor has sent to this rank", "")  # no function of ours
+TASK = _spec("task", "value call", "a call that rank 0 of an executor has sent to this rank", "")  # no function of ours
 
 OF_GRIDS = {"halo_exchange", "halo_accumulate"}  # which other groups have not
 

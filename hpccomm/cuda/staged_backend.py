@@ -26,7 +26,6 @@ from .work import told_by_cuda
 T = TypeVar("T")
 
 CHUNK_BYTES = 4 << 20  # of collectives; of a message the other end may be a host array
-ARRAYS = {"array", "arrays", "inputs", "output", "outputs", "output_lists"}  # arguments that are staged
 CHUNKS = 3  # one on its way to the host, one in a message, one on its way back
 
 
@@ -150,38 +149,25 @@ class StagedBackend(Backend):
 
 
 def _staged_form(name: str) -> Callable[..., Any]:
-    """Return the method `name`: outputs are copied back, other arrays to the host, and both where there is no output.
-
-    Of these the root alone is read in a broadcast, and written in a reduction to one rank.
-    """
+    """Return the method `name`: arrays are copied to the host if they are read, and back if they are written."""
     inherited, spec = getattr(Backend, name), OPERATIONS[name]
-    has_output, is_broadcast = any(map(_is_output, spec.arguments)), name.startswith("broadcast")
-    is_elementwise = spec.arguments[0] == "array" and not has_output and not spec.is_a_message
-
-    def staged(argument: str, arrays: Any, is_root: bool) -> Staged:
-        if name == "recv" or _is_output(argument):
-            return Staged(arrays, is_input=False, is_output=True)
-        if name == "send" or has_output:
-            return Staged(arrays, is_input=True, is_output=False)
-        return Staged(arrays, is_root or not is_broadcast, is_root != is_broadcast)
+    is_elementwise = [role.form for role in spec.roles if role.is_array] == ["one"] and not spec.is_a_message
 
     @wraps(inherited)
     def method(self: StagedBackend, *arguments: Any) -> Any:
-        named = dict(zip(spec.arguments, arguments))
-        is_root = named.get("root", self.rank) == self.rank
-        given = [staged(each, value, is_root) if each in ARRAYS else value for each, value in named.items()]
+        is_root = dict(zip(spec.arguments, arguments)).get("root", self.rank) == self.rank
+        given = [
+            Staged(value, role.is_read(is_root), role.is_written(is_root)) if role.is_array else value
+            for role, value in zip(spec.roles, arguments)
+        ]
         run = self._elementwise if is_elementwise else self._staged
         return run(getattr(self._host, name), *given, arguments[-1])
 
     return method
 
 
-def _is_output(argument: str) -> bool:
-    return argument.startswith("output") and argument in ARRAYS
-
-
 for _name, _spec in OPERATIONS.items():
-    if hasattr(Backend, _name) and _spec.is_asynchronous and not ARRAYS.isdisjoint(_spec.arguments):
+    if hasattr(Backend, _name) and _spec.is_asynchronous and any(role.is_array for role in _spec.roles):
         setattr(StagedBackend, _name, _staged_form(_name))
 
 

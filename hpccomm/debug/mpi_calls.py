@@ -60,7 +60,7 @@ DUPLICATING = {"Idup", "Idup_with_info"}  # what comes back is a communicator, a
 FREEING = {"Free", "Disconnect"}
 OTHERS = {*FREEING, "Agree"}
 
-_NONE_OF_OURS = OperationSpec("", (), "", False, False, False, ())
+_NONE_OF_OURS = OperationSpec("", ())
 
 
 def _started(name: str) -> str:
