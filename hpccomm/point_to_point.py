@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from .core import calls
+from .core import generated
 from .core.annotations import NAMED, Array, Integer, asynchronous
 from .core.c10d_names import either
 from .core.calls import Call
@@ -394,7 +394,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
             if peer is not None and peer < 0:
                 works.append(done_work(name, peer if is_receive else None))
                 continue
-            call = (calls.recv if is_receive else calls.send)(group, each.array, peer, each.tag)
+            call = (generated.recv if is_receive else generated.send)(group, each.array, peer, each.tag)
         messages.append((group.door, call))
         works.append(None)
     if len(messages) == len(works):

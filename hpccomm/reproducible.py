@@ -130,7 +130,7 @@ def reproducible_dot(x: Array, y: Array, group: Group | None = None) -> Any:
     """
     name = "reproducible_dot"
     a, b = _host(name, "x", x), _host(name, "y", y)
-    checks.alike(name, "cpu", a, "cpu", b, "x and y")
+    checks.alike(name, "x and y", "cpu", a, "cpu", b)
     if a.shape != b.shape:
         raise ValueError(f"{name}: x and y have the shapes {a.shape} and {b.shape}; expected the same{here()}")
     if _is_outside(name, group):

@@ -1,7 +1,8 @@
-"""The checks of each operation's arguments: one function for its ordinary, persistent and batched form alike.
+"""The checks of each operation's arguments: one function for its ordinary, persistent and batched form.
 
 A function returns the Call, which is all that the door (`Door.run`) needs. Nothing is sent, and no array is touched.
-`form` is added to the operation's name in messages: ``"_init"``. Ranks are ranks of the group.
+`form` is added to the operation's name in messages: ``"_init"``. Ranks are ranks of the group. Where the list of
+operations says all, a tool writes the function (`generated.py`); the others stand here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, MutableSequence, Sequence
 from datetime import timedelta
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from .annotations import Arrays, Integer, SplitSizes
 from .arrays import Array
 from .operation_list import OPERATIONS, START, TASK, OperationSpec
 from .options import Membership
-from .reduce_op import ReduceOp, ReduceOpLike
 from .timeouts import as_seconds
 
 
@@ -48,99 +48,12 @@ class Call(tuple[str, str, Any, tuple[Any, ...]]):
         return dict(zip(self.spec.arguments, self.arguments))
 
 
-# -- one array ---------------------------------------------------------------------------------------
+# -- arrays that the list of operations does not describe in full -----------------------------------
 
 
-def broadcast(group: Membership, array: Array, root: int, form: str = "") -> Call:
-    """Accept any array; it is written where this rank is not the root."""
-    name = "broadcast" + form
-    root = rank(group, f"{name}: root", root)
-    device, view = (checks.readable if root == group.rank else checks.writable)(name, "array", array)
-    return Call(("broadcast", device, array, (view, root)))
-
-
-def all_reduce(group: Membership, array: Array, op: ReduceOpLike, form: str = "") -> Call:
-    """Accept an array that `op` can reduce."""
-    device, view, reduce_op = checks.reducible("all_reduce" + form, "array", array, op)
-    return Call(("all_reduce", device, array, (view, reduce_op)))
-
-
-def reduce(group: Membership, array: Array, root: int, op: ReduceOpLike) -> Call:
-    """Accept an array that `op` can reduce; it is written where this rank is the root."""
-    root = rank(group, "reduce: root", root)
-    check = checks.writable if root == group.rank else checks.readable
-    device, view, reduce_op = checks.reducible("reduce", "array", array, op, check)
-    return Call(("reduce", device, array, (view, root, reduce_op)))
-
-
-def scan(group: Membership, name: str, array: Array, op: ReduceOpLike) -> Call:
-    """Accept an array that `op` can reduce; `name` is "scan" or "exscan"."""
-    device, view, reduce_op = checks.reducible(name, "array", array, op)
-    if reduce_op is ReduceOp.AVG:
-        raise ValueError(f"{name}: AVG has no meaning for a prefix; use SUM and divide by the rank + 1{here()}")
-    return Call((name, device, array, (view, reduce_op)))
-
-
-# -- one array from or to each rank ------------------------------------------------------------------
-
-
-def all_gather(group: Membership, output_list: Arrays, array: Array) -> Call:
-    """Accept a list of one array for each rank, this rank's as large as `array`."""
-    device, view = checks.readable("all_gather", "array", array)
-    outputs = _parts(group, "all_gather", "output_list", output_list, checks.writable, "array", device, view)
-    return Call(("all_gather", device, output_list, (outputs, view)))
-
-
-def all_gather_single(group: Membership, output: Array, input: Array, form: str = "") -> Call:
-    """Accept an output as large as the inputs of all ranks together."""
-    name = "all_gather_single" + form
-    device, out, view = checks.pair(name, output, input)
-    _check_multiple(group, name, "output", out, "input", view)
-    return Call(("all_gather_single", device, output, (out, view)))
-
-
-def gather(group: Membership, array: Array, gather_list: Any, root: int) -> Call:
-    """Accept a list of one array for each rank on the root, and none elsewhere."""
-    root = rank(group, "gather: root", root)
-    device, view = checks.readable("gather", "array", array)
-    outputs = None
-    if has_list(group, "gather", "gather_list", gather_list, "destination", root):
-        outputs = _parts(group, "gather", "gather_list", gather_list, checks.writable, "array", device, view)
-    return Call(("gather", device, gather_list, (view, outputs, root)))
-
-
-def scatter(group: Membership, output: Array, scatter_list: Any, root: int) -> Call:
-    """Accept a list of one array for each rank on the root, and none elsewhere."""
-    root = rank(group, "scatter: root", root)
-    device, view = checks.writable("scatter", "output", output)
-    inputs = None
-    if has_list(group, "scatter", "scatter_list", scatter_list, "source", root):
-        inputs = _parts(group, "scatter", "scatter_list", scatter_list, checks.readable, "output", device, view)
-    return Call(("scatter", device, output, (view, inputs, root)))
-
-
-def reduce_scatter(group: Membership, output: Array, input_list: Arrays, op: ReduceOpLike) -> Call:
-    """Accept a list of one array for each rank, this rank's as large as `output`."""
-    name = "reduce_scatter"
-    device, view = checks.writable(name, "output", output)
-    inputs = _parts(group, name, "input_list", input_list, checks.readable, "output", device, view)
-    return Call((name, device, output, (view, inputs, checks.reduction(name, "output", view, op))))
-
-
-def reduce_scatter_single(group: Membership, output: Array, input: Array, op: ReduceOpLike, form: str = "") -> Call:
-    """Accept an input as large as the outputs of all ranks together."""
-    name = "reduce_scatter_single" + form
-    device, out, view = checks.pair(name, output, input)
-    _check_multiple(group, name, "input", view, "output", out)
-    return Call(("reduce_scatter_single", device, output, (out, view, checks.reduction(name, "output", out, op))))
-
-
-def all_to_all(group: Membership, output_list: Arrays, input_list: Arrays) -> Call:
-    """Accept two lists of one array for each rank; this rank's two have the same size."""
-    device, inputs = checks.one_for_each_rank("all_to_all", "input_list", input_list, group.size, checks.readable)
-    own = f"input_list[{group.rank}]", device, inputs[group.rank]
-    outputs = _parts(group, "all_to_all", "output_list", output_list, checks.writable, *own)
-    return Call(("all_to_all", device, output_list, (outputs, inputs)))
+def refuse_average(name: str) -> NoReturn:
+    """Raise for AVG of a prefix."""
+    raise ValueError(f"{name}: AVG has no meaning for a prefix; use SUM and divide by the rank + 1{here()}")
 
 
 def all_to_all_single(
@@ -153,7 +66,9 @@ def all_to_all_single(
 ) -> Call:
     """Accept two arrays, and the number of rows of each for each rank; without split sizes the parts are equal."""
     name = "all_to_all_single" + form
-    device, out, view = checks.pair(name, output, input)
+    device, out = checks.writable(name, "output", output)
+    other, view = checks.readable(name, "input", input)
+    checks.alike(name, "output and input", device, out, other, view)
     to_receive = checks.splits(name, "output", out, output_split_sizes, group.size)
     to_send = checks.splits(name, "input", view, input_split_sizes, group.size)
     own, room = to_send[group.rank], to_receive[group.rank]
@@ -163,24 +78,6 @@ def all_to_all_single(
     if not checks.has_splits(output_split_sizes) and not checks.has_splits(input_split_sizes):
         return Call(("all_to_all_single", device, output, (out, view, None, None)))
     return Call(("all_to_all_single", device, output, (out, view, to_receive, to_send)))
-
-
-# -- many arrays in one message ----------------------------------------------------------------------
-
-
-def all_reduce_coalesced(group: Membership, arrays: Arrays, op: ReduceOpLike, form: str = "") -> Call:
-    """Accept arrays of one device that `op` can reduce."""
-    name = "all_reduce_coalesced" + form
-    device, views = checks.array_list(name, "arrays", arrays)
-    return Call(("all_reduce_coalesced", device, arrays, (views, checks.reductions(name, "arrays", views, op))))
-
-
-def broadcast_coalesced(group: Membership, arrays: Arrays, root: int) -> Call:
-    """Accept arrays of one device; they are written where this rank is not the root."""
-    root = rank(group, "broadcast_coalesced: root", root)
-    check = checks.readable if root == group.rank else checks.writable
-    device, views = checks.array_list("broadcast_coalesced", "arrays", arrays, check)
-    return Call(("broadcast_coalesced", device, arrays, (views, root)))
 
 
 def all_gather_coalesced(group: Membership, output_lists: Sequence[Arrays], arrays: Arrays) -> Call:
@@ -198,61 +95,12 @@ def all_gather_coalesced(group: Membership, output_lists: Sequence[Arrays], arra
         device_out, gathered = checks.array_list(name, f"output_lists[{owner}]", output_list)
         for i, (out, view) in enumerate(zip(gathered, views, strict=True)):
             names = f"output_lists[{owner}][{i}] and arrays[{i}]"
-            checks.alike(name, device_out, out, device, view, names)
-            if owner == group.rank:
-                checks.same_size(name, names, out, view)
+            (checks.like if owner == group.rank else checks.alike)(name, names, device_out, out, device, view)
         outputs.append(gathered)
     return Call((name, device, output_lists, (outputs, views)))
 
 
-def all_gather_single_coalesced(group: Membership, outputs: Arrays, inputs: Arrays) -> Call:
-    """Accept pairs as all_gather_single does, of one device."""
-    device, outs, views = _pairs(group, "all_gather_single_coalesced", outputs, inputs, larger="outputs")
-    return Call(("all_gather_single_coalesced", device, outputs, (outs, views)))
-
-
-def reduce_scatter_single_coalesced(group: Membership, outputs: Arrays, inputs: Arrays, op: ReduceOpLike) -> Call:
-    """Accept pairs as reduce_scatter_single does, of one device."""
-    name = "reduce_scatter_single_coalesced"
-    device, outs, views = _pairs(group, name, outputs, inputs, larger="inputs")
-    return Call((name, device, outputs, (outs, views, checks.reductions(name, "outputs", outs, op))))
-
-
-def _pairs(
-    group: Membership, name: str, outputs: Arrays, inputs: Arrays, larger: str
-) -> tuple[str, list[Any], list[Any]]:
-    device, outs = checks.array_list(name, "outputs", outputs)
-    device_in, views = checks.array_list(name, "inputs", inputs, checks.readable)
-    if len(outs) != len(views):
-        raise ValueError(f"{name}: there are {len(outs)} outputs and {len(views)} inputs; expected pairs{here()}")
-    large, small = (outs, views) if larger == "outputs" else (views, outs)
-    if device == device_in == "cpu" and checks.pairs_fit(large, small, group.size):
-        return device, outs, views
-    for i, (out, view) in enumerate(zip(outs, views, strict=True)):
-        checks.alike(name, device, out, device_in, view, f"outputs[{i}] and inputs[{i}]")
-        pair = (f"outputs[{i}]", out, f"inputs[{i}]", view)
-        _check_multiple(group, name, *(pair if larger == "outputs" else pair[2:] + pair[:2]))
-    return device, outs, views
-
-
 # -- messages ----------------------------------------------------------------------------------------
-
-
-def send(group: Membership, array: Array, dst: int, tag: int, form: str = "", is_blocking: bool = False) -> Call:
-    """Accept an array, a rank and a tag; a blocking send to this rank itself would never end."""
-    name = "send" + form
-    device, view = checks.readable(name, "array", array)
-    return Call(
-        ("send", device, array, (view, _peer(group, name, "dst", dst, is_blocking), _tag(group, name, "tag", tag)))
-    )
-
-
-def recv(group: Membership, array: Array, src: int | None, tag: int, form: str = "", is_blocking: bool = False) -> Call:
-    """Accept an array, a rank (None: any) and a tag; a blocking receive from this rank itself would never end."""
-    name = "recv" + form
-    device, view = checks.writable(name, "array", array)
-    source = None if src is None else _peer(group, name, "src", src, is_blocking)
-    return Call(("recv", device, array, (view, source, _tag(group, name, "tag", tag))))
 
 
 def sendrecv(
@@ -265,12 +113,13 @@ def sendrecv(
         raise ValueError(f"sendrecv: array and output are on {device} and {device_out}; one call, one device{here()}")
     dst = rank(group, "sendrecv: dst", dst)
     source = None if src is None else rank(group, "sendrecv: src", src)
-    tag = _tag(group, "sendrecv", "tag", tag)
-    recv_tag = tag if recv_tag is None else _tag(group, "sendrecv", "recv_tag", recv_tag)
+    tag = tag_number(group, "sendrecv", "tag", tag)
+    recv_tag = tag if recv_tag is None else tag_number(group, "sendrecv", "recv_tag", recv_tag)
     return Call(("sendrecv", device, output, (view, dst, out, source, tag, recv_tag)))
 
 
-def _peer(group: Membership, name: str, argument: str, given: int, is_blocking: bool) -> int:
+def peer_number(group: Membership, name: str, argument: str, given: int, is_blocking: bool) -> int:
+    """Accept a rank of the group; a blocking message to this rank itself would never end."""
     peer = rank(group, f"{name}: {argument}", given)
     if is_blocking and peer == group.rank:
         hint = "; use async_op=True" if name.endswith("list") else f"; use i{name}, or sendrecv"
@@ -287,7 +136,9 @@ def object_message(
     group: Membership, name: str, argument: str, peer: int | None, tag: int, async_op: bool
 ) -> tuple[int | None, int]:
     """Accept a rank (None: any), which is another one than this where it blocks, and a tag; return both."""
-    return None if peer is None else _peer(group, name, argument, peer, not async_op), _tag(group, name, "tag", tag)
+    return None if peer is None else peer_number(group, name, argument, peer, not async_op), tag_number(
+        group, name, "tag", tag
+    )
 
 
 def objects(name: str, argument: str, given: Any, is_filled: bool = True) -> list[Any]:
@@ -342,7 +193,8 @@ def rank(group: Membership, what: str, given: Integer) -> int:
     return number
 
 
-def _tag(group: Membership, name: str, argument: str, given: int) -> int:
+def tag_number(group: Membership, name: str, argument: str, given: int) -> int:
+    """Accept a tag that MPI has."""
     tag = checks.integer(f"{name}: {argument}", given)
     if not 0 <= tag <= group.largest_tag:
         hint = " (MPI.ANY_TAG: a receive names its tag)" if tag == -1 else ""  # it is -1 in MPICH and in Open MPI
@@ -377,22 +229,3 @@ def has_list(group: Membership, name: str, argument: str, given: Any, role: str,
             f"{name}: {argument} is given, but this rank is not the {role}; pass it on that rank only{here()}"
         )
     return False
-
-
-def _parts(
-    group: Membership, name: str, argument: str, given: Any, check: Any, other: str, other_device: str, array: Any
-) -> list[Any]:
-    """Return the views of a list of one array for each rank, this rank's like `array`, the argument `other`."""
-    device, parts = checks.one_for_each_rank(name, argument, given, group.size, check)
-    names, own = f"{argument}[{group.rank}] and {other}", parts[group.rank]
-    checks.alike(name, device, own, other_device, array, names)
-    checks.same_size(name, names, own, array)
-    return parts
-
-
-def _check_multiple(group: Membership, name: str, large_name: str, large: Any, small_name: str, small: Any) -> None:
-    if large.size != group.size * small.size:
-        raise ValueError(
-            f"{name}: {large_name} has {large.size} elements; expected {group.size * small.size}, "
-            f"{group.size} ranks times the {small.size} of {small_name}{here()}"
-        )

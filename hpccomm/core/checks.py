@@ -145,18 +145,7 @@ def reducible(
     return device, view, reduction(operation, argument, view, op)
 
 
-def pair(operation: str, output: Array, input: Array) -> tuple[str, Any, Any]:
-    """Return the device of two arrays of the same dtype, output's view, and input's view."""
-    device, out = writable(operation, "output", output)
-    device_in, view = readable(operation, "input", input)
-    if device != device_in or out.dtype is not view.dtype:
-        alike(operation, device, out, device_in, view)
-    return device, out, view
-
-
-def alike(
-    operation: str, device: str, array: Any, other_device: str, other: Any, names: str = "output and input"
-) -> None:
+def alike(operation: str, names: str, device: str, array: Any, other_device: str, other: Any) -> None:
     """Raise if two arrays of one call differ in device or dtype."""
     if device != other_device:
         raise ValueError(f"{operation}: {names} are on {device} and {other_device}; one call, one device{here()}")
@@ -175,6 +164,41 @@ def same_size(operation: str, names: str, one: Any, other: Any) -> None:
     """Raise if two arrays differ in their number of elements."""
     if one.size != other.size:
         raise ValueError(f"{operation}: {names} have {one.size} and {other.size} elements; expected as many{here()}")
+
+
+def multiple(operation: str, large_name: str, large: Any, small_name: str, small: Any, ranks: int) -> None:
+    """Raise if `large` has not `ranks` times the elements of `small`."""
+    if large.size != ranks * small.size:
+        raise ValueError(
+            f"{operation}: {large_name} has {large.size} elements; expected {ranks * small.size}, "
+            f"{ranks} ranks times the {small.size} of {small_name}{here()}"
+        )
+
+
+def like(operation: str, names: str, device: str, array: Any, other_device: str, other: Any) -> None:
+    """Raise if two arrays of one call differ in device, dtype or number of elements."""
+    alike(operation, names, device, array, other_device, other)
+    same_size(operation, names, array, other)
+
+
+def pairs(
+    operation: str, ranks: int, device: str, other_device: str, outputs_name: str, outputs: list[Any],
+    inputs_name: str, inputs: list[Any], is_output_larger: bool,
+) -> None:  # fmt: skip
+    """Raise if two lists are not pairs of one device and dtype, of which one has `ranks` times the other's elements."""
+    if len(outputs) != len(inputs):
+        raise ValueError(
+            f"{operation}: there are {len(outputs)} {outputs_name} and {len(inputs)} {inputs_name}; "
+            f"expected pairs{here()}"
+        )
+    large, small = (outputs, inputs) if is_output_larger else (inputs, outputs)
+    if device == other_device == "cpu" and pairs_fit(large, small, ranks):
+        return
+    for i, (output, array) in enumerate(zip(outputs, inputs, strict=True)):
+        first, second = f"{outputs_name}[{i}]", f"{inputs_name}[{i}]"
+        alike(operation, f"{first} and {second}", device, output, other_device, array)
+        names = (first, second) if is_output_larger else (second, first)
+        multiple(operation, names[0], large[i], names[1], small[i], ranks)
 
 
 def reduction(operation: str, argument: str, array: Any, op: ReduceOpLike) -> ReduceOp:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 class Role(NamedTuple):
     """What one argument of an operation is."""
 
-    # an array: in, out, inout, from_root, to_root; or root, op, peer, any_peer (None is any rank), tag, value; or splits:
-    # the numbers of rows of an array for each rank
+    # an array: in, out, inout, from_root, to_root; root, op, prefix_op (not AVG), peer, any_peer (None is any
+    # rank), tag, value; or splits: the numbers of rows of an array for each rank
     kind: str
     name: str  # in the method of `Backend`, and in hooks
     shown: str  # in the function that users call, and in messages
@@ -102,8 +102,8 @@ OPERATIONS: dict[str, OperationSpec] = {
         _spec("broadcast", "from_root array*, root root", "one rank's array to all", "async collected persistent"),
         _spec("all_reduce", "inout array*, op op", "the reduction, on every rank", "async collected persistent"),
         _spec("reduce", "to_root array*, root root, op op", "the reduction, on one rank"),
-        _spec("scan", "inout array*, op op", "the reduction over ranks 0 to this one"),
-        _spec("exscan", "inout array*, op op", "the reduction over the ranks before this one"),
+        _spec("scan", "inout array*, prefix_op op", "the reduction over ranks 0 to this one"),
+        _spec("exscan", "inout array*, prefix_op op", "the reduction over the ranks before this one"),
         _spec(
             "all_gather",
             "out each outputs*:output_list, in array",

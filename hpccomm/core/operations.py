@@ -11,12 +11,11 @@ import numpy as np
 from numpy import ndarray
 
 from ..errors import here
-from . import calls
-from .annotations import Array, Arrays, SplitSizes, asynchronous_method
+from . import calls, generated
+from .annotations import Array, SplitSizes, asynchronous_method
 from .arrays import is_sparse
 from .calls import Call
-from .door import Door
-from .members import Members
+from .generated import GeneratedOperations
 from .reduce_op import SUM, ReduceOp, ReduceOpLike
 from .registry import OBJECTS
 from .work import Work
@@ -26,14 +25,13 @@ if TYPE_CHECKING:
     from .redistribution import Slices
 
 
-class Operations(Members):
+class Operations(GeneratedOperations):
     """The operations of :class:`ProcessGroup`, which gives them the door.
 
     `root`, `dst` and `src` are ranks of the group. A small operation in the ordinary case is done by a fast path; every
-    other one is checked (`calls`), and goes through the door to the backend of its arrays' device.
+    other one is checked, and goes through the door to the backend of its arrays' device. What is the same for most of
+    them is written by a tool (`generated`).
     """
-
-    door: Door
 
     def any_device(self) -> str:
         """Return the device whose backend does operations without arrays: the host, where the group has one."""
@@ -41,18 +39,6 @@ class Operations(Members):
         return "cpu" if "cpu" in devices else next(iter(devices))
 
     # -- collectives -----------------------------------------------------------------------------
-
-    @asynchronous_method
-    def broadcast(self, array: Array, root: int = 0, async_op: bool = False) -> Work | None:
-        """See :func:`hpccomm.broadcast`."""
-        if async_op:
-            if (work := self.door.fast.ibroadcast(array, root)) is not None:
-                return work
-        elif self.door.fast.broadcast(array, root):
-            return None
-        if type(array) is not ndarray and (done := self.door.fast_on_gpu.broadcast(array, root, async_op)):
-            return done if async_op else None
-        return self.door.run(calls.broadcast(self, array, root), async_op)
 
     @asynchronous_method
     def all_reduce(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
@@ -70,89 +56,10 @@ class Operations(Members):
 
                 call, step = sparse.all_reduce(self, self.door.backends, array, op, async_op)
                 return self.door.run(call, async_op, step)
-        call = calls.all_reduce(self, array, op)
+        call = generated.all_reduce(self, array, op)
         if call.arguments[-1] is ReduceOp.REPRODUCIBLE_SUM:  # asked here, too: all others enter no further function
             return self._reduce(call, async_op)
         return self.door.run(call, async_op)
-
-    @asynchronous_method
-    def reduce(self, array: Array, root: int = 0, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
-        """See :func:`hpccomm.reduce`."""
-        if not async_op and self.door.fast.reduce(array, root, op):
-            return None
-        if type(array) is not ndarray and (done := self.door.fast_on_gpu.reduce(array, root, op, async_op)):
-            return done if async_op else None
-        return self._reduce(calls.reduce(self, array, root, op), async_op)
-
-    @asynchronous_method
-    def scan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
-        """See :func:`hpccomm.scan`."""
-        if not async_op and self.door.fast.scan(array, op):
-            return None
-        return self._reduce(calls.scan(self, "scan", array, op), async_op)
-
-    @asynchronous_method
-    def exscan(self, array: Array, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
-        """See :func:`hpccomm.exscan`."""
-        if not async_op and self.door.fast.exscan(array, op):
-            return None
-        return self._reduce(calls.scan(self, "exscan", array, op), async_op)
-
-    @asynchronous_method
-    def all_gather(self, output_list: Arrays, array: Array, async_op: bool = False) -> Work | None:
-        """See :func:`hpccomm.all_gather`."""
-        if not async_op and self.door.fast.all_gather(output_list, array):
-            return None
-        return self.door.run(calls.all_gather(self, output_list, array), async_op)
-
-    @asynchronous_method
-    def all_gather_single(self, output: Array, input: Array, async_op: bool = False) -> Work | None:
-        """See :func:`hpccomm.all_gather_single`."""
-        if not async_op and self.door.fast.all_gather_single(output, input):
-            return None
-        if type(output) is not ndarray and (done := self.door.fast_on_gpu.all_gather_single(output, input, async_op)):
-            return done if async_op else None
-        return self.door.run(calls.all_gather_single(self, output, input), async_op)
-
-    @asynchronous_method
-    def gather(
-        self, array: Array, gather_list: Arrays | None = None, root: int = 0, async_op: bool = False
-    ) -> Work | None:
-        """See :func:`hpccomm.gather`."""
-        if not async_op and self.door.fast.gather(array, gather_list, root):
-            return None
-        return self.door.run(calls.gather(self, array, gather_list, root), async_op)
-
-    @asynchronous_method
-    def scatter(
-        self, output: Array, scatter_list: Arrays | None = None, root: int = 0, async_op: bool = False
-    ) -> Work | None:
-        """See :func:`hpccomm.scatter`."""
-        if not async_op and self.door.fast.scatter(output, scatter_list, root):
-            return None
-        return self.door.run(calls.scatter(self, output, scatter_list, root), async_op)
-
-    @asynchronous_method
-    def reduce_scatter(
-        self, output: Array, input_list: Arrays, op: ReduceOpLike = SUM, async_op: bool = False
-    ) -> Work | None:
-        """See :func:`hpccomm.reduce_scatter`."""
-        if not async_op and self.door.fast.reduce_scatter(output, input_list, op):
-            return None
-        return self._reduce(calls.reduce_scatter(self, output, input_list, op), async_op)
-
-    @asynchronous_method
-    def reduce_scatter_single(
-        self, output: Array, input: Array, op: ReduceOpLike = SUM, async_op: bool = False
-    ) -> Work | None:
-        """See :func:`hpccomm.reduce_scatter_single`."""
-        if not async_op and self.door.fast.reduce_scatter_single(output, input, op):
-            return None
-        if type(output) is not ndarray and (
-            done := self.door.fast_on_gpu.reduce_scatter_single(output, input, op, async_op)
-        ):
-            return done if async_op else None
-        return self._reduce(calls.reduce_scatter_single(self, output, input, op), async_op)
 
     def _reduce(self, call: Call, async_op: bool) -> Work | None:
         step = None
@@ -161,13 +68,6 @@ class Operations(Members):
 
             step = partial(exact_elements.reduce, self, call, async_op)
         return self.door.run(call, async_op, step)
-
-    @asynchronous_method
-    def all_to_all(self, output_list: Arrays, input_list: Arrays, async_op: bool = False) -> Work | None:
-        """See :func:`hpccomm.all_to_all`."""
-        if not async_op and self.door.fast.all_to_all(output_list, input_list):
-            return None
-        return self.door.run(calls.all_to_all(self, output_list, input_list), async_op)
 
     @asynchronous_method
     def all_to_all_single(
@@ -200,60 +100,7 @@ class Operations(Members):
         seconds = calls.time_to_wait("monitored_barrier", self.timeout if timeout is None else timeout)
         self._step("monitored_barrier", self.any_device(), seconds, bool(wait_all_ranks))
 
-    # -- coalesced: many arrays in one message ---------------------------------------------------
-
-    @asynchronous_method
-    def all_reduce_coalesced(self, arrays: Arrays, op: ReduceOpLike = SUM, async_op: bool = False) -> Work | None:
-        """See :func:`hpccomm.all_reduce_coalesced`."""
-        if not async_op and self.door.fast.all_reduce_coalesced(arrays, op):
-            return None
-        return self.door.run(calls.all_reduce_coalesced(self, arrays, op), async_op)
-
-    @asynchronous_method
-    def broadcast_coalesced(self, arrays: Arrays, root: int = 0, async_op: bool = False) -> Work | None:
-        """See :func:`hpccomm.broadcast_coalesced`."""
-        if not async_op and self.door.fast.broadcast_coalesced(arrays, root):
-            return None
-        return self.door.run(calls.broadcast_coalesced(self, arrays, root), async_op)
-
-    @asynchronous_method
-    def all_gather_coalesced(
-        self, output_lists: Sequence[Arrays], arrays: Arrays, async_op: bool = False
-    ) -> Work | None:
-        """See :func:`hpccomm.all_gather_coalesced`."""
-        if not async_op and self.door.fast.all_gather_coalesced(output_lists, arrays):
-            return None
-        return self.door.run(calls.all_gather_coalesced(self, output_lists, arrays), async_op)
-
-    @asynchronous_method
-    def all_gather_single_coalesced(self, outputs: Arrays, inputs: Arrays, async_op: bool = False) -> Work | None:
-        """See :func:`hpccomm.all_gather_single_coalesced`."""
-        if not async_op and self.door.fast.all_gather_single_coalesced(outputs, inputs):
-            return None
-        return self.door.run(calls.all_gather_single_coalesced(self, outputs, inputs), async_op)
-
-    @asynchronous_method
-    def reduce_scatter_single_coalesced(
-        self, outputs: Arrays, inputs: Arrays, op: ReduceOpLike = SUM, async_op: bool = False
-    ) -> Work | None:
-        """See :func:`hpccomm.reduce_scatter_single_coalesced`."""
-        if not async_op and self.door.fast.reduce_scatter_single_coalesced(outputs, inputs, op):
-            return None
-        return self.door.run(calls.reduce_scatter_single_coalesced(self, outputs, inputs, op), async_op)
-
     # -- messages --------------------------------------------------------------------------------
-
-    @asynchronous_method
-    def send(self, array: Array, dst: int, tag: int = 0, async_op: bool = False) -> Work | None:
-        """See :func:`hpccomm.send` and :func:`hpccomm.isend`."""
-        if async_op:
-            if (work := self.door.fast.isend(array, dst, tag)) is not None:
-                return work
-        elif self.door.fast.send(array, dst, tag):
-            return None
-        if type(array) is not ndarray and (done := self.door.fast_on_gpu.send(array, dst, tag, async_op)):
-            return done if async_op else None
-        return self.door.run(calls.send(self, array, dst, tag, is_blocking=not async_op), async_op)
 
     @asynchronous_method
     def recv(self, array: Array, src: int | None = None, tag: int = 0, async_op: bool = False) -> int | Work:
@@ -265,7 +112,7 @@ class Operations(Members):
             return sender
         if type(array) is not ndarray and (done := self.door.fast_on_gpu.recv(array, src, tag, async_op)):
             return done if async_op else src  # type: ignore[return-value]
-        call = calls.recv(self, array, src, tag, is_blocking=not async_op)
+        call = generated.recv(self, array, src, tag, is_blocking=not async_op)
         return self.door.run(call, async_op)  # type: ignore[return-value]
 
     def isend(self, array: Array, dst: int, tag: int = 0) -> Work:
@@ -290,43 +137,6 @@ class Operations(Members):
             return done if async_op else src  # type: ignore[return-value]
         call = calls.sendrecv(self, array, dst, output, src, tag, recv_tag)
         return self.door.run(call, async_op)  # type: ignore[return-value]
-
-    # -- persistent operations -------------------------------------------------------------------
-
-    def all_reduce_init(self, array: Array, op: ReduceOpLike = SUM) -> PersistentWork:
-        """See :func:`hpccomm.all_reduce_init`."""
-        return self.door.set_up(calls.all_reduce(self, array, op, "_init"))
-
-    def all_reduce_coalesced_init(self, arrays: Arrays, op: ReduceOpLike = SUM) -> PersistentWork:
-        """See :func:`hpccomm.all_reduce_coalesced_init`."""
-        return self.door.set_up(calls.all_reduce_coalesced(self, arrays, op, "_init"))
-
-    def broadcast_init(self, array: Array, root: int = 0) -> PersistentWork:
-        """See :func:`hpccomm.broadcast_init`."""
-        return self.door.set_up(calls.broadcast(self, array, root, "_init"))
-
-    def all_gather_single_init(self, output: Array, input: Array) -> PersistentWork:
-        """See :func:`hpccomm.all_gather_single_init`."""
-        return self.door.set_up(calls.all_gather_single(self, output, input, "_init"))
-
-    def reduce_scatter_single_init(self, output: Array, input: Array, op: ReduceOpLike = SUM) -> PersistentWork:
-        """See :func:`hpccomm.reduce_scatter_single_init`."""
-        return self.door.set_up(calls.reduce_scatter_single(self, output, input, op, "_init"))
-
-    def all_to_all_single_init(
-        self, output: Array, input: Array, output_split_sizes: SplitSizes = None, input_split_sizes: SplitSizes = None
-    ) -> PersistentWork:
-        """See :func:`hpccomm.all_to_all_single_init`."""
-        sizes = output_split_sizes, input_split_sizes
-        return self.door.set_up(calls.all_to_all_single(self, output, input, *sizes, "_init"))
-
-    def send_init(self, array: Array, dst: int, tag: int = 0) -> PersistentWork:
-        """See :func:`hpccomm.send_init`."""
-        return self.door.set_up(calls.send(self, array, dst, tag, "_init"))
-
-    def recv_init(self, array: Array, src: int | None = None, tag: int = 0) -> PersistentWork:
-        """See :func:`hpccomm.recv_init`."""
-        return self.door.set_up(calls.recv(self, array, src, tag, "_init"))
 
     # -- layouts ---------------------------------------------------------------------------------
 

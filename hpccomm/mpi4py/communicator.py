@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from ..core import calls
+from ..core import generated
 from ..core.calls import Call
 from ..core.group import ProcessGroup
 from ..core.registry import BackendConfig
@@ -195,11 +195,11 @@ def _begin(comm: Comm, route: Route, arguments: Any, named: Any, request: Any) -
 def _messages(group: ProcessGroup, step: Step) -> list[Call]:
     """Return the messages of a step, checked."""
     if step.operation == "send":
-        return [calls.send(group, *step.arguments)]
+        return [generated.send(group, *step.arguments)]
     if step.operation == "recv":
-        return [calls.recv(group, *step.arguments)]
+        return [generated.recv(group, *step.arguments)]
     sent, to, output, source, tag, recv_tag = step.arguments
-    return [calls.send(group, sent, to, tag), calls.recv(group, output, source, recv_tag)]
+    return [generated.send(group, sent, to, tag), generated.recv(group, output, source, recv_tag)]
 
 
 def _blocking(name: str, route: Route) -> Callable[..., Any]:

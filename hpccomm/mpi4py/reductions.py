@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from mpi4py import MPI
 
-from ..core import calls
+from ..core import generated
 from ..core.arrays import locate
 from ..core.backend import Backend
 from ..core.backends import LazyBackends, created, options_for
@@ -51,7 +51,7 @@ def nccl_lacks(step: Step) -> bool:
 def reduce_by_the_host(group: ProcessGroup, step: Step, async_op: bool) -> Work | None:
     """Do a reduction of GPU arrays as a group with ``cuda:mpi`` does it."""
     name, arguments = step.operation, step.arguments
-    checked = calls.scan(group, name, *arguments) if name in PREFIXES else getattr(calls, name)(group, *arguments)
+    checked = getattr(generated, name)(group, *arguments)
     backends = group.door.backends
     if not group.is_destroyed and BY_THE_HOST not in backends:
         cast("LazyBackends", backends).put(BY_THE_HOST, cast("Backend", created("mpi", options_for(group, "cuda"))))
