@@ -77,6 +77,7 @@ lint: $(VENV)/.dev ## ruff, mypy, mypy and pyright on every example, and that im
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/write-operations --check
+	$(BIN)/python tools/write-signatures --check
 	$(BIN)/mypy --strict hpccomm
 	$(BIN)/mypy --strict tests/types
 	$(BIN)/python tools/check-examples

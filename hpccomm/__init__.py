@@ -6,23 +6,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .collectives import (
-    all_gather,
-    all_gather_single,
-    all_reduce,
-    all_to_all,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    exscan,
-    gather,
-    monitored_barrier,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_single,
-    scan,
-    scatter,
-)
+from .collectives import monitored_barrier
 from .core.arrays import device_of, register_device
 from .core.backend import Backend
 from .core.group import ProcessGroup
@@ -56,13 +40,6 @@ if TYPE_CHECKING:
     from . import checkpoint
     from .blocks import coalescing
     from .buckets import GradientBuckets
-    from .coalesced import (
-        all_gather_coalesced,
-        all_gather_single_coalesced,
-        all_reduce_coalesced,
-        broadcast_coalesced,
-        reduce_scatter_single_coalesced,
-    )
     from .core.future import Future, collect_all
     from .core.grid import Grid
     from .core.hooks import Hook, Operation, RemovableHandle
@@ -70,17 +47,9 @@ if TYPE_CHECKING:
     from .core.persistent_work import PersistentWork
     from .grids import init_device_mesh, new_grid
     from .groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
-    from .halos import halo_accumulate, halo_accumulate_init, halo_exchange, halo_exchange_init
-    from .layouts import block, redistribute, redistribute_init
+    from .halos import halo_accumulate_init, halo_exchange_init
+    from .layouts import block, redistribute_init
     from .mpi.over_mpi import BackendOverMPI
-    from .objects import (
-        all_gather_object,
-        broadcast_object_list,
-        gather_object,
-        recv_object_list,
-        scatter_object_list,
-        send_object_list,
-    )
     from .persistent import (
         all_gather_single_init,
         all_reduce_coalesced_init,
@@ -91,7 +60,7 @@ if TYPE_CHECKING:
         reduce_scatter_single_init,
         send_init,
     )
-    from .point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send, sendrecv
+    from .point_to_point import P2POp, batch_isend_irecv
     from .ranks import (
         get_backend,
         get_backend_config,
@@ -108,11 +77,63 @@ if TYPE_CHECKING:
     )
     from .reproducible import reproducible_dot, reproducible_norm, reproducible_sum
     from .shared import empty_shared, empty_symmetric, fence, peer_view
+    from .signatures import (
+        all_gather,
+        all_gather_coalesced,
+        all_gather_object,
+        all_gather_single,
+        all_gather_single_coalesced,
+        all_reduce,
+        all_reduce_coalesced,
+        all_to_all,
+        all_to_all_single,
+        barrier,
+        broadcast,
+        broadcast_coalesced,
+        broadcast_object_list,
+        exscan,
+        gather,
+        gather_object,
+        halo_accumulate,
+        halo_exchange,
+        irecv,
+        isend,
+        recv,
+        recv_object_list,
+        redistribute,
+        reduce,
+        reduce_scatter,
+        reduce_scatter_single,
+        reduce_scatter_single_coalesced,
+        scan,
+        scatter,
+        scatter_object_list,
+        send,
+        send_object_list,
+        sendrecv,
+    )
     from .sparse import all_to_all_sparse
     from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
     from .survivors import agree, replace_failed, shrink_group
     from .tasks import RankExecutor, executor
     from .waiting import wait_all, wait_any
+else:
+    from .collectives import (
+        all_gather,
+        all_gather_single,
+        all_reduce,
+        all_to_all,
+        all_to_all_single,
+        barrier,
+        broadcast,
+        exscan,
+        gather,
+        reduce,
+        reduce_scatter,
+        reduce_scatter_single,
+        scan,
+        scatter,
+    )
 
 __version__ = "0.1.0"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .core.annotations import Array, Integer, asynchronous
+from .core.annotations import Array, Integer
 from .core.c10d_names import c10d_names
 from .core.reduce_op import SUM, ReduceOpLike
 from .core.work import Work
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .core.non_member import Group
 
 
-@asynchronous
 @c10d_names(tensors="arrays")
 def all_reduce_coalesced(
     arrays: Sequence[Array], op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False
@@ -46,7 +45,6 @@ def all_reduce_coalesced(
     return member(group).all_reduce_coalesced(arrays, op, async_op)
 
 
-@asynchronous
 def broadcast_coalesced(
     arrays: Sequence[Array],
     src: Integer | None = None,
@@ -78,7 +76,6 @@ def broadcast_coalesced(
     return group.broadcast_coalesced(arrays, group.peer("broadcast_coalesced", "src", src, group_src), async_op)
 
 
-@asynchronous
 @c10d_names(output_tensor_lists="output_lists", input_tensor_list="arrays")
 def all_gather_coalesced(
     output_lists: Sequence[Sequence[Array]], arrays: Sequence[Array], group: Group | None = None, async_op: bool = False
@@ -109,7 +106,6 @@ def all_gather_coalesced(
     return member(group).all_gather_coalesced(output_lists, arrays, async_op)
 
 
-@asynchronous
 def all_gather_single_coalesced(
     outputs: Sequence[Array], inputs: Sequence[Array], group: Group | None = None, async_op: bool = False
 ) -> Work | None:
@@ -137,7 +133,6 @@ def all_gather_single_coalesced(
     return member(group).all_gather_single_coalesced(outputs, inputs, async_op)
 
 
-@asynchronous
 def reduce_scatter_single_coalesced(
     outputs: Sequence[Array],
     inputs: Sequence[Array],

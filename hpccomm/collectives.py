@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .core import calls
-from .core.annotations import NAMED, Array, Integer, asynchronous
+from .core.annotations import NAMED, Array, Integer
 from .core.c10d_names import c10d_names, either
 from .core.reduce_op import SUM, ReduceOpLike
 from .core.work import Work
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .core.non_member import Group
 
 
-@asynchronous
 def broadcast(
     array: Array = NAMED,
     src: Integer | None = None,
@@ -79,7 +78,6 @@ def broadcast(
     return group.broadcast(array, root, async_op)
 
 
-@asynchronous
 def all_reduce(
     array: Array = NAMED,
     op: ReduceOpLike = SUM,
@@ -129,7 +127,6 @@ def all_reduce(
     return member(group).all_reduce(array, op, async_op)
 
 
-@asynchronous
 def reduce(
     array: Array = NAMED,
     dst: Integer | None = None,
@@ -169,7 +166,6 @@ def reduce(
     return group.reduce(array, root, op, async_op)
 
 
-@asynchronous
 def scan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False) -> Work | None:
     """Replace `array` of rank r by the reduction of the arrays of ranks 0 to r: MPI_Scan (MPI-4.1 §6.11.1).
 
@@ -189,7 +185,6 @@ def scan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async
     return member(group).scan(array, op, async_op)
 
 
-@asynchronous
 def exscan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False) -> Work | None:
     """Replace `array` of rank r by the reduction of the arrays of ranks 0 to r-1: MPI_Exscan (MPI-4.1 §6.11.2).
 
@@ -210,7 +205,6 @@ def exscan(array: Array, op: ReduceOpLike = SUM, group: Group | None = None, asy
     return member(group).exscan(array, op, async_op)
 
 
-@asynchronous
 @c10d_names(tensor_list="output_list", tensor="array")
 def all_gather(
     output_list: Sequence[Array], array: Array, group: Group | None = None, async_op: bool = False
@@ -246,7 +240,6 @@ def all_gather(
     return member(group).all_gather(output_list, array, async_op)
 
 
-@asynchronous
 def all_gather_single(
     output: Array = NAMED,
     input: Array = NAMED,
@@ -287,7 +280,6 @@ def all_gather_single(
     return member(group).all_gather_single(output, input, async_op)
 
 
-@asynchronous
 @c10d_names(tensor="array")
 def gather(
     array: Array,
@@ -330,7 +322,6 @@ def gather(
     return group.gather(array, gather_list, group.root("gather", "dst", dst, group_dst), async_op)
 
 
-@asynchronous
 @c10d_names(tensor="output")
 def scatter(
     output: Array,
@@ -374,7 +365,6 @@ def scatter(
     return group.scatter(output, scatter_list, group.root("scatter", "src", src, group_src), async_op)
 
 
-@asynchronous
 def reduce_scatter(
     output: Array,
     input_list: Sequence[Array],
@@ -407,7 +397,6 @@ def reduce_scatter(
     return member(group).reduce_scatter(output, input_list, op, async_op)
 
 
-@asynchronous
 def reduce_scatter_single(
     output: Array, input: Array, op: ReduceOpLike = SUM, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
@@ -438,7 +427,6 @@ def reduce_scatter_single(
     return member(group).reduce_scatter_single(output, input, op, async_op)
 
 
-@asynchronous
 @c10d_names(output_tensor_list="output_list", input_tensor_list="input_list")
 def all_to_all(
     output_list: Sequence[Array], input_list: Sequence[Array], group: Group | None = None, async_op: bool = False
@@ -469,7 +457,6 @@ def all_to_all(
     return member(group).all_to_all(output_list, input_list, async_op)
 
 
-@asynchronous
 def all_to_all_single(
     output: Array,
     input: Array,
@@ -514,7 +501,6 @@ def all_to_all_single(
     return group.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
 
 
-@asynchronous
 def barrier(
     group: Group | None = None,
     async_op: bool = False,

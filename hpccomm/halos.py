@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .core.annotations import Array, Arrays, Integer, asynchronous
+from .core.annotations import Array, Arrays, Integer
 from .core.grid import Grid
 from .core.halo import Width, begin, checked
 from .core.persistent_work import PersistentWork
 from .core.work import Work
 
 
-@asynchronous
 def halo_exchange(
     arrays: Array | Arrays,
     grid: Grid,
@@ -116,7 +115,6 @@ def halo_exchange_init(
     return checked("halo_exchange_init", arrays, grid, width, axes, corners).set_up()
 
 
-@asynchronous
 def halo_accumulate(
     arrays: Array | Arrays,
     grid: Grid,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .core.annotations import Array, Integer, asynchronous
+from .core.annotations import Array, Integer
 from .core.non_member import Group
 from .core.persistent_work import PersistentWork
 from .core.redistribution import Slices
@@ -11,7 +11,6 @@ from .core.work import Work
 from .world import member
 
 
-@asynchronous
 def redistribute(
     output: Array,
     input: Array,

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .core.annotations import Integer, asynchronous
+from .core.annotations import Integer
 from .core.c10d_names import c10d_names
 from .core.non_member import Group
 from .core.work import Work
 from .world import member
 
 
-@asynchronous
 @c10d_names(only_none=("weights_only",))
 def all_gather_object(
     object_list: list[Any], obj: Any, group: Group | None = None, *, async_op: bool = False
@@ -66,7 +65,6 @@ def all_gather_object(
     return member(group).all_gather_object(object_list, obj, async_op)
 
 
-@asynchronous
 @c10d_names(only_none=("weights_only",))
 def gather_object(
     obj: Any,
@@ -110,7 +108,6 @@ def gather_object(
     return found.gather_object(obj, object_gather_list, found.root("gather_object", "dst", dst, group_dst), async_op)
 
 
-@asynchronous
 @c10d_names("device", only_none=("weights_only",))
 def broadcast_object_list(
     object_list: list[Any],
@@ -147,7 +144,6 @@ def broadcast_object_list(
     return found.broadcast_object_list(object_list, root, async_op)
 
 
-@asynchronous
 @c10d_names(only_none=("weights_only",))
 def scatter_object_list(
     scatter_object_output_list: list[Any],
@@ -193,7 +189,6 @@ def scatter_object_list(
     return found.scatter_object_list(scatter_object_output_list, scatter_object_input_list, root, async_op)
 
 
-@asynchronous
 @c10d_names("device", "use_batch", only_none=("weights_only",))
 def send_object_list(
     object_list: list[Any],
@@ -232,7 +227,6 @@ def send_object_list(
     return found.send_object_list(object_list, found.peer("send_object_list", "dst", dst, group_dst), tag, async_op)
 
 
-@asynchronous
 @c10d_names("device", "use_batch", only_none=("weights_only",))
 def recv_object_list(
     object_list: list[Any],

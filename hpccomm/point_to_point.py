@@ -10,10 +10,10 @@ nothing, and returns None, or a Work that is done.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 from .core import generated
-from .core.annotations import NAMED, Array, Integer, asynchronous
+from .core.annotations import NAMED, Array, Integer
 from .core.c10d_names import either
 from .core.calls import Call
 from .core.door import Door, batch
@@ -23,14 +23,6 @@ from .errors import here
 from .world import member
 
 
-@overload
-def send(array: Array, dst: Integer, group: Group | None = ..., tag: int = ...) -> None: ...
-@overload
-def send(array: Array, *, group: Group | None = ..., tag: int = ..., group_dst: Integer) -> None: ...
-@overload
-def send(*, dst: Integer, group: Group | None = ..., tag: int = ..., tensor: Array) -> None: ...
-@overload
-def send(*, group: Group | None = ..., tag: int = ..., group_dst: Integer, tensor: Array) -> None: ...
 def send(
     array: Array = NAMED,
     dst: Integer | None = None,
@@ -142,14 +134,6 @@ def recv(
     return source if source is None else group.ranks[source]  # type: ignore[return-value]
 
 
-@overload
-def isend(array: Array, dst: Integer, group: Group | None = ..., tag: int = ...) -> Work: ...
-@overload
-def isend(array: Array, *, group: Group | None = ..., tag: int = ..., group_dst: Integer) -> Work: ...
-@overload
-def isend(*, dst: Integer, group: Group | None = ..., tag: int = ..., tensor: Array) -> Work: ...
-@overload
-def isend(*, group: Group | None = ..., tag: int = ..., group_dst: Integer, tensor: Array) -> Work: ...
 def isend(
     array: Array = NAMED,
     dst: Integer | None = None,
@@ -232,7 +216,6 @@ def irecv(
     return group.recv(array, peer, tag, async_op=True)
 
 
-@asynchronous
 def sendrecv(
     array: Array,
     dst: Integer | None,

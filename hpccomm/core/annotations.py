@@ -70,14 +70,11 @@ if TYPE_CHECKING:
     class _Method(Protocol[P, Blocking]):
         def __get__(self, group: object, kind: Any) -> Asynchronous[P, Blocking]: ...
 
-    def asynchronous(function: Callable[P, Blocking | Work]) -> Asynchronous[P, Blocking]: ...  # noqa: D103
     def asynchronous_method(method: Callable[Concatenate[Any, P], Blocking | Work]) -> _Method[P, Blocking]: ...  # noqa: D103
 
 else:
     Array = Arrays = Any
 
-    def asynchronous(function: Any) -> Any:
-        """Return the function as it is."""
-        return function
-
-    asynchronous_method = asynchronous
+    def asynchronous_method(method: Any) -> Any:
+        """Return the method as it is."""
+        return method

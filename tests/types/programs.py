@@ -59,6 +59,28 @@ def arrays_and_reductions() -> None:
     hc.broadcast(x, src=0.5)  # type: ignore[call-overload]
 
 
+def arguments_that_are_missing_or_unknown(either: bool) -> None:
+    hc.all_reduce()  # type: ignore[call-overload]
+    hc.all_reduce(nonsense=3, async_op=True)  # type: ignore[call-overload]
+    hc.all_reduce(x, nonsense=3, async_op=True)  # type: ignore[call-overload]
+    hc.broadcast(x)  # type: ignore[call-overload]
+    hc.broadcast(x, src=0, group_src=0)  # type: ignore[call-overload]
+    hc.reduce(x, op="max")  # type: ignore[call-overload]
+    hc.gather(x, [x])  # type: ignore[call-overload]
+    hc.all_gather_single(y)  # type: ignore[call-overload]
+    assert_type(hc.broadcast(x, group_src=0, async_op=either), hc.Work | None)
+    assert_type(hc.broadcast(x, 0, None, True), hc.Work)
+    assert_type(hc.reduce(tensor=x, dst=0, async_op=True), hc.Work)
+    assert_type(hc.gather(x, dst=0, async_op=True), hc.Work)
+    assert_type(hc.gather(x, None, 0, None, True), hc.Work)
+    assert_type(hc.all_gather(tensor_list=list(y), tensor=x, async_op=True), hc.Work)
+    assert_type(hc.recv(x), int)
+    assert_type(hc.recv(x, group_src=1), int)
+    assert_type(hc.irecv(tensor=x), hc.Work)
+    assert_type(hc.broadcast_object_list([1], 0, device="cpu", async_op=True), hc.Work)
+    assert_type(hc.recv_object_list([1]), int)
+
+
 class OnBoard:
     """What a program teaches hpccomm by register_device."""
 
