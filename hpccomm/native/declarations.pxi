@@ -134,4 +134,5 @@ cdef enum:
     WHOLE = 64 << 10  # bytes of a sparse exchange for one rank, up to which they go by memory of the node
     RING = 2048  # operations that are remembered at least: a power of two
     AVERAGE = OPS - 1  # AVG, in the ring
+    PREMULTIPLIED = OPS - 2  # PREMUL_SUM, likewise
     NOBODY = -1  # likewise: no op, no root, any source, no tag

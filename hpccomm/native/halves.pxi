@@ -17,7 +17,9 @@ cdef class Halves:
     cdef char *taken
     cdef Py_ssize_t nbytes, low, high  # from `low` to `high` the input is for this rank alone
     cdef uint64_t call_in_node
-    cdef int what, noted, number, dtype, place, root  # dtype: the number as it stands in the ring
+    cdef int what, number, place, root
+    cdef int noted, noted_type, noted_op, noted_root  # in the ring; `noted` is 0 until is_noted has looked it up
+    cdef Py_ssize_t noted_bytes
     cdef bint averages, has_taken
     cdef long long entry
     cdef readonly unsigned long waiting_thread
@@ -35,7 +37,6 @@ cdef class Halves:
         self.fill, self.finish, self.alive = fill, finish, (given, taken, memory)
         self.given, self.taken = <char*>PyArray_DATA(x), <char*>PyArray_DATA(without_gaps(taken))
         self.nbytes, self.number = PyArray_NBYTES(x), PyArray_TYPE(x)
-        self.dtype = self.number if type_of(x) != 0 else NOBODY
         self.place = NOBODY if op is None else path.place_of(op)
         cdef uint64_t kind = 0
         if op is not None:
@@ -50,17 +51,30 @@ cdef class Halves:
 
     def start(self):
         """See PersistentWork.start."""
-        if self.is_active or self._freed or self.door is None or self.door.fast is not self.path:
+        if (self.is_active or self._freed or self.door is None or self.door.fast is not self.path
+                or self.noted == 0 and not self.is_noted()):
             halves_start(self)  # a hook listens, a block collects, ...
             return
         if self.fill is not None:
             self.fill()
-        if self.noted == 0:
-            self.noted = NAMES.index(self.call.name)  # it may be the whole of a coalesced one
-        self.entry = note(self.path, self.noted, self.dtype, self.nbytes, self.place, NOBODY, NOBODY, True)
+        self.entry = note(self.path, self.noted, self.noted_type, self.noted_bytes, self.noted_op, self.noted_root,
+                          NOBODY, True)
         self.puts()
         self.path.count += 1
         self.is_active = True
+
+    cdef bint is_noted(self) except -1:
+        """Look up what the ring has of each start, which is what a hook would see; return False if it can't have it."""
+        cdef tuple given = self.call.arguments
+        cdef list arrays = given[0] if type(given[0]) is list else [each for each in given if PyArray_Check(each)]
+        op, root, dtype = self.call.named.get("op"), self.call.named.get("root"), arrays[0].dtype
+        if type_of(<Array*><PyObject*>arrays[0]) == 0:  # a structured one, for example
+            return False
+        self.noted_type, self.noted_bytes = dtype.num, sum([array.nbytes for array in arrays])
+        self.noted_op = NOBODY if op is None else op_names.index(op.name)
+        self.noted_root = NOBODY if root is None else root
+        self.noted = NAMES.index(self.call.name)  # it may be the whole of a coalesced one
+        return True
 
     def begin(self):
         """See PersistentWork.begin."""

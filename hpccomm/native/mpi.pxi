@@ -125,7 +125,7 @@ def set_up(str path, dict names, object exception, object length, object differe
     for number, datatype in names["datatypes"].items():
         mpi.datatypes[<int>number] = handle(datatype)
     op_numbers.clear()
-    op_names[AVERAGE] = "AVG"
+    op_names[AVERAGE], op_names[PREMULTIPLIED] = "AVG", "PREMUL_SUM"
     for place, (keys, letter, table) in enumerate(names["reductions"]):
         op_names[place] = next(key.upper() for key in keys if isinstance(key, str))
         for key in keys:

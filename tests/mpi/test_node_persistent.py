@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
+import hpccomm.debug
 from hpccomm.mpi import shared_memory
 from hpccomm.native import room
 
@@ -279,3 +280,34 @@ def test_destroying_the_group_gives_the_memory_back(process_group: hc.ProcessGro
     assert len(shared_memory._outliving) == before
     with pytest.raises(hc.DistError, match="all_reduce: freed"):
         work.start()
+
+
+def facts(record: Any) -> tuple[Any, ...]:
+    return record.name, record.dtype, record.count, record.nbytes, record.op, record.peer, record.tag, record.state
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i8", "i1", "c16", "?", "M8[s]", "V3"])
+def test_a_start_is_recorded_as_the_plain_operation_is(process_group: hc.ProcessGroup, dtype: str) -> None:
+    """A rank that is in it is compared with one that has gone on by what the compiled fast path remembers."""
+    n = process_group.size
+    one, all_ = np.zeros(6, dtype), np.zeros((n, 6), dtype)
+    other, many = all_.copy(), [one.copy(), one[::2].copy(), one[::3].copy()]
+    calls: list[tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]] = [
+        (hc.broadcast, hc.broadcast_init, (one, n - 1)),
+        (hc.all_gather_single, hc.all_gather_single_init, (all_, one)),
+        (hc.all_to_all_single, hc.all_to_all_single_init, (other, all_)),
+    ]
+    ops = ["avg", "sum"] if dtype == "c16" else ["sum", "max", "avg", hc.ReduceOp.PREMUL_SUM(2)]
+    for op in [] if dtype in "M8[s] V3" else ops[:2] if np.dtype(dtype).kind in "bi" else ops:
+        calls.append((hc.all_reduce, hc.all_reduce_init, (one, op)))
+        calls.append((hc.reduce_scatter_single, hc.reduce_scatter_single_init, (one, all_, op)))
+        calls.append((hc.all_reduce_coalesced, hc.all_reduce_coalesced_init, (many, op)))
+        calls.append((hc.all_reduce_coalesced, hc.all_reduce_coalesced_init, ([one[::2]], op)))
+    for plain, init, arguments in calls:
+        with init(*arguments) as work, hpccomm.debug.record():
+            plain(*arguments)
+            for _ in range(2):
+                work.start()
+                work.wait()
+        expected, *found = map(facts, hpccomm.debug.recorded())
+        assert found == [(f"{plain.__name__}_start", *expected[1:])] * 2, arguments
