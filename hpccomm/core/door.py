@@ -343,8 +343,11 @@ class Door:
     def leave_to_the_parent(self) -> None:
         """Refuse everything in a process that has been forked: MPI's connections are its parent's."""
         self.close("is that of the process which this one was forked from; call it there")
+        error = DistError(f"the process that has called it is another one: this one was forked from it{here()}")
         for work in self.in_flight:
-            work.fail(DistError(f"the process that has called it is another one: this one was forked from it{here()}"))
+            work.fail(error)
+        for persistent in self.persistent:
+            persistent.leave_to_the_parent(error)
         self.in_flight.clear()
 
     def close(self, refusal: str = "") -> None:

@@ -62,6 +62,7 @@ class PersistentWork:
     is_active = False  # between `start` and its end
     _timeout: float | None = None  # seconds: the default of `wait`
     _freed = False
+    _refusal: Exception | None = None  # of `wait`, in a process that was forked while it was in flight
 
     def belong_to(self, door: Door, call: Call, number: int) -> None:
         """Make this the persistent form of `call`, in the group of this door."""
@@ -112,6 +113,8 @@ class PersistentWork:
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Block until the operation is done, as :meth:`Work.wait`; return at once if it has not been started."""
         if not self.is_active:
+            if self._refusal is not None:
+                raise self._refusal
             return True
         if timeout is None:
             timeout = self._timeout
@@ -160,6 +163,11 @@ class PersistentWork:
         if self.is_active:
             failures.kept.append(self)
             self._ended(error)
+
+    def leave_to_the_parent(self, refusal: Exception) -> None:
+        """Let `wait` raise this, in a process that has been forked, if the operation is in flight in its parent."""
+        if self.is_active:
+            self.is_active, self.operation, self._refusal = False, None, refusal
 
     def is_completed(self) -> bool:
         """Return True if the operation is done (or not started), without blocking."""

@@ -59,7 +59,9 @@ cdef class Halves:
             self.fill()
         self.entry = note(self.path, self.noted, self.noted_type, self.noted_bytes, self.noted_op, self.noted_root,
                           NOBODY, True)
-        self.puts()
+        cdef int code = self.puts()
+        if code:
+            raise self.path.failed(self.call.name, code)
         self.path.count += 1
         self.is_active = True
 
@@ -81,10 +83,13 @@ cdef class Halves:
         self.entry = 0
         if self.fill is not None:
             self.fill()
-        self.puts()
+        cdef int code = self.puts()
+        if code:
+            raise exception_of(code)
+        self.is_active = True  # whatever a signal handler raises from here on
 
-    cdef int puts(self) except -1:
-        """Put this rank's values into its slot."""
+    cdef int puts(self) noexcept:
+        """Put this rank's values into its slot; return MPI's code."""
         cdef int code
         cdef char* slot
         self.has_taken = False
@@ -93,9 +98,7 @@ cdef class Halves:
             pack(self.arrays, 0, PyList_GET_SIZE(self.arrays), slot, 1, 0, True)
         with nogil:
             code = node_start(&self.node, self.call_in_node, self.given, self.nbytes, self.low, self.high)
-        if code:
-            raise exception_of(code)
-        return 0
+        return code
 
     cdef int takes(self) noexcept:
         """Wait until all have started, and take what is for this rank; return the code."""

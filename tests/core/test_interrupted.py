@@ -110,6 +110,33 @@ def test_wait_goes_on_after_a_handler_has_raised_anywhere_in_it(
     assert not process_group.door.in_flight
 
 
+class Listener:
+    """A hook: the door sees a start only where one listens."""
+
+    def begin(self, operation: object) -> None: ...
+    def end(self, operation: object) -> None: ...
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("size", [1, 8, 100_000])
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_start_has_happened_or_not_when_a_handler_has_raised_anywhere_in_it(
+    process_group: hc.ProcessGroup, size: int, listens: bool
+) -> None:
+    with hc.new_group() as group:  # type: ignore[union-attr]
+        array = np.zeros(size)
+        listening: Any = group.register_hook(Listener()) if listens else _nothing()
+        with listening, hc.all_reduce_init(array, group=group) as work:
+            for moment in range(1, MOMENTS):
+                array[:] = moment
+                if group.rank == 0:
+                    interrupted(work.start, moment, Alarm)
+                if not work.is_active:
+                    work.start()
+                work.wait(60)
+                assert (array == moment * group.size).all(), moment
+
+
 @pytest.mark.parametrize("way", ["counted", "counted, and longer than a block", "consensus"])
 def test_a_sparse_exchange_goes_on_after_a_handler_has_raised_anywhere_in_it(
     process_group: hc.ProcessGroup, way: str, monkeypatch: pytest.MonkeyPatch
@@ -289,10 +316,20 @@ import numpy as np
 import hpccomm as hc
 
 world = hc.init_process_group()
+grid = hc.new_grid(0, periodic=True)
 work = hc.irecv(np.zeros(1), world.rank)
+y = [np.ones(size) for size in (3, 30_000, 1_000_000)]
+started = [hc.all_reduce_init(y[0]), hc.all_reduce_init(y[1], "avg"), hc.all_reduce_init(y[2])]
+started += [hc.broadcast_init(np.ones(3), 0), hc.recv_init(np.ones(1), world.rank)]
+started += [hc.halo_exchange_init(np.ones(3), grid)]
+ended = hc.all_reduce_init(np.ones(3))
+for each in started:
+    each.start()
 child = os.fork()
 if child == 0:
-    for call in (lambda: hc.all_reduce(np.ones(3)), hc.barrier, work.wait, lambda: hc.new_group()):
+    assert ended.wait()
+    waits = [each.wait for each in started for _ in range(2)]
+    for call in (lambda: hc.all_reduce(np.ones(3)), hc.barrier, work.wait, lambda: hc.new_group(), ended.start, *waits):
         try:
             call()
         except hc.DistError as error:
@@ -301,6 +338,10 @@ if child == 0:
 os.waitpid(child, 0)
 hc.isend(np.ones(1), world.rank).wait()
 work.wait()
+hc.isend(np.ones(1), world.rank).wait()
+for each in started:
+    each.wait()
+assert [each[0] for each in y] == [2, 1, 2]
 x = np.ones(3)
 hc.all_reduce(x)
 print(f"parent: {x.tolist()}", flush=True)
@@ -318,7 +359,7 @@ class _nothing:
     ("program", "expected"),
     [
         (PROGRAM, ["said: destroy of  False True True"] * 2),
-        (FORKED, ["parent: [2.0, 2.0, 2.0]"] * 2 + ["refused: True"] * 8),
+        (FORKED, ["parent: [2.0, 2.0, 2.0]"] * 2 + ["refused: True"] * 34),
     ],
     ids=["warnings are errors", "forked"],
 )

@@ -102,6 +102,21 @@ WAITS = {
         "while True: small.start(); small.wait()",
         "small = hc.all_reduce_init(np.ones(8))\n",
     ),
+    "in the start of a persistent all_reduce whose wait has failed": (
+        """
+        small.start()
+        try:
+            small.wait()
+        except hc.RankFailedError:
+            pass
+        try:
+            small.start()
+        finally:
+            from hpccomm.debug.past import past
+            assert past()[-1].state == "failed"
+        """,
+        "small = hc.all_reduce_init(np.ones(8))\n",
+    ),
     "in a persistent broadcast": (
         "while True: sent.start(); sent.wait()",
         "sent = hc.broadcast_init(np.ones(8), src=0)\n",
