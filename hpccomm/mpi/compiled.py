@@ -61,7 +61,7 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
     _window: Window | None = None
 
     def __init__(self, comm: MPI.Intracomm, windows: dict[int, Any], tuning: Tuning, thread_bytes: int) -> None:
-        MPIFastPath.__init__(self, comm, windows, tuning.segment_bytes, thread_bytes)
+        MPIFastPath.__init__(self, comm, windows, tuning, thread_bytes)
         room.FastPath.__init__(
             self, MPI._handleof(comm), self._rank, self._size, windows, self._largest, self._largest_async - 1, LARGEST,
             ReduceOp.SUM, ReduceOp.AVG, RUN_BYTES, CompiledWork,

@@ -36,9 +36,9 @@ Status = MPI.Status
 
 
 class MPIFastPath(FastPath):
-    """The fast path of one group, for arrays of up to `largest` bytes (asynchronous ones: below `thread_bytes`).
+    """The fast path of one group, for arrays of up to a segment's bytes (asynchronous ones: below `thread_bytes`).
 
-    `windows` is empty until the program makes a node-shared array.
+    `windows` is empty until the program makes a node-shared array; then the checks take reductions of `shared_bytes`.
     """
 
     is_open = True
@@ -53,11 +53,12 @@ class MPIFastPath(FastPath):
     def close_node(self) -> None:
         """Give its memory back; called once, by every rank, when the group is destroyed."""
 
-    def __init__(self, comm: MPI.Intracomm, windows: dict[int, Any], largest: int, thread_bytes: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, windows: dict[int, Any], tuning: Tuning, thread_bytes: int) -> None:
         self._comm = comm
         self._windows = windows
-        self._largest = largest
-        self._largest_async = min(thread_bytes, largest + 1)
+        self.shared_bytes = tuning.shared_bytes
+        self._largest = tuning.segment_bytes
+        self._largest_async = min(thread_bytes, self._largest + 1)
         self._rank: int = comm.Get_rank()
         self._size: int = comm.Get_size()
         self._sent: deque[tuple[int, int]] = deque(maxlen=8)
@@ -81,7 +82,9 @@ class MPIFastPath(FastPath):
         return True
 
     def all_reduce(self, array: Any, op: Any) -> bool:
-        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray or self._windows:
+        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
+            return False
+        if self._windows and array.nbytes >= self.shared_bytes:
             return False
         try:
             direct = DIRECT.get((op, array.dtype))
@@ -97,7 +100,9 @@ class MPIFastPath(FastPath):
         return True
 
     def reduce(self, array: Any, root: int, op: Any) -> bool:
-        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray or self._windows:
+        if type(array) is not ndarray or array.nbytes > self._largest or not array.flags.carray:
+            return False
+        if self._windows and array.nbytes >= self.shared_bytes:
             return False
         if type(root) is not int or not 0 <= root < self._size:
             return False
@@ -133,7 +138,7 @@ class MPIFastPath(FastPath):
     def reduce_scatter_single(self, output: Any, array: Any, op: Any) -> bool:
         if not _ordinary(output, array) or not self._largest >= array.nbytes == output.nbytes * self._size:
             return False
-        if self._windows:
+        if self._windows and array.nbytes >= self.shared_bytes:
             return False
         try:
             direct = DIRECT.get((op, array.dtype))
@@ -289,7 +294,7 @@ class MPIFastPath(FastPath):
 def make_fast_path(comm: MPI.Intracomm, windows: dict[int, Any], tuning: Tuning, thread_bytes: int) -> MPIFastPath:
     """Return the fast path of a group: the compiled one where there is one."""
     if room is None:
-        return MPIFastPath(comm, windows, tuning.segment_bytes, thread_bytes)
+        return MPIFastPath(comm, windows, tuning, thread_bytes)
     from .compiled import CompiledFastPath
 
     return CompiledFastPath(comm, windows, tuning, thread_bytes)

@@ -4,6 +4,7 @@ from typing import Any, TypeAlias
 
 class FastPath:
     place: int
+    shared_bytes: int
     def __init__(
         self,
         comm: int,

@@ -83,7 +83,7 @@ cdef class Collectives(InNode):
             number = NPY_FLOAT
         elif averages and number != NPY_FLOAT and number != NPY_DOUBLE:
             return False
-        if place < 0 or number >= TYPES or mpi.reduced[place][number] == 0 or PyDict_Size(self.windows):
+        if place < 0 or number >= TYPES or mpi.reduced[place][number] == 0 or self.may_be_shared(PyArray_NBYTES(x)):
             return False
         if count > SMALL or count * <Py_ssize_t>(mpi.kinds[number] & 255) > self.largest:
             return False

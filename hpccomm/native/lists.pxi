@@ -136,7 +136,7 @@ cdef class Lists(Collectives):
         cdef bint averages = op is self.average or (type(op) is str and op == "avg")
         cdef int code, number, place = self.usual_place if averages else self.place_of(op)
         number = self.type_of_first(arrays)
-        if number < 0 or place < 0 or mpi.reduced[place][number] == 0 or PyDict_Size(self.windows):
+        if number < 0 or place < 0 or mpi.reduced[place][number] == 0:
             return False
         if averages and number != NPY_FLOAT and number != NPY_DOUBLE:
             return False
@@ -144,7 +144,7 @@ cdef class Lists(Collectives):
         cdef int itemsize = mpi.kinds[number] & 255
         cdef Py_ssize_t first = 0, n = PyList_GET_SIZE(xs), total = self.bytes_of(xs, 0, n, number), i = n, run = total
         cdef Py_ssize_t largest = self.largest_run // itemsize * itemsize
-        if total < 0:
+        if total < 0 or self.may_be_shared(total):
             return False
         if total > largest:
             xs = list(xs)  # between the runs other threads may change the program's list
@@ -177,7 +177,7 @@ cdef class Lists(Collectives):
     def reduce_scatter_single_coalesced(self, outputs, inputs, op):
         """As broadcast_coalesced, for reduce_scatter_single."""
         cdef int place = self.place_of(op), number = self.type_of_first(inputs)
-        if place < 0 or number < 0 or mpi.reduced[place][number] == 0 or PyDict_Size(self.windows):
+        if place < 0 or number < 0 or mpi.reduced[place][number] == 0:
             return False
         return self.in_runs(REDUCE_SCATTER_COALESCED, inputs, outputs, self.size, NOBODY, place)
 
@@ -189,6 +189,8 @@ cdef class Lists(Collectives):
         cdef list ys = list(larger), xs = list(smaller)  # whatever other threads do with the program's lists
         cdef Py_ssize_t i, first = 0, n = len(ys), total = self.bytes_of(ys, 0, n, number)
         if len(xs) != n or total < 0 or self.bytes_of(xs, 0, n, number) < 0:
+            return False
+        if what == REDUCE_SCATTER_COALESCED and self.may_be_shared(total):
             return False
         for i in range(n):
             if nbytes_at(ys, i) != nbytes_at(xs, i) * rows:

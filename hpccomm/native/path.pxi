@@ -10,7 +10,9 @@ cdef inline bint is_rank(object number, int size) noexcept:
 
 
 cdef class Path:
-    """What all operations of a group's fast path need. `windows` is empty until the program makes a node-shared array."""
+    """What all operations of a group's fast path need. `windows` is empty until the program makes a node-shared array;
+    reductions of such arrays are another way's from `shared_bytes` on (mpi/shared_memory.py).
+    """
 
     cdef public long long count, messages
     cdef public long long passed_collectives, passed_messages  # that took the way through the checks
@@ -20,6 +22,7 @@ cdef class Path:
     cdef int rank, size, largest_tag
     cdef bint is_alone  # in its group: there is nobody to communicate with, nor to wait for
     cdef Py_ssize_t largest, largest_async, largest_run  # bytes: of an array, of arrays that are packed into one
+    cdef public Py_ssize_t shared_bytes
     cdef dict windows, in_flight
     cdef readonly object door
     cdef object usual_op, average, timeout, work_class
@@ -110,8 +113,12 @@ cdef class Path:
     cdef inline bint is_reducible(self, Array* array, int place) noexcept:
         return (
             place >= 0 and PyArray_TYPE(array) < TYPES and mpi.reduced[place][PyArray_TYPE(array)] != 0
-            and PyDict_Size(self.windows) == 0
+            and (PyDict_Size(self.windows) == 0 or PyArray_NBYTES(array) < self.shared_bytes)
         )
+
+    cdef inline bint may_be_shared(self, Py_ssize_t nbytes) noexcept:
+        """Whether the checks have to look for node-shared arrays: the answer is the same on all ranks."""
+        return nbytes >= self.shared_bytes and PyDict_Size(self.windows) != 0
 
     cdef inline bint is_pair(self, Array* output, Array* array) noexcept:
         return (

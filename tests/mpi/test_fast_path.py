@@ -166,6 +166,40 @@ def test_no_split_sizes_may_be_said_in_two_ways(process_group: hc.ProcessGroup) 
     assert output.tolist() == list(range(n))
 
 
+REDUCTIONS: dict[str, Callable[[Any, Any, Any], Any]] = {  # of small arrays, and of a large one for each rank
+    "all_reduce": lambda x, xs, group: hc.all_reduce(x, group=group),
+    "reduce": lambda x, xs, group: hc.reduce(x, group.ranks[0], group=group),
+    "reduce_scatter_single": lambda x, xs, group: hc.reduce_scatter_single(x, xs, group=group),
+}
+REDUCTIONS_IN_C: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "scan": lambda x, xs, group: hc.scan(x, group=group),
+    "avg": lambda x, xs, group: hc.all_reduce(x[:1000], "avg", group),
+    "strided": lambda x, xs, group: hc.all_reduce(x[:2000:2], group=group),
+    "all_reduce_coalesced": lambda x, xs, group: hc.all_reduce_coalesced([x, xs], group=group),
+    "reduce_scatter_single_coalesced": lambda x, xs, group: hc.reduce_scatter_single_coalesced([x], [xs], group=group),
+}
+
+
+def test_a_node_shared_array_slows_none_but_large_reductions(process_group: hc.ProcessGroup) -> None:
+    """Below `shared_bytes` none is done in place, whatever the array is."""
+    with hc.new_group() as group:  # type: ignore[union-attr]
+        hc.barrier(group)  # makes the backend
+        calls = {**REDUCTIONS, **(REDUCTIONS_IN_C if group.door.fast.place else {})}
+        if group.size == 1:
+            calls.pop("scan", None)
+        small, large = (np.ones(size) for size in (16 // group.size * 1000, (256 << 10) // 8 * group.size))
+        shared = hc.empty_shared(100, group=group)
+        for name, call in calls.items():
+            for array in (small, shared) if name in ("all_reduce", "reduce") else (small,):
+                before = group.door.collectives  # of those that took the long path
+                call(array, np.ones((group.size, array.size)), group)
+                assert group.door.collectives == before, name
+        for name in REDUCTIONS:
+            before = group.door.collectives
+            REDUCTIONS[name](large[:: group.size].copy(), large, group)
+            assert group.door.collectives == before + 1, name
+
+
 ME = MPI.COMM_WORLD.Get_rank()
 STRIDED, HALF, OTHER = np.ones(6)[::2], np.ones(1, np.float16), np.ones(1)
 MESSAGES = [hc.P2POp(hc.irecv, np.ones(1), ME), hc.P2POp(hc.isend, np.ones(1), ME)]
