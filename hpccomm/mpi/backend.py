@@ -119,7 +119,7 @@ class MPIBackend(Backend):
 
     @cached_property
     def _node_persistent(self) -> NodePersistent | None:
-        if not self._has_node or self.size == 1:
+        if not self._has_node:
             return None
         from .node_persistent import NodePersistent
 

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from ..core.door import REAP_ABOVE, REAP_BYTES
 from ..core.flight import flight_of
+from ..core.overlap import address_of
 from ..core.reduce_op import ReduceOp
 from ..core.work import COMPLETED, IN_FLIGHT, Work
 from ..errors import DistBackendError, here
@@ -35,6 +36,12 @@ LOOKS = 2000  # at a flag, before other processes are let on the core, and MPI m
 LOOKS_OF_MANY = 20  # likewise, where there are more ranks than cores
 
 LETTERS = {"sum": "s", "product": "p", "min": "n", "max": "x"}
+
+
+def aligned_zeros(nbytes: int) -> Any:
+    """Return memory of this rank alone in which flags may stand."""
+    memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    return memory[-address_of(memory) % ALIGNMENT :][:nbytes]
 
 
 class CompiledWork(room.Pending, Work):
@@ -77,11 +84,9 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
             self._open_node()
 
     def _open_node(self) -> None:
-        from ..core.overlap import address_of
-
         if self._size == 1:
-            self._own = np.zeros(room.node_memory(0, 1, OWN_SLOT) + ALIGNMENT, np.uint8)
-            self.map_node(-(-address_of(self._own) // ALIGNMENT) * ALIGNMENT, OWN_SLOT, ONE_PHASE, LOOKS)
+            self._own = aligned_zeros(room.node_memory(0, 1, OWN_SLOT))
+            self.map_node(address_of(self._own), OWN_SLOT, ONE_PHASE, LOOKS)
             return
         from .shared_memory import MOST_NODE_WINDOWS, PAGE_BYTES, Window, has_room_to_spare, is_on_one_node, on_all
 

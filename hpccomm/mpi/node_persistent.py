@@ -12,6 +12,7 @@ from mpi4py import MPI
 from ..core.persistent_work import PersistentWork
 from ..core.work import Once, both, repeatable
 from ..native import _room as room
+from .compiled import aligned_zeros
 from .layout import Finish
 from .persistent import LARGEST_IN_NODE
 from .shared_memory import MOST_NODE_WINDOWS, Window, has_room_to_spare, on_all
@@ -43,7 +44,8 @@ class NodePersistent:
         arrays: list[Any] | None = None, averages: bool = False,
     ) -> PersistentWork | None:  # fmt: skip
         """Return the operation on buffers made for MPI, as Halves describes them; None if MPI has to do it."""
-        if not 0 < given.nbytes <= LARGEST_IN_NODE or not self._fast_path.opens_node(given, op):
+        is_small = given.nbytes <= LARGEST_IN_NODE or self._ranks == 1
+        if given.nbytes == 0 or not is_small or not self._fast_path.opens_node(given, op):
             return None
         memory = self._memory(room.halves_bytes(self._ranks, given.nbytes))
         if memory is None:
@@ -52,11 +54,14 @@ class NodePersistent:
             fill = both(fill, finish.arm)
         work = NodePersistentWork()
         work.set_up(self._fast_path, name, given, taken, fill, finish, op, root, arrays, averages, memory)
-        self._given.append((memory, weakref.ref(work)))
+        if self._ranks > 1:
+            self._given.append((memory, weakref.ref(work)))
         return work
 
     def _memory(self, needed: int) -> Any:
         """Return memory of zeros: new, or that of operations which all ranks have freed; None if there is none."""
+        if self._ranks == 1:
+            return aligned_zeros(needed)
         if needed <= self._free:
             return self._next(needed)
         is_free = np.array([needed <= memory.nbytes and _is_freed(work()) for memory, work in self._given], np.intc)

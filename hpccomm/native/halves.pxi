@@ -45,6 +45,8 @@ cdef class Halves:
         cdef Py_ssize_t part = self.nbytes // self.node.ranks
         if self.what == REDUCE_SCATTER_START or self.what == ALL_TO_ALL_START:
             self.low, self.high = part * self.node.rank, part * (self.node.rank + 1)
+        if path.is_alone:  # what is for itself is copied once, if at all
+            self.low, self.high, self.arrays = 0, self.nbytes, None
         if arrays is not None or self.what == BROADCAST_START and root != self.node.rank:
             self.given = NULL  # nothing is copied
         node_make_halves(&self.node, <char*>PyArray_DATA(without_gaps(memory)), slot_for(self.nbytes))
@@ -132,7 +134,7 @@ cdef class Halves:
         elif self.what == REDUCE_SCATTER_START:
             node_fold(&self.node, self.fold, self.taken, self.given + self.low, self.low, part)
             self.averages_values(self.taken, part)
-        elif self.given != NULL:
+        elif self.given != NULL and not self.path.is_alone:
             code = node_take_all_reduced(&self.node, self.fold, self.taken, self.nbytes)
             self.averages_values(self.taken, self.nbytes)
         return code
@@ -201,8 +203,8 @@ cdef inline Py_ssize_t slot_for(Py_ssize_t nbytes) noexcept:
 
 
 def halves_bytes(int ranks, Py_ssize_t nbytes):
-    """Return how much memory the ranks need for a persistent operation whose input has that size."""
-    return node_halves_bytes(ranks, slot_for(nbytes))
+    """Return how much memory the ranks need for a persistent operation whose input has that size; one alone: flags."""
+    return node_halves_bytes(ranks, slot_for(nbytes if ranks > 1 else 0))
 
 
 cdef object halves_start, halves_wait

@@ -93,9 +93,6 @@ def test_arrays_of_a_node_need_no_messages_and_others_do(process_group: hc.Proce
             work.start()
             work.wait()
             assert (array == (1 if op == "avg" else n)).all()
-    alone = hc.new_group([process_group.rank], use_local_synchronization=True)
-    with hc.all_reduce_init(np.ones(1), group=alone) as work:
-        assert not is_in_node(work)
 
 
 @every_case
@@ -113,6 +110,20 @@ def test_ranks_may_be_late(process_group: hc.ProcessGroup, name: str, size: int)
         case.work.wait()
         case.check(turn)
     case.work.free()
+
+
+@every_case
+@pytest.mark.parametrize("size", [3, LARGEST])
+def test_a_rank_alone_has_them_too(process_group: hc.ProcessGroup, name: str, size: int) -> None:
+    with hc.new_group([process_group.rank], use_local_synchronization=True) as alone:  # type: ignore[union-attr]
+        case = Case(name, alone, size)
+        assert is_in_node(case.work) or (name == "coalesced" and size == LARGEST)  # which are several
+        for turn in range(3):
+            case.fill(turn)
+            case.work.start()
+            case.work.wait()
+            case.check(turn)
+        case.work.free()
 
 
 @every_case
