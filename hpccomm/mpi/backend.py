@@ -6,7 +6,7 @@ the operation after the second. Large asynchronous collectives are blocking call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +96,7 @@ class MPIBackend(Backend):
     def _thread(self) -> CommunicationThread:
         from .communication_thread import CommunicationThread
 
-        options = self._options
-        return CommunicationThread(self._comm, lambda comm: type(self)(of_the_thread(options, comm)))
+        return CommunicationThread(self._comm, partial(of_the_thread, type(self), self._options))
 
     @cached_property
     def _coalesced(self) -> Coalesced:
@@ -543,11 +542,13 @@ class MPIBackend(Backend):
         return as_backend_error(operation, error, self._comm)
 
 
-def of_the_thread(options: BackendOptions, comm: MPI.Intracomm) -> BackendOptions:
-    """Return the options of the backend in a communication thread."""
+def of_the_thread(make: Callable[[BackendOptions], Any], options: BackendOptions, comm: MPI.Intracomm) -> Backend:
+    """Return the backend in a communication thread; `make` is its class."""
     # no single copies, which would wait at every chunk until the program lets go of the GIL
-    tuning = options.tuning._replace(single_copy_bytes=NEVER, node_bytes=0)
-    return options._replace(comm=comm, settings=options.settings._replace(tuning=tuning))
+    tuning = options.tuning._replace(single_copy_bytes=NEVER)
+    made = make(options._replace(comm=comm, settings=options.settings._replace(tuning=tuning)))
+    getattr(made, "mpi", made).fast_path.is_in_thread = True
+    return made  # type: ignore[no-any-return]
 
 
 def _cut(flat: Any, lists: list[list[Any]]) -> list[Any]:

@@ -24,7 +24,7 @@ from .fast_path import RUN_BYTES, MPIFastPath
 from .works import MPIWork, wrong_length
 
 if TYPE_CHECKING:
-    from .shared_memory import Window
+    from .shared_memory import Mapping, Window
 
 LARGEST_SLOT = 512 << 10  # bytes
 OWN_SLOT = 8 << 10  # of a rank alone in its group
@@ -65,7 +65,7 @@ def cores_of(comm: MPI.Intracomm) -> int:
 class CompiledFastPath(room.FastPath, MPIFastPath):
     """The compiled fast path of one group; what raises is here."""
 
-    _window: Window | None = None
+    _memory: Window | Mapping | None = None
 
     def __init__(self, comm: MPI.Intracomm, windows: dict[int, Any], tuning: Tuning, thread_bytes: int) -> None:
         MPIFastPath.__init__(self, comm, windows, tuning, thread_bytes)
@@ -88,29 +88,37 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
             self._own = aligned_zeros(room.node_memory(0, 1, OWN_SLOT))
             self.map_node(address_of(self._own), OWN_SLOT, ONE_PHASE, LOOKS)
             return
-        from .shared_memory import MOST_NODE_WINDOWS, PAGE_BYTES, Window, has_room_to_spare, is_on_one_node, on_all
+        from .shared_memory import PAGE_BYTES, Mapping
 
         slot = min(LARGEST_SLOT, LARGEST_WINDOW // (2 * self._size + 1)) // PAGE_BYTES * PAGE_BYTES
         nbytes = [room.node_memory(rank, self._size, slot) for rank in range(self._size)]
-        is_possible = is_on_one_node(self._comm) and Window.alive < MOST_NODE_WINDOWS
-        if not on_all(self._comm, is_possible and has_room_to_spare(sum(nbytes))):
+        self._memory = Mapping.make(self._comm, nbytes) if self.is_in_thread else self._new_window(nbytes, 3 * slot)
+        if self._memory is None:
             self.map_node(0, 0, 0, 0)
             return
-        self._window = Window(self._comm, nbytes[self._rank], is_contiguous=True)
-        if self._rank == 0:
-            self._window.parts[0][: -3 * slot] = 0  # the flags
-        self._comm.Barrier()
         looks = LOOKS if self._size <= cores_of(self._comm) else LOOKS_OF_MANY
-        self.map_node(address_of(self._window.parts[0]), slot, ONE_PHASE, looks)
+        self.map_node(address_of(self._memory.parts[0]), slot, ONE_PHASE, looks)
         self.node_part = slot - ALIGNMENT
+
+    def _new_window(self, nbytes: list[int], behind_flags: int) -> Window | None:
+        from .shared_memory import MOST_NODE_WINDOWS, Window, has_room_to_spare, is_on_one_node, on_all
+
+        is_possible = is_on_one_node(self._comm) and Window.alive < MOST_NODE_WINDOWS
+        if not on_all(self._comm, is_possible and has_room_to_spare(sum(nbytes))):
+            return None
+        window = Window(self._comm, nbytes[self._rank], is_contiguous=True)
+        if self._rank == 0:
+            window.parts[0][:-behind_flags] = 0
+        self._comm.Barrier()
+        return window
 
     def close_node(self) -> None:
         """Give the memory back; called once, by every rank, when the group is destroyed."""
-        if self._window is not None:
+        if self._memory is not None:
             self.map_node(0, 0, 0, 0)
             self.node_part = 0
-            self._window.free()
-            self._window = None
+            self._memory.free()
+            self._memory = None
 
     def move_large(self, sends: list[tuple[int, Any]], receives: list[tuple[int, Any]]) -> None:
         """Send and receive the arrays of a sparse exchange that are too large for memory of the node."""

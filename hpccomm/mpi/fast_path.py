@@ -42,6 +42,7 @@ class MPIFastPath(FastPath):
     """
 
     is_open = True
+    is_in_thread = False  # the communication thread
 
     def _not_in_node(self, *_: Any) -> bool:
         return False

@@ -47,7 +47,7 @@ class OrderedBackend(BackendOverMPI):
         self._comm = options.comm
         # it takes the place of MPI's thread: a group can't have two
         self._thread = self.mpi._thread = CommunicationThread(
-            self._comm, lambda comm: OrderedBackend(of_the_thread(options, comm))
+            self._comm, partial(of_the_thread, OrderedBackend, options)
         )
         self.fast_path.all_reduce = fast_all_reduce(self.mpi.fast_path, self._comm)  # type: ignore[method-assign]
 

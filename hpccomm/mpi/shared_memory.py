@@ -13,6 +13,7 @@ Only one rank touches a share, so there is no race, and all ranks get the same b
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -140,6 +141,57 @@ class Window:
             else:
                 self._win.Free()
             Window.alive -= 1
+
+
+class Mapping:
+    """Memory of the ranks of a node that is no window: a file in memory, without a name as soon as all have mapped it.
+
+    The communication thread makes it beside whatever the program's thread makes or frees: of MPI's windows only one
+    can be made at a time. `parts` has one array of bytes, the memory of all ranks, which are zeros at first.
+    """
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self.parts = [np.frombuffer(memory, np.uint8)]
+        assert room is not None
+        room.prepare_end(MPI._handleof(MPI.COMM_SELF))
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self.parts = []
+
+    @classmethod
+    def make(cls, comm: MPI.Intracomm, nbytes: list[int]) -> Mapping | None:
+        """Return memory of so many bytes of each rank; None, on all ranks, if one can't have it. Collective."""
+        memory, is_first = None, comm.rank == 0
+        name = comm.bcast(os.path.join(SHM_DIRECTORY, f"hpccomm-thread-{os.urandom(NAME_BYTES).hex()}"))
+        if is_first and has_room_to_spare(sum(nbytes)):
+            memory = _mapped(name, os.O_CREAT | os.O_EXCL, nbytes, 0)
+        try:
+            if on_all(comm, not is_first or memory is not None) and not is_first:
+                memory = _mapped(name, 0, nbytes, comm.rank)  # on another node there is no such file
+            has_all = on_all(comm, memory is not None)
+        finally:  # also where a rank has died
+            if is_first:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
+        return cls(memory) if has_all and memory is not None else None
+
+
+def _mapped(name: str, how: int, nbytes: list[int], rank: int) -> mmap.mmap | None:
+    """Return the memory of a file, in which this rank's part has its pages; None where that is not possible."""
+    try:
+        file = os.open(name, os.O_RDWR | os.O_CLOEXEC | how, 0o600)
+    except OSError:
+        return None
+    try:
+        if how:
+            os.truncate(file, sum(nbytes))
+        os.posix_fallocate(file, sum(nbytes[:rank]), nbytes[rank])  # otherwise a store could end the process: SIGBUS
+        return mmap.mmap(file, sum(nbytes))
+    except OSError:
+        return None
+    finally:
+        os.close(file)
 
 
 def _allocated(nbytes: int, info: MPI.Info, comm: MPI.Intracomm) -> MPI.Win:

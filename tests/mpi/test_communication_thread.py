@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import sys
 import threading
 import weakref
@@ -17,19 +18,23 @@ from mpi4py import MPI
 
 import hpccomm as hc
 from hpccomm.core.backend import Backend
+from hpccomm.mpi import shared_memory
 from hpccomm.mpi.communication_thread import ThreadWork
+from hpccomm.native import room
 from hpccomm.process.tuning import Tuning
 
 from ..arrays import LAYOUTS, REDUCTIONS, assert_same, reduced, reductions_of, values
 from ..launch import launch
 
 
-@pytest.fixture(scope="module")
-def group(process_group: hc.ProcessGroup) -> Iterator[hc.ProcessGroup]:
+@pytest.fixture(scope="module", params=[0, 4096, Tuning().node_bytes], ids=["MPI", "or node", "node"])
+def group(process_group: hc.ProcessGroup, request: pytest.FixtureRequest) -> Iterator[hc.ProcessGroup]:
     """A group in which every asynchronous operation of some bytes runs in the thread, and large is 200 bytes."""
     group = hc.new_group()
     assert isinstance(group, hc.ProcessGroup)
-    group.tuning = Tuning(thread_bytes=8, segment_bytes=200, node_bytes=0)
+    group.tuning = Tuning(
+        thread_bytes=8, segment_bytes=200, node_bytes=request.param, node_reduction_bytes=request.param
+    )
     yield group
     hc.destroy_process_group(group)
 
@@ -184,6 +189,73 @@ def test_destroying_the_group_ends_its_thread(process_group: hc.ProcessGroup) ->
     hc.destroy_process_group(group)  # waits for the operation
     assert threads() == before
     assert (array == process_group.size).all()
+
+
+def thread_memory(group: hc.ProcessGroup) -> Any:
+    return group.door.backends["cpu"]._thread._backend.fast_path._memory
+
+
+def maps() -> list[str]:
+    """Return the files of memory of threads that this process has mapped."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/hpccomm-thread-" in line]
+
+
+needs_room = pytest.mark.skipif(room is None, reason="without the compiled extension MPI does them")
+
+
+@needs_room
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("form", ["async", "persistent"])
+def test_the_thread_has_memory_of_the_node_whose_file_has_no_name_and_goes_with_the_group(
+    process_group: hc.ProcessGroup, form: str
+) -> None:
+    n, me = process_group.size, process_group.rank
+    before = len(maps())
+    with hc.new_group() as group:  # type: ignore[union-attr]
+        given, output = np.zeros((n, 300_000)), np.zeros(300_000)
+        for turn in range(3):
+            given[:] = turn + me + np.arange(n)[:, None]
+            if form == "async":
+                hc.reduce_scatter_single(output, given, group=group, async_op=True).wait()  # type: ignore[union-attr]
+            else:
+                with hc.reduce_scatter_single_init(output, given, group=group) as work:
+                    work.start()
+                    work.wait()
+            assert (output == n * (turn + me) + sum(range(n))).all()
+        assert thread_memory(group) is not None
+        assert len(maps()) > before
+        assert all(line.endswith("(deleted)") for line in maps())
+    assert len(maps()) == before
+
+
+@needs_room
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("lacks", ["free memory", "files of that size", "the file"])
+@pytest.mark.parametrize("who", [0, -1])
+def test_where_a_rank_can_not_have_that_memory_mpi_does_it(
+    process_group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch, lacks: str, who: int
+) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with hc.new_group() as group:  # type: ignore[union-attr]
+        array, before = np.ones(300_000), len(maps())
+        hc.all_reduce(array, group=group)  # makes the memory of the program's thread
+        if group.rank == who % group.size:
+            if lacks == "free memory":
+                monkeypatch.setattr(shared_memory, "free_bytes", lambda: 1000)
+            elif lacks == "the file":
+                monkeypatch.setattr(shared_memory, "_mapped", lambda *_: None)
+            else:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limit[1]))
+        try:
+            for turn in range(12):
+                array[:] = turn
+                hc.all_reduce(array, group=group, async_op=True).wait()  # type: ignore[union-attr]
+                assert (array == turn * group.size).all()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        is_there = thread_memory(group) is not None
+        assert is_there == (lacks != "the file" and who == -1)  # rank 0 makes the file, and asks whether there is room
+        assert len(maps()) == before + is_there
 
 
 @pytest.mark.mpi(min_size=2)
