@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.native import room
 
 from ..arrays import FLOATS, assert_same, dtype_name
 from ..matrix.cases import function
@@ -85,3 +86,20 @@ def test_a_blocking_sum_has_the_same_bits_from_the_first_call_on(
     for _ in range(10):
         hc.barrier(group)
     assert_same(result_of(name, "ordinary", "sum", everybody[RANK], group), first, name)
+
+
+@pytest.mark.skipif(room is None, reason="without the compiled extension all are in MPI's order")
+@pytest.mark.parametrize(
+    ("form", "name", "nbytes"),
+    [
+        *(("async", name, 1_500_000) for name in NAMES if name != "reduce_scatter"),
+        *(("persistent", name, nbytes) for name in NAMES for nbytes in (8, 60_000) if has_form(name, "persistent")),
+        ("persistent", "all_reduce", 1_500_000),
+        ("persistent", "reduce_scatter_single", 1_500_000),
+    ],
+)
+def test_a_persistent_sum_and_a_large_asynchronous_one_have_the_bits_of_a_blocking_one(
+    form: str, name: str, nbytes: int, group: hc.ProcessGroup
+) -> None:
+    mine = np.random.default_rng(RANK).normal(size=(SIZE, nbytes // 8))
+    assert_same(result_of(name, form, "sum", mine, group), result_of(name, "ordinary", "sum", mine, group), name)
