@@ -78,7 +78,7 @@ lint: $(VENV)/.dev ## ruff, mypy, mypy and pyright on every example, and that im
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/write-operations --check
 	$(BIN)/python tools/write-signatures --check
-	$(BIN)/mypy --strict hpccomm
+	$(BIN)/mypy --strict hpccomm benchmarks
 	$(BIN)/mypy --strict tests/types
 	$(BIN)/python tools/check-examples
 	$(BIN)/lint-imports --no-cache

@@ -12,15 +12,9 @@ session             the benchmarks of one command, one after the other; checks
 report, plot        the results as rows, tables, CSV, JSON and pictures
 studies.overhead    time that the Python layers add to calls and messages, in ns
 studies.gpu_overhead  ... to NCCL's calls
-studies.halo        a step of halo exchange, beside what programs write by hand
-studies.redistribute  a change of layouts, likewise
-studies.sparse      an exchange with ranks that do not know of it, likewise
-studies.accelerate  mpi4py's reductions under `hpccomm run --accelerate`, beside mpi4py
-studies.beside      the table of those four
-studies.overlap     the share of an asynchronous operation that hides behind computing
-studies.startup     time that the start of a program takes
+studies.pairs       latency and bandwidth between every two ranks
 studies.tune        the table of tuning: sizes at which an operation changes its algorithm
-command             the command line
+command             the command line; that of the folder benchmarks of the repository uses a part of it
 =================== ========================================================================
 """
 

@@ -13,7 +13,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,24 +28,11 @@ from .contenders import CONTENDERS, GPU_CONTENDERS, OF_DEVICE
 from .measure import Plan
 from .registry import UFUNCS, Benchmark
 from .report import Row
-from .studies import startup
 
 N = TypeVar("N", int, float)
 
 KINDS = {"collectives": "collective", "coalesced": "coalesced", "messages": "message"}
-SPECIAL = {
-    "overlap": "The share of an asynchronous operation that hides behind equal compute.",
-    "init": "What the start of a program takes.",
-}
-ALONE = {
-    "halo": "A step of halo exchange, beside what is written by hand. Not together with others.",
-    "redistribute": "A 3-D array from slabs to slabs, and pencils to pencils, likewise. Not together with others.",
-    "sparse": "Arrays to some ranks, which do not know of them, likewise. Not together with others.",
-    "checkpoint": "How long a program stands still for a checkpoint, written in the working directory, and how long it "
-    "takes. Not together with others.",
-    "accelerate": "What mpi4py's reductions take under `hpccomm run --accelerate`. Not together with others.",
-    "pairs": "Latency and bandwidth between every two ranks; slow pairs are named. Not together with others.",
-}
+PAIRS = "Latency and bandwidth between every two ranks; slow pairs are named. Not together with others."
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 AGAINST = {"cpu": ["mpi4py"], "cuda": ["cuda:mpi", "nccl", "cupyx", "torch"]}  # by default
 GPU_BATCH = 2e-3  # seconds of a batch: beside them, waiting for the GPU takes nothing
@@ -67,15 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("operations", nargs="*", metavar="OPERATION", help="default: all_reduce; also collectives, coalesced, "
         "messages, all; --list shows them")  # fmt: skip
     add("--list", action="store_true", help="show what can be measured, and end")
-    add = parser.add_argument_group("sizes, in bytes; 64K, 4M, 1G are understood").add_argument
-    add("-b", "--begin", type=size, default=8, metavar="SIZE", help="smallest (default: 8)")
-    add("-e", "--end", type=size, default=64 << 20, metavar="SIZE", help="largest (default: 64M)")
-    add("-f", "--factor", type=factor, default=4, metavar="N", help="between sizes (default: 4)")
-    add = parser.add_argument_group("how much").add_argument
-    add("-n", "--iterations", type=positive, metavar="N", help="default: what the budget allows, 10 to 1000")
-    add("-w", "--warmup", type=count, default=5, metavar="N", help="calls before timing (default: 5)")
-    add("--budget", type=seconds, default=0.5, metavar="SECONDS", help="for each size (default: 0.5)")
-    add("--batch", type=positive, metavar="N", help="calls timed together; default: as many as last 100 us")
+    add_sizes(parser)
+    add_amounts(parser)
     add = parser.add_argument_group("what").add_argument
     add("-d", "--dtype", type=dtype, default="float32", metavar="NAME", help="default: float32")
     add("-o", "--op", choices=list(UFUNCS), default="sum", help="default: sum")
@@ -98,39 +77,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and write what HPCCOMM_TUNING=FILE reads")  # fmt: skip
 
 
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `sizes_of`."""
+    add = parser.add_argument_group("sizes, in bytes; 64K, 4M, 1G are understood").add_argument
+    add("-b", "--begin", type=size, default=8, metavar="SIZE", help="smallest (default: 8)")
+    add("-e", "--end", type=size, default=64 << 20, metavar="SIZE", help="largest (default: 64M)")
+    add("-f", "--factor", type=factor, default=4, metavar="N", help="between sizes (default: 4)")
+
+
+def add_amounts(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `plan_of`."""
+    add = parser.add_argument_group("how much").add_argument
+    add("-n", "--iterations", type=positive, metavar="N", help="default: what the budget allows, 10 to 1000")
+    add("-w", "--warmup", type=count, default=5, metavar="N", help="calls before timing (default: 5)")
+    add("--budget", type=seconds, default=0.5, metavar="SECONDS", help="for each size (default: 0.5)")
+    add("--batch", type=positive, metavar="N", help="calls timed together; default: as many as last 100 us")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Run the measurements that the command line asks for; return the exit status, the same on every rank."""
     benchmarks = registry.load()
     if arguments.list:
-        return _say("\n".join(_listed(benchmarks.values())))
+        return say("\n".join(_listed(benchmarks.values())))
     try:
         names = chosen(arguments.operations, benchmarks, arguments.device)
         problem = _problem(arguments)
     except ValueError as error:
         problem = str(error)
     if problem is not None:
-        return _say(f"hpccomm bench: {problem}", MISUSED)
+        return say(f"hpccomm bench: {problem}", MISUSED)
 
     if arguments.against is None:
         arguments.against = AGAINST[arguments.device]
-    study = names[0] if names[0] in ALONE else _study(arguments)
-    steps = []
+    study = "pairs" if names == ["pairs"] else _study(arguments)
     try:
-        if "init" in names and study is None:  # before there is a world group
-            steps = startup.startup()
         world = hc.init_process_group()
     except hc.DistBackendError as error:  # there is no MPI
-        return _say(f"hpccomm bench: {error}", MISUSED)
-    if steps and is_first_process() and not arguments.csv:
-        print(startup.table(steps), end="\n\n", flush=True)
+        return say(f"hpccomm bench: {error}", MISUSED)
     with world:
         problem = _problem_of_job(arguments, world)
         if problem is not None:
-            return _say(f"hpccomm bench: {problem}", MISUSED)
+            return say(f"hpccomm bench: {problem}", MISUSED)
         try:
             if study is not None:
                 return _run_study(study, arguments, world)
-            return _benchmarks(arguments, world, names, startup=[vars(step) for step in steps])
+            return _benchmarks(arguments, world, names)
         except KeyboardInterrupt:  # no traceback: the rows measured so far are what matters
             sys.exit(128 + signal.SIGINT)
 
@@ -143,14 +134,14 @@ def chosen(names: Sequence[str], benchmarks: dict[str, Benchmark], device: str =
     found: list[str] = []
     for name in names or ["all_reduce"]:
         if name == "all":
-            found += [*benchmarks, *(SPECIAL if device == "cpu" else ())]
+            found += benchmarks
         elif name in KINDS:
             found += [each.name for each in benchmarks.values() if each.kind == KINDS[name]]
-        elif name in ALONE and len(names) > 1:
-            raise ValueError(f"{name} is measured alone: hpccomm bench {name}")
-        elif name in (*SPECIAL, *ALONE) and device != "cpu":
-            raise ValueError(f"{name} is not measured on GPU arrays; leave --device {device} out")
-        elif name in benchmarks or name in SPECIAL or name in ALONE:
+        elif name == "pairs" and len(names) > 1:
+            raise ValueError("pairs is measured alone: hpccomm bench pairs")
+        elif name == "pairs" and device != "cpu":
+            raise ValueError(f"pairs is not measured on GPU arrays; leave --device {device} out")
+        elif name in benchmarks or name == "pairs":
             found.append(name)
         else:
             raise ValueError(f"there is no operation {name!r}; hpccomm bench --list shows what there is")
@@ -192,9 +183,8 @@ def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> st
         return f"--overhead is measured on 1 rank (calls) or 2 (messages); this job has {world.size}"
     if arguments.tune and world.size == 1:
         return "--tune needs at least 2 ranks"
-    for name in ("pairs", "sparse"):
-        if name in arguments.operations and world.size == 1:
-            return f"{name} needs at least 2 ranks: mpiexec -n 2 hpccomm bench {name}"
+    if "pairs" in arguments.operations and world.size == 1:
+        return "pairs needs at least 2 ranks: mpiexec -n 2 hpccomm bench pairs"
     problem = None
     if world.rank == 0:  # better now than after the measurements
         for file in filter(None, (arguments.json, arguments.plot, arguments.tune)):
@@ -210,37 +200,37 @@ def _problem_of_job(arguments: argparse.Namespace, world: hc.ProcessGroup) -> st
     return agreed
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
-    plan = Plan(arguments.iterations, arguments.warmup, arguments.budget, arguments.batch)
-    return plan if arguments.device == "cpu" else replace(plan, batch_seconds=GPU_BATCH)
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    """Return the plan that the options ask for."""
+    return Plan(arguments.iterations, arguments.warmup, arguments.budget, arguments.batch)
 
 
 # -- benchmarks --------------------------------------------------------------------------------------------------
 
 
-def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Sequence[str], **more: Any) -> int:
+def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Sequence[str]) -> int:
     from .session import Session
 
     on_gpu, check, async_op = arguments.device == "cuda", arguments.check, arguments.async_op
-    benchmarks = [registry.BENCHMARKS[name] for name in names if name in registry.BENCHMARKS]
+    benchmarks = [registry.BENCHMARKS[name] for name in names]
     sizes = sizes_of(arguments.begin, arguments.end, arguments.factor)
     rows: list[Row] = []
+    plan = replace(plan_of(arguments), batch_seconds=GPU_BATCH) if on_gpu else plan_of(arguments)
     with (
         gpu.own_stream() if on_gpu else contextlib.nullcontext(),
-        Session(world, arguments.against, _plan(arguments), arguments.device) as session,
+        Session(world, arguments.against, plan, arguments.device) as session,
     ):
         printer = Printer(world.rank == 0, arguments.csv)
         facts = machine.machine(world, tuple(session.contenders)) | (gpu.facts() if on_gpu else {})
         how = f"{arguments.dtype}, {'async' if async_op else 'blocking'}"
-        if benchmarks or "overlap" in names:
-            what = "time: median of the iterations, each on the slowest rank; ratio: hpccomm / the other"
-            if on_gpu:
-                what += "\n# by the host's clock; time: until the GPU is done; host: until the calls have returned"
-            printer.remark(f"# {machine.one_line(facts)}\n# {how}; {what}")
-            if world.size == 1:
-                printer.remark(
-                    "# one rank sends nothing: these are the costs of calls. Communication: mpiexec -n 2 hpccomm bench"
-                )
+        what = "time: median of the iterations, each on the slowest rank; ratio: hpccomm / the other"
+        if on_gpu:
+            what += "\n# by the host's clock; time: until the GPU is done; host: until the calls have returned"
+        printer.remark(f"# {machine.one_line(facts)}\n# {how}; {what}")
+        if world.size == 1:
+            printer.remark(
+                "# one rank sends nothing: these are the costs of calls. Communication: mpiexec -n 2 hpccomm bench"
+            )
         if arguments.csv:
             printer.line(report.csv_head())
         runnable = [each for each in benchmarks if each.least_ranks <= world.size]
@@ -254,26 +244,12 @@ def _benchmarks(arguments: argparse.Namespace, world: hc.ProcessGroup, names: Se
         for benchmark in benchmarks:
             if benchmark not in runnable:
                 printer.remark(f"# {benchmark.name}: needs at least {benchmark.least_ranks} ranks")
-        hidden = _overlap(printer, session, sizes, arguments.dtype) if "overlap" in names else []
     if world.rank == 0:
         if arguments.json:
-            _write_json(arguments, facts, rows, overlap=hidden, **more)
+            _write_json(arguments, facts, rows)
         if arguments.plot:
             plot.plot(rows, arguments.plot, machine.one_line(facts))
     return WRONG if any(each.wrong for each in rows) else OK
-
-
-def _overlap(printer: Printer, session: Any, sizes: Sequence[int], dtype: np.dtype[Any]) -> list[dict[str, Any]]:
-    from .studies import overlap
-
-    found = []
-    for operation in overlap.OPERATIONS:
-        printer.remark("\n" + overlap.head(operation))
-        for of_size in overlap.overlaps(session, operation, sizes, dtype):
-            for each in of_size:
-                printer.remark(overlap.line(each))
-                found.append(vars(each) | {name: getattr(each, name) for name in overlap.SHARES})
-    return found
 
 
 # -- the other measurements: each returns its text, and its part of the JSON -----------------------------------------
@@ -302,7 +278,7 @@ def _overhead(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict
 def _tune(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
     from .studies import tune
 
-    table, text = tune.tune(world, _plan(arguments))
+    table, text = tune.tune(world, plan_of(arguments))
     if world.rank == 0:
         Path(arguments.tune).write_text(as_json(table, facts), encoding="utf-8")
     entries = "\n".join(f"{name:<22} {value}" for name, value in table._asdict().items())
@@ -318,19 +294,10 @@ def _pairs(arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[st
     return pairs.text(found, world.size), [vars(pair) for pair in found]
 
 
-def _beside(name: str, arguments: argparse.Namespace, world: hc.ProcessGroup, facts: dict[str, Any]) -> tuple[str, Any]:
-    """Return the text and the document of a study beside what programs do without hpccomm."""
-    study = importlib.import_module(f"{__package__}.studies.{name}")
-    sizes = sizes_of(arguments.begin, arguments.end, arguments.factor)
-    found = list(study.steps(world, sizes, _plan(arguments)))
-    return study.text(found), [vars(step) | {"ratio": step.ratio} for step in found]
-
-
 STUDIES: dict[str, Callable[..., tuple[str, Any]]] = {  # by option, or by word
     "overhead": _overhead,
     "tune": _tune,
     "pairs": _pairs,
-    **{name: partial(_beside, name) for name in ("halo", "redistribute", "sparse", "checkpoint", "accelerate")},
 }
 
 
@@ -380,7 +347,7 @@ def _listed(benchmarks: Any) -> list[str]:
     lines = []
     for word, kind in KINDS.items():
         lines += [f"{word}:", *(f"  {each.name:<32} {each.summary}" for each in benchmarks if each.kind == kind)]
-    return [*lines, "others:", *(f"  {name:<32} {summary}" for name, summary in (SPECIAL | ALONE).items())]
+    return [*lines, "others:", f"  {'pairs':<32} {PAIRS}"]
 
 
 def _write_json(arguments: argparse.Namespace, facts: dict[str, Any], rows: Sequence[Row], **more: Any) -> None:
@@ -391,7 +358,7 @@ def _write_json(arguments: argparse.Namespace, facts: dict[str, Any], rows: Sequ
     Path(arguments.json).write_text(report.as_json(facts, options, rows, **more), encoding="utf-8")
 
 
-def _say(text: str, status: int = OK) -> int:
+def say(text: str, status: int = OK) -> int:
     """Print `text` on one rank, on stderr if it is a mistake; return `status`."""
     if is_first_process():
         print(text, file=sys.stderr if status else sys.stdout, flush=True)

@@ -2,7 +2,7 @@
 
 MPI's own non-blocking operations make progress only while the program is inside a call of MPI, and are slower for large
 arrays (Open MPI's Iallreduce takes 2 to 4 times as long as Allreduce). In a thread they go on while the program
-computes, because mpi4py's calls release the GIL: ``hpccomm bench overlap`` measures it.
+computes, because mpi4py's calls release the GIL: ``benchmarks/overlap.py`` measures it.
 
 The thread makes its calls on a communicator of its own, in the order of the launches: so they match those of other
 ranks, and nothing else. It needs MPI_THREAD_MULTIPLE. The size of the array decides: operations whose sizes may differ

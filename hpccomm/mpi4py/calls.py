@@ -255,7 +255,7 @@ def refuse(name: str, device: str) -> None:
 
 REDUCTIONS = {"Allreduce", "Reduce", "Reduce_scatter_block", "Scan", "Exscan"}
 OPS = [MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BAND, MPI.BOR, MPI.BXOR]
-SMALLEST = 128 << 10  # bytes: below, what a call costs in Python is a larger part of it (hpccomm bench accelerate)
+SMALLEST = 128 << 10  # bytes: below, what a call costs in Python is a larger part of it (benchmarks/accelerate.py)
 
 
 def is_accelerated(name: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *_: Any, **named: Any) -> bool:

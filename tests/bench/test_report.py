@@ -115,7 +115,7 @@ def test_csv_can_be_read_back() -> None:
 
 def test_json_has_the_machine_and_all_rows_and_names_no_host(process_group: hc.ProcessGroup) -> None:
     facts = machine.machine(process_group)
-    text = report.as_json(facts, {"op": "sum"}, rows(), overlap=[])
+    text = report.as_json(facts, {"op": "sum"}, rows(), overhead=[])
     document = json.loads(text)
     assert document["machine"]["ranks"] == process_group.size
     assert {"cpu", "cores", "mpi", "mpi4py", "numpy", "nodes", "date"} <= set(document["machine"])

@@ -16,7 +16,7 @@ from hpccomm.bench.contenders import contender_class
 from hpccomm.bench.measure import Plan
 from hpccomm.bench.registry import Arrays, Benchmark, Case
 from hpccomm.bench.session import Session
-from hpccomm.bench.studies import overlap, tune
+from hpccomm.bench.studies import tune
 from hpccomm.process.tuning import Tuning
 
 BENCHMARKS = registry.load()
@@ -138,27 +138,6 @@ def test_a_session_on_a_part_of_the_world(process_group: hc.ProcessGroup) -> Non
                 for rows in session.run(BENCHMARKS[name], [8], check=True):
                     assert [row.wrong for row in rows] == [0, 0]
         hc.destroy_process_group(group)
-
-
-def test_overlap_of_every_contender(session: Session) -> None:
-    for operation in overlap.OPERATIONS:
-        (found,) = overlap.overlaps(session, operation, [64], np.float32)
-        assert [each.contender for each in found] == ["hpccomm", "mpi4py"]
-        for each in found:
-            assert 0 <= each.hidden <= 1
-            assert 0 <= each.hidden_polled <= 1
-            assert str(each.size_bytes) in overlap.line(each)
-
-
-@pytest.mark.serial
-@pytest.mark.parametrize(
-    ("communication", "compute", "both", "hidden"),
-    [(10, 10, 20, 0), (10, 10, 10, 1), (10, 10, 15, 0.5), (10, 10, 30, 0), (10, 5, 10, 1), (5, 10, 9, 1)],
-)
-def test_the_hidden_share(communication: float, compute: float, both: float, hidden: float) -> None:
-    assert overlap.Overlap("x", "y", 8, communication, compute, both, both, compute, both).hidden == pytest.approx(
-        hidden
-    )
 
 
 def test_tune_gives_every_rank_one_table_of_what_was_tried(process_group: hc.ProcessGroup) -> None:

@@ -58,15 +58,6 @@ class Persistent(HPCComm):
 
         return call
 
-    def start(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> Call:
-        operation = self._operation(benchmark, case, arrays)
-
-        def start() -> Any:
-            operation.start()
-            return operation
-
-        return start
-
     def _operation(self, benchmark: Benchmark, case: Case, arrays: Arrays) -> hc.PersistentWork:
         """Return the persistent operation, made with the plain function's arguments but async_op."""
         init = getattr(hc, f"{benchmark.name}_init", None)

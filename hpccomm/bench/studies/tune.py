@@ -3,7 +3,7 @@
 Each algorithm has a group with a tuning of its own; the groups take turns (`measure`). Of several sizes of pieces, the
 one with the smallest geometric mean of its medians is chosen; a threshold is where the second algorithm begins to win
 at every size. Nothing goes through memory of the node before that itself is measured, and single copies come last.
-`thread_bytes` is not measured: see ``hpccomm bench overlap``.
+`thread_bytes` is not measured: see ``benchmarks/overlap.py``.
 """
 
 from __future__ import annotations

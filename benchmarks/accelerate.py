@@ -10,9 +10,9 @@ import numpy as np
 
 import hpccomm as hc
 import hpccomm.mpi4py as hm
+from hpccomm.bench.measure import Plan
 
-from ..measure import Plan
-from . import beside
+from . import beside, study
 from .beside import Step
 
 CELL = np.dtype(np.float64)
@@ -44,3 +44,7 @@ def buffers(method: str, nbytes: int, ranks: int) -> tuple[Any, Any]:
 def text(found: Sequence[Step]) -> str:
     """Return the tables."""
     return beside.text("a reduction of mpi4py with accelerate=True, and without", "array", found)
+
+
+if __name__ == "__main__":
+    study.main(__doc__, steps, text)

@@ -15,10 +15,10 @@ import numpy as np
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.bench.measure import Plan
+from hpccomm.core.timeouts import pause
 
-from ...core.timeouts import pause
-from ..measure import Plan
-from . import beside
+from . import beside, study
 from .beside import Step
 
 CELL = np.dtype(np.float64)
@@ -110,3 +110,7 @@ class ByHand:
 def text(found: Sequence[Step]) -> str:
     """Return the tables."""
     return beside.text("each rank sends an array to each of its partners", "array", found)
+
+
+if __name__ == "__main__":
+    study.main(__doc__, steps, text, least_ranks=2)

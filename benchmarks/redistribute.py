@@ -18,9 +18,9 @@ import numpy as np
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.bench.measure import Plan
 
-from ..measure import Plan
-from . import beside
+from . import beside, study
 from .beside import Step
 
 Box: TypeAlias = tuple[slice, ...]
@@ -161,3 +161,7 @@ def installed(comm: Any, row: Any, change: Change) -> Calls:
 def text(found: Sequence[Step]) -> str:
     """Return the tables."""
     return beside.text("a 3-D array of float64 gets another layout", "each rank", found)
+
+
+if __name__ == "__main__":
+    study.main(__doc__, steps, text)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.bench.studies import halo
+from benchmarks import halo
 
-from ...launch import launch
+from .runs import run
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 
@@ -38,14 +34,8 @@ def test_each_way_fills_the_same_ghosts(cut: str) -> None:
 
 
 @pytest.mark.serial
-def test_a_run(tmp_path: Path) -> None:
-    document = tmp_path / "halo.json"
-    command = [sys.executable, "-m", "hpccomm", "bench", "halo", "-b", "64", "-e", "4K", "-f", "64", "-n", "2"]
-    ended = launch(2, *command, "--json", document, timeout=100)
-    assert ended.returncode == 0, ended.stderr
-    assert "cut along the middle axis\n      face      hpccomm node-shared    one call  persistent" in ended.stdout
-    found = json.loads(document.read_text())["halo"]
-    assert [(step["case"], step["nbytes"]) for step in found[::2]] == [
-        (f"cut along the {cut} axis", 64) for cut in halo.CUTS
-    ]
-    assert all(time > 0 for step in found for time in step["times_us"].values())
+def test_a_run() -> None:
+    found = run(2, "halo", "-b", "64", "-e", "4K", "-f", "64")
+    columns = ["hpccomm", "node-shared", "one call", "persistent", "isend", "subarrays", "ratio"]
+    last = {"first": "4 KiB", "middle": "3.953 KiB", "last": "4 KiB"}
+    assert found == {f"cut along the {cut} axis": (columns, ["64 B", last[cut]]) for cut in halo.CUTS}

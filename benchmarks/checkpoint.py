@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import hpccomm as hc
+from hpccomm.bench.contenders import contender_class
+from hpccomm.bench.measure import Plan
+from hpccomm.debug.words import size_in_words
 
-from ...debug.words import size_in_words
-from ..contenders import contender_class
-from ..measure import Plan
+from . import study
 
 ARRAYS = 4  # of a rank
 SMALLEST = 1 << 20  # bytes of a rank; below, the file system is all that is measured
@@ -170,3 +171,7 @@ def text(found: Sequence[Step]) -> str:
                 )
                 lines.append(line.rstrip())
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    study.main(__doc__, steps, text)

@@ -16,9 +16,9 @@ import numpy as np
 from mpi4py import MPI
 
 import hpccomm as hc
+from hpccomm.bench.measure import Plan
 
-from ..measure import Plan
-from . import beside
+from . import beside, study
 from .beside import Step
 
 THICKNESS = 4  # a rank's own cells along the axis that is cut
@@ -107,3 +107,7 @@ def by_hand(cart: Any, block: Any, axis: int) -> dict[str, Callable[[], Any]]:
 def text(found: Sequence[Step]) -> str:
     """Return the tables."""
     return beside.text("one step of a ring of blocks, two faces each", "face", found)
+
+
+if __name__ == "__main__":
+    study.main(__doc__, steps, text)

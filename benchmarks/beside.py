@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...debug.words import size_in_words
-from ..measure import Plan, measure
+from hpccomm.bench.measure import Plan, measure
+from hpccomm.debug.words import size_in_words
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import hpccomm as hc
-
-from ...process.proc import of_process
-from ..measure import timed
+from hpccomm.bench.command import say
+from hpccomm.bench.measure import timed
+from hpccomm.process.proc import of_process
 
 
 @dataclass(frozen=True)
@@ -68,3 +68,7 @@ def table(steps: list[Step]) -> str:
     """Return the table of the steps."""
     lines = ["init: what the start of a program takes, slowest rank", f"{'time':>10}  step", f"{'(ms)':>10}"]
     return "\n".join([*lines, *(f"{each.milliseconds:>10.3f}  {each.step}" for each in steps)])
+
+
+if __name__ == "__main__":
+    say(table(startup()))

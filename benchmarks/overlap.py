@@ -13,15 +13,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from ..contenders import Call, Contender
-from ..measure import measure, timed
-from ..registry import Benchmark, Case, load
-from ..report import aligned, heads, microseconds
-from ..session import Session
+import hpccomm as hc
+from hpccomm.bench.contenders import Call, Contender
+from hpccomm.bench.measure import Plan, measure, timed
+from hpccomm.bench.registry import Benchmark, Case, load
+from hpccomm.bench.report import aligned, heads, microseconds
+from hpccomm.bench.session import Session
+
+from . import study
 
 OPERATIONS = ("all_reduce", "all_gather_single", "all_to_all_single")
 KERNEL_ELEMENTS = 512  # float64: it stays in the first cache, and takes no memory bandwidth from communication
@@ -66,21 +68,27 @@ def _share(communication: float, compute: float, both: float) -> float:
     return min(1.0, max(0.0, (communication + compute - both) / min(communication, compute)))
 
 
-def overlaps(session: Session, operation: str, sizes: Sequence[int], dtype: Any) -> Iterator[list[Overlap]]:
+def steps(world: hc.ProcessGroup, sizes: Sequence[int], plan: Plan) -> Iterator[Overlap]:
+    """Yield the overlap of each contender, for each operation and size, on every rank."""
+    with Session(world, ["mpi4py"], plan) as session:
+        for operation in OPERATIONS:
+            yield from overlaps(session, operation, sizes)
+
+
+def overlaps(session: Session, operation: str, sizes: Sequence[int]) -> Iterator[Overlap]:
     """Yield the overlap of each contender, for each size."""
     benchmark = load()[operation]
-    for case in session.cases(benchmark, sizes, dtype):
+    for case in session.cases(benchmark, sizes):
         calls: dict[str, Call] = {}
         for contender in session.contenders.values():
             calls |= _calls(session, contender, benchmark, case)
         timings = measure(calls, session.comm, session.plan)
         for contender in session.contenders.values():
             contender.release()
-        yield [
-            Overlap(operation, name, case.nbytes, *(timings[f"{name} {what}"].median * 1e6 for what in TIMED))
-            for name in session.contenders
-            if f"{name} communication" in timings
-        ]
+        for name in session.contenders:
+            if f"{name} communication" in timings:
+                times = (timings[f"{name} {what}"].median * 1e6 for what in TIMED)
+                yield Overlap(operation, name, case.nbytes, *times)
 
 
 def _calls(session: Session, contender: Contender, benchmark: Benchmark, case: Case) -> dict[str, Call]:
@@ -136,13 +144,18 @@ def repetitions(seconds: float) -> int:
     return max(1, round(seconds / (best / trial)))
 
 
-def head(operation: str) -> str:
-    """Return the head of the table."""
-    title = (
-        f"overlap of {operation}: the share that hides behind equal compute; polled: asking {PIECES} times if it is "
-        "done; idle: sleeping instead"
-    )
-    return f"{title}\n{heads(COLUMNS)}"
+def text(found: Sequence[Overlap]) -> str:
+    """Return a table for each operation."""
+    lines = []
+    for operation in dict.fromkeys(each.operation for each in found):
+        lines += [
+            f"overlap of {operation}: the share that hides behind equal compute; polled: asking {PIECES} times if it "
+            "is done; idle: sleeping instead",
+            heads(COLUMNS),
+            *(line(each) for each in found if each.operation == operation),
+            "",
+        ]
+    return "\n".join(lines[:-1])
 
 
 def line(found: Overlap) -> str:
@@ -152,3 +165,7 @@ def line(found: Overlap) -> str:
     for us, share in zip((found.both_us, found.polled_us, found.both_idle_us), SHARES, strict=True):
         cells += [microseconds(us), f"{getattr(found, share):.0%}"]
     return aligned(COLUMNS, cells)
+
+
+if __name__ == "__main__":
+    study.main(__doc__, steps, text)

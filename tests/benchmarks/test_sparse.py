@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +10,10 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.bench.studies import sparse
+from benchmarks import sparse
 
-from ...launch import launch
+from ..launch import launch
+from .runs import run
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 
@@ -57,20 +56,22 @@ def test_the_numbers_of_partners() -> None:
 
 
 @pytest.mark.serial
-def test_a_run(tmp_path: Path) -> None:
-    document = tmp_path / "sparse.json"
-    command = [sys.executable, "-m", "hpccomm", "bench", "sparse", "-b", "64", "-e", "4K", "-f", "64", "-n", "2"]
-    ended = launch(3, *command, "--json", document, timeout=100)
-    assert ended.returncode == 0, ended.stderr
-    assert "partners: 2\n     array      hpccomm       isend" in ended.stdout
-    found = json.loads(document.read_text())["sparse"]
-    sizes = [(step["case"], step["nbytes"]) for step in found]
-    assert sizes == [(f"partners: {number}", nbytes) for number in (1, 2) for nbytes in (64, 4096)]
-    assert all(time > 0 for step in found for time in step["times_us"].values())
+def test_a_run() -> None:
+    table = ["hpccomm", "isend", "alltoallv", "consensus", "ratio"], ["64 B", "4 KiB"]
+    found = run(3, "sparse", "-b", "64", "-e", "4K", "-f", "64")
+    assert found == dict.fromkeys(("partners: 1", "partners: 2"), table)
 
 
 @pytest.mark.serial
-def test_one_rank_has_no_partner() -> None:
-    ended = launch(1, sys.executable, "-m", "hpccomm", "bench", "sparse")
+@pytest.mark.parametrize(
+    ("ranks", "arguments", "error"),
+    [
+        (1, [], "this needs at least 2 ranks: mpiexec -n 2"),
+        (2, ["-b", "16", "-e", "8"], "error: the sizes begin with 16 and end with 8; expected 0 < begin <= end"),
+        (2, ["-f", "1"], "error: argument -f/--factor: invalid factor value: '1'"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_once(ranks: int, arguments: list[str], error: str) -> None:
+    ended = launch(ranks, sys.executable, "-m", "benchmarks.sparse", *arguments)
     assert ended.returncode == 2
-    assert ended.stderr == "hpccomm bench: sparse needs at least 2 ranks: mpiexec -n 2 hpccomm bench sparse\n"
+    assert ended.stderr.count(f"python -m benchmarks.sparse: {error}\n") == 1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +9,10 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.bench.studies import redistribute
-from hpccomm.bench.studies.redistribute import Change
+from benchmarks import redistribute
+from benchmarks.redistribute import Change
 
-from ...launch import launch
+from .runs import run
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 
@@ -71,12 +68,9 @@ def test_pencils_need_ranks_that_make_a_grid() -> None:
 
 
 @pytest.mark.serial
-def test_a_run(tmp_path: Path) -> None:
-    document = tmp_path / "redistribute.json"
-    command = [sys.executable, "-m", "hpccomm", "bench", "redistribute", "-b", "64", "-e", "4K", "-f", "64", "-n", "2"]
-    ended = launch(4, *command, "--json", document, timeout=100)
-    assert ended.returncode == 0, ended.stderr
-    assert "pencils, second axis to last\n each rank      hpccomm    one call   subarrays" in ended.stdout
-    found = json.loads(document.read_text())["redistribute"]
-    assert [step["case"] for step in found[::2]] == list(redistribute.CHANGES)
-    assert all(time > 0 for step in found for time in step["times_us"].values())
+def test_a_run() -> None:
+    found = run(4, "redistribute", "-b", "64", "-e", "4K", "-f", "64")
+    assert list(found) == list(redistribute.CHANGES)
+    for columns, sizes in found.values():
+        assert (columns[:4], columns[-1]) == (["hpccomm", "one call", "subarrays", "packed"], "ratio")
+        assert len(sizes) == 2
