@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MPI = "hpccomm.mpi:create"
-MPI_IN_RANK_ORDER = "hpccomm.mpi:create_ordered"
 OBJECT_TRANSPORT = "hpccomm.mpi.objects:ObjectTransport"
 NCCL = "hpccomm.nccl.backend:NCCLBackend"
 NCCL_NEEDS = "hpccomm.cuda.seam:nccl"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import here
 from .arrays import BUILT_IN_DEVICES, known_devices
 from .c10d_names import c10d_names
-from .late import GLOO, GLOO_NEEDS, MPI, MPI_IN_RANK_ORDER, NCCL, NCCL_NEEDS, late
+from .late import GLOO, GLOO_NEEDS, MPI, NCCL, NCCL_NEEDS, late
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -51,7 +51,6 @@ REGISTRY: dict[str, Registered] = {
     "mpi": Registered(MPI, ("cpu",), extended_api=True, uses_store=False),
     "nccl": Registered(NCCL, ("cuda",), extended_api=True, needs=NCCL_NEEDS, uses_store=False),
     "gloo": Registered(GLOO, ("cpu",), extended_api=True, needs=GLOO_NEEDS, connects=True),
-    "ordered": Registered(MPI_IN_RANK_ORDER, ("cpu",), extended_api=True, uses_store=False),
 }
 BUILT_IN = frozenset(REGISTRY)
 

@@ -1,4 +1,4 @@
-"""Host arrays over MPI. Here are the creators of the "mpi" and "ordered" backends: which class serves which device."""
+"""Host arrays over MPI. Here is the creator of the backend "mpi": which class serves which device."""
 
 from __future__ import annotations
 
@@ -23,17 +23,6 @@ def create(options: BackendOptions, _: Any) -> Backend:
     from ..cuda.staged_backend import StagedBackend
 
     return StagedBackend(options, _on_the_host(options))
-
-
-def create_ordered(options: BackendOptions, _: Any) -> Backend:
-    """Make the "ordered" backend of one device of one group: sums in rank order, also of GPU arrays on the host."""
-    from .ordered import OrderedBackend
-
-    if options.device == "cpu":
-        return OrderedBackend(options)
-    from ..cuda.staged_backend import StagedBackend
-
-    return StagedBackend(options, OrderedBackend(options._replace(device="cpu")))
 
 
 def _on_the_host(options: BackendOptions) -> MPIBackend:

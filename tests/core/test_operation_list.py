@@ -45,7 +45,6 @@ PLACES = {
     "hpccomm/core/backend.py": OF_ARRAYS,
     "hpccomm/mpi/backend.py": OF_ARRAYS - ON_GPUS,
     "hpccomm/mpi/objects.py": OF_OBJECTS | {"all_to_all_sparse"},
-    "hpccomm/mpi/ordered.py": {name for name in OF_ARRAYS if OPERATIONS[name].reduces and "coalesced" not in name},
     "hpccomm/nccl/backend.py": OF_ARRAYS - (SHARED - ON_GPUS) - {"scan", "exscan", "monitored_barrier"},
     "hpccomm/gloo/backend.py": {name for name in OF_ARRAYS - SHARED - {"scan", "exscan"} if "coalesced" not in name},
     "hpccomm/bench/operations.py": MEASURED,

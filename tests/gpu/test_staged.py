@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -192,16 +191,6 @@ def test_a_persistent_operation_is_staged_at_each_start(group: hc.ProcessGroup) 
             reduction.start()
             reduction.wait()
     assert_same(gpus.values(array), np.full(2, float(group.size) ** 2))
-
-
-def test_sums_in_rank_order_go_by_way_of_the_host() -> None:
-    with hc.init_process_group("cpu:ordered,cuda:ordered") as world:
-        everybody = [np.random.default_rng(rank).standard_normal(1000) for rank in range(world.size)]
-        for async_op in (False, True):
-            array = gpus.array(everybody[world.rank])
-            work = hc.all_reduce(array, async_op=async_op)
-            assert work is None or work.wait()
-            assert gpus.values(array).tobytes() == reduce(np.add, everybody).tobytes()
 
 
 def test_what_is_refused(group: hc.ProcessGroup) -> None:

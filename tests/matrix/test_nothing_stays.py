@@ -60,7 +60,7 @@ FORMS = {
 }
 LAYOUTS = {"contiguous": contiguous, "strided": strided, "half": lambda array: array.astype(np.float16)}
 LARGE = Tuning(1, 1, 1, 1, 1, 64, 0, 1, 1)  # as which it has every array
-KINDS = ["small", "large", "ordered", "hooked", "recorded"]
+KINDS = ["small", "large", "hooked", "recorded"]
 
 
 class Forgets:
@@ -74,7 +74,7 @@ class Forgets:
 
 @pytest.fixture(params=KINDS)
 def group(request: pytest.FixtureRequest, process_group: hc.ProcessGroup) -> Iterator[Any]:
-    with hc.new_grid((0,), True, backend="cpu:ordered" if request.param == "ordered" else None) as group:
+    with hc.new_grid((0,), True) as group:
         if request.param == "large":
             group.tuning = LARGE
         for _ in range(10):  # from here on it uses memory of the node, where it has some

@@ -20,7 +20,6 @@ CONTENDERS = {
     "gloo": "torch_calls:TorchGloo",  # as it was called first
     "shared": "hpccomm_variant_calls:Shared",
     "persistent": "hpccomm_variant_calls:Persistent",
-    "ordered": "hpccomm_variant_calls:Ordered",
     "one_by_one": "hpccomm_variant_calls:OneByOne",
     "copy": "copy_calls:Copy",
 }

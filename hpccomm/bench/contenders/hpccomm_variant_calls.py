@@ -1,4 +1,4 @@
-"""hpccomm in other ways: node-shared arrays, persistent operations, rank order, one call for each array."""
+"""hpccomm in other ways: node-shared arrays, persistent operations, one call for each array."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import hpccomm as hc
 
 from ..registry import Arrays, Benchmark, Case
 from .contender import Call, Unsupported
-from .hpccomm_calls import HPCComm, InAnotherGroup
+from .hpccomm_calls import HPCComm
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -66,18 +66,6 @@ class Persistent(HPCComm):
         plain: Any = super()._call(benchmark, case, arrays, False)
         made: hc.PersistentWork = init(*plain.args[:-1])
         return made
-
-
-class Ordered(InAnotherGroup):
-    """The functions of hpccomm that reduce, in rank order (``cpu:ordered``)."""
-
-    name = "ordered"
-    configuration = "cpu:ordered"
-
-    def _call(self, benchmark: Benchmark, case: Case, arrays: Arrays, async_op: bool) -> Call:
-        if not benchmark.reduces:
-            raise Unsupported(f"{benchmark.name} reduces nothing: it is the same")
-        return super()._call(benchmark, case, arrays, async_op)
 
 
 class OneByOne(HPCComm):
