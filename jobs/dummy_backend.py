@@ -7,8 +7,7 @@ sees who did the work. Here it is in a few lines of Python, in each way that a b
 
 * ``cpu:mpi,cuda:dummy``: host arrays are reduced by MPI, GPU arrays by the dummy, in one group;
 * ``dummy``: it serves every device;
-* what it does not have raises UnsupportedOperationError, by name;
-* its creator may also return a whole process group of a class of your own, which then is the world.
+* what it does not have raises UnsupportedOperationError, by name.
 
 No GPU is needed: a stand-in says that its memory is on one. Exit status: 0 if all of this holds on every rank, 1 if
 not.
@@ -43,25 +42,9 @@ class DummyBackend(hc.Backend):
         return hc.CompletedWork() if async_op else None
 
 
-class DummyGroup(hc.ProcessGroup):
-    """A whole group: its methods get the program's calls as they are, and see to the rest themselves."""
-
-    def all_reduce(  # type: ignore[override]
-        self, array: Any, op: Any = hc.ReduceOp.SUM, async_op: bool = False
-    ) -> hc.Work | None:
-        """Set `array` to zero."""
-        array[:] = 0
-        return hc.CompletedWork() if async_op else None
-
-
 def create_dummy(store: Any, rank: int, size: int, timeout: timedelta) -> DummyBackend:
     """Make the backend of one group; called at the group's first array of a device that is mapped to it."""
     return DummyBackend(rank, size)
-
-
-def create_dummy_group(options: hc.BackendOptions, _: Any) -> DummyGroup:
-    """Make a group (this creator is registered with the extended API, and so is told everything at once)."""
-    return DummyGroup(options.rank, options.size)
 
 
 # -- the demonstration -----------------------------------------------------------------------------------------------
@@ -118,14 +101,6 @@ def missing_operations_are_named() -> bool:
         return False
 
 
-def a_group_of_our_own() -> bool:
-    """The object that the creator returned is the world group."""
-    with hc.init_process_group("dummy_group") as world:
-        array = np.ones(3)
-        hc.all_reduce(array)
-        return isinstance(world, DummyGroup) and hc.get_world_size() == world.size and not array.any()
-
-
 def holds_everywhere(claim: bool) -> bool:
     """Return whether `claim` holds on all ranks; every rank gets the same answer. Needs a group that communicates."""
     array = np.array([claim])
@@ -137,9 +112,8 @@ def main() -> int:
     """Run the job and return its exit status, the same on every rank."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     hc.register_backend("dummy", create_dummy, devices=["cpu", "cuda"])
-    hc.register_backend("dummy_group", create_dummy_group, extended_api=True)
 
-    demonstrations = [one_backend_per_device, one_backend_for_all, missing_operations_are_named, a_group_of_our_own]
+    demonstrations = [one_backend_per_device, one_backend_for_all, missing_operations_are_named]
     claims = [demonstration() for demonstration in demonstrations]
     with hc.init_process_group() as world:
         claims = [holds_everywhere(claim) for claim in claims]

@@ -232,12 +232,7 @@ def test_rank_and_size_are_plain_numbers(process_group: hc.ProcessGroup) -> None
 
 def test_names_of_backends() -> None:
     assert (hc.Backend.MPI, hc.Backend.GLOO, hc.Backend.NCCL) == ("mpi", "gloo", "nccl")
-    assert hc.Backend("GLOO") == "gloo"  # type: ignore[call-arg, arg-type, comparison-overlap]
-    assert hc.is_backend_available(backend=hc.Backend("MPI"))  # type: ignore[call-arg, arg-type]
-    assert isinstance(hc.Backend(0, 1), hc.Backend)
-    for nonsense in (None, 3, ["gloo"]):
-        with pytest.raises(ValueError, match="expected the name of a backend"):
-            hc.Backend(nonsense)  # type: ignore[call-arg, arg-type]
+    assert hc.is_backend_available(backend=hc.Backend.MPI)
 
     class Named(hc.Backend):
         def __init__(self, title: str) -> None:

@@ -348,13 +348,3 @@ def test_wrong_axes_and_ranks() -> None:
         assert {"shift", "all_reduce", "coords"} <= set(dir(grid))
     with pytest.raises(ValueError, match="no names; number them from 0"):
         hc.new_grid(0)["x"]
-
-
-def test_backends_with_groups_of_their_own() -> None:
-    class Own(hc.ProcessGroup):
-        pass
-
-    name = f"own_{SIZE}"
-    hc.register_backend(name, lambda store, rank, size, timeout: Own(rank, size), devices="cpu")
-    with pytest.raises(hc.UnsupportedOperationError, match="choose another backend"):
-        hc.new_grid(0, backend=name)

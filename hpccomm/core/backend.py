@@ -117,7 +117,8 @@ class Backend:
     >>> class Alone(hc.Backend):  # for groups of one rank: every array is its own sum
     ...     def all_reduce(self, array, op, async_op):
     ...         return hc.CompletedWork() if async_op else None
-    >>> Alone(rank=0, size=1).all_reduce(np.ones(2), hc.ReduceOp.SUM, async_op=True).wait()
+    >>> work = Alone(rank=0, size=1).all_reduce(np.ones(2), hc.ReduceOp.SUM, async_op=True)
+    >>> work is not None and work.wait()
     True
     """
 
@@ -127,15 +128,7 @@ class Backend:
     gpu_fast_path = GPUFastPath()  # of a backend of GPU arrays
     last_on_gpu: Work | None = None  # a blocking operation that a GPU may still be at, for the watchdog
 
-    MPI, GLOO, NCCL = "mpi", "gloo", "nccl"  # c10d's names of backends; and Backend("gloo") is "gloo"
-
-    def __new__(cls, *arguments: Any, **named: Any) -> Any:
-        """Make a backend; ``Backend("gloo")`` returns the name, as c10d's does."""
-        if cls is Backend and len(arguments) == 1:
-            if not isinstance(arguments[0], str):
-                raise ValueError(f'Backend({arguments[0]!r}): expected the name of a backend, e.g. "mpi"{here()}')
-            return arguments[0].lower()
-        return super().__new__(cls)
+    MPI, GLOO, NCCL = "mpi", "gloo", "nccl"  # c10d's names of backends
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -149,11 +142,6 @@ class Backend:
         from .registry import register_backend  # which knows what a backend is
 
         register_backend(name, func, devices=devices, extended_api=extended_api)
-
-    @property
-    def implementation(self) -> str:
-        """The class that an error message names."""
-        return type(self).__name__
 
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
         """Copy `array` of rank `root` into `array` of every rank."""
@@ -362,7 +350,7 @@ class Backend:
 
     def _lacks(self, operation: str) -> UnsupportedOperationError:
         return UnsupportedOperationError(
-            f"backend {self.name!r} does not have it ({self.implementation}.{operation} is not overridden); use a "
+            f"backend {self.name!r} does not have it ({type(self).__name__}.{operation} is not overridden); use a "
             f"group with another backend, for example new_group(backend='cpu:mpi'){here()}",
             operation,
         )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, cast
 
-from ..errors import DistBackendError, DistError, UnsupportedOperationError, here
+from ..errors import DistBackendError, DistError, here
 from . import registry
 from .backend import Backend
 from .late import OBJECT_TRANSPORT, late
-from .members import Members
 from .options import BackendOptions, fields_of
 from .registry import OBJECTS
 
@@ -47,25 +46,6 @@ class Destroyed(dict[str, Backend]):
         raise DistError(self.refusal)
 
 
-class NotOverridden(Backend):
-    """The backend of a ProcessGroup class of the program's own: it refuses every operation not overridden there."""
-
-    def __init__(self, group: ProcessGroup, name: str) -> None:
-        super().__init__(group.rank, group.size)
-        self.name = name
-        self._group = group
-
-    @property
-    def implementation(self) -> str:
-        return type(self._group).__name__
-
-    def _each(self, operation: str, *_: Any) -> NoReturn:
-        raise self._lacks(operation)
-
-    def persistent(self, operation: str, *_: Any) -> NoReturn:
-        raise self._lacks(f"{operation}_init")
-
-
 def make_backend(group: ProcessGroup, device: str) -> Backend:
     """Make the backend of a device in a group."""
     if device == OBJECTS:
@@ -76,13 +56,7 @@ def make_backend(group: ProcessGroup, device: str) -> Backend:
             f"{group!r} has no backend for {device} arrays; start with "
             f"init_process_group('{group.config},{device}:...') or backend=None{here()}"
         )
-    backend = created(name, options_for(group, device))
-    if not isinstance(backend, Backend):
-        raise UnsupportedOperationError(
-            f"backend {name!r} makes whole process groups, which can't serve {device} arrays beside "
-            f"other backends; use it alone: init_process_group({name!r}){here()}"
-        )
-    return backend
+    return created(name, options_for(group, device))
 
 
 def options_for(group: ProcessGroup, device: str) -> BackendOptions:
@@ -92,8 +66,8 @@ def options_for(group: ProcessGroup, device: str) -> BackendOptions:
     return BackendOptions(**fields_of(group), device=device, store=store)
 
 
-def created(name: str, options: BackendOptions) -> Backend | Members:
-    """Return a new backend, or the whole group that its creator made."""
+def created(name: str, options: BackendOptions) -> Backend:
+    """Return a new backend."""
     row = registry.REGISTRY[name]
     try:
         creator = row.load()
@@ -102,13 +76,11 @@ def created(name: str, options: BackendOptions) -> Backend | Members:
             f"the {name!r} backend, which serves {options.device} arrays, can't be loaded: {error}{here()}"
         ) from error
     if row.extended_api:
-        made = creator(options, None)
+        backend = creator(options, None)
     else:
-        made = creator(options.store, options.rank, options.size, options.timeout)
-    if not isinstance(made, (Backend, Members)):
-        raise TypeError(
-            f"the creator of backend {name!r} returned {made!r}; expected a Backend or a ProcessGroup{here()}"
-        )
-    if isinstance(made, Backend) and type(made).name == Backend.name:
-        made.name = name
-    return made
+        backend = creator(options.store, options.rank, options.size, options.timeout)
+    if not isinstance(backend, Backend):
+        raise TypeError(f"the creator of backend {name!r} returned {backend!r}; expected a Backend{here()}")
+    if type(backend).name == Backend.name:
+        backend.name = name
+    return backend

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 from zlib import crc32
 
-from ..errors import DistError, DistStoreError, UnsupportedOperationError, here
+from ..errors import DistError, DistStoreError, here
 from ..job import failures, mpi_library
 from ..process.excepthook import end_with
 from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import observers, registry
-from .backend import Backend
-from .backends import Destroyed, LazyBackends, NotOverridden, created, options_for
-from .calls import Call
+from .backends import Destroyed
 from .door import Door
-from .operation_list import OPERATIONS
 from .operations import Operations
 from .options import time_limit
 from .registry import BackendConfig
@@ -106,12 +102,6 @@ class ProcessGroup(Operations):
         self.is_replacement = False
         self.async_saves: Any = None  # of checkpoints, which end before it does
         self._store: Any = None
-
-    def __init_subclass__(cls) -> None:
-        """Make the operations that a class of the program's own overrides pass the door."""
-        super().__init_subclass__()
-        for name in OPERATIONS.keys() & vars(cls).keys():
-            setattr(cls, name, _through_the_door(name, vars(cls)[name]))
 
     @overload
     @classmethod
@@ -513,24 +503,11 @@ class ProcessGroup(Operations):
 def make_group(
     owner: ProcessGroup | None = None, kind: Callable[..., ProcessGroup] | None = None, **fields: Any
 ) -> ProcessGroup:
-    """Make a group, which a custom backend that is alone in its configuration may create as one of its own class.
-
-    Or of another `kind` than ProcessGroup, which then such a backend can't serve.
-    """
+    """Make a group; `kind` is its class, if that is not ProcessGroup."""
     group = (kind or ProcessGroup)(**fields)
     names = set(group.config.device_map.values())
-    if len(names) == 1 and not names & registry.BUILT_IN:
-        (name,), device = names, next(iter(group.config.device_map))
-        made = created(name, options_for(group, device))
-        if isinstance(made, Backend):
-            cast("LazyBackends", group.door.backends).put(device, made)
-        else:
-            if kind is not None:
-                has = f"which has groups of a class of its own, and can't serve {group!r}; choose another backend"
-                raise UnsupportedOperationError(f"new_grid: the backend is {name!r}, {has}{here()}")
-            group = cast("ProcessGroup", made)
-            ProcessGroup.__init__(group, **fields)
-            group.door.backends.update(dict.fromkeys(group.config.device_map, NotOverridden(group, name)))
+    if len(names) == 1 and not names & registry.BUILT_IN:  # a custom backend, which may meet the other ranks when made
+        group.door.backends[next(iter(group.config.device_map))]
     group.owner = owner or group
     observers.new_group(group)
     for device, name in group.config.device_map.items():
@@ -579,19 +556,3 @@ def child_of(
 def _shortened(text: str) -> str:
     """Return text for reports: of a long one, as of thousands of ranks, the ends, and what differs where texts do."""
     return text if len(text) <= 120 else f"{text[:80]} ... {text[-20:]}, checksum {crc32(text.encode()):08x}"
-
-
-def _through_the_door(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a class's own operation `name` as one that passes the door; it checks its arguments itself."""
-    signature = inspect.signature(override)
-
-    @functools.wraps(override)
-    def operation(group: ProcessGroup, *arguments: Any, **options: Any) -> Any:
-        bound = signature.bind(group, *arguments, **options)
-        async_op = bool(bound.arguments.get("async_op", False))
-        spec = OPERATIONS[name]
-        described = tuple(bound.arguments.get(argument) for argument in spec.arguments)
-        call = Call((name, group.any_device(), bound.arguments.get("array"), described))
-        return group.door.run(call, async_op, functools.partial(override, group, *arguments, **options))
-
-    return operation

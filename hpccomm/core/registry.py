@@ -13,10 +13,9 @@ from .late import GLOO, GLOO_NEEDS, MPI, NCCL, NCCL_NEEDS, late
 
 if TYPE_CHECKING:
     from .backend import Backend
-    from .group import ProcessGroup
 
 DEFAULT_DEVICE_MAP = {"cpu": "mpi", "cuda": "nccl"}
-Creator = Callable[..., "Backend | ProcessGroup"]
+Creator = Callable[..., "Backend"]
 
 
 class Registered:
@@ -70,9 +69,7 @@ def register_backend(
     creator : callable
         Makes one instance for one group: ``creator(store, rank, size, timeout)``, or, with `extended_api`,
         ``creator(options, backend_options)`` where `options` is a :class:`BackendOptions` and `backend_options`
-        is None for now. It returns a :class:`Backend`; or a whole :class:`ProcessGroup` of a class of your own,
-        which then *is* the group (this needs a configuration with this one backend and nothing else, such as
-        ``init_process_group(name)``). `store` is the group's :class:`Store`.
+        is None for now. It returns a :class:`Backend`. `store` is the group's :class:`Store`.
     devices : str or list of str, optional
         The devices it serves. Default: all known ones.
     extended_api : bool

@@ -14,7 +14,6 @@ from mpi4py import MPI
 
 from ..core import generated
 from ..core.arrays import locate
-from ..core.backend import Backend
 from ..core.backends import LazyBackends, created, options_for
 from ..core.calls import Call
 from ..core.group import ProcessGroup
@@ -54,7 +53,7 @@ def reduce_by_the_host(group: ProcessGroup, step: Step, async_op: bool) -> Work 
     checked = getattr(generated, name)(group, *arguments)
     backends = group.door.backends
     if not group.is_destroyed and BY_THE_HOST not in backends:
-        cast("LazyBackends", backends).put(BY_THE_HOST, cast("Backend", created("mpi", options_for(group, "cuda"))))
+        cast("LazyBackends", backends).put(BY_THE_HOST, created("mpi", options_for(group, "cuda")))
     return group.door.run(Call((checked.name, BY_THE_HOST, checked.result, checked.arguments)), async_op)
 
 

@@ -1,4 +1,4 @@
-"""The registry, BackendConfig, and backends and groups of a program's own."""
+"""The registry, BackendConfig, and backends of a program's own."""
 
 from __future__ import annotations
 
@@ -346,12 +346,13 @@ def test_the_extended_api() -> None:
         assert options.store is group.store
 
 
-def test_a_creator_that_returns_something_else() -> None:
-    hc.register_backend("strange", lambda *_: 3)  # type: ignore[arg-type, return-value]
-    with pytest.raises(
-        TypeError, match="creator of backend 'strange' returned 3; expected a Backend or a ProcessGroup"
-    ):
+@pytest.mark.parametrize("made", [3, None, hc.Backend, hc.ProcessGroup(0, 1)])
+def test_a_creator_that_returns_something_else(made: Any) -> None:
+    hc.register_backend("strange", lambda *_: made)
+    with pytest.raises(TypeError, match=r"creator of backend 'strange' returned .*; expected a Backend"):
         hc.init_process_group("strange")
+    with hc.init_process_group("cpu:mpi,cuda:strange"), pytest.raises(TypeError, match="expected a Backend"):
+        hc.all_reduce(GPUArray(np.ones(1)))
 
 
 def test_errors_of_a_backend_reach_the_program() -> None:
@@ -372,39 +373,6 @@ def test_errors_of_a_backend_reach_the_program() -> None:
         with pytest.raises(hc.DistBackendError, match=r"barrier #\d+ of 'world': cable pulled") as caught:
             hc.barrier()
         assert isinstance(caught.value.__cause__, ConnectionError)
-
-
-# -- a whole ProcessGroup, the old way ---------------------------------------------------------------
-
-
-class OldWay(hc.ProcessGroup):
-    def all_reduce(self, array: Any, op: Any = "sum", async_op: bool = False) -> hc.Work | None:
-        array += 41
-        return None
-
-
-def test_a_process_group_of_ones_own_is_the_group() -> None:
-    hc.register_backend("old", lambda store, rank, size, timeout: OldWay(rank, size))
-    with hc.init_process_group("old") as group:
-        assert type(group) is OldWay
-        assert (hc.get_rank(), hc.get_world_size()) == (RANK, SIZE)
-        array = np.ones(1)
-        hc.all_reduce(array)
-        assert array[0] == 42
-        with pytest.raises(hc.UnsupportedOperationError, match=r"scan: backend 'old' .*OldWay\.scan is not overridden"):
-            hc.scan(array)
-        with pytest.raises(hc.UnsupportedOperationError, match="barrier: backend 'old'"):
-            hc.barrier()
-        gathered: list[Any] = [None] * SIZE
-        hc.all_gather_object(gathered, RANK)  # objects travel over the group's communicator
-        assert gathered == list(range(SIZE))
-        assert type(hc.new_group()) is OldWay
-        assert type(hc.new_group(backend="mpi")) is hc.ProcessGroup
-    with (
-        hc.init_process_group("cpu:mpi,cuda:old"),
-        pytest.raises(hc.UnsupportedOperationError, match=r"makes whole process groups.*use it alone"),
-    ):
-        hc.all_reduce(GPUArray(np.ones(1)))
 
 
 # -- lazily, and what is not there -------------------------------------------------------------------
