@@ -449,8 +449,6 @@ MESSAGES: dict[str, tuple[Any, Any, str, str]] = {
     "send/recv size+": (a(8), a(4), "float64, 8 elements", "float64, 4 elements"),
     "send/recv dtype": (a(8), a(8, "i8"), "float64, 8 elements", "int64, 8 elements"),
     "large": (a(LARGE), a(8), f"float64, {LARGE} elements", "float64, 8 elements"),
-    "recv of an object": (["text", 2], a(8), "Python objects", "float64, 8 elements"),
-    "recv_object of an array": (a(8), [None], "float64, 8 elements", "Python objects"),
 }
 
 
@@ -458,18 +456,12 @@ MESSAGES: dict[str, tuple[Any, Any, str, str]] = {
 @pytest.mark.parametrize("source", [0, None], ids=["from 0", "from any"])
 def test_a_message_that_does_not_fit(name: str, source: int | None, group: hc.ProcessGroup) -> None:
     sent, into, sender, receiver = MESSAGES[name]
-    send, receive = (
-        ((hc.send_object_list, "send_object_list") if isinstance(sent, list) else (hc.send, "send")),
-        ((hc.recv_object_list, "recv_object_list") if isinstance(into, list) else (hc.recv, "recv")),
-    )
     text = receives(
         group,
-        lambda: send[0](sent, group=group, group_dst=1, tag=3),
-        lambda: receive[0](into, group=group, group_src=source, tag=3),
+        lambda: hc.send(sent, group=group, group_dst=1, tag=3),
+        lambda: hc.recv(into, group=group, group_src=source, tag=3),
     )
-    assert text == (
-        f"{receive[1]} #1 of 'dp': rank 0 sends {sender} by {send[1]} #1 at X, rank 1 receives {receiver} at X (tag 3)"
-    )
+    assert text == f"recv #1 of 'dp': rank 0 sends {sender} by send #1 at X, rank 1 receives {receiver} at X (tag 3)"
     x = np.full(4, 7.0) if group.rank == 0 else np.zeros(4)  # the next message is not the one that was refused
     if group.rank == 0:
         hc.send(x, group=group, group_dst=1, tag=3)
@@ -564,6 +556,79 @@ def test_both_send_first(group: hc.ProcessGroup) -> None:  # legal, if they are 
     still_works(group)
 
 
+def passes(
+    sends: bool,
+    is_array: bool,
+    tag: int,
+    value: int,
+    group: hc.ProcessGroup,
+    source: int | None = 0,
+    later: bool = False,
+) -> Callable[[], None]:
+    """Send a value from rank 0 to rank 1, or receive it, as an array or an object; return what waits."""
+    sent: Any = np.full(2, float(value)) if is_array else [value]
+    into: Any = np.zeros(2) if is_array else [None]
+    if sends:
+        came: Any = (group.send if is_array else group.send_object_list)(sent, 1, tag, later)
+    else:
+        came = (group.recv if is_array else group.recv_object_list)(into, source, tag, later)
+
+    def end() -> None:
+        if later:
+            came.wait()
+        assert sends or list(into) == list(sent)
+
+    return end
+
+
+ORDERS = {  # arrays ("a") and objects ("o") with their tags, as rank 0 sends and as rank 1 receives them
+    "array, object": ("a1 o1", "o1 a1"),
+    "object, array": ("o1 a1", "a1 o1"),
+    "the same order": ("a0 o0 a0 o0", "a0 o0 a0 o0"),
+    "all objects first": ("a2 a2 o2 o2", "o2 o2 a2 a2"),
+    "two tags": ("a1 o2 a2 o1", "o1 a2 o2 a1"),
+    "by turns": ("o4 a4 a3 o3 a4", "a4 o3 a4 o4 a3"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("later", [(False, False), (True, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize("source", [0, None], ids=["from 0", "from any"])
+def test_arrays_and_objects_with_one_tag(
+    order: str, later: tuple[bool, bool], source: int | None, group: hc.ProcessGroup
+) -> None:
+    if group.rank < 2:
+        kinds: dict[str, int] = {}
+        works = []
+        for kind in ORDERS[order][group.rank].split():
+            kinds[kind] = kinds.get(kind, 0) + 1  # the value says which of its kind it is
+            value = 100 * kinds[kind] + 10 * (kind[0] == "a") + int(kind[1])
+            arguments = group.rank == 0, kind[0] == "a", int(kind[1]), value, group, source, later[group.rank]
+            works.append(passes(*arguments))
+        for wait in works:
+            wait()
+    still_works(group)
+
+
+def test_objects_from_any_rank_while_an_earlier_receive_waits(group: hc.ProcessGroup) -> None:
+    first, received = [None], []
+    if group.rank == 1:
+        work = hc.recv_object_list(first, group=group, group_src=0, tag=1, async_op=True)
+    elif group.rank == 0:
+        hc.send_object_list(["first"], group=group, group_dst=1, tag=1)
+    COMM.Barrier()
+    if group.rank == 1:
+        for _ in range(SIZE - 2):  # although what rank 0 has sent has been there for longer
+            into = [None]
+            received.append((hc.recv_object_list(into, group=group, tag=1), into[0]))
+        assert work.wait()
+        assert first == ["first"]
+        assert sorted(received) == [(rank, rank) for rank in range(2, SIZE)]
+    elif group.rank > 1:
+        hc.send_object_list([group.rank], group=group, group_dst=1, tag=1)
+    still_works(group)
+
+
 # -- somebody does not come --------------------------------------------------------------------------
 
 
@@ -595,16 +660,28 @@ def test_two_groups_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
         leave(group)
 
 
-def test_a_message_with_another_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+OTHER_TAGS = {  # the objects or arrays sent and their tag, and those expected and their tag, with the tags in words
+    "arrays": (True, 6, "6", True, 5, "5"),
+    "objects": (False, 6, "6 of objects", False, 5, "5 of objects"),
+    "an array for objects": (True, 3, "3", False, 3, "3 of objects"),
+    "objects for an array": (False, 3, "3 of objects", True, 3, "3"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TAGS)
+@pytest.mark.parametrize("source", [0, None], ids=["from 0", "from any"])
+def test_a_message_with_another_tag(name: str, source: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_array, tag, in_words, expects_array, other, expected = OTHER_TAGS[name]
     group = detailed(monkeypatch, TIMEOUT)
     if group.rank == 0:
-        hc.send(a(), group=group, group_dst=1, tag=6)
+        passes(True, is_array, tag, 7, group)
     elif group.rank == 1:
         with pytest.raises(hc.DistTimeoutError) as caught:
-            hc.recv(a(), group=group, group_src=0, tag=5)
-        assert "recv #1 of 'dp': no message from rank 0 with tag 5 within 1 s; rank 1 receives" in str(caught.value)
-        assert "a message of rank 0 with tag 6 is waiting" in str(caught.value)
-        hc.recv(a(), group=group, group_src=0, tag=6)
+            passes(False, expects_array, other, 7, group, source)
+        call, sender = "recv" if expects_array else "recv_object_list", "any rank" if source is None else "rank 0"
+        assert f"{call} #1 of 'dp': no message from {sender} with tag {expected} within 1 s" in str(caught.value)
+        assert f"a message of rank 0 with tag {in_words} is waiting" in str(caught.value)
+        passes(False, is_array, tag, 7, group)
     COMM.Barrier()
     still_works(group)
     leave(group)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
-from mpi4py.util import pkl5
 
 from ...core.hooks import Operation
 from ...core.observers import who_is_late
@@ -19,6 +18,7 @@ from ...core.registry import OBJECTS
 from ...core.timeouts import as_seconds, pause, pauses
 from ...errors import DistBackendError, DistTimeoutError
 from ...job.tags import OBJECTS as OF_OBJECTS
+from ..words import tag_in_words
 from .wording import array_in_words, caller
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ class Expected:
 
 
 class MessageCheck:
-    """The comparison of messages; their labels travel on the check's communicator, with the same tags.
+    """The comparison of messages; their labels travel on the check's communicator, with the tags that MPI gets.
+
+    Objects have tags of their own (`OF_OBJECTS`), so a label of objects never meets a receive of an array.
 
     MPI matches messages of one source and tag in the order of the sends and of the receives (MPI-4.1 §3.5), so a
     receive for the label is posted with that for the message. From any source there is no such order: the label is
@@ -75,7 +77,7 @@ class MessageCheck:
         if "src" not in arguments:
             return
         words = _in_words(arguments.get("output", arguments.get("array")))
-        source, tag = arguments["src"], arguments.get("recv_tag", arguments["tag"])
+        source, tag = arguments["src"], _tag(operation, "recv_tag" if "recv_tag" in arguments else "tag")
         is_blocking = not operation.async_op and not operation.name.endswith(START)
         if source is None and not (is_blocking and self._is_mpi(operation)):
             self._uncompared.add(tag)
@@ -145,11 +147,10 @@ class MessageCheck:
             "call": _title(operation),
             "where": caller()[-80:],
             "nbytes": 0 if array is None else int(array.size) * array.dtype.itemsize,
-            "objects": array is None,
             "mpi": self._is_mpi(operation),
         }
         data = json.dumps(label).encode()
-        request = self._comm.Isend([data, MPI.BYTE], operation.arguments["dst"], operation.arguments["tag"])
+        request = self._comm.Isend([data, MPI.BYTE], operation.arguments["dst"], _tag(operation, "tag"))
         with self._lock:
             self._sends = [each for each in self._sends if not each[0].Test()]
             self._sends.append((request, data))
@@ -159,18 +160,21 @@ class MessageCheck:
             self._cancel(expected)
             raise DistTimeoutError(
                 f"{expected.call} of {self._group.name!r}: no message from rank "
-                f"{self._group.ranks[expected.source]} with tag {expected.tag} within {timeout:g} s; rank "
-                f"{self._group.ranks[self._group.rank]} receives {expected.words} at {expected.where}"
+                f"{self._group.ranks[expected.source]} with tag {_tag_in_words(expected.tag)} within {timeout:g} s; "
+                f"rank {self._group.ranks[self._group.rank]} receives {expected.words} at {expected.where}"
                 f"{self._other_message(expected.source)}{who_is_late()}"
             )
 
     def _next_sender(self, operation: Operation, tag: int) -> int:
+        """Return a rank with a label for which no receive waits: those of earlier receives are posted already."""
+        for source, seen_tag in self._seen:
+            if seen_tag == tag:
+                return source
         status, timeout = MPI.Status(), as_seconds(self._group.timeout)
-        tags = tag, tag + OF_OBJECTS  # of an array, and of objects: of what does not fit, too
-        if not _poll(lambda: any(self._group.comm.Iprobe(MPI.ANY_SOURCE, each, status) for each in tags), timeout):
+        if not _poll(lambda: self._comm.Iprobe(MPI.ANY_SOURCE, tag, status), timeout):
             raise DistTimeoutError(
-                f"{_title(operation)} of {self._group.name!r}: no message from any rank with tag {tag} within "
-                f"{timeout:g} s at {caller()}{self._other_message(MPI.ANY_SOURCE)}"
+                f"{_title(operation)} of {self._group.name!r}: no message from any rank with tag {_tag_in_words(tag)} "
+                f"within {timeout:g} s at {caller()}{self._other_message(MPI.ANY_SOURCE)}"
             )
         return status.Get_source()
 
@@ -185,10 +189,8 @@ class MessageCheck:
 
     def _discard(self, expected: Expected) -> None:
         """Receive a message that differs, and drop it, so that the sender goes on and nobody takes it later."""
-        comm: Any = self._group.comm
-        if expected.label["objects"]:
-            pkl5.Intracomm(comm).recv(None, expected.source, expected.tag + OF_OBJECTS)
-        elif expected.label["mpi"]:
+        if expected.label["mpi"]:
+            comm: Any = self._group.comm
             comm.Recv([bytearray(expected.label["nbytes"]), MPI.BYTE], expected.source, expected.tag)
 
     # -- words -----------------------------------------------------------------------------------
@@ -203,9 +205,10 @@ class MessageCheck:
 
     def _other_message(self, source: int) -> str:
         status = MPI.Status()
-        if not self._comm.Iprobe(source, MPI.ANY_TAG, status) or status.Get_tag() > self._group.largest_tag:
+        if not self._comm.Iprobe(source, MPI.ANY_TAG, status) or (tag := status.Get_tag()) >= 2 * OF_OBJECTS:
             return ""
-        return f"; a message of rank {self._group.ranks[status.Get_source()]} with tag {status.Get_tag()} is waiting"
+        sender = self._group.ranks[status.Get_source()]
+        return f"; a message of rank {sender} with tag {_tag_in_words(tag)} is waiting"
 
     def _is_mpi(self, operation: Operation) -> bool:
         device = operation.device
@@ -214,6 +217,15 @@ class MessageCheck:
 
 def _title(operation: Operation) -> str:
     return f"{operation.name} #{operation.sequence_number}"
+
+
+def _tag(operation: Operation, argument: str) -> int:
+    tag: int = operation.arguments[argument]
+    return tag + OF_OBJECTS if operation.device == OBJECTS else tag
+
+
+def _tag_in_words(tag: int) -> str:
+    return tag_in_words("send_object_list" if tag >= OF_OBJECTS else "send", tag % OF_OBJECTS)
 
 
 def _in_words(array: Any) -> str:
