@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from .core.non_member import Group
 
 
-def reproducible_sum(
-    array: Array, axis: Integer | Sequence[Integer] | None = None, group: Group | None = None, exact: bool = False
-) -> Any:
+def reproducible_sum(array: Array, axis: Integer | Sequence[Integer] | None = None, group: Group | None = None) -> Any:
     """Add up all elements of all ranks' arrays; the same bits on any number of ranks, in any order, with any MPI.
 
     Parameters
@@ -43,14 +41,13 @@ def reproducible_sum(
         shape of what remains is the same on all ranks. Default: all axes.
     group : ProcessGroup, optional
         Default: the world.
-    exact : bool
-        True asks for the floating-point number that is closest to the exact sum. It comes without being asked for, too.
 
     Returns
     -------
     numpy scalar or numpy.ndarray
-        The sum on every rank, on the host, in the dtype of `array`: an array of the axes that remain, or a scalar if
-        none does. Of integers and bool it is NumPy's, in int64 or uint64, which wraps around.
+        The number closest to the exact sum on every rank, on the host, in the dtype of `array`: an array of the axes
+        that remain, or a scalar if none does. Of integers and bool it is NumPy's, in int64 or uint64, which wraps
+        around.
 
     Raises
     ------

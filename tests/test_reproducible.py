@@ -91,7 +91,7 @@ def test_a_sum_is_the_closest_number_whatever_the_split_and_the_order(kind: Kind
     for _ in range(4):
         assert_is(hc.reproducible_sum(parts(values, rng)), expected)
         values = rng.permutation(values)
-    assert_is(hc.reproducible_sum(values if RANK == SIZE - 1 else values[:0], exact=True), expected)
+    assert_is(hc.reproducible_sum(values if RANK == SIZE - 1 else values[:0]), expected)
 
 
 @pytest.mark.serial
