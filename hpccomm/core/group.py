@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, overload
-from zlib import crc32
 
 from ..errors import DistError, DistStoreError, here
 from ..job import failures, mpi_library
@@ -18,6 +17,7 @@ from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import observers, registry
 from .backends import Destroyed
 from .door import Door
+from .members import shortened
 from .operations import Operations
 from .options import time_limit
 from .registry import BackendConfig
@@ -347,7 +347,7 @@ class ProcessGroup(Operations):
 
     def agree_on(self, name: str, *details: str) -> None:
         """Raise on every rank if not every rank makes this call, where calls are compared: HPCCOMM_DEBUG=DETAIL."""
-        words = f"{name} ({_shortened(details[0])})" if details else name
+        words = f"{name} ({shortened(details[0])})" if details else name
         self.door.recent.append((self.sequence_number, words, "", 0))
         if self.door.check is not None:
             self.door.check.agree(name, *details)
@@ -551,8 +551,3 @@ def child_of(
     owner.children.append(group)
     group.on_destroy = owner.children.remove
     return group
-
-
-def _shortened(text: str) -> str:
-    """Return text for reports: of a long one, as of thousands of ranks, the ends, and what differs where texts do."""
-    return text if len(text) <= 120 else f"{text[:80]} ... {text[-20:]}, checksum {crc32(text.encode()):08x}"

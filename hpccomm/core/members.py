@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -92,6 +93,11 @@ class Members(Membership):
         ):
             return calls.Call((name, "cpu", array, (array, self.group_ranks[peer], tag)))
         return None
+
+
+def shortened(text: str) -> str:
+    """Return text for reports: of a long one, as of thousands of ranks, the ends and a checksum."""
+    return text if len(text) <= 120 else f"{text[:80]} ... {text[-20:]}, checksum {crc32(text.encode()):08x}"
 
 
 def abridged(ranks: Sequence[int]) -> str:

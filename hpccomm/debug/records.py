@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.arrays import count_of
 from ..core.hooks import Operation
-from ..core.members import abridged
+from ..core.members import shortened
 from ..core.operation_list import TASK
 from .groups_seen import key_of
 from .mpi_calls import spec_of
@@ -156,8 +156,12 @@ def details_of(operation: Operation) -> str:
     arguments = operation.arguments
     if operation.name == TASK.name:
         return str(arguments["call"])
-    ranks = () if arguments.get("use_local_synchronization") else tuple(arguments.get("ranks") or ())
-    return f"ranks {abridged(ranks)}" if ranks else ""
+    of_some = arguments.get("use_local_synchronization") or arguments.get("comm") is not None
+    if of_some or "ranks" not in arguments:  # of a new group
+        return ""
+    ranks = operation.group.ranks if arguments["ranks"] is None else list(arguments["ranks"])
+    members = sorted(ranks) if arguments.get("sort_ranks") else ranks
+    return shortened(f"ranks {', '.join(map(str, members))}")  # as `new_group` tells the group
 
 
 def key_of_operation(record: Record) -> tuple[str, int, str]:
