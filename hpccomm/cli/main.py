@@ -8,7 +8,6 @@ to import MPI before `run`.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple, NoReturn
 
 from .. import __version__
+from ..core import late
 from ..process.environment import launcher
 
 
@@ -28,13 +28,13 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "run": Command("hpccomm.run.command", "a program of mpi4py as it is: errors end the job, hangs end with a verdict"),
-    "info": Command("hpccomm.cli.info", "what there is on this machine, and for what there is not, why"),
-    "trace": Command("hpccomm.debug.trace.command", "what the ranks of a job have done: who differs, who is late"),
-    "debug": Command("hpccomm.debug.command", "which rank of a job that hangs is to blame"),
-    "slurm": Command("hpccomm.cli.slurm", "a batch script for a program, with what this machine's Slurm needs"),
-    "checkpoint": Command("hpccomm.cli.checkpoint", "what is in a folder of checkpoints, whether it is whole; export"),
-    "bench": Command("hpccomm.bench.command", "measure operations, beside raw mpi4py, CuPy's NCCL, and torch"),
+    "run": Command(late.RUN, "a program of mpi4py as it is: errors end the job, hangs end with a verdict"),
+    "info": Command(late.INFO, "what there is on this machine, and for what there is not, why"),
+    "trace": Command(late.TRACE, "what the ranks of a job have done: who differs, who is late"),
+    "debug": Command(late.DEBUG, "which rank of a job that hangs is to blame"),
+    "slurm": Command(late.SLURM, "a batch script for a program, with what this machine's Slurm needs"),
+    "checkpoint": Command(late.CHECKPOINT, "what is in a folder of checkpoints, whether it is whole; export"),
+    "bench": Command(late.BENCH, "measure operations, beside raw mpi4py, CuPy's NCCL, and torch"),
 }
 
 
@@ -48,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, command in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=command.summary)
         if name == chosen:
-            importlib.import_module(command.module).add_arguments(subparser)
+            late.late(command.module).add_arguments(subparser)
     parsed = parser.parse_args(arguments)
     try:
-        status: int = importlib.import_module(COMMANDS[parsed.command].module).run(parsed)
+        status: int = late.late(COMMANDS[parsed.command].module).run(parsed)
         if parsed.command != "run":  # whose stream is the program's: None, closed, or without a flush
             sys.stdout.flush()
     except BrokenPipeError:  # ... | head

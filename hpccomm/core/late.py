@@ -1,10 +1,11 @@
-"""The core's late imports: transports and CUDA, as text, all in this one table."""
+"""Every module that hpccomm imports by its name in text, in this one table: transports, CUDA, subcommands."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 MPI = "hpccomm.mpi:create"
@@ -17,16 +18,31 @@ GPU_RUNTIME = "hpccomm.cuda.seam:runtime"
 ON_THE_HOST = "hpccomm.cuda.packing:on_the_host"
 FROM_THE_HOST = "hpccomm.cuda.packing:from_the_host"
 SPARSE_SUMS_ON_GPUS = "hpccomm.cuda.sparse:all_reduce"
+CUDA_PROVIDER = "hpccomm.cuda.cupy_runtime:Runtime"
+NCCL_PROVIDER = "hpccomm.nccl.providers:NCCL"
+RUN = "hpccomm.run.command"
+INFO = "hpccomm.cli.info"
+TRACE = "hpccomm.debug.trace.command"
+DEBUG = "hpccomm.debug.command"
+SLURM = "hpccomm.cli.slurm"
+CHECKPOINT = "hpccomm.cli.checkpoint"
+BENCH = "hpccomm.bench.command"
 
 
 def late(name: str) -> Any:
-    """Return the attribute of ``"module:attribute"``; the module is imported now.
+    """Return the attribute of ``"module:attribute"``, or the module itself; it is imported now.
 
     >>> late("math:floor")(2.5)
     2
     """
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    path, _, attribute = name.partition(":")
+    module = importlib.import_module(path)
+    return getattr(module, attribute) if attribute else module
+
+
+def package() -> ModuleType:
+    """Return hpccomm itself, of which files below it read what users call."""
+    return sys.modules["hpccomm"]
 
 
 def attributes(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:

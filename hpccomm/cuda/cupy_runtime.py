@@ -241,7 +241,7 @@ class Runtime:
 
 @functools.cache
 def _copies(device: int) -> dict[copies.Kernel, Any]:
-    source = importlib.resources.files("hpccomm.cuda").joinpath("copies.cu").read_text()
+    source = importlib.resources.files(__package__).joinpath("copies.cu").read_text()
     names = {kernel: f"copy<{kernel.unit}, {kernel.axes}>" for kernel in copies.KERNELS}
     module = cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=list(names.values()))
     return {kernel: module.get_function(name) for kernel, name in names.items()}
@@ -257,7 +257,7 @@ def _intra_node(kernel: Kernel) -> Any:
 
 @functools.cache
 def _intra_node_module(ranks: int, rank: int) -> Any:
-    source = importlib.resources.files("hpccomm.nccl").joinpath("intra_node.cu").read_text()
+    source = importlib.resources.files(__package__).joinpath("intra_node.cu").read_text()
     return cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=instances(ranks, rank))
 
 

@@ -9,22 +9,21 @@ tests' stand-in for machines without a GPU (``tests/gpu/stand_in.py``). ``HPCCOM
 from __future__ import annotations
 
 import functools
-import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
+from ..core.late import CUDA_PROVIDER, NCCL_PROVIDER, late
 from ..process.settings import gpu_provider
 from .time_limit import TimeLimit
 
 OWN_THREADS = "hpccomm-"  # the beginning of their names
 _this_thread = threading.local()
-PROVIDERS = {"Runtime": "hpccomm.cuda.cupy_runtime", "NCCL": "hpccomm.nccl.providers"}
 
 
 class Kernel(NamedTuple):
-    """A kernel of ``nccl/intra_node.cu``: its name, and the arguments of its template."""
+    """A kernel of ``cuda/intra_node.cu``: its name, and the arguments of its template."""
 
     name: str
     dtype: str
@@ -157,7 +156,7 @@ class Runtime(Protocol):
         """Copy memory."""
 
     def compile_intra_node(self, ranks: int, rank: int, device: int) -> None:
-        """Compile and load the kernels of ``nccl/intra_node.cu`` for a rank; `explain` knows the errors."""
+        """Compile and load the kernels of ``cuda/intra_node.cu`` for a rank; `explain` knows the errors."""
 
     def intra_node_kernel(
         self, kernel: Kernel, shape: tuple[int, int], out: int, memory: Any, vectors: int, stream: int
@@ -279,15 +278,15 @@ def on_device(runtime: Runtime, device: int) -> Iterator[None]:
 @functools.cache
 def runtime() -> Runtime:
     """Return the CUDA half of the provider; ImportError says what to install."""
-    return _provided("Runtime")  # type: ignore[no-any-return]
+    return _provided("Runtime", CUDA_PROVIDER)  # type: ignore[no-any-return]
 
 
 @functools.cache
 def nccl() -> NCCL:
     """Return the NCCL half of the provider; ImportError says what to install."""
-    return _provided("NCCL")  # type: ignore[no-any-return]
+    return _provided("NCCL", NCCL_PROVIDER)  # type: ignore[no-any-return]
 
 
-def _provided(name: str) -> Any:
-    module = gpu_provider() or PROVIDERS[name]
-    return getattr(importlib.import_module(module), name)()
+def _provided(kind: str, otherwise: str) -> Any:
+    module = gpu_provider()
+    return late(f"{module}:{kind}" if module else otherwise)()

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from ..core.door import Door, all_doors
 from ..core.group import ProcessGroup
+from ..core.late import package
 from ..core.operation_list import CALLED, MESSAGES, OF_GRIDS, OF_SEVERAL, OPERATIONS, TASK
 from ..core.operations import Operations
 from ..core.persistent_work import PersistentWork
@@ -71,9 +72,9 @@ def public_functions() -> dict[CodeType, str]:
 
     What is added to the package is among them; what is in modules that the program has not used yet is not.
     """
-    package: Any = sys.modules["hpccomm"]
-    modules = [sys.modules.get(f"hpccomm.{package.LATER.get(name)}", package) for name in package.__all__]
-    return _names_by_code(tuple(vars(module).get(name) for module, name in zip(modules, package.__all__)))
+    root = package()
+    modules = [sys.modules.get(f"{root.__name__}.{root.LATER.get(name)}", root) for name in root.__all__]
+    return _names_by_code(tuple(vars(module).get(name) for module, name in zip(modules, root.__all__)))
 
 
 @functools.lru_cache(maxsize=1)
@@ -204,7 +205,7 @@ def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
         record = _record_without_a_group(WITHOUT_A_GROUP[name], frame)
         return CallInFlight((_mark(frame), name), record, None, None, _seconds(arguments.get("timeout")), False)
     if group is None:
-        group = sys.modules["hpccomm"].GroupMember.WORLD
+        group = package().GroupMember.WORLD
     if not isinstance(group, ProcessGroup):
         return None
     call = _call(frame, group, name, _last_number(group, name) + 1, arguments)

@@ -15,7 +15,8 @@ MODULES = ("nccl4py_nccl", "cupy_nccl", "libnccl")
 
 def NCCL() -> Provider:
     """Return the first that can be loaded; ImportError has what the last one says."""
-    importlib.import_module("hpccomm.cuda.cupy_runtime")  # whose absence is the first to be told of
+    from ..cuda.cupy_runtime import Runtime  # noqa: F401  # whose absence is the first to be told of
+
     *before, last = (f"{__package__}.{module}" for module in MODULES)
     for module in before:
         with contextlib.suppress(ImportError):

@@ -73,7 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.module:
             # pytest warns of packages with plugins that it can't rewrite any more, unless they say this
-            sys.modules["hpccomm"].__doc__ = f"{sys.modules['hpccomm'].__doc__}\nPYTEST_DONT_REWRITE\n"
+            from ..core.late import package
+
+            package().__doc__ = f"{package().__doc__}\nPYTEST_DONT_REWRITE\n"
             run_module(words[0])
         elif arguments.code:
             run_code(words[0])

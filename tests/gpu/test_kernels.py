@@ -1,4 +1,4 @@
-"""The kernels as C++; those of nccl/intra_node.cu under ThreadSanitizer, and that what they need is needed; NVRTC."""
+"""The kernels as C++; those of cuda/intra_node.cu under ThreadSanitizer, and that what they need is needed; NVRTC."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def ptx(source: Path, names: list[str], architecture: int) -> dict[str, str]:
     return {name: found[nvrtc.getLoweredName(program, name)] for name in names}
 
 
-INTRA_NODE, COPIES = (Path(module.__file__).with_suffix(".cu") for module in (intra_node, copies))
+INTRA_NODE, COPIES = (Path(copies.__file__).with_name(f"{name}.cu") for name in ("intra_node", "copies"))
 
 
 @pytest.mark.parametrize("architecture", [75, 80, 86, 87, 89, 90, 100, 103, 120])

@@ -114,12 +114,16 @@ class TorchHPCComm(TorchDistributed):
     def __init__(self, group: hc.ProcessGroup, comm: MPI.Intracomm) -> None:
         if list(group.ranks) != list(range(hc.get_world_size())):
             raise Unsupported("torch's world is that of MPI")
-        importlib.import_module("hpccomm.torch").register()
+        from ...torch import register
+
+        register()
         super().__init__(group, comm)
 
     @classmethod
     def missing(cls) -> str | None:
-        if importlib.import_module("hpccomm.torch").is_available():
+        from ...torch import is_available
+
+        if is_available():
             return None
         return "no PyTorch 2.14 or newer (pip install 'hpccomm[torch]')"
 

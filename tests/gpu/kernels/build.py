@@ -1,4 +1,4 @@
-"""hpccomm's kernels compiled as C++: their own text, but for five statements in PTX in nccl/intra_node.cu."""
+"""hpccomm's kernels compiled as C++: their own text, but for five statements in PTX in cuda/intra_node.cu."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 
 from hpccomm.cuda import copies
-from hpccomm.nccl import intra_node
 
 HERE = Path(__file__).parent
 COMPILER = os.environ.get("CXX", "c++")
@@ -37,7 +36,7 @@ PTX = {
 
 def text() -> str:
     """Return the kernels' text as C++."""
-    kernels = Path(intra_node.__file__).with_suffix(".cu").read_text()
+    kernels = Path(copies.__file__).with_name("intra_node.cu").read_text()
     for statement, replacement in PTX.items():
         kernels, count = re.subn(statement, replacement, kernels)
         assert count == 1, f"{statement} is there {count} times"
