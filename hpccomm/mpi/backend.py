@@ -19,7 +19,7 @@ from ..core.overlap import all_unaliased
 from ..core.reduce_op import ReduceOp
 from ..core.work import Work, both
 from ..errors import here
-from ..job import tags
+from ..job import failures, tags
 from ..process.tuning import NEVER
 from . import reductions
 from .datatypes import LARGEST_COUNT, as_bytes, message, parts
@@ -546,6 +546,8 @@ def of_the_thread(make: Callable[[BackendOptions], Any], options: BackendOptions
     """Return the backend in a communication thread; `make` is its class."""
     # no single copies, which would wait at every chunk until the program lets go of the GIL
     tuning = options.tuning._replace(single_copy_bytes=NEVER)
+    if failures.is_on():  # Open MPI 5.0 then ended jobs after a death with "Send error after request freed"
+        tuning = tuning._replace(node_bytes=0)
     made = make(options._replace(comm=comm, settings=options.settings._replace(tuning=tuning)))
     getattr(made, "mpi", made).fast_path.is_in_thread = True
     return made  # type: ignore[no-any-return]
