@@ -76,6 +76,7 @@ coverage: $(VENV)/.test ## run the tests and report line and branch coverage, al
 lint: $(VENV)/.dev ## ruff, mypy, mypy and pyright on every example, and that imports point downwards
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/check-budgets
 	$(BIN)/python tools/write-operations --check
 	$(BIN)/python tools/write-signatures --check
 	$(BIN)/mypy --strict hpccomm benchmarks

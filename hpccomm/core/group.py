@@ -17,6 +17,7 @@ from ..process.shared_files import MAPPED_LATER, take_names_away
 from . import observers, registry
 from .backends import Destroyed
 from .door import Door
+from .generated import GeneratedOperations
 from .members import shortened
 from .operations import Operations
 from .options import time_limit
@@ -357,7 +358,8 @@ class ProcessGroup(Operations):
     def __dir__(self) -> list[str]:
         """Return the names for programs, which completion shows; others are for hpccomm's own files."""
         own = {name for kind in type(self).__mro__ if kind.__module__.split(".")[0] != "hpccomm" for name in vars(kind)}
-        return sorted({*PUBLIC, *own, *(name for name in vars(Operations) if not name.startswith("_"))})
+        operations = {*vars(Operations), *vars(GeneratedOperations)}
+        return sorted({*PUBLIC, *own, *(name for name in operations if not name.startswith("_"))})
 
     def destroy(self) -> None:
         """Finish what is in flight, free the backends and the communicator. Every rank of the group calls it.

@@ -51,7 +51,7 @@ DOOR, DOOR_OF_TASKS = Door.run.__code__, Door.run_task.__code__
 METHODS: dict[CodeType, str] = {
     getattr(Operations, name).__code__: name
     for name in OPERATIONS
-    if name in vars(Operations) and name not in OF_SEVERAL
+    if hasattr(Operations, name) and name not in OF_SEVERAL
 }
 POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is

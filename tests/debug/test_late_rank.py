@@ -41,6 +41,7 @@ DOES_NOT_WAIT = {
     *("checkpoint.latest", "checkpoint.steps"),
     *("Future.add_done_callback", "Future.value", "GradientBuckets.ready"),
     *("PersistentWork.begin", "PersistentWork.block", "PersistentWork.fail", "PersistentWork.give_up"),
+    *("PersistentWork.leave_to_the_parent",),
     *("PersistentWork.poll", "PersistentWork.refuse_to_start", "PersistentWork.release", "PersistentWork.start"),
     *("ProcessGroup.abort", "ProcessGroup.enable_timing", "ProcessGroup.give_up", "ProcessGroup.is_destroyed"),
     *("ProcessGroup.message_number", "ProcessGroup.nccl_config", "ProcessGroup.nccl_handle", "ProcessGroup.refusal"),
