@@ -32,7 +32,7 @@ def again(work: hc.PersistentWork, *filling: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("messages", [False, True], ids=["memory", "messages"])
 def test_all_reduce(groups: Groups, dtype: Any, messages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if messages:  # as on several nodes
-        monkeypatch.setattr(MPIBackend, "_node_persistent", None)
+        monkeypatch.setattr(MPIBackend, "node_persistent", None)
     for group, layout, shape, name in itertools.product(groups, LAYOUTS, SHAPES, reductions_of(dtype)):
         array = layout(values(dtype, shape, 0))
         with hc.all_reduce_init(array, REDUCTIONS[name][0], group) as work:
@@ -74,7 +74,7 @@ def check_coalesced(group: hc.ProcessGroup, layouts: Any, dtypes: Any, name: str
 @pytest.mark.parametrize("messages", [False, True], ids=["memory", "messages"])
 def test_all_reduce_coalesced(groups: Groups, dtype: Any, messages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if messages:
-        monkeypatch.setattr(MPIBackend, "_node_persistent", None)
+        monkeypatch.setattr(MPIBackend, "node_persistent", None)
     for group, name, layouts in itertools.product(groups, reductions_of(dtype), [LAYOUTS[:1], LAYOUTS]):
         check_coalesced(group, layouts, [dtype], name)
 

@@ -6,7 +6,7 @@ the operation after the second. Large asynchronous collectives are blocking call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,13 +69,13 @@ class MPIBackend(Backend):
         if options.comm is None:
             raise TypeError(f"the mpi backend needs a group with an MPI communicator{here()}")
         self._options = options
-        self._comm = options.comm
+        self.comm = options.comm
         self._tuning = options.tuning._replace(segment_bytes=min(options.tuning.segment_bytes, LARGEST_COUNT))
-        self._segment_bytes = self._tuning.segment_bytes
-        self._run_bytes = min(RUN_BYTES, self._segment_bytes)
+        self.segment_bytes = self._tuning.segment_bytes
+        self._run_bytes = min(RUN_BYTES, self.segment_bytes)
         self._windows: dict[int, Window] = {}  # of the node-shared arrays
-        self._thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
-        self.fast_path: MPIFastPath = make_fast_path(options.comm, self._windows, self._tuning, self._thread_bytes)
+        self.thread_bytes = options.tuning.thread_bytes if THREAD_MULTIPLE else 2**63
+        self.fast_path: MPIFastPath = make_fast_path(options.comm, self._windows, self._tuning, self.thread_bytes)
         self._has_node = type(self.fast_path) is not MPIFastPath  # only the compiled one does anything within a node
 
     # -- what not every program uses, made with the first operation that does --------------------
@@ -84,19 +84,19 @@ class MPIBackend(Backend):
     def _shared(self) -> SharedArrays:
         from .shared_memory import SharedArrays
 
-        return SharedArrays(self._comm, self._options.tuning, self._windows)
+        return SharedArrays(self.comm, self._options.tuning, self._windows)
 
     @cached_property
     def _single_copy(self) -> SingleCopy:
         from .single_copy import SingleCopy
 
-        return SingleCopy(self._comm, self._tuning)
+        return SingleCopy(self.comm, self._tuning)
 
     @cached_property
     def _thread(self) -> CommunicationThread:
         from .communication_thread import CommunicationThread
 
-        return CommunicationThread(self._comm, partial(of_the_thread, type(self), self._options))
+        return CommunicationThread(self.comm, partial(of_the_thread, type(self), self._options))
 
     @cached_property
     def _coalesced(self) -> Coalesced:
@@ -114,10 +114,10 @@ class MPIBackend(Backend):
     def _repeated_exchanges(self) -> RepeatedExchanges:
         from .repeated_exchange import RepeatedExchanges
 
-        return RepeatedExchanges(self._comm)
+        return RepeatedExchanges(self.comm)
 
     @cached_property
-    def _node_persistent(self) -> NodePersistent | None:
+    def node_persistent(self) -> NodePersistent | None:
         if not self._has_node:
             return None
         from .node_persistent import NodePersistent
@@ -131,52 +131,52 @@ class MPIBackend(Backend):
             from .node_exchange import NodeExchanges, is_compiled
             from .shared_memory import on_all
 
-            has_all = on_all(self._comm, is_compiled() and self._options.tuning.node_bytes > 0)
-            self._node_exchanges = NodeExchanges(self._comm, self._options.tuning) if has_all else None
+            has_all = on_all(self.comm, is_compiled() and self._options.tuning.node_bytes > 0)
+            self._node_exchanges = NodeExchanges(self.comm, self._options.tuning) if has_all else None
         return self._node_exchanges
 
     @cached_property
     def _monitored_barrier(self) -> MonitoredBarrier:
         from .monitored_barrier import MonitoredBarrier
 
-        return MonitoredBarrier(self._comm, self._options.ranks)
+        return MonitoredBarrier(self.comm, self._options.ranks)
 
     # -- one array -------------------------------------------------------------------------------
 
     def broadcast(self, array: Any, root: int, async_op: bool) -> Work | None:
-        if async_op and array.nbytes >= self._thread_bytes:
+        if async_op and array.nbytes >= self.thread_bytes:
             return self._thread.launch("broadcast", array, root)
         buffer, finish = (send_buffer(array), None) if root == self.rank else recv_buffer(array)
         if self._has_node and not async_op and self.fast_path.node_broadcast(buffer, root):
             return done(None, finish)
-        call = self._comm.Ibcast if async_op else self._comm.Bcast
+        call = self.comm.Ibcast if async_op else self.comm.Bcast
         return done(call(message(buffer), root), finish, buffer)
 
     def all_reduce(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op:
-            if array.nbytes >= self._thread_bytes:
+            if array.nbytes >= self.thread_bytes:
                 return self._thread.launch("all_reduce", array, op)
         elif self._windows and self._shared.all_reduce(array, op):
             return None
         buffer, how, finish = reductions.in_place(array, op, self.size)
-        call = self._comm.Iallreduce if async_op else self._comm.Allreduce
+        call = self.comm.Iallreduce if async_op else self.comm.Allreduce
         is_large = buffer.nbytes >= self._tuning.single_copy_bytes
         if is_large and not async_op and self._single_copy.all_reduce(buffer, op):
             return done(None, finish)
         if self._has_node and not async_op and self.fast_path.node_all_reduce(buffer, how.reduces):
             return done(None, finish)
-        if buffer.nbytes <= self._segment_bytes:
+        if buffer.nbytes <= self.segment_bytes:
             return done(call(IN_PLACE, (buffer, how.datatype), how.op), finish, buffer)
         pieces = self._segments(buffer)
         return all_done([call(IN_PLACE, (piece, how.datatype), how.op) for piece in pieces], finish, buffer)
 
     def reduce(self, array: Any, root: int, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op:
-            if array.nbytes >= self._thread_bytes:
+            if array.nbytes >= self.thread_bytes:
                 return self._thread.launch("reduce", array, root, op)
         elif self._windows and self._shared.reduce(array, root, op):
             return None
-        call = self._comm.Ireduce if async_op else self._comm.Reduce
+        call = self.comm.Ireduce if async_op else self.comm.Reduce
         if self.rank != root:
             sent, how = reductions.reduction_input(array, op), reductions.plan(op, array.dtype)
             if not async_op and self.fast_path.node_reduce("reduce", sent, how.reduces, root):
@@ -190,24 +190,24 @@ class MPIBackend(Backend):
         return all_done([call(IN_PLACE, (piece, how.datatype), how.op, root) for piece in pieces], finish, buffer)
 
     def scan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        if async_op and array.nbytes >= self._thread_bytes:
+        if async_op and array.nbytes >= self.thread_bytes:
             return self._thread.launch("scan", array, op)
         buffer, how, finish = reductions.in_place(array, op, self.size)
         if not async_op and self.fast_path.node_reduce("scan", buffer, how.reduces, 0):
             return done(None, finish)
-        call = self._comm.Iscan if async_op else self._comm.Scan
+        call = self.comm.Iscan if async_op else self.comm.Scan
         pieces = self._segments(buffer)
         return all_done([call(IN_PLACE, (piece, how.datatype), how.op) for piece in pieces], finish, buffer)
 
     def exscan(self, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
-        if async_op and array.nbytes >= self._thread_bytes:
+        if async_op and array.nbytes >= self.thread_bytes:
             return self._thread.launch("exscan", array, op)
         buffer, how, finish = reductions.in_place(array, op, self.size)
         if self.rank == 0:
             finish = None
         if not async_op and self.fast_path.node_reduce("exscan", buffer, how.reduces, 0):
             return done(None, finish)
-        call = self._comm.Iexscan if async_op else self._comm.Exscan
+        call = self.comm.Iexscan if async_op else self.comm.Exscan
         pieces = self._segments(buffer)
         # MPI leaves rank 0's receive buffer undefined, so it gets one of its own.
         given = [IN_PLACE] * len(pieces) if self.rank else [(piece, how.datatype) for piece in pieces]
@@ -230,19 +230,19 @@ class MPIBackend(Backend):
         return True
 
     def _segments(self, buffer: Any) -> Sequence[Any]:
-        if buffer.nbytes <= self._segment_bytes:
+        if buffer.nbytes <= self.segment_bytes:
             return (buffer,)
         from .segments import segments
 
-        return segments(buffer, self._segment_bytes)
+        return segments(buffer, self.segment_bytes)
 
     # -- one array from or to each rank ----------------------------------------------------------
 
     def all_gather_single(self, output: Any, array: Any, async_op: bool) -> Work | None:
-        if async_op and output.nbytes >= self._thread_bytes:
+        if async_op and output.nbytes >= self.thread_bytes:
             return self._thread.launch("all_gather_single", output, array)
         buffer, finish = recv_buffer(output)
-        call = self._comm.Iallgather if async_op else self._comm.Allgather
+        call = self.comm.Iallgather if async_op else self.comm.Allgather
         sent = unaliased(array, output)
         if self._has_node and not async_op and self.fast_path.node_all_gather(buffer, sent):
             return done(None, finish)
@@ -251,7 +251,7 @@ class MPIBackend(Backend):
     def all_gather(self, outputs: list[Any], array: Any, async_op: bool) -> Work | None:
         if not async_op and self._moved_in_node("all_gather", [array], outputs):
             return None
-        call = self._comm.Iallgatherv if async_op else self._comm.Allgatherv
+        call = self.comm.Iallgatherv if async_op else self.comm.Allgatherv
         sent = send_buffer(array)
         if self.fast_path.node_part and outputs[0].nbytes >= APART_BYTES:
             return self._pairwise(all_unaliased([sent], outputs) * self.size, outputs, None, async_op)
@@ -275,7 +275,7 @@ class MPIBackend(Backend):
 
     def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp, async_op: bool) -> Work | None:
         if async_op:
-            if array.nbytes >= self._thread_bytes:
+            if array.nbytes >= self.thread_bytes:
                 return self._thread.launch("reduce_scatter_single", output, array, op)
         elif self._windows and self._shared.reduce_scatter_single(output, array, op):
             return None
@@ -284,7 +284,7 @@ class MPIBackend(Backend):
         if self._has_node and not async_op and self.fast_path.node_reduce_scatter(buffer, sent, how.reduces):
             return done(None, finish)
         if async_op or sent.nbytes <= self._tuning.reduce_scatter_bytes:
-            call = self._comm.Ireduce_scatter_block if async_op else self._comm.Reduce_scatter_block
+            call = self.comm.Ireduce_scatter_block if async_op else self.comm.Reduce_scatter_block
             return done(call((sent, how.datatype), (buffer, how.datatype), how.op), finish, sent, buffer)
         self._reduce_scatter_columns(buffer, sent.reshape(self.size, -1), how)
         return done(None, finish)
@@ -297,11 +297,11 @@ class MPIBackend(Backend):
             return done(None, finish)
         if len(set(map(size_of, sent))) > 1:
             flat, counts = packed(sent)
-            call = self._comm.Ireduce_scatter if async_op else self._comm.Reduce_scatter
+            call = self.comm.Ireduce_scatter if async_op else self.comm.Reduce_scatter
             return done(call((flat, how.datatype), (buffer, how.datatype), counts, how.op), finish, flat, buffer)
         if async_op:
             flat = np.concatenate(sent, axis=None)
-            request = self._comm.Ireduce_scatter_block((flat, how.datatype), (buffer, how.datatype), how.op)
+            request = self.comm.Ireduce_scatter_block((flat, how.datatype), (buffer, how.datatype), how.op)
             return done(request, finish, flat, buffer)
         self._reduce_scatter_columns(buffer, sent, how)
         return done(None, finish)
@@ -310,9 +310,9 @@ class MPIBackend(Backend):
         """Reduce arrays of equal size, one for each rank, in packed pieces."""
         from .segments import columns
 
-        packed = self._coalesced.memory(min(self._segment_bytes, self.size * buffer.nbytes))
+        packed = self._coalesced.memory(min(self.segment_bytes, self.size * buffer.nbytes))
         for piece, target in columns(sent, buffer, packed):
-            self._comm.Reduce_scatter_block((piece, how.datatype), (target, how.datatype), how.op)
+            self.comm.Reduce_scatter_block((piece, how.datatype), (target, how.datatype), how.op)
 
     def all_to_all(self, outputs: list[Any], inputs: list[Any], async_op: bool) -> Work | None:
         if not async_op and self._moved_in_node("all_to_all", inputs, outputs):
@@ -322,7 +322,7 @@ class MPIBackend(Backend):
     def all_to_all_single(
         self, output: Any, array: Any, output_counts: list[int] | None, input_counts: list[int] | None, async_op: bool
     ) -> Work | None:
-        if async_op and input_counts is None and output.nbytes >= self._thread_bytes:
+        if async_op and input_counts is None and output.nbytes >= self.thread_bytes:
             return self._thread.launch("all_to_all_single", output, array, None, None)
         buffer, finish = recv_buffer(output)
         sent = unaliased(array, output)
@@ -330,9 +330,9 @@ class MPIBackend(Backend):
         if output_counts is None or input_counts is None:
             if self._has_node and not async_op and self.fast_path.node_all_to_all(buffer, sent):
                 return done(None, finish)
-            call = self._comm.Ialltoall if async_op else self._comm.Alltoall  # MPICH's Alltoallv is slower
+            call = self.comm.Ialltoall if async_op else self.comm.Alltoall  # MPICH's Alltoallv is slower
             return done(call(message(sent), message(buffer)), finish, sent, buffer)
-        call = self._comm.Ialltoallv if async_op else self._comm.Alltoallv
+        call = self.comm.Ialltoallv if async_op else self.comm.Alltoallv
         return done(call(parts(sent, input_counts), parts(buffer, output_counts)), finish, sent, buffer)
 
     def _pairwise(self, sends: Sequence[Any], receives: Sequence[Any], finish: Finish, async_op: bool) -> Work | None:
@@ -351,10 +351,10 @@ class MPIBackend(Backend):
         own, mine = buffers.get(self.rank), None if sends[self.rank] is None else sent[peers.index(self.rank)]
         is_copied = own is not None and mine is not None and own.nbytes == mine.nbytes  # no message to itself
         others = [rank for rank in buffers if not is_copied or rank != self.rank]
-        requests = [self._comm.Irecv(message(buffers[rank]), rank, tags.PAIRWISE) for rank in others]
+        requests = [self.comm.Irecv(message(buffers[rank]), rank, tags.PAIRWISE) for rank in others]
         for rank, array in zip(peers, sent, strict=True):
             if not is_copied or rank != self.rank:
-                requests.append(self._comm.Isend(message(array), rank, tags.PAIRWISE))
+                requests.append(self.comm.Isend(message(array), rank, tags.PAIRWISE))
         if is_copied:
             as_bytes(own)[...] = as_bytes(mine)
         if async_op:
@@ -367,7 +367,7 @@ class MPIBackend(Backend):
 
         if not async_op and self._repeated_exchanges.run(sends, receives, adds):
             return None
-        return exchange(self._comm, sends, receives, adds, self._exchange_memory, async_op)
+        return exchange(self.comm, sends, receives, adds, self._exchange_memory, async_op)
 
     # -- many arrays in one message --------------------------------------------------------------
 
@@ -387,7 +387,7 @@ class MPIBackend(Backend):
         return joined(works, finish)
 
     def _is_large(self, arrays: list[Any]) -> bool:
-        return bool(sum(array.nbytes for array in arrays) >= self._thread_bytes)
+        return bool(sum(array.nbytes for array in arrays) >= self.thread_bytes)
 
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
         if async_op and self._is_large(arrays):
@@ -465,7 +465,7 @@ class MPIBackend(Backend):
     # -- point to point --------------------------------------------------------------------------
 
     def send(self, array: Any, dst: int, tag: int, async_op: bool) -> Work | None:
-        call = self._comm.Isend if async_op else self._comm.Send
+        call = self.comm.Isend if async_op else self.comm.Send
         sent = send_buffer(array)
         return done(call(message(sent), dst, tag), None, sent)
 
@@ -473,9 +473,9 @@ class MPIBackend(Backend):
         buffer, finish = recv_buffer(array)
         source = MPI.ANY_SOURCE if src is None else src
         if async_op:
-            return ReceiveWork(self._comm.Irecv(message(buffer), source, tag), buffer.nbytes, finish, buffer)
+            return ReceiveWork(self.comm.Irecv(message(buffer), source, tag), buffer.nbytes, finish, buffer)
         status = MPI.Status()
-        self._comm.Recv(message(buffer), source, tag, status)
+        self.comm.Recv(message(buffer), source, tag, status)
         return received("recv", status, buffer, finish)
 
     def sendrecv(
@@ -485,11 +485,11 @@ class MPIBackend(Backend):
         sent = unaliased(array, output)
         source = MPI.ANY_SOURCE if src is None else src
         if async_op:
-            receive = self._comm.Irecv(message(buffer), source, recv_tag)
-            send = self._comm.Isend(message(sent), dst, tag)
+            receive = self.comm.Irecv(message(buffer), source, recv_tag)
+            send = self.comm.Isend(message(sent), dst, tag)
             return SendReceiveWork(receive, send, buffer.nbytes, finish, sent, buffer)
         status = MPI.Status()
-        self._comm.Sendrecv(message(sent), dst, tag, message(buffer), source, recv_tag, status)
+        self.comm.Sendrecv(message(sent), dst, tag, message(buffer), source, recv_tag, status)
         return received("sendrecv", status, buffer, finish)
 
     # -- the rest --------------------------------------------------------------------------------
@@ -497,7 +497,7 @@ class MPIBackend(Backend):
     def barrier(self, async_op: bool) -> Work | None:
         if self._has_node and not async_op and self.fast_path.node_barrier():
             return None
-        return done(self._comm.Ibarrier() if async_op else self._comm.Barrier(), None)
+        return done(self.comm.Ibarrier() if async_op else self.comm.Barrier(), None)
 
     def monitored_barrier(self, timeout: float, wait_all_ranks: bool) -> None:
         self._monitored_barrier(timeout, wait_all_ranks)
@@ -512,7 +512,7 @@ class MPIBackend(Backend):
                 return exchanges.set_up(*arguments)
             from .exchange import set_up
 
-            return set_up(self._comm, *arguments)
+            return set_up(self.comm, *arguments)
         return persistent.set_up(self, operation, arguments)
 
     def empty_shared(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -525,7 +525,7 @@ class MPIBackend(Backend):
         self._shared.fence(array)
 
     def close(self) -> None:
-        for name in ("_thread", "_shared", "_node_persistent", "_node_exchanges", "_repeated_exchanges"):
+        for name in ("_thread", "_shared", "node_persistent", "_node_exchanges", "_repeated_exchanges"):
             if vars(self).get(name) is not None:
                 getattr(self, name).close()
         self.fast_path.close_node()
@@ -539,18 +539,18 @@ class MPIBackend(Backend):
             self._thread.abort()
 
     def translate_error(self, operation: str, error: Exception) -> Exception:
-        return as_backend_error(operation, error, self._comm)
+        return as_backend_error(operation, error, self.comm)
 
 
-def of_the_thread(make: Callable[[BackendOptions], Any], options: BackendOptions, comm: MPI.Intracomm) -> Backend:
+def of_the_thread(make: type[MPIBackend], options: BackendOptions, comm: MPI.Intracomm) -> MPIBackend:
     """Return the backend in a communication thread; `make` is its class."""
     # no single copies, which would wait at every chunk until the program lets go of the GIL
     tuning = options.tuning._replace(single_copy_bytes=NEVER)
     if failures.is_on():  # Open MPI 5.0 then ended jobs after a death with "Send error after request freed"
         tuning = tuning._replace(node_bytes=0)
     made = make(options._replace(comm=comm, settings=options.settings._replace(tuning=tuning)))
-    getattr(made, "mpi", made).fast_path.is_in_thread = True
-    return made  # type: ignore[no-any-return]
+    made.fast_path.is_in_thread = True
+    return made
 
 
 def _cut(flat: Any, lists: list[list[Any]]) -> list[Any]:

@@ -47,7 +47,7 @@ class LargeCountMPIBackend(MPIBackend):
             return super().reduce_scatter(output, inputs, op, async_op)
         how = reductions.plan(op, output.dtype)
         buffer, finish = reductions.reduction_output(output, op, self.size)
-        call = self._comm.Ireduce if async_op else self._comm.Reduce
+        call = self.comm.Ireduce if async_op else self.comm.Reduce
         operands = [unaliased(reductions.reduction_input(array, op), buffer) for array in inputs]
         requests = []
         for root, sent in enumerate(operands):

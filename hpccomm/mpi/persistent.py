@@ -119,15 +119,15 @@ def set_up(
     flat array of an all_reduce.
     """
     made = _BUFFERS[operation](backend, *arguments)
-    if made.in_node and backend._node_persistent is not None:
+    if made.in_node and backend.node_persistent is not None:
         root = arguments[1] if operation == "broadcast" else 0
         fill, finish = (None, None) if arrays else (made.fill, None if made.averages else made.finish)
         buffers = made.sent, made.received
-        node = backend._node_persistent
+        node = backend.node_persistent
         work = node.set_up(operation, *buffers, fill, finish, made.op, root, arrays, made.averages)
         if work is not None:
             return work
-    if made.in_node and not is_part and max(made.sent.nbytes, made.received.nbytes) >= backend._thread_bytes:
+    if made.in_node and not is_part and max(made.sent.nbytes, made.received.nbytes) >= backend.thread_bytes:
         return Repeated(partial(getattr(backend, operation), *arguments, async_op=True))
     kind = PersistentReceive if operation == "recv" else MPIPersistentWork
     return kind(made.init(), made.fill, made.finish, made.received, made.sent)
@@ -139,8 +139,8 @@ def _all_reduce(backend: MPIBackend, array: Any, op: ReduceOp) -> Buffers:
     fill = partial(reduction_input, array, op, buffer) if how.changes or buffer is not array else None
 
     def init() -> list[MPI.Prequest]:
-        pieces = segments(buffer, backend._segment_bytes)
-        return [backend._comm.Allreduce_init(MPI.IN_PLACE, (piece, how.datatype), how.op) for piece in pieces]
+        pieces = segments(buffer, backend.segment_bytes)
+        return [backend.comm.Allreduce_init(MPI.IN_PLACE, (piece, how.datatype), how.op) for piece in pieces]
 
     return Buffers(buffer, fill, buffer, finish, init, how.reduces, how.reduces is not None, _averages(finish, buffer))
 
@@ -151,13 +151,13 @@ def _broadcast(backend: MPIBackend, array: Any, root: int) -> Buffers:
         buffer, fill = _source(array)
     else:
         (buffer, finish), fill = recv_buffer(array), None
-    return Buffers(buffer, fill, buffer, finish, lambda: [backend._comm.Bcast_init(message(buffer), root)])
+    return Buffers(buffer, fill, buffer, finish, lambda: [backend.comm.Bcast_init(message(buffer), root)])
 
 
 def _all_gather_single(backend: MPIBackend, output: Any, array: Any) -> Buffers:
     sent, fill = _source(array, output)
     buffer, finish = recv_buffer(output)
-    return Buffers(sent, fill, buffer, finish, lambda: [backend._comm.Allgather_init(message(sent), message(buffer))])
+    return Buffers(sent, fill, buffer, finish, lambda: [backend.comm.Allgather_init(message(sent), message(buffer))])
 
 
 def _reduce_scatter_single(backend: MPIBackend, output: Any, array: Any, op: ReduceOp) -> Buffers:
@@ -165,7 +165,7 @@ def _reduce_scatter_single(backend: MPIBackend, output: Any, array: Any, op: Red
     buffer, finish = reduction_output(output, op, backend.size)
     how = plan(op, array.dtype)
     both_ends = (sent, how.datatype), (buffer, how.datatype)
-    init = lambda: [backend._comm.Reduce_scatter_block_init(*both_ends, how.op)]
+    init = lambda: [backend.comm.Reduce_scatter_block_init(*both_ends, how.op)]
     return Buffers(sent, fill, buffer, finish, init, how.reduces, how.reduces is not None, _averages(finish, buffer))
 
 
@@ -175,23 +175,21 @@ def _all_to_all_single(
     sent, fill = _source(array, output)
     buffer, finish = recv_buffer(output)
     if output_counts is None or input_counts is None:  # equal parts
-        return Buffers(
-            sent, fill, buffer, finish, lambda: [backend._comm.Alltoall_init(message(sent), message(buffer))]
-        )
+        return Buffers(sent, fill, buffer, finish, lambda: [backend.comm.Alltoall_init(message(sent), message(buffer))])
     both_ends = parts(sent, input_counts), parts(buffer, output_counts)
-    return Buffers(sent, fill, buffer, finish, lambda: [backend._comm.Alltoallv_init(*both_ends)], in_node=False)
+    return Buffers(sent, fill, buffer, finish, lambda: [backend.comm.Alltoallv_init(*both_ends)], in_node=False)
 
 
 def _send(backend: MPIBackend, array: Any, dst: int, tag: int) -> Buffers:
     sent, fill = _source(array)
-    return Buffers(sent, fill, sent, None, lambda: [backend._comm.Send_init(message(sent), dst, tag)], in_node=False)
+    return Buffers(sent, fill, sent, None, lambda: [backend.comm.Send_init(message(sent), dst, tag)], in_node=False)
 
 
 def _recv(backend: MPIBackend, array: Any, src: int | None, tag: int) -> Buffers:
     buffer, finish = recv_buffer(array)
     source = MPI.ANY_SOURCE if src is None else src
     return Buffers(
-        buffer, None, buffer, finish, lambda: [backend._comm.Recv_init(message(buffer), source, tag)], in_node=False
+        buffer, None, buffer, finish, lambda: [backend.comm.Recv_init(message(buffer), source, tag)], in_node=False
     )  # fmt: skip
 
 

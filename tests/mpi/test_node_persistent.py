@@ -217,7 +217,7 @@ def test_ranks_that_differ_hear_of_it_and_go_on(process_group: hc.ProcessGroup, 
 
 
 def memory_of(group: Any) -> Any:
-    return group.door.backends["cpu"]._node_persistent
+    return group.door.backends["cpu"].node_persistent
 
 
 def test_there_is_always_another_window(process_group: hc.ProcessGroup) -> None:

@@ -22,7 +22,7 @@ class PythonBackend(MPIBackend):
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
-        self.fast_path = MPIFastPath(options.comm, self._windows, self._tuning, self._thread_bytes)
+        self.fast_path = MPIFastPath(options.comm, self._windows, self._tuning, self.thread_bytes)
         self._has_node = False
 
 
