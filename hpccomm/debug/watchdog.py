@@ -233,10 +233,10 @@ class Watchdog:
         if found.standstill < limit or not reporter.claim(stands):
             return
         self._asks_from = math.inf
-        reporter.conclude("\n".join(found.lines))
         ends = bool(SOURCES) and watched[0].on_timeout in ("abort", "raise") and not found.has_threads
         try:
             self._tell_end([*found.lines, self._where_reports_are()], watched[0], ends)
+            reporter.conclude("\n".join(found.lines))
         finally:
             if ends:
                 self._end()
@@ -263,15 +263,17 @@ class Watchdog:
             same = (each for each in stacks.calls_in_flight(exactly=True) if each.key[:2] == call.key[:2])
             what = self._has_not_ended(next(same, call), elapsed)
             if self._gives_the_verdict(elapsed, more=2 * PATIENCE + FOLDER_PERIOD if ends else 0.0):
-                found = self.inquire()
-                lines = [what, *found.lines, self._where_reports_are()]
-                ends = ends or (action == IF_ALL_WAIT and found.all_wait > self._limit(call) / 2)
-                if action == IF_ALL_WAIT and not ends:
-                    observed.asks_again_at = time.monotonic() + self._limit(call)
-                if ends and _has_gone_on(call):
-                    ends = False
-                    lines.append("it has ended while the ranks were asked: the job goes on")
-                self._tell_end(lines, call.group, ends)
+                with reporter.at_work():
+                    found = verdict(self._reports("timeout"), reporter.size)
+                    lines = [what, *found.lines, self._where_reports_are()]
+                    ends = ends or (action == IF_ALL_WAIT and found.all_wait > self._limit(call) / 2)
+                    if action == IF_ALL_WAIT and not ends:
+                        observed.asks_again_at = time.monotonic() + self._limit(call)
+                    if ends and _has_gone_on(call):
+                        ends = False
+                        lines.append("it has ended while the ranks were asked: the job goes on")
+                    self._tell_end(lines, call.group, ends)  # before the program, which waits for the file, may end
+                    reporter.conclude("\n".join(found.lines))
             else:  # another rank gives the verdict, and ends the job, unless its own call has gone on
                 ends = ends and not _has_gone_on(call)
                 if ends:
@@ -298,8 +300,8 @@ class Watchdog:
         if found.all_wait <= limit / 2 or not self.reporter.claim(found.all_wait) or _has_gone_on(observed.call):
             return
         try:
-            self.reporter.conclude("\n".join(found.lines))
             self._tell_end([*found.lines, self._where_reports_are()], observed.call.group, ends=True)
+            self.reporter.conclude("\n".join(found.lines))
         finally:
             self._end()
 

@@ -22,6 +22,7 @@ import pytest
 import hpccomm as hc
 from hpccomm.core import progress
 from hpccomm.mpi import sparse_exchange
+from hpccomm.native import room
 from tests.launch import launch, until
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -117,6 +118,7 @@ class Listener:
     def end(self, operation: object) -> None: ...
 
 
+@pytest.mark.skipif(room is None, reason="a start of MPI's and the note of it are two steps of Python")
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("size", [1, 8, 100_000])
 @pytest.mark.parametrize("listens", [True, False])

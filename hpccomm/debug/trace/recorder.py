@@ -84,8 +84,9 @@ class TracedGroup:
 
     @property
     def is_there(self) -> bool:
-        """Whether the group is still there."""
-        return self._group() is not None
+        """Whether the group is still there, and not destroyed: garbage may stay for long."""
+        group = self._group()
+        return group is not None and not getattr(group, "is_destroyed", False)
 
     def numbers(self) -> tuple[int, int]:
         """Return the numbers of collectives and of messages of the group that this rank has begun."""
