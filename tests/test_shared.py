@@ -14,6 +14,7 @@ import pytest
 
 import hpccomm as hc
 from hpccomm.mpi import shared_memory
+from hpccomm.native import room
 from hpccomm.process.tuning import Tuning
 
 from .arrays import (
@@ -50,7 +51,7 @@ def two_shots(process_group: Group, monkeypatch: pytest.MonkeyPatch) -> list[str
     """Let the two-shot take arrays of every size, in chunks of 64 bytes, and note each that it takes."""
     backend: Any = process_group.door.backends["cpu"]
     monkeypatch.setattr(backend._shared, "_tuning", FINE)
-    monkeypatch.setattr(backend.fast_path, "shared_bytes", FINE.shared_bytes)
+    monkeypatch.setattr(backend.fast_path, "shared_bytes", FINE.shared_bytes, raising=room is not None)
     taken = []
     meet = shared_memory.SharedArrays._meet
 
@@ -184,7 +185,7 @@ def test_arrays_of_groups(groups: list[Group], two_shots: list[str], monkeypatch
     for group in groups:
         backend: Any = group.door.backends["cpu"]
         monkeypatch.setattr(backend._shared, "_tuning", FINE)
-        monkeypatch.setattr(backend.fast_path, "shared_bytes", FINE.shared_bytes)
+        monkeypatch.setattr(backend.fast_path, "shared_bytes", FINE.shared_bytes, raising=room is not None)
         array = shared(values(np.dtype("f8"), (50,), hc.get_rank()), group)
         hc.fence(array, group)
         for rank in group.ranks:

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from ..core.door import REAP_ABOVE, REAP_BYTES
 from ..core.flight import flight_of
+from ..core.operation_list import MESSAGES
 from ..core.overlap import address_of
 from ..core.reduce_op import ReduceOp
 from ..core.work import COMPLETED, IN_FLIGHT, Work
@@ -21,7 +22,7 @@ from ..native import _room as room
 from ..process.tuning import Tuning
 from .datatypes import DIRECT, TYPED, message
 from .fast_path import RUN_BYTES, MPIFastPath
-from .works import MPIWork, wrong_length
+from .works import MPIWork, as_backend_error, wrong_length
 
 if TYPE_CHECKING:
     from .shared_memory import Mapping, Window
@@ -65,13 +66,16 @@ def cores_of(comm: MPI.Intracomm) -> int:
 class CompiledFastPath(room.FastPath, MPIFastPath):
     """The compiled fast path of one group; what raises is here."""
 
+    is_open = True
     _memory: Window | Mapping | None = None
 
     def __init__(self, comm: MPI.Intracomm, windows: dict[int, Any], tuning: Tuning, thread_bytes: int) -> None:
-        MPIFastPath.__init__(self, comm, windows, tuning, thread_bytes)
+        self._comm, self._rank, self._size = comm, comm.Get_rank(), comm.Get_size()
+        self.shared_bytes = tuning.shared_bytes
+        largest = tuning.segment_bytes, min(tuning.segment_bytes, thread_bytes - 1)
         room.FastPath.__init__(
-            self, MPI._handleof(comm), self._rank, self._size, windows, self._largest, self._largest_async - 1, LARGEST,
-            ReduceOp.SUM, ReduceOp.AVG, RUN_BYTES, CompiledWork,
+            self, MPI._handleof(comm), self._rank, self._size, windows, *largest, LARGEST, ReduceOp.SUM, ReduceOp.AVG,
+            RUN_BYTES, CompiledWork,
         )  # fmt: skip
         if tuning.node_bytes:
             limits = tuning.node_bytes, max(tuning.node_bytes, tuning.node_reduction_bytes)
@@ -129,11 +133,14 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
     def failed(self, name: str, code: int) -> Exception:
         """Count an operation that has failed, and return what the program should see; `code` is MPI's, or negative."""
         self.note_failure()
-        if code < 0:
-            return self._failed(name, self.differing(name))
-        error = MPI.Exception(code)
-        seen = self._failed(name, error)
-        seen.__cause__ = error
+        if name in MESSAGES:
+            self.messages += 1
+        else:
+            self.count += 1
+        error = self.differing(name) if code < 0 else MPI.Exception(code)
+        seen = self.door.identify_fast(as_backend_error(name, error, self._comm), name)
+        if code >= 0:
+            seen.__cause__ = error
         return seen
 
     def short(self, name: str, nbytes: int, expected: int) -> Exception:

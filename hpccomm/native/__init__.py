@@ -1,4 +1,4 @@
-"""The compiled room: what is called most often, in C. It is optional: without it the Python code does the same.
+"""The compiled room: what is called most often, in C. It is optional: without it the checked way does the same.
 
 `reason` says why it does not run in this process, and what to type; it is "" where it does.
 """

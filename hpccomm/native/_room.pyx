@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False, embedsignature=False
-"""The compiled room: the fast path and its Works as C, for what mpi/fast_path.py does in Python.
+"""The compiled room: the fast path of host arrays, and its Works.
 
-It accepts a part of what that file accepts, or a little more where C makes it cheap, and calls the same functions of
-MPI: a rank with it meets one without. No MPI is needed to build it. The functions come from the library that mpi4py has
+A method does the whole operation if its arguments are the ordinary case; for whatever is not it returns without having
+done anything, and the operation goes through the checks to `MPIBackend`. Both call the same functions of MPI: a rank
+with it meets one without. No MPI is needed to build it. The functions come from the library that mpi4py has
 loaded; a handle is what ``MPI._handleof`` gives, passed as a `uintptr_t`: where it is an int (MPICH) the callee looks
 at the lower half of the register, where it is a pointer (Open MPI) at all of it (the C ABIs of x86-64 and AArch64).
 

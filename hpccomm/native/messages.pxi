@@ -1,7 +1,7 @@
 # Messages, and what is asynchronous: it ends in a Work.
 
 cdef class FastPath(Sparse):
-    """What mpi/fast_path.py describes; its subclass in mpi/compiled.py has what may be slow."""
+    """The fast path of one group; its subclass in mpi/compiled.py has what may be slow."""
 
     cdef int unasked  # Works begun since those in flight have been asked
     cdef Py_ssize_t unasked_bytes  # likewise: of their arrays

@@ -22,12 +22,12 @@ class PythonBackend(MPIBackend):
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
-        self.fast_path = MPIFastPath(options.comm, self._windows, self._tuning, self.thread_bytes)
+        self.fast_path = MPIFastPath()
         self._has_node = False
 
 
 class InPython(InAnotherGroup):
-    """The functions of hpccomm, in a group whose fast path is the one in Python."""
+    """The functions of hpccomm, in a group without a fast path."""
 
     name = "python"
 
