@@ -204,8 +204,9 @@ def test_ctrl_c_names_who_is_blocked_and_who_is_at_the_end_of_a_with_block(tmp_p
     program = """
         import os, pathlib, signal, sys, threading, time, numpy as np, hpccomm as hc
         from hpccomm.debug import stacks
+        from hpccomm.core import ending
         from hpccomm.process import excepthook
-        excepthook.PATIENCE = 30  # on a machine as loaded as you like
+        excepthook.PATIENCE = ending.LONELY = 30  # on a machine as loaded as you like
         folder, main = pathlib.Path(sys.argv[1]), threading.get_ident()
         def press():
             if world.rank == 0:
@@ -719,7 +720,8 @@ def test_a_call_that_ends_while_the_ranks_are_asked_ends_no_job(
 
     monkeypatch.setattr(watchdog, "_end", lambda: ended.append(True))
     monkeypatch.setattr(watchdog.reporter, "claim", lambda *_: claims)
-    monkeypatch.setattr(watchdog, "inquire", asked)
+    monkeypatch.setattr("hpccomm.debug.watchdog.verdict", asked)
+    monkeypatch.setattr(watchdog, "_reports", lambda reason: [])
     monkeypatch.setattr(watchdog, "_wait_for_the_verdict", asked)
     watchdog.look(0.0)
     watchdog.look(1801.0)
