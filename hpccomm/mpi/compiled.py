@@ -133,15 +133,20 @@ class CompiledFastPath(room.FastPath, MPIFastPath):
     def failed(self, name: str, code: int) -> Exception:
         """Count an operation that has failed, and return what the program should see; `code` is MPI's, or negative."""
         self.note_failure()
+        if code < 0:
+            return self._failed(name, self.differing(name))
+        error = MPI.Exception(code)
+        seen = self._failed(name, error)
+        seen.__cause__ = error
+        return seen
+
+    def _failed(self, name: str, error: Exception) -> Exception:
+        """Count an operation that has failed, as the other ranks do, and return what the program should see."""
         if name in MESSAGES:
             self.messages += 1
         else:
             self.count += 1
-        error = self.differing(name) if code < 0 else MPI.Exception(code)
-        seen = self.door.identify_fast(as_backend_error(name, error, self._comm), name)
-        if code >= 0:
-            seen.__cause__ = error
-        return seen
+        return self.door.identify_fast(as_backend_error(name, error, self._comm), name)
 
     def short(self, name: str, nbytes: int, expected: int) -> Exception:
         """Return what the program should see where a message was shorter than its array."""
