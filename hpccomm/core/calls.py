@@ -136,9 +136,8 @@ def object_message(
     group: Membership, name: str, argument: str, peer: int | None, tag: int, async_op: bool
 ) -> tuple[int | None, int]:
     """Accept a rank (None: any), which is another one than this where it blocks, and a tag; return both."""
-    return None if peer is None else peer_number(group, name, argument, peer, not async_op), tag_number(
-        group, name, "tag", tag
-    )
+    number = None if peer is None else peer_number(group, name, argument, peer, not async_op)
+    return number, tag_number(group, name, "tag", tag)
 
 
 def objects(name: str, argument: str, given: Any, is_filled: bool = True) -> list[Any]:

@@ -160,12 +160,6 @@ def pairs_fit(large: list[Any], small: list[Any], ranks: int) -> bool:
     )
 
 
-def same_size(operation: str, names: str, one: Any, other: Any) -> None:
-    """Raise if two arrays differ in their number of elements."""
-    if one.size != other.size:
-        raise ValueError(f"{operation}: {names} have {one.size} and {other.size} elements; expected as many{here()}")
-
-
 def multiple(operation: str, large_name: str, large: Any, small_name: str, small: Any, ranks: int) -> None:
     """Raise if `large` has not `ranks` times the elements of `small`."""
     if large.size != ranks * small.size:
@@ -178,7 +172,8 @@ def multiple(operation: str, large_name: str, large: Any, small_name: str, small
 def like(operation: str, names: str, device: str, array: Any, other_device: str, other: Any) -> None:
     """Raise if two arrays of one call differ in device, dtype or number of elements."""
     alike(operation, names, device, array, other_device, other)
-    same_size(operation, names, array, other)
+    if array.size != other.size:
+        raise ValueError(f"{operation}: {names} have {array.size} and {other.size} elements; expected as many{here()}")
 
 
 def pairs(

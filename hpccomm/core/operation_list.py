@@ -18,7 +18,6 @@ class Role(NamedTuple):
     name: str  # in the method of `Backend`, and in hooks
     shown: str  # in the function that users call, and in messages
     form: str = "one"  # one array, or a list of them: one for each rank, many, or many for each rank (lists)
-    of: str = ""  # the array that split sizes are of
     is_alike: bool = False  # its dtype and size are the same on every rank; of others only the dtype is
 
     @property
@@ -82,9 +81,8 @@ class OperationSpec(NamedTuple):
 def _role(text: str) -> Role:
     """Return the role that ``"out each outputs*:output_list"`` is; a star: its dtype and size are alike."""
     kind, *form, named = text.split()
-    named, _, of = named.removesuffix(")").partition("(")
     name, _, shown = named.partition(":")
-    return Role(kind, name.rstrip("*"), shown or name.rstrip("*"), form[0] if form else "one", of, name.endswith("*"))
+    return Role(kind, name.rstrip("*"), shown or name.rstrip("*"), form[0] if form else "one", name.endswith("*"))
 
 
 def _spec(name: str, arguments: str, summary: str, forms: str = "async", sizes: str = "") -> OperationSpec:
@@ -150,8 +148,8 @@ OPERATIONS: dict[str, OperationSpec] = {
         ),
         _spec(
             "all_to_all_single",
-            "out output, in array:input, splits output_counts:output_split_sizes(output), "
-            "splits input_counts:input_split_sizes(input)",
+            "out output, in array:input, splits output_counts:output_split_sizes, "
+            "splits input_counts:input_split_sizes",
             "the same, with parts of one array",
             "async persistent",
         ),

@@ -1,0 +1,32 @@
+"""What tools/write-operations and tools/write-signatures have in common: the text of a module, written or compared."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def formatted(text: str, suffix: str = ".py") -> str:
+    """Return a module's text without the imports that it does not need, in ruff's order and format."""
+    for command in (["check", "--select=F401,I", "--fix-only", "-q"], ["format", "-q"]):
+        ruff = [
+            sys.executable,
+            "-m",
+            "ruff",
+            *command,
+            f"--config={ROOT}/pyproject.toml",
+            f"--stdin-filename=x{suffix}",
+        ]
+        text = subprocess.run([*ruff, "-"], input=text, capture_output=True, text=True, check=True).stdout
+    return text
+
+
+def write(file: Path, text: str) -> None:
+    """Write the file; with ``--check`` on the command line end with status 1 where it is another one."""
+    if sys.argv[1:] != ["--check"]:
+        file.write_text(text, encoding="utf-8")
+    elif file.read_text(encoding="utf-8") != text:
+        sys.exit(f"{file.relative_to(ROOT)} is out of date: run tools/{Path(sys.argv[0]).name}")
