@@ -6,7 +6,17 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .collectives import monitored_barrier
+from .api.collectives import monitored_barrier
+from .api.world import (
+    GroupMember,
+    destroy_process_group,
+    init_process_group,
+    is_available,
+    is_gloo_available,
+    is_initialized,
+    is_mpi_available,
+    is_nccl_available,
+)
 from .core.arrays import device_of, register_device
 from .core.backend import Backend
 from .core.group import ProcessGroup
@@ -25,32 +35,13 @@ from .errors import (
     TooFewSparesError,
     UnsupportedOperationError,
 )
-from .world import (
-    GroupMember,
-    destroy_process_group,
-    init_process_group,
-    is_available,
-    is_gloo_available,
-    is_initialized,
-    is_mpi_available,
-    is_nccl_available,
-)
 
 if TYPE_CHECKING:
     from . import checkpoint
-    from .blocks import coalescing
-    from .buckets import GradientBuckets
-    from .core.future import Future, collect_all
-    from .core.grid import Grid
-    from .core.hooks import Hook, Operation, RemovableHandle
-    from .core.non_member import NonMember
-    from .core.persistent_work import PersistentWork
-    from .grids import init_device_mesh, new_grid
-    from .groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
-    from .halos import halo_accumulate_init, halo_exchange_init
-    from .layouts import block, redistribute_init
-    from .mpi.over_mpi import BackendOverMPI
-    from .persistent import (
+    from .api.blocks import coalescing
+    from .api.buckets import GradientBuckets
+    from .api.groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
+    from .api.persistent import (
         all_gather_single_init,
         all_reduce_coalesced_init,
         all_reduce_init,
@@ -60,8 +51,8 @@ if TYPE_CHECKING:
         reduce_scatter_single_init,
         send_init,
     )
-    from .point_to_point import P2POp, batch_isend_irecv
-    from .ranks import (
+    from .api.point_to_point import P2POp, batch_isend_irecv
+    from .api.ranks import (
         get_backend,
         get_backend_config,
         get_global_rank,
@@ -75,9 +66,8 @@ if TYPE_CHECKING:
         get_rank,
         get_world_size,
     )
-    from .reproducible import reproducible_dot, reproducible_norm, reproducible_sum
-    from .shared import empty_shared, empty_symmetric, fence, peer_view
-    from .signatures import (
+    from .api.shared import empty_shared, empty_symmetric, fence, peer_view
+    from .api.signatures import (
         all_gather,
         all_gather_coalesced,
         all_gather_object,
@@ -112,13 +102,22 @@ if TYPE_CHECKING:
         send_object_list,
         sendrecv,
     )
-    from .sparse import all_to_all_sparse
+    from .api.sparse import all_to_all_sparse
+    from .api.survivors import agree, replace_failed, shrink_group
+    from .api.waiting import wait_all, wait_any
+    from .core.future import Future, collect_all
+    from .core.hooks import Hook, Operation, RemovableHandle
+    from .core.non_member import NonMember
+    from .core.persistent_work import PersistentWork
+    from .domains.grids import Grid, init_device_mesh, new_grid
+    from .domains.halos import halo_accumulate_init, halo_exchange_init
+    from .domains.redistribution import block, redistribute_init
+    from .exact.reproducible import reproducible_dot, reproducible_norm, reproducible_sum
+    from .mpi.over_mpi import BackendOverMPI
     from .store import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
-    from .survivors import agree, replace_failed, shrink_group
     from .tasks import RankExecutor, executor
-    from .waiting import wait_all, wait_any
 else:
-    from .collectives import (
+    from .api.collectives import (
         all_gather,
         all_gather_single,
         all_reduce,
@@ -146,35 +145,34 @@ group = GroupMember
 LATER = {
     name: module
     for module, names in {
-        "blocks": "coalescing",
-        "buckets": "GradientBuckets",
-        "coalesced": "all_gather_coalesced all_gather_single_coalesced all_reduce_coalesced broadcast_coalesced "
+        "api.blocks": "coalescing",
+        "api.buckets": "GradientBuckets",
+        "api.coalesced": "all_gather_coalesced all_gather_single_coalesced all_reduce_coalesced broadcast_coalesced "
         "reduce_scatter_single_coalesced",
         "core.future": "Future collect_all",
         "core.hooks": "Hook Operation RemovableHandle",
         "core.non_member": "NonMember",
         "core.persistent_work": "PersistentWork",
-        "core.grid": "Grid",
-        "grids": "init_device_mesh new_grid",
-        "groups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
-        "halos": "halo_accumulate halo_accumulate_init halo_exchange halo_exchange_init",
-        "layouts": "block redistribute redistribute_init",
+        "domains.grids": "Grid init_device_mesh new_grid",
+        "api.groups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
+        "domains.halos": "halo_accumulate halo_accumulate_init halo_exchange halo_exchange_init",
+        "domains.redistribution": "block redistribute redistribute_init",
         "mpi.over_mpi": "BackendOverMPI",
-        "objects": "all_gather_object broadcast_object_list gather_object recv_object_list "
+        "api.objects": "all_gather_object broadcast_object_list gather_object recv_object_list "
         "scatter_object_list send_object_list",
-        "persistent": "all_gather_single_init all_reduce_coalesced_init all_reduce_init "
+        "api.persistent": "all_gather_single_init all_reduce_coalesced_init all_reduce_init "
         "all_to_all_single_init broadcast_init recv_init reduce_scatter_single_init send_init",
-        "point_to_point": "P2POp batch_isend_irecv irecv isend recv send sendrecv",
-        "ranks": "get_backend get_backend_config get_global_rank get_group_rank get_local_rank "
+        "api.point_to_point": "P2POp batch_isend_irecv irecv isend recv send sendrecv",
+        "api.ranks": "get_backend get_backend_config get_global_rank get_group_rank get_local_rank "
         "get_local_size get_node_count get_node_local_rank get_node_rank "
         "get_process_group_ranks get_rank get_world_size",
-        "reproducible": "reproducible_dot reproducible_norm reproducible_sum",
-        "shared": "empty_shared empty_symmetric fence peer_view",
-        "sparse": "all_to_all_sparse",
+        "exact.reproducible": "reproducible_dot reproducible_norm reproducible_sum",
+        "api.shared": "empty_shared empty_symmetric fence peer_view",
+        "api.sparse": "all_to_all_sparse",
         "store": "FileStore HashStore PrefixStore QueueEmptyError Store TCPStore",
-        "survivors": "agree replace_failed shrink_group",
+        "api.survivors": "agree replace_failed shrink_group",
         "tasks": "RankExecutor executor",
-        "waiting": "wait_all wait_any",
+        "api.waiting": "wait_all wait_any",
     }.items()
     for name in names.split()
 }

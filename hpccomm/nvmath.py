@@ -16,9 +16,9 @@ from typing import TypeVar
 import numpy as np
 from nvmath.distributed import process_group
 
+from .api.world import member_of
 from .core import group as core_group
 from .core.reduce_op import ReduceOp
-from .world import member_of
 
 T = TypeVar("T")
 Op = process_group.ReductionOp

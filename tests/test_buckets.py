@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hpccomm as hc
-from hpccomm.buckets import _partition
+from hpccomm.api.buckets import _partition
 
 from .arrays import assert_same
 

@@ -13,8 +13,8 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm import grids
-from hpccomm.core.grid import Grid, Layout, links_between, on_nodes
+from hpccomm.domains import grids
+from hpccomm.domains.grids import Grid, Layout, links_between, on_nodes
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 several = pytest.mark.mpi(min_size=2)

@@ -10,8 +10,8 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.core import kept
-from hpccomm.core.redistribution import Layouts
+from hpccomm.domains import kept
+from hpccomm.domains.redistribution import Layouts
 
 from .test_halos import Messages, texts_of_all
 

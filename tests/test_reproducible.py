@@ -18,8 +18,9 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.core import exact_rows, exact_sums
-from hpccomm.core.exact_sums import CHUNK, HUGE, SPARE
+from hpccomm.exact import rows as exact_rows
+from hpccomm.exact import sums as exact_sums
+from hpccomm.exact.sums import CHUNK, HUGE, SPARE
 from hpccomm.native import room
 
 from .arrays import INTEGERS, LAYOUTS

@@ -13,9 +13,9 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm.core.exact_elements import Digits
-from hpccomm.core.exact_rows import bits_of
-from hpccomm.core.exact_sums import CHUNK, PRECISION
+from hpccomm.exact.elements import Digits
+from hpccomm.exact.rows import bits_of
+from hpccomm.exact.sums import CHUNK, PRECISION
 
 from .arrays import LAYOUTS
 from .exact import Kind, bits, closest, every_kind, near_one, of_all_sizes

@@ -22,12 +22,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..api.world import member
 from ..core.arrays import Array
 from ..core.group import ProcessGroup
 from ..core.non_member import Group, NonMember
 from ..core.work import CompletedWork, Work
 from ..errors import here
-from ..world import member
 from .async_saving import AsyncSaves
 from .destination import Destination
 from .files import steps_in
@@ -147,7 +147,7 @@ def save(
     drain_every : int or None
         With `local`: how many checkpoints are one that goes to `folder`, too. 1: each one; None: none.
     group
-        See :mod:`hpccomm.collectives`.
+        See :mod:`hpccomm.api.collectives`.
 
     Returns
     -------
@@ -217,7 +217,7 @@ def save_async(
         more, it is freed when the checkpoint is complete. 0: always, which makes every call about as slow as the first.
         Default: it stays, until the group is destroyed.
     group
-        See :mod:`hpccomm.collectives`.
+        See :mod:`hpccomm.api.collectives`.
 
     Returns
     -------
@@ -264,7 +264,7 @@ def finish(group: Group | None = None) -> None:
     Parameters
     ----------
     group
-        See :mod:`hpccomm.collectives`.
+        See :mod:`hpccomm.api.collectives`.
 
     Returns
     -------
@@ -321,7 +321,7 @@ def load(
         That of :func:`save`: read the last step that is whole, on the nodes or in `folder`. What a rank needs of other
         nodes' files comes by messages. A later step that is not whole is a warning, and the next save removes it.
     group
-        See :mod:`hpccomm.collectives`.
+        See :mod:`hpccomm.api.collectives`.
 
     Returns
     -------

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from ..api.groups import usable
 from ..core.flight import NOT_FOLLOWED
 from ..core.group import ProcessGroup, child_of
 from ..core.registry import BackendConfig
 from ..core.work import Work
 from ..errors import DistError, here
-from ..groups import usable
 from ..job import failures, mpi_library
 from .copies import Copies
 from .saving import Saving

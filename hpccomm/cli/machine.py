@@ -10,7 +10,8 @@ import re
 from datetime import datetime, timezone
 from typing import Any
 
-from .. import ProcessGroup, __version__, ranks
+from .. import ProcessGroup, __version__
+from ..api import ranks
 
 
 def machine(group: ProcessGroup, contenders: tuple[str, ...] = ()) -> dict[str, Any]:

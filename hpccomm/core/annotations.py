@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar
 
 Integer: TypeAlias = SupportsIndex  # Python's, and NumPy's
 SplitSizes: TypeAlias = "Sequence[int] | np.ndarray | None"  # rows for each rank; None: equal parts
+Slices: TypeAlias = "Sequence[slice] | slice"  # a box of cells: a slice for each axis
+Width: TypeAlias = "Integer | Sequence[Integer | Sequence[Integer]]"  # of a halo; for each axis, before and after
 NAMED: Any = None  # the default of an array that may be given by c10d's name for it instead
 
 if TYPE_CHECKING:

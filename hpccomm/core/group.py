@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 from ..errors import DistError, DistStoreError, here
 from ..job import failures, mpi_library
 from ..process.excepthook import end_with
-from ..process.shared_files import MAPPED_LATER, take_names_away
+from ..process.proc import MAPPED_LATER, take_names_away
 from . import observers, registry
 from .backends import Destroyed
 from .door import Door
 from .generated import GeneratedOperations
+from .late import GRID_ON, late
 from .members import shortened
 from .operations import Operations
 from .options import time_limit
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from typing_extensions import Self
 
-    from .grid import Grid
     from .hooks import Hook, RemovableHandle
 
 PUBLIC = [  # beside the operations
@@ -109,7 +109,7 @@ class ProcessGroup(Operations):
     def on(
         cls, comm: MPI.Cartcomm, *,
         config: BackendConfig | str | None = ..., timeout: timedelta | float | None = ..., name: str = ...,
-    ) -> Grid: ...  # fmt: skip
+    ) -> Any: ...  # fmt: skip  # a Grid
     @overload
     @classmethod
     def on(
@@ -172,9 +172,7 @@ class ProcessGroup(Operations):
         fields["place"] = observers.place_of_store(fields["comm"], fields["nodes"])
         fields.update(limit(fields["settings"]), config=config, name=name or "group")
         if comm.Get_topology() == mpi.CART:
-            from .grid import on_cartesian
-
-            return on_cartesian(comm, fields)
+            return late(GRID_ON)(comm, fields)  # type: ignore[no-any-return]
         return make_group(**fields)
 
     @property

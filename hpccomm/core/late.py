@@ -1,4 +1,4 @@
-"""Every module that hpccomm imports by its name in text, in this one table: transports, CUDA, subcommands."""
+"""Every module that hpccomm imports by its name in text, in this one table: transports, CUDA, subcommands, features."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ GLOO = "hpccomm.gloo.backend:GlooBackend"
 GLOO_NEEDS = "hpccomm.gloo:needs"
 GPU_RUNTIME = "hpccomm.cuda.seam:runtime"
 ON_THE_HOST = "hpccomm.cuda.packing:on_the_host"
+REPRODUCIBLE_SUM = "hpccomm.exact.elements:reduce"
+GRID_ON = "hpccomm.domains.grids:on_cartesian"
+REDISTRIBUTION = "hpccomm.domains.redistribution:checked"
 FROM_THE_HOST = "hpccomm.cuda.packing:from_the_host"
 SPARSE_SUMS_ON_GPUS = "hpccomm.cuda.sparse:all_reduce"
 CUDA_PROVIDER = "hpccomm.cuda.cupy_runtime:Runtime"

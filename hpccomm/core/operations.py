@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 from numpy import ndarray
 
 from ..errors import here
 from . import calls, generated
-from .annotations import Array, SplitSizes, asynchronous_method
+from .annotations import Array, Slices, SplitSizes, asynchronous_method
 from .arrays import is_sparse
 from .calls import Call
 from .generated import GeneratedOperations
+from .late import REDISTRIBUTION, REPRODUCIBLE_SUM, late
 from .reduce_op import SUM, ReduceOp, ReduceOpLike
 from .registry import OBJECTS
 from .work import Work
 
 if TYPE_CHECKING:
     from .persistent_work import PersistentWork
-    from .redistribution import Slices
 
 
 class Operations(GeneratedOperations):
@@ -64,9 +64,7 @@ class Operations(GeneratedOperations):
     def _reduce(self, call: Call, async_op: bool) -> Work | None:
         step = None
         if call.arguments[-1] is ReduceOp.REPRODUCIBLE_SUM:
-            from . import exact_elements
-
-            step = partial(exact_elements.reduce, self, call, async_op)
+            step = partial(late(REPRODUCIBLE_SUM), self, call, async_op)
         return self.door.run(call, async_op, step)
 
     @asynchronous_method
@@ -145,15 +143,13 @@ class Operations(GeneratedOperations):
         self, output: Array, input: Array, output_box: Slices, input_box: Slices, async_op: bool = False
     ) -> Work | None:
         """See :func:`hpccomm.redistribute`."""
-        from .redistribution import checked
-
-        return checked("redistribute", self, output, input, output_box, input_box).begin(async_op)
+        plan = late(REDISTRIBUTION)("redistribute", self, output, input, output_box, input_box)
+        return cast("Work | None", plan.begin(async_op))
 
     def redistribute_init(self, output: Array, input: Array, output_box: Slices, input_box: Slices) -> PersistentWork:
         """See :func:`hpccomm.redistribute_init`."""
-        from .redistribution import checked
-
-        return checked("redistribute_init", self, output, input, output_box, input_box).set_up()
+        plan = late(REDISTRIBUTION)("redistribute_init", self, output, input, output_box, input_box)
+        return cast("PersistentWork", plan.set_up())
 
     @asynchronous_method
     def all_to_all_sparse(

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 
 from ..process.printed import let_launcher_read
-from ..process.shared_files import MAPPED_LATER, take_names_away
+from ..process.proc import MAPPED_LATER, take_names_away
 from ..process.stderr import tell
 from . import stacks
 

@@ -26,7 +26,7 @@ from ..core.timeouts import as_seconds, keeps_time
 from ..errors import DistError
 from ..process import settings, stderr
 from ..process.printed import launchers_stderr, let_go_of_output, let_launcher_read
-from ..process.shared_files import MAPPED_LATER, take_names_away
+from ..process.proc import MAPPED_LATER, take_names_away
 from ..process.stderr import tell
 from . import stacks
 from .ctrl_c import PATIENCE_WITH_PYTHON, end_on_ctrl_c

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DistBackendError
 from ..process import forked
-from ..process.shared_files import MAPPED_AT_INIT, take_names_away
+from ..process.proc import MAPPED_AT_INIT, take_names_away
 from . import failures
 
 if TYPE_CHECKING:

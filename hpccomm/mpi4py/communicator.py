@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from ..api.world import connect
 from ..core import generated
 from ..core.calls import Call
 from ..core.group import ProcessGroup
 from ..core.registry import BackendConfig
 from ..core.work import CompletedWork
 from ..errors import DistError, here
-from ..world import connect
 from .buffers import device_of_buffers
 from .calls import INSTEAD, REDUCTIONS, ROUTES, Route, Step, is_accelerated, refuse
 from .reductions import is_of_pairs, nccl_lacks, reduce_by_the_host, reduce_pairs, refuse_pairs

@@ -1,6 +1,6 @@
 from typing import Any
 
-from ..core.exact_sums import Parts
+from ..exact.sums import Parts
 
 def two_grid_sums(values: Any, start: int, chunk: int, spare: int, huge: float) -> Parts | None: ...
 def product_sums(x: Any, y: Any, start: int, chunk: int, spare: int, huge: float) -> Parts | None: ...

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The sums of `core/exact_sums.py` in C, of numbers for which two grids are enough: a span of 2^45 in magnitude."""
+"""The sums of `exact/sums.py` in C, of numbers for which two grids are enough: a span of 2^45 in magnitude."""
 
 from libc.math cimport INFINITY, frexp, ldexp
 from libc.stdint cimport int64_t, uint32_t, uint64_t

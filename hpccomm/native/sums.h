@@ -1,4 +1,4 @@
-/* Sums of numbers rounded to two fixed grids, as integers: what core/exact_sums.py explains, four numbers at a time. */
+/* Sums of numbers rounded to two fixed grids, as integers: what exact/sums.py explains, four numbers at a time. */
 
 #ifndef HPCCOMM_SUMS_H
 #define HPCCOMM_SUMS_H

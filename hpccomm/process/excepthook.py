@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import errors
-from .shared_files import MAPPED_LATER, take_names_away
+from .proc import MAPPED_LATER, take_names_away
 
 PATIENCE = 3.0  # seconds for ranks that Ctrl-C finds inside MPI to say where they are
 PACKAGE = os.path.dirname(errors.__file__) + os.sep

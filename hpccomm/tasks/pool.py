@@ -12,14 +12,14 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..api.groups import usable
+from ..api.world import member
 from ..core.checks import integer
 from ..core.group import ProcessGroup
 from ..core.non_member import Group
 from ..core.timeouts import as_seconds
 from ..errors import DistError, here
-from ..groups import usable
 from ..job import failures, mpi_library
-from ..world import member
 from .messages import Call, apply_to_each
 from .task import TaskFuture, Tasks, refuse_own_thread
 

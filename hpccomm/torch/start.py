@@ -11,7 +11,7 @@ from zlib import crc32
 
 import torch.distributed
 
-from .. import world
+from ..api import world
 from ..core.group import ProcessGroup
 from ..job import mpi_library
 from ..process import alone

@@ -51,7 +51,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[hc.ProcessGroup]:
 @pytest.fixture
 def as_world(group: hc.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> hc.ProcessGroup:
     """The group, in the place of the world."""
-    monkeypatch.setattr("hpccomm.world._world", group)
+    monkeypatch.setattr("hpccomm.api.world._world", group)
     return group
 
 

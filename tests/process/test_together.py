@@ -60,7 +60,7 @@ def test_what_all_ranks_say_is_printed_once(case: str, tmp_path: Path) -> None:
     assert all(line.startswith(("[ranks 0-3] ", "hpccomm: ")) for line in lines), lines
     assert sum(said in line for line in lines) == 1
     assert sum("Traceback" in line for line in lines) == (case != "sys.exit")
-    assert not any("hpccomm/core" in line or "hpccomm/collectives" in line for line in lines), lines
+    assert not any("hpccomm/core" in line or "hpccomm/api" in line for line in lines), lines
     assert "ends the job" in lines[-1]
     assert "0-3" in lines[-1]
 

@@ -15,9 +15,9 @@ import pytest
 from mpi4py import MPI
 
 import hpccomm as hc
-from hpccomm import place_of_store
+from hpccomm.api import world_store as place_of_store
+from hpccomm.api.world_store import WorldStore
 from hpccomm.job import mpi_library
-from hpccomm.place_of_store import WorldStore
 from hpccomm.store import master, rendezvous
 from hpccomm.store.rendezvous import Method
 

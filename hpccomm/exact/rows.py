@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..native import room
-from .exact_sums import (
+from .sums import (
     CHUNK,
     HUGE,
     LAST_BIT,

@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from .core.annotations import Integer
-from .core.c10d_names import c10d_names
-from .core.group import ProcessGroup, child_of, make_group
-from .core.members import abridged
-from .core.non_member import Group
-from .core.options import fields_of
-from .errors import DistError, TooFewSparesError, UnsupportedOperationError, here
+from ..core.annotations import Integer
+from ..core.c10d_names import c10d_names
+from ..core.group import ProcessGroup, child_of, make_group
+from ..core.members import abridged
+from ..core.non_member import Group
+from ..core.options import fields_of
+from ..errors import DistError, TooFewSparesError, UnsupportedOperationError, here
+from ..job import failures, mpi_library
 from .groups import checked_ranks, count_names_anew, create_group, usable
-from .job import failures, mpi_library
 from .world import connect, current_world, is_initialized, member, member_of, replace_world
 
 if TYPE_CHECKING:
-    from .job.reserve import Reserve
+    from ..job.reserve import Reserve
 
 
 @c10d_names("shrink_flags", only_none=("pg_options",))

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .core import calls
-from .core.annotations import NAMED, Array, Integer
-from .core.c10d_names import c10d_names, either
-from .core.reduce_op import SUM, ReduceOpLike
-from .core.work import Work
+from ..core import calls
+from ..core.annotations import NAMED, Array, Integer
+from ..core.c10d_names import c10d_names, either
+from ..core.reduce_op import SUM, ReduceOpLike
+from ..core.work import Work
 from .world import member
 
 if TYPE_CHECKING:
-    from .core.non_member import Group
+    from ..core.non_member import Group
 
 
 def broadcast(

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .core.annotations import Array, Integer
-from .core.non_member import Group, NothingToStart
-from .core.persistent_work import PersistentWork
-from .core.reduce_op import SUM, ReduceOpLike
+from ..core.annotations import Array, Integer
+from ..core.non_member import Group, NothingToStart
+from ..core.persistent_work import PersistentWork
+from ..core.reduce_op import SUM, ReduceOpLike
 from .world import member
 
 

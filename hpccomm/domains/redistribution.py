@@ -13,21 +13,134 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ..api.world import member
+from ..core import checks
+from ..core.annotations import Array, Integer, Slices
+from ..core.backend import Pieces
+from ..core.calls import Call
+from ..core.persistent_work import PersistentWork
+from ..core.work import Work
 from ..errors import here
-from . import checks
-from .annotations import Array, Integer
-from .backend import Pieces
-from .calls import Call
 from .kept import kept
-from .persistent_work import PersistentWork
-from .work import Work
 
 if TYPE_CHECKING:
-    from .operations import Operations
+    from ..core.non_member import Group
+    from ..core.operations import Operations
 
 Box: TypeAlias = tuple[tuple[int, int], ...]  # start and stop along each axis
-Slices: TypeAlias = "Sequence[slice] | slice"
 Parts: TypeAlias = list[tuple[int, tuple[Any, ...]]]  # of an array, as an index of it, with the other rank
+
+
+def redistribute(
+    output: Array,
+    input: Array,
+    output_box: Slices,
+    input_box: Slices,
+    group: Group | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Bring a global array from one layout to another: each rank has a box of it, and gets another one.
+
+    From slabs to pencils, as Fourier transforms need it; a transpose over all ranks; blocks to blocks with ghosts.
+    Every rank of the group calls it, and gives what its own arrays hold.
+
+    Parameters
+    ----------
+    output, input : array
+        What this rank gets and what it has, of one dtype and any layout. Their last axes are those of the boxes; axes
+        before these are the same on every rank, and stay as they are. They may share memory.
+    output_box, input_box : tuple of slice
+        Where they are in the global array: a start and a stop for each axis; :func:`block` helps. Outputs may overlap.
+        So may inputs: a cell that several ranks have comes from the lowest of them. An empty box is nothing.
+    group : ProcessGroup, optional
+        Default: the world.
+    async_op : bool
+        True: return a Work at once; until it is done, neither array may be touched.
+
+    Returns
+    -------
+    Work or None
+        A Work with ``async_op=True``; its result is `output`.
+
+    Raises
+    ------
+    ValueError
+        On every rank: an array does not have the shape of its box, boxes have not the same number of axes, or a cell
+        of an output is in no input (the message names it).
+    TypeError
+        A box is not made of slices; output and input have different dtypes.
+
+    Examples
+    --------
+    >>> n, me = hc.get_world_size(), hc.get_rank()
+    >>> rows = np.arange(12.0).reshape(4, 3)[hc.block(4, n, me)]  # a slab of the rows of a global array
+    >>> columns = np.empty((4, 3))[:, hc.block(3, n, me)]
+    >>> hc.redistribute(columns, rows, (slice(0, 4), hc.block(3, n, me)), (hc.block(4, n, me), slice(0, 3)))
+    >>> columns[:2]  # on one rank
+    array([[0., 1., 2.],
+           [3., 4., 5.]])
+    """
+    return member(group).redistribute(output, input, output_box, input_box, async_op)
+
+
+def redistribute_init(
+    output: Array, input: Array, output_box: Slices, input_box: Slices, group: Group | None = None
+) -> PersistentWork:
+    """Set up a :func:`redistribute`, to be started again and again: the boxes are compared once.
+
+    Arguments and errors are those of :func:`redistribute`, the result is that of :func:`all_reduce_init`.
+
+    Returns
+    -------
+    PersistentWork
+
+    Examples
+    --------
+    >>> mine, whole = np.array([hc.get_rank()]), np.empty(hc.get_world_size(), int)
+    >>> me, n = hc.get_rank(), hc.get_world_size()
+    >>> with hc.redistribute_init(whole, mine, slice(0, n), slice(me, me + 1)) as gathering:
+    ...     gathering.start()
+    ...     gathering.wait()
+    True
+    >>> whole  # on 3 ranks: array([0, 1, 2])
+    array([0])
+    """
+    return member(group).redistribute_init(output, input, output_box, input_box)
+
+
+def block(n: Integer, parts: Integer, index: Integer) -> slice:
+    """Return the slice of one of `parts` nearly equal blocks of `n` cells, counted from 0.
+
+    Parameters
+    ----------
+    n : int
+        Cells along an axis.
+    parts : int
+        Ranks along it.
+    index : int
+        This rank's number among them.
+
+    Returns
+    -------
+    slice
+        With a start and a stop; blocks differ by one cell at most.
+
+    Raises
+    ------
+    ValueError
+        `index` is not from 0 to `parts` - 1, or `n` is negative.
+
+    Examples
+    --------
+    >>> [hc.block(10, 3, index) for index in range(3)]
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
+    """
+    n, of, at = (
+        checks.integer(f"block: {what}", each) for what, each in zip(("n", "parts", "index"), (n, parts, index))
+    )
+    if n < 0 or not 0 <= at < of:
+        raise ValueError(f"block: part {at} of {of} of {n}; expected 0 <= index < parts, and n >= 0{here()}")
+    return slice(n * at // of, n * (at + 1) // of)
 
 
 class Last:
@@ -228,13 +341,3 @@ def _fault(rank: int, what: str, view: Any, box: Box) -> Iterator[str]:
 def in_words(box: Box) -> str:
     """Return a box as text: [0:4, 2:6]."""
     return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
-
-
-def block(cells: Integer, parts: Integer, index: Integer) -> slice:
-    """Return the slice of the `index`-th of `parts` nearly equal parts of `cells`; see :func:`hpccomm.block`."""
-    n, of, at = (
-        checks.integer(f"block: {what}", each) for what, each in zip(("n", "parts", "index"), (cells, parts, index))
-    )
-    if n < 0 or not 0 <= at < of:
-        raise ValueError(f"block: part {at} of {of} of {n}; expected 0 <= index < parts, and n >= 0{here()}")
-    return slice(n * at // of, n * (at + 1) // of)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, overload
 
-from .core.annotations import Array
-from .core.non_member import Group
-from .core.work import Work
+from ..core.annotations import Array
+from ..core.non_member import Group
+from ..core.work import Work
 from .world import member
 
 

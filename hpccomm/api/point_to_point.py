@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .core import generated
-from .core.annotations import NAMED, Array, Integer
-from .core.c10d_names import either
-from .core.calls import Call
-from .core.door import Door, batch
-from .core.non_member import Group, NonMember, done_work
-from .core.work import Work
-from .errors import here
+from ..core import generated
+from ..core.annotations import NAMED, Array, Integer
+from ..core.c10d_names import either
+from ..core.calls import Call
+from ..core.door import Door, batch
+from ..core.non_member import Group, NonMember, done_work
+from ..core.work import Work
+from ..errors import here
 from .world import member
 
 

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from .core import checks
-from .core.annotations import Integer
-from .core.backend import Backend
-from .core.backends import options_for
-from .core.c10d_names import c10d_names
-from .core.group import ProcessGroup, child_of
-from .core.non_member import Group, NonMember
-from .core.options import time_limit
-from .core.registry import BackendConfig
-from .errors import DistError, here
-from .job import failures, mpi_library
+from ..core import checks
+from ..core.annotations import Integer
+from ..core.backend import Backend
+from ..core.backends import options_for
+from ..core.c10d_names import c10d_names
+from ..core.group import ProcessGroup, child_of
+from ..core.non_member import Group, NonMember
+from ..core.options import time_limit
+from ..core.registry import BackendConfig
+from ..errors import DistError, here
+from ..job import failures, mpi_library
 from .world import connect, current_world, member_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from .core.backends import LazyBackends
+    from ..core.backends import LazyBackends
 
 _made = 0  # groups made so far: numbers them in messages
 
@@ -130,7 +130,7 @@ def new_group(
 
 def create_group(operation: str, group: ProcessGroup, members: list[int]) -> Any:
     """Return the communicator of some ranks of a group; these call it, and the others go on (MPI-4.1 §7.4.2)."""
-    from .job.tags import NEW_GROUP  # which asks MPI
+    from ..job.tags import NEW_GROUP  # which asks MPI
 
     parent: Any = group.comm
     everyone = parent.Get_group()

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .core.annotations import Integer
-from .core.c10d_names import c10d_names
-from .core.non_member import Group
-from .core.work import Work
+from ..core.annotations import Integer
+from ..core.c10d_names import c10d_names
+from ..core.non_member import Group
+from ..core.work import Work
 from .world import member
 
 

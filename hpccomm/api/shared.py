@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .core.annotations import Integer
-from .core.non_member import Group
+from ..core.annotations import Integer
+from ..core.non_member import Group
 from .world import member
 
 

@@ -9,29 +9,29 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from . import errors
-from .core import checks, observers
-from .core.arrays import instead_of_mpi4pys
-from .core.c10d_names import c10d_names
-from .core.group import ProcessGroup, make_group
-from .core.options import time_limit
-from .core.registry import BackendConfig, is_backend_available
-from .debug import attach
-from .errors import DistBackendError, DistError, RankFailedError, UnsupportedOperationError, here
-from .job import failures, mpi_library
-from .native import room
-from .place_of_store import Place, WorldStore, agreed
-from .process.excepthook import AbortOnException
+from .. import errors
+from ..core import checks, observers
+from ..core.arrays import instead_of_mpi4pys
+from ..core.c10d_names import c10d_names
+from ..core.group import ProcessGroup, make_group
+from ..core.options import time_limit
+from ..core.registry import BackendConfig, is_backend_available
+from ..debug import attach
+from ..errors import DistBackendError, DistError, RankFailedError, UnsupportedOperationError, here
+from ..job import failures, mpi_library
+from ..native import room
+from ..process.excepthook import AbortOnException
+from .world_store import Place, WorldStore, agreed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from .core.annotations import Integer
-    from .core.non_member import Group, NonMember
-    from .job.peer_failure import PeerFailures
-    from .job.reserve import Reserve
-    from .store import Store
-    from .store.rendezvous import Method
+    from ..core.annotations import Integer
+    from ..core.non_member import Group, NonMember
+    from ..job.peer_failure import PeerFailures
+    from ..job.reserve import Reserve
+    from ..store import Store
+    from ..store.rendezvous import Method
 
 _world: ProcessGroup | None = None
 _had_spares = False  # of a world that has been destroyed: they have left the program
@@ -243,7 +243,7 @@ def init_process_group(
     mpi = mpi_library.load()
     if comm is None:
         if mpi.COMM_WORLD.Get_size() == 1:
-            from .process import alone
+            from ..process import alone
 
             alone.check(mpi)
         if _had_spares:
@@ -277,7 +277,7 @@ def init_process_group(
     _abort_on_exception.install(world.size + spares)
     if on_peer_failure is not None:
         local: dict[int | None, int] = {rank: pid for rank, pid in world.processes.items() if pid != os.getpid()}
-        from .job.peer_failure import PeerFailures
+        from ..job.peer_failure import PeerFailures
 
         _peer_failures = PeerFailures(on_peer_failure, local)
     keeps = world.settings.keeps_reports or world.settings.trace != "0"
@@ -304,7 +304,7 @@ def _checked_spares(spares: Integer, comm: Any) -> int:
 
 def _with_spares(comm: Any, count: int, make: Callable[..., ProcessGroup], method: Method | None) -> ProcessGroup:
     """Make a world without its spares; a spare waits until it has a place in one, or leaves the program."""
-    from .job.reserve import Reserve
+    from ..job.reserve import Reserve
 
     reserve = Reserve(comm, count)
     fields = reserve.begin()
@@ -329,7 +329,7 @@ def _called(reserve: Reserve, make: Callable[..., ProcessGroup]) -> ProcessGroup
     if world is not None:
         return world
     if status:
-        from .process.stderr import tell
+        from ..process.stderr import tell
 
         tell("hpccomm: all ranks of the world have died; the spares end")
     raise SystemExit(status)
@@ -429,13 +429,13 @@ def _method(init_method: str | None, store: Store | None) -> Method | None:
     if init_method is not None and store is not None:
         raise ValueError("init_process_group: both init_method and store are given; choose one")
     if store is not None:
-        from .store.store import Store
+        from ..store.store import Store
 
         if not isinstance(store, Store):
             raise TypeError(f"init_process_group: store is {store!r}; expected a Store, such as hpccomm.TCPStore")
     if init_method is None:
         return None
-    from .store.rendezvous import parsed  # takes 5 ms
+    from ..store.rendezvous import parsed  # takes 5 ms
 
     return parsed(init_method)
 
@@ -466,7 +466,7 @@ def member(group: Group | None) -> ProcessGroup:
     if group is None:
         return _world or current_world()
     if type(group) is not ProcessGroup and not isinstance(group, ProcessGroup):
-        from .core.non_member import NonMember
+        from ..core.non_member import NonMember
 
         if not isinstance(group, NonMember):
             hint = instead_of_mpi4pys(group)
@@ -496,7 +496,7 @@ class _WorldAttribute(type):
     @property
     def NON_GROUP_MEMBER(cls) -> NonMember:
         """Equal to what new_group returns on ranks outside."""
-        from .core.non_member import NonMember
+        from ..core.non_member import NonMember
 
         return NonMember()
 

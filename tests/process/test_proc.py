@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpccomm.process import shared_files
+from hpccomm.process import proc
 
 from ..launch import launch
 
@@ -15,16 +15,16 @@ pytestmark = pytest.mark.serial
 
 def test_names_are_taken_away_of_mapped_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = f"{tmp_path}/"
-    monkeypatch.setattr(shared_files, "FOLDER", folder)
+    monkeypatch.setattr(proc, "FOLDER", folder)
     for name in ("mpich_shm_1", "mpich_shm_2", "sm_segment.3", "other"):
         (tmp_path / name).touch()
     line = "7f00-7f10 rw-s 00000000 00:1a 12                         {}\n"
     maps = tmp_path / "maps"
     files = ["mpich_shm_1", "sm_segment.3", "other", "mpich_shm_2 (deleted)", "mpich_shm_4"]
     maps.write_text("".join(line.format(folder + name) for name in files) + "7f20-7f30 r-xp 00000000 00:00 0\n")
-    shared_files.take_names_away(("mpich_shm_",), str(maps))
+    proc.take_names_away(("mpich_shm_",), str(maps))
     assert sorted(each.name for each in tmp_path.iterdir()) == ["maps", "mpich_shm_2", "other", "sm_segment.3"]
-    shared_files.take_names_away(("sm_segment.",), str(tmp_path / "none"))  # a system without /proc
+    proc.take_names_away(("sm_segment.",), str(tmp_path / "none"))  # a system without /proc
     assert (tmp_path / "sm_segment.3").exists()
 
 

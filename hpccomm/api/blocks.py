@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from .core.door import Block
-from .core.non_member import Group, NonMember
+from ..core.door import Block
+from ..core.non_member import Group, NonMember
 from .world import member
 
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from .core.calls import time_to_wait
-from .core.observers import who_is_late
-from .core.timeouts import as_seconds, pause, pauses
-from .core.work import Work
-from .errors import DistTimeoutError, here
-from .native import room
+from ..core.calls import time_to_wait
+from ..core.observers import who_is_late
+from ..core.timeouts import as_seconds, pause, pauses
+from ..core.work import Work
+from ..errors import DistTimeoutError, here
+from ..native import room
 
 WAITED_AT_ONCE = 64  # room.wait_all takes so many Works
 

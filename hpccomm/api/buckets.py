@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from ..core import checks
+from ..core.arrays import Array, module_of
+from ..core.non_member import Group
+from ..core.reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
+from ..core.work import Work
+from ..errors import DistError, here
 from .collectives import all_reduce
-from .core import checks
-from .core.arrays import Array, module_of
-from .core.non_member import Group
-from .core.reduce_op import ReduceOp, ReduceOpLike, as_reduce_op
-from .core.work import Work
-from .errors import DistError, here
 from .ranks import get_world_size
 from .world import member
 

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from .core.annotations import Integer
-from .core.non_member import Group
+from ..core.annotations import Integer
+from ..core.non_member import Group
 from .world import is_initialized, member, member_of
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .core.annotations import Array, Integer
-from .core.c10d_names import c10d_names
-from .core.reduce_op import SUM, ReduceOpLike
-from .core.work import Work
+from ..core.annotations import Array, Integer
+from ..core.c10d_names import c10d_names
+from ..core.reduce_op import SUM, ReduceOpLike
+from ..core.work import Work
 from .world import member
 
 if TYPE_CHECKING:
-    from .core.non_member import Group
+    from ..core.non_member import Group
 
 
 @c10d_names(tensors="arrays")

@@ -6,13 +6,11 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from .core.annotations import Array, Arrays, Integer
-from .core.grid import Grid
-from .core.halo import Width
-from .core.non_member import Group
-from .core.redistribution import Slices
-from .core.reduce_op import ReduceOpLike
-from .core.work import Work
+from ..core.annotations import Array, Arrays, Integer, Slices, Width
+from ..core.non_member import Group
+from ..core.reduce_op import ReduceOpLike
+from ..core.work import Work
+from ..domains.grids import Grid
 
 @overload
 def broadcast(array: Array, src: Integer, group: Group | None = ..., async_op: Literal[False] = ...) -> None:

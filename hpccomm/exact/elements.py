@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.backend import Backend, finished
+from ..core.calls import Call
+from ..core.late import FROM_THE_HOST, ON_THE_HOST, late
+from ..core.reduce_op import ReduceOp
+from ..core.work import Work
 from ..errors import UnsupportedOperationError, here
-from .backend import Backend, finished
-from .calls import Call
-from .exact_rows import ExactRows, bits_of
-from .exact_sums import PART, PRECISION, count_specials, real_dtype
-from .late import FROM_THE_HOST, ON_THE_HOST, late
-from .reduce_op import ReduceOp
-from .work import Work
+from .rows import ExactRows, bits_of
+from .sums import PART, PRECISION, count_specials, real_dtype
 
 if TYPE_CHECKING:
-    from .operations import Operations
+    from ..core.operations import Operations
 
 WIDEST = 53  # bits of a digit: those of a float64
 Bits = tuple[int, int, int]

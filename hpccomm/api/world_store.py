@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import DistNetworkError, DistStoreError, here
-from .job import mpi_library
+from ..errors import DistNetworkError, DistStoreError, here
+from ..job import mpi_library
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from .store.master import Master
-    from .store.rendezvous import Method
-    from .store.store import Store
+    from ..store.master import Master
+    from ..store.rendezvous import Method
+    from ..store.store import Store
 
 
 class Place:
@@ -36,7 +36,7 @@ class Place:
         """Return the group's store."""
         from hashlib import sha256
 
-        from .store.store import PrefixStore
+        from ..store.store import PrefixStore
 
         part = sha256(repr(self._ranks).encode()).hexdigest()[:16] if self._ranks else "world"
         store = PrefixStore(f"{part}/{self._edition}", self._world.open())
@@ -86,7 +86,7 @@ class WorldStore:
             return self.opened
 
     def _open(self) -> Store:
-        from .store import FileStore, HashStore, TCPStore
+        from ..store import FileStore, HashStore, TCPStore
 
         if self.where is None:
             return HashStore()
@@ -118,11 +118,11 @@ def agreed(comm: Any, nodes: Sequence[int], method: Method | None = None) -> Pla
     if comm.Get_rank() == 0:
         try:
             if isinstance(where, str):
-                from .store.file_store import FileStore
+                from ..store.file_store import FileStore
 
                 store, told = FileStore.replacing(where), where
             else:
-                from .store.master import serve
+                from ..store.master import serve
 
                 master, told = serve(where, peer)
                 _tell_of_too_few_files(comm.Get_size())
@@ -142,7 +142,7 @@ def _tell_of_too_few_files(clients: int) -> None:
     """Print what to type where this process may not have a file open for each client of its store."""
     import resource
 
-    from .process.stderr import tell
+    from ..process.stderr import tell
 
     needed = clients + 256  # those of the program, and of strangers
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -1,6 +1,6 @@
 """Sums that do not depend on the number of ranks: the same bits however the numbers are spread over them.
 
-They are added as integers, which have no rounding, and rounded once at the end (`core/exact_sums.py`). So every result
+They are added as integers, which have no rounding, and rounded once at the end (`exact/sums.py`). So every result
 is the floating-point number closest to the exact one.
 """
 
@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .collectives import all_reduce
-from .core import checks
-from .core.exact_rows import NOTHING, ExactRows, bits_of
-from .core.exact_sums import LAST_BIT_OF_PRODUCTS, PRECISION, ExactSum, real_dtype
-from .core.group import ProcessGroup
-from .core.late import ON_THE_HOST, late
-from .core.reduce_op import ReduceOp
-from .errors import UnsupportedOperationError, here
-from .world import member
+from ..api.collectives import all_reduce
+from ..api.world import member
+from ..core import checks
+from ..core.group import ProcessGroup
+from ..core.late import ON_THE_HOST, late
+from ..core.reduce_op import ReduceOp
+from ..errors import UnsupportedOperationError, here
+from .rows import NOTHING, ExactRows, bits_of
+from .sums import LAST_BIT_OF_PRODUCTS, PRECISION, ExactSum, real_dtype
 
 if TYPE_CHECKING:
-    from .core.annotations import Array, Integer
-    from .core.non_member import Group
+    from ..core.annotations import Array, Integer
+    from ..core.non_member import Group
 
 
 def reproducible_sum(array: Array, axis: Integer | Sequence[Integer] | None = None, group: Group | None = None) -> Any:

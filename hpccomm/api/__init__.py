@@ -1,0 +1,1 @@
+"""What users call: each function documented and typed."""

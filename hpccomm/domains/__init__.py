@@ -1,0 +1,1 @@
+"""Grids of ranks, halos, and the redistribution of arrays."""

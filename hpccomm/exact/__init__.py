@@ -1,0 +1,1 @@
+"""Sums whose bits do not depend on the number of ranks."""
