@@ -620,7 +620,7 @@ def test_a_gather_sends_all_to_the_root_only(
         "one is large, one no pickle": bad if rank == 0 else large,
     }[kind]
     slots: list[Any] | None = [None] * process_group.size if rank == root else None
-    hc.gather_object(0, slots, root)  # makes the transport
+    hc.gather_object(large, slots, root)  # makes the transport, and all that it makes once
     transport: Any = process_group.door.backends[OBJECTS]
     called: list[str] = []
 
