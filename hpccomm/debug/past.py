@@ -3,61 +3,49 @@
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Mapping
 from types import CodeType
-from typing import NamedTuple
 
 import numpy as np
 
 from ..native import room
+from .records import EPOCH, Record
 
 
-class Past(NamedTuple):
-    """One of them; times are those of `time.perf_counter`, to 4 ms unless operations are recorded."""
+def past(groups: Mapping[int, tuple[str, str]], since: int = 0) -> dict[int, Record]:
+    """Return the records of the operations with a serial number above `since` that are remembered, the oldest first.
 
-    serial: int  # in this process
-    place: int  # of its fast path: `FastPath.place`
-    name: str
-    number: int
-    dtype: str
-    elements: int
-    nbytes: int
-    op: str
-    peer: int | None
-    tag: int | None
-    async_op: bool
-    began: float
-    ended: float  # 0 while it is in flight
-    has_failed: bool
-    where: tuple[CodeType, int] | None  # where lines are recorded
-
-    @property
-    def state(self) -> str:
-        """``"in flight"``, ``"completed"`` or ``"failed"``."""
-        return "failed" if self.has_failed else "completed" if self.ended else "in flight"
-
-
-def past(since: int = 0) -> list[Past]:
-    """Return the operations with a serial number above `since` that are remembered, the oldest first."""
-    if room is None:
-        return []
-    found = []
-    for serial, place, name, number, code, nbytes, elements, op, peer, tag, async_op, *end in room.past(since):
-        dtype = _dtypes().get(code)
-        text, alike = ("", 0) if dtype is None else (str(dtype), nbytes // dtype.itemsize)
-        elements = alike if elements < 0 else elements
-        began, ended, has_failed, where = end
-        found.append(
-            Past(
-                serial, place, name, number, text, elements, nbytes, op, peer, tag, async_op, began, ended, has_failed,
-                where,
+    `groups` has the keys and the names of groups, by `FastPath.place`: only their operations are wanted. Times are
+    exact to 4 ms, unless operations are recorded.
+    """
+    found = {}
+    for serial, place, name, number, code, nbytes, elements, op, peer, tag, async_op, *times, has_failed, where in (
+        () if room is None else room.past(since)
+    ):
+        if place in groups:
+            dtype = _dtypes().get(code)
+            text, alike = ("", 0) if dtype is None else (str(dtype), nbytes // dtype.itemsize)
+            count = alike if elements < 0 else elements
+            began, ended = (EPOCH + each if each else 0.0 for each in times)
+            state = "failed" if has_failed else "completed" if ended else "in flight"
+            said = "" if where is None else line(*where)
+            found[serial] = Record(
+                name, number, *groups[place], text, count, nbytes, op, peer, tag, async_op, began, ended, state, said
             )
-        )  # fmt: skip
     return found
 
 
 def last() -> int:
     """Return the serial number of the last operation; 0 before the first."""
     return 0 if room is None else int(room.last_serial())
+
+
+@functools.lru_cache(maxsize=4096)
+def line(code: CodeType, instruction: int) -> str:
+    """Return the file and the line of an instruction, ``"train.py:91"``; below the working directory it is relative."""
+    number = next((at for start, end, at in code.co_lines() if start <= instruction < end and at), code.co_firstlineno)
+    return f"{code.co_filename.removeprefix(os.getcwd() + os.sep)}:{number}"
 
 
 @functools.cache

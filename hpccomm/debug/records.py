@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..core.arrays import count_of
@@ -17,6 +19,10 @@ from .words import ranks_by_value, size_in_words
 
 if TYPE_CHECKING:
     from ..core.group import ProcessGroup
+
+_text = lru_cache(maxsize=64)(str)  # NumPy takes 4 us to say "float64"
+# Added to a reading of the clock it gives seconds since the epoch; the process may be held up between the two looks.
+EPOCH = max(time.time() - time.perf_counter() for _ in range(5))
 
 
 @dataclass(slots=True)
@@ -131,22 +137,28 @@ class Record:
 
 def describe(group: ProcessGroup, name: str, number: int, arguments: Mapping[str, Any], **fields: Any) -> Record:
     """Return the record of an operation, or of another call, with these arguments."""
-    operation = Operation(group, name, number, "", False, dict(arguments))
+    operation = Operation(group, name, number, "", fields.pop("async_op", False), dict(arguments))
+    return record_of_operation(operation, sizes=sizes_by_rank(operation), **fields)
+
+
+def record_of_operation(operation: Operation, **fields: Any) -> Record:
+    """Return the record of an operation that hooks see."""
     arrays, peer = operation.arrays, operation.peer
+    counts = list(map(count_of, arrays))
     op: Any = operation.op
     return Record(
-        name,
-        number,
-        key_of(group),
-        group.name,
-        dtype=str(arrays[0].dtype) if arrays else "",
-        count=sum(map(count_of, arrays)),
-        nbytes=operation.nbytes,
+        operation.name,
+        operation.sequence_number,
+        key_of(operation.group),
+        operation.group.name,
+        dtype=_text(arrays[0].dtype) if arrays else "",
+        count=sum(counts),
+        nbytes=sum(count * array.dtype.itemsize for count, array in zip(counts, arrays)),
         op="" if op is None else str(getattr(op, "name", op)).upper(),
         peer=peer if isinstance(peer, int) else None,
-        tag=arguments.get("tag"),
+        tag=operation.arguments.get("tag"),
+        async_op=operation.async_op,
         details=details_of(operation),
-        sizes=sizes_by_rank(operation),
         **fields,
     )
 

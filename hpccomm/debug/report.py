@@ -401,11 +401,10 @@ def _group(group: ProcessGroup) -> dict[str, Any]:
     recent: list[list[Any]] = [
         [number, name, str(dtype), nbytes] for number, name, dtype, nbytes in group.door.recent.copy()
     ]
-    place = group.door.fast_path.place
-    fast = [each for each in past() if each.place == place and place and each.name not in MESSAGES]
+    fast = past({group.door.fast_path.place: ("", "")}).values()
     recent += [
-        [each.number, each.name, each.dtype, each.nbytes, each.elements, each.op, each.peer, each.async_op]
-        for each in fast[-KEPT:]
+        [each.number, each.name, each.dtype, each.nbytes, each.count, each.op, each.peer, each.async_op]
+        for each in [each for each in fast if each.name not in MESSAGES][-KEPT:]
     ]
     recent.sort(key=lambda each: each[0])
     messages = [*group.door.last_sent.copy(), *(("send", *each) for each in group.door.fast_path.last_sent)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, update_wrapper
+from functools import update_wrapper
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from ..debug.mpi_calls import CALLS, STARTS
+from ..debug.past import line
 from ..debug.records import Record
 from ..debug.trace import recorder as recorders
 from ..debug.trace.clock import now
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from .communicators import Seen
 
 IN_FLIGHT = 1000  # requests whose end is awaited
-
-_line = lru_cache(maxsize=4096)(recorders.line)
 
 
 class RecordedCalls:
@@ -69,7 +68,7 @@ class RecordedCalls:
 
     def _where(self) -> str:
         place = recorders.caller() if self._recorder.stack else None
-        return "" if place is None else _line(*place)
+        return "" if place is None else line(*place)
 
     def _keep(self, seen: Seen, record: Record) -> Record:
         self._see_what_has_ended()

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..records import Record
+from ..records import EPOCH, Record
 
 if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
 ROUNDS = 12  # of which the quickest counts
-# Added to a reading of the clock it gives seconds since the epoch; the process may be held up between the two looks.
-EPOCH = max(time.time() - time.perf_counter() for _ in range(5))
 
 
 def now() -> float:

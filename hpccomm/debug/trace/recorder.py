@@ -1,34 +1,31 @@
 """The flight recorder: the last operations of this process, seen by a hook at the door, and by the compiled fast path.
 
-None of what is kept keeps an array alive. It becomes `Record`s when somebody asks for them.
+None of what is kept keeps an array alive.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 import weakref
 from collections import deque
+from dataclasses import replace
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.backend import FastPath
 from ...core.hooks import Operation, RemovableHandle
-from ...core.operation_list import TASK
 from ...native import room
 from ..groups_seen import everywhere, key_of, ranks_of
-from ..past import Past, last, past
-from ..records import Record, details_of
+from ..past import last, line, past
+from ..records import EPOCH, Record, record_of_operation
 from ..stacks import PACKAGE
-from .clock import EPOCH
+from .clock import now
 
 if TYPE_CHECKING:
     from ...core.group import ProcessGroup
 
 SIZE = 2000  # operations
 FEW = 64  # groups, until which those that have gone need not be looked for
-now = time.perf_counter  # with EPOCH it is the time since the epoch
 
 
 class Numbered(Protocol):
@@ -96,49 +93,6 @@ class TracedGroup:
         return self._numbers
 
 
-class Entry:
-    """An operation that has passed the door."""
-
-    __slots__ = (
-        "async_op", "began", "count", "details", "dtype", "ended", "has_failed", "name", "nbytes", "number", "op",
-        "peer", "tag", "traced", "where",
-    )  # fmt: skip
-
-    def __init__(self, operation: Operation, traced: TracedGroup, where: tuple[CodeType, int] | None) -> None:
-        arrays, arguments = operation.arrays, operation.arguments
-        counts = [int(array.size) for array in arrays]
-        self.traced, self.where = traced, where
-        self.name, self.number, self.async_op = operation.name, operation.sequence_number, operation.async_op
-        self.dtype = arrays[0].dtype if arrays else ""
-        self.count = sum(counts)
-        self.nbytes = sum(count * array.dtype.itemsize for count, array in zip(counts, arrays))
-        self.op, self.peer, self.tag = operation.op, operation.peer, arguments.get("tag")
-        self.details = details_of(operation) if operation.name == TASK.name else ""
-        self.began, self.ended, self.has_failed = now(), 0.0, False
-
-    def record(self) -> Record:
-        """Return it as a record."""
-        op = self.op
-        return Record(
-            self.name,
-            self.number,
-            self.traced.key,
-            self.traced.name,
-            dtype=str(self.dtype),
-            count=self.count,
-            nbytes=self.nbytes,
-            op=op.upper() if isinstance(op, str) else "" if op is None else str(getattr(op, "name", op)),
-            peer=self.peer if isinstance(self.peer, int) else None,
-            tag=self.tag,
-            async_op=self.async_op,
-            begin=EPOCH + self.began,
-            end=EPOCH + self.ended if self.ended else 0.0,
-            state="failed" if self.has_failed else "completed" if self.ended else "in flight",
-            where="" if self.where is None else line(*self.where),
-            details=self.details,
-        )
-
-
 class Recorder:
     """The last operations of this process.
 
@@ -157,11 +111,11 @@ class Recorder:
         self.groups: dict[str, TracedGroup] = {}
         self.others: list[OtherRecords] = []
         self.size = size
-        self._entries: deque[Entry] = deque(maxlen=size)  # those that have passed the door
-        self._places: dict[int, TracedGroup] = {}  # of those that have not
+        self._entries: deque[Record] = deque(maxlen=size)  # of those that have passed the door
+        self._places: dict[int, tuple[str, str]] = {}  # of those that have not: the keys and names of their groups
         self._most = FEW  # groups, until which none is forgotten
         self._since = last()
-        self._kept: dict[int, Past] | None = None  # of these, when it has stopped
+        self._kept: dict[int, Record] | None = None  # of these, when it has stopped
         if room is not None:
             room.keep(size, True, caller if stack else None)
 
@@ -179,7 +133,7 @@ class Recorder:
         if len(self.groups) >= self._most:
             used = {record.group for record in self.records()}
             self.groups = {key: each for key, each in self.groups.items() if each.is_there or key in used}
-            for place in [place for place, each in list(self._places.items()) if each.key not in self.groups]:
+            for place in [place for place, (key, _) in list(self._places.items()) if key not in self.groups]:
                 del self._places[place]
             self._most = max(FEW, 2 * len(self.groups))
         self.groups[traced.key] = traced
@@ -187,20 +141,18 @@ class Recorder:
 
     def stop(self) -> None:
         """Keep what has been recorded; the room remembers further operations, and in less detail."""
-        self._kept = {each.serial: each for each in past(self._since)}
+        self._kept = past(self._places, self._since)
         if room is not None:
             room.keep(0, False, None)
 
     def records(self) -> list[Record]:
         """Return the last operations, those in flight among them, in the order in which they began."""
-        fast = past(self._since)
+        fast = past(self._places, self._since)
         if self._kept is not None:
-            for each in fast:
-                if (kept := self._kept.get(each.serial)) is not None:  # it may have ended since
-                    self._kept[each.serial] = kept._replace(ended=each.ended, has_failed=each.has_failed)
-            fast = list(self._kept.values())
-        found = [each.record() for each in list(self._entries)]
-        found += [_record(each, traced) for each in fast if (traced := self._places.get(each.place)) is not None]
+            for serial in self._kept.keys() & fast.keys():  # it may have ended since
+                self._kept[serial].end, self._kept[serial].state = fast[serial].end, fast[serial].state
+            fast = self._kept
+        found = [replace(each) for each in [*self._entries, *fast.values()]]
         found += [record for each in self.others for record in each.records()]
         return sorted(found, key=lambda record: record.begin)[-self.size :]
 
@@ -211,49 +163,34 @@ class Recorder:
         return entries[-1] if entries else None, fast, *(each.mark() for each in self.others)
 
 
-def _record(each: Past, traced: TracedGroup) -> Record:
-    return Record(
-        each.name,
-        each.number,
-        traced.key,
-        traced.name,
-        dtype=each.dtype,
-        count=each.elements,
-        nbytes=each.nbytes,
-        op=each.op,
-        peer=each.peer,
-        tag=each.tag,
-        async_op=each.async_op,
-        begin=EPOCH + each.began,
-        end=EPOCH + each.ended if each.ended else 0.0,
-        state=each.state,
-        where="" if each.where is None else line(*each.where),
-    )
-
-
 class _GroupHook:
     """The hook that records the operations of one group that pass its door."""
 
-    def __init__(self, entries: deque[Entry], places: dict[int, TracedGroup], traced: TracedGroup, stack: bool) -> None:
+    def __init__(
+        self, entries: deque[Record], places: dict[int, tuple[str, str]], traced: TracedGroup, stack: bool
+    ) -> None:
         self._append = entries.append
         self._places = places
         self._traced = traced
         self._stack = stack
-        self._open: dict[Operation, Entry] = {}
+        self._open: dict[Operation, Record] = {}
 
     def begin(self, operation: Operation) -> None:
-        entry = self._open[operation] = Entry(operation, self._traced, caller() if self._stack else None)
-        self._append(entry)
+        place = caller() if self._stack else None
+        where = "" if place is None else line(*place)
+        record = self._open[operation] = record_of_operation(operation, begin=now(), where=where)
+        self._append(record)
 
     def end(self, operation: Operation) -> None:
-        entry = self._open.pop(operation)
-        entry.began, entry.ended = operation.began or entry.began, operation.ended  # as `get_duration` has them
-        entry.has_failed = operation.error is not None
+        record = self._open.pop(operation)
+        if operation.began:
+            record.begin = EPOCH + operation.began  # as `get_duration` has it
+        record.end, record.state = EPOCH + operation.ended, "completed" if operation.error is None else "failed"
 
     def follows(self, fast: FastPath) -> bool:
         """Whether the fast path's operations are remembered without this hook; the door asks."""
         if fast.place:
-            self._places[fast.place] = self._traced
+            self._places[fast.place] = self._traced.key, self._traced.name
         return fast.place > 0
 
 
@@ -266,12 +203,6 @@ def caller(frame: Any = None) -> tuple[CodeType, int] | None:
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     return None if frame is None else (frame.f_code, frame.f_lasti)
-
-
-def line(code: CodeType, instruction: int) -> str:
-    """Return the file and the line of an instruction, ``"train.py:91"``; below the working directory it is relative."""
-    number = next((at for start, end, at in code.co_lines() if start <= instruction < end and at), code.co_firstlineno)
-    return f"{code.co_filename.removeprefix(os.getcwd() + os.sep)}:{number}"
 
 
 # -- what programs call ----------------------------------------------------------------------------------------
