@@ -28,7 +28,6 @@ from ..core.door import Door, all_doors
 from ..core.group import ProcessGroup
 from ..core.late import package
 from ..core.operation_list import CALLED, MESSAGES, OF_GRIDS, OF_SEVERAL, OPERATIONS, TASK
-from ..core.operations import Operations
 from ..core.persistent_work import PersistentWork
 from ..core.timeouts import KEEP_TIME, as_seconds
 from ..core.work import Work
@@ -46,13 +45,8 @@ JUMPS = {*dis.hasjrel, *dis.hasjabs}
 TESTS = {f"{first}est{which}" for first in "Tt" for which in ("", "all", "any", "some")} | {"Get_status", "get_status"}
 OWN_THREADS = "hpccomm-"  # how their names begin
 
-# The frames that show an operation: the door, the method before it (the only one of a fast operation), waits.
+# The frames that show an operation: the door, waits; and functions for users, the only ones of a fast operation.
 DOOR, DOOR_OF_TASKS = Door.run.__code__, Door.run_task.__code__
-METHODS: dict[CodeType, str] = {
-    getattr(Operations, name).__code__: name
-    for name in OPERATIONS
-    if hasattr(Operations, name) and name not in OF_SEVERAL
-}
 POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
 ABORTS = AbortOnException.__call__.__code__
@@ -164,9 +158,6 @@ def _call_in(innermost: FrameType, waited_for: Work | PersistentWork | None) -> 
             call = _call_at_the_door(frame)
         elif code in others:
             call = _call_of_another(frame, others[code]) or call
-        elif code in METHODS:
-            if call is None or CALLED.get((call.record.name, False), call.record.name) != METHODS[code]:
-                call = _call_of_method(frame, METHODS[code])
         elif code.co_name in METHODS_OF_WORKS and code.co_filename.startswith(PACKAGE):
             inside = frame.f_locals
             work = inside.get("self")
@@ -180,9 +171,14 @@ def _call_in(innermost: FrameType, waited_for: Work | PersistentWork | None) -> 
                 can_raise = can_raise or (ends and getattr(work, "keeps_time", False))
         elif call is not None and public.get(code) in GATHER_FIRST:  # it is in a step of that
             call.record.called = public[code]
-        elif code in public and public[code] not in OF_SEVERAL and (call is None or "self" in code.co_varnames[:1]):
+        elif code in public and public[code] not in OF_SEVERAL and (call is None or _says_more(code, call.record)):
             call = _call_of_function(frame, public[code]) or call
     return call._replace(can_raise=True) if call is not None and can_raise else call
+
+
+def _says_more(code: CodeType, record: Record) -> bool:
+    """Whether a function is a method of groups, which says more than the operation in it, unless that is the same."""
+    return "self" in code.co_varnames[:1] and CALLED.get((record.name, False), record.name) != code.co_name
 
 
 def _call_at_the_door(frame: FrameType) -> CallInFlight:
@@ -191,16 +187,12 @@ def _call_at_the_door(frame: FrameType) -> CallInFlight:
     return _call(frame, group, call.name, _last_number(group, call.name), call.named if call.name in OPERATIONS else {})
 
 
-def _call_of_method(frame: FrameType, name: str) -> CallInFlight:
-    arguments = _arguments(frame)
-    group = arguments.pop("self")
-    return _call(frame, group, name, _last_number(group, name) + 1, arguments)  # a fast one counts at its end
-
-
 def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
     """Return the call of a function that passed no method of a group; its group is an argument, or the world."""
-    arguments = _arguments(frame)
-    group = next((each for each in arguments.values() if isinstance(each, ProcessGroup)), None)
+    inside = frame.f_locals
+    arguments = {name: inside[name] for name in _argument_names(frame.f_code) if name in inside}
+    groups = [arguments.pop(name) for name, each in list(arguments.items()) if isinstance(each, ProcessGroup)]
+    group = groups[0] if groups else None
     if group is None and name in WITHOUT_A_GROUP:
         record = _record_without_a_group(WITHOUT_A_GROUP[name], frame)
         return CallInFlight((_mark(frame), name), record, None, None, _seconds(arguments.get("timeout")), False)
@@ -208,8 +200,8 @@ def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
         group = package().GroupMember.WORLD
     if not isinstance(group, ProcessGroup):
         return None
-    call = _call(frame, group, name, _last_number(group, name) + 1, arguments)
-    return call._replace(can_raise=name == "destroy" or is_in_mismatch_check(group))
+    call = _call(frame, group, name, _last_number(group, name) + 1, arguments)  # a fast one counts at its end
+    return call if name in OPERATIONS else call._replace(can_raise=name == "destroy" or is_in_mismatch_check(group))
 
 
 def _record_without_a_group(name: str, frame: FrameType) -> Record:
@@ -322,11 +314,6 @@ def record_of(work: Work | PersistentWork, where: str = "") -> Record:
 
 def _seconds(timeout: object) -> float | None:
     return as_seconds(timeout) if isinstance(timeout, timedelta | float | int) else None
-
-
-def _arguments(frame: FrameType) -> dict[str, Any]:
-    inside = frame.f_locals
-    return {name: inside[name] for name in _argument_names(frame.f_code) if name in inside}
 
 
 def _argument_names(code: CodeType) -> tuple[str, ...]:
