@@ -44,6 +44,7 @@ STEPS_ASIDE, GPU_STEPS_ASIDE = FastPath(), GPUFastPath()
 Recent: TypeAlias = tuple[int, str, Any, int]  # number, name with details, and dtype and bytes of its first array
 MADE = itertools.count()
 _doors: weakref.WeakSet[Door] = weakref.WeakSet()
+running_tasks: dict[int, tuple[ProcessGroup, int, Any, float]] = {}  # by thread: group, number, call, beginning
 
 
 class Check(Protocol):
@@ -189,18 +190,19 @@ class Door:
     def run_task(self, task: Any, step: Callable[[], Any]) -> Any:
         """Make a call that an executor has sent to this rank; return its result, or raise its own error.
 
-        `task` tells of it: its text is what records have. The watchdog reads it, `number` and `began`.
+        `task` tells of it: its text is what records have.
         """
         self.messages = self.fast_path.passed_messages = self.messages + 1
-        number = self.number_of(TASK.name)  # noqa: F841
-        began = time.monotonic()  # noqa: F841
         operation = self._begin(Call((TASK.name, OBJECTS, None, (task,))), False, None) if self.hooks else None
+        running_tasks[threading.get_ident()] = self.group, self.number_of(TASK.name), task, time.monotonic()
         try:
             outcome = step()
         except BaseException as error:  # SystemExit, too, is the executor's to tell
             if operation is not None:
                 operation.end(error)
             raise
+        finally:
+            running_tasks.pop(threading.get_ident(), None)
         if operation is not None:
             operation.outcome = outcome
             operation.end()

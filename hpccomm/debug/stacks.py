@@ -24,7 +24,7 @@ from datetime import timedelta
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from ..core.door import Door, all_doors
+from ..core.door import Door, all_doors, running_tasks
 from ..core.group import ProcessGroup
 from ..core.late import package
 from ..core.operation_list import CALLED, MESSAGES, OF_GRIDS, OF_SEVERAL, OPERATIONS, TASK
@@ -46,7 +46,7 @@ TESTS = {f"{first}est{which}" for first in "Tt" for which in ("", "all", "any", 
 OWN_THREADS = "hpccomm-"  # how their names begin
 
 # The frames that show an operation: the door, waits; and functions for users, the only ones of a fast operation.
-DOOR, DOOR_OF_TASKS = Door.run.__code__, Door.run_task.__code__
+DOOR = Door.run.__code__
 POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
 ABORTS = AbortOnException.__call__.__code__
@@ -124,13 +124,11 @@ def tasks_in_flight() -> Iterator[tuple[Record, float]]:
 
     It is no call in flight: it may take days, and the time limit of its group is not for it.
     """
-    for innermost in sys._current_frames().values():
-        for frame in _outward(innermost):
-            inside = frame.f_locals if frame.f_code is DOOR_OF_TASKS else {}
-            if "began" in inside:
-                group, number, arguments = inside["self"].group, inside["number"], {"call": inside["task"]}
-                record = describe(group, TASK.name, number, arguments, where=program_line(innermost))
-                yield record, time.monotonic() - inside["began"]
+    for thread, innermost in sys._current_frames().items():
+        if (task := running_tasks.get(thread)) is not None:
+            group, number, call, began = task
+            record = describe(group, TASK.name, number, {"call": call}, where=program_line(innermost))
+            yield record, time.monotonic() - began
 
 
 def _waits_in_c() -> dict[int, Work | PersistentWork]:
