@@ -25,7 +25,7 @@ from .backend import Backend, FastPath, GPUFastPath
 from .backends import Destroyed, LazyBackends
 from .calls import Call
 from .flight import flight_of
-from .operation_list import CALLED, MESSAGES, OPERATIONS, PLACES_OF_PEER_AND_TAG, TASK
+from .operation_list import CALLED, MESSAGES, OPERATIONS, PEER_AND_TAG, TASK
 from .reduce_op import ReduceOp
 from .registry import OBJECTS
 from .timeouts import as_seconds
@@ -106,27 +106,30 @@ class Door:
             self.block.collect(call, async_op)
             return None
         backend = self.backends[device]
+        peer_and_tag: tuple[Any, ...] = ()
         if name in MESSAGES:
             self.messages = self.fast_path.passed_messages = self.messages + 1
-            if name in PLACES_OF_PEER_AND_TAG and not name.startswith("recv"):
-                peer, tag = PLACES_OF_PEER_AND_TAG[name]
-                self.last_sent.append((name, arguments[peer], arguments[tag]))
+            number = self.messages + self.fast_path.messages
+            if name in PEER_AND_TAG:
+                peer_and_tag = PEER_AND_TAG[name](arguments)
+                if not name.startswith("recv"):
+                    self.last_sent.append((name, *peer_and_tag))
         else:
             self.collectives = self.fast_path.passed_collectives = self.collectives + 1
+            number = self.collectives + self.fast_path.count
             first = arguments[0] if arguments else None
             if type(first) is list and first:
                 first = first[0]
-            number = self.collectives + self.fast_path.count
             self.recent.append((number, name, getattr(first, "dtype", ""), getattr(first, "nbytes", 0)))
-        operation = self._begin(call, async_op, persistent) if self.hooks else None
+        operation = self._begin(call, number, async_op, persistent) if self.hooks else None
         function, given = (getattr(backend, name), (*arguments, async_op)) if step is None else (step, ())
         try:
             if async_op or gil_held is None:
                 outcome: Any = function(*given)
             else:
-                outcome = self.notes.during(name, self.number_of(name), function, given)
+                outcome = self.notes.during(name, number, function, given)
         except Exception as error:
-            error = self.translated(backend, CALLED.get((name, async_op), name), self.number_of(name), error)
+            error = self.translated(backend, CALLED.get((name, async_op), name), number, error)
             if operation is not None:
                 operation.end(error)
             raise error
@@ -135,9 +138,7 @@ class Door:
         elif async_op or isinstance(outcome, Work):
             work = outcome if isinstance(outcome, Work) else CompletedWork()
             work.operation = operation
-            places = PLACES_OF_PEER_AND_TAG.get(name)
-            other = () if places is None else (arguments[places[0]], arguments[places[1]])
-            self.follow(work, name, result, *other)
+            self.follow(work, name, number, result, *peer_and_tag)
             if async_op or persistent is not None:
                 return work
             if work.keeps_time:  # its transport ends it
@@ -149,12 +150,10 @@ class Door:
             operation.end()
         return outcome  # type: ignore[no-any-return]
 
-    def follow(self, work: Work, name: str, result: Any, peer: int | None = None, tag: int | None = None) -> None:
+    def follow(
+        self, work: Work, name: str, number: int, result: Any, peer: int | None = None, tag: int | None = None
+    ) -> None:
         """Keep the Work of an operation that has begun, and so its arrays, while it is in flight."""
-        if name in MESSAGES:
-            number = self.messages + self.fast_path.messages
-        else:
-            number = self.collectives + self.fast_path.count
         work.flight = flight_of((self, name, number, result, peer, self.timeout, tag))
         for array in result if type(result) is list else (result,):
             self.unasked_bytes += getattr(array, "nbytes", 0)
@@ -193,8 +192,9 @@ class Door:
         `task` tells of it: its text is what records have.
         """
         self.messages = self.fast_path.passed_messages = self.messages + 1
-        operation = self._begin(Call((TASK.name, OBJECTS, None, (task,))), False, None) if self.hooks else None
-        running_tasks[threading.get_ident()] = self.group, self.number_of(TASK.name), task, time.monotonic()
+        number = self.messages + self.fast_path.messages
+        operation = self._begin(Call((TASK.name, OBJECTS, None, (task,))), number, False, None) if self.hooks else None
+        running_tasks[threading.get_ident()] = self.group, number, task, time.monotonic()
         try:
             outcome = step()
         except BaseException as error:  # SystemExit, too, is the executor's to tell
@@ -295,11 +295,10 @@ class Door:
 
     # -- hooks -----------------------------------------------------------------------------------
 
-    def _begin(self, call: Call, async_op: bool, persistent: PersistentWork | None) -> Operation:
+    def _begin(self, call: Call, number: int, async_op: bool, persistent: PersistentWork | None) -> Operation:
         from .hooks import Operation
 
         name, device, _, _ = call
-        number = self.number_of(name)
         operation = Operation(self.group, name, number, device, async_op, call.named, self.hooks, persistent)
         operation.begin()
         if isinstance(self.backends, Destroyed):  # by a hook

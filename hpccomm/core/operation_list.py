@@ -6,6 +6,7 @@ Hooks get the names of an operation's arguments from it, `NonMember` its methods
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -234,9 +235,9 @@ CALLED = {  # the function that a program has called, by operation and `async_op
 
 # Between two ranks, and so numbered apart; all others are called by every rank of the group, in the same order.
 MESSAGES = {name + form for name, spec in OPERATIONS.items() if spec.is_a_message for form in ("", START)} | {TASK.name}
-# Among the arguments: of the rank at the other end (of the receiver, where there are two), and of the tag.
-PLACES_OF_PEER_AND_TAG = {
-    name: (spec.arguments.index("dst" if "dst" in spec.arguments else "src"), spec.arguments.index("tag"))
+# They return, of the arguments, the rank at the other end (the receiver, where there are two) and the tag.
+PEER_AND_TAG = {
+    name: itemgetter(spec.arguments.index("dst" if "dst" in spec.arguments else "src"), spec.arguments.index("tag"))
     for name, spec in OPERATIONS.items()
     if "tag" in spec.arguments
 }

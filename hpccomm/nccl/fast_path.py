@@ -188,15 +188,17 @@ class NCCLFastPath(GPUFastPath):
             return False
         if peer is not None:
             door.messages = door.fast_path.passed_messages = door.messages + 1
+            number = door.messages + door.fast_path.messages
             if name != "recv":
                 door.last_sent.append(("send", peer, NO_TAG))
         else:
             door.collectives = door.fast_path.passed_collectives = door.collectives + 1
-            door.recent.append((door.collectives + door.fast_path.count, name, result.dtype, result.nbytes))
+            number = door.collectives + door.fast_path.count
+            door.recent.append((number, name, result.dtype, result.nbytes))
         if failure is not None:
-            raise door.translated(self._backend, CALLED.get((name, async_op), name), door.number_of(name), failure)
+            raise door.translated(self._backend, CALLED.get((name, async_op), name), number, failure)
         if async_op:
-            door.follow(done, name, result, *(() if peer is None else (peer, NO_TAG)))
+            door.follow(done, name, number, result, *(() if peer is None else (peer, NO_TAG)))
         elif monotonic() >= connection.last.due:
             connection.last.mark(door, name, result, peer)
         return done

@@ -262,7 +262,7 @@ def test_messages_of_the_host_go_on_while_it_waits_for_the_gpu(
         machine.held = True
         with hc.coalescing(group, async_ops=True) if wait == "a block" else nullcontext() as block:
             work = hc.all_reduce(array, group=group, async_op=block is None)
-        (group if wait == "destroy" else process_group).door.follow(Message(), "send", np.ones(3), 0, 0)
+        (group if wait == "destroy" else process_group).door.follow(Message(), "send", 1, np.ones(3), 0, 0)
         giving_up.start()
         if wait == "synchronize":
             work.synchronize()
