@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
@@ -37,11 +37,6 @@ class FastPath:
     messages = 0  # messages done, likewise
     passed_collectives = passed_messages = 0  # those that did not take it: the door's numbers
     place = 0  # in the ring of the compiled room, where that remembers the last operations
-
-    @property
-    def last_sent(self) -> Collection[tuple[int, int]]:
-        """To which ranks the last messages were sent, and their tags; any thread may ask."""
-        return ()
 
     def attach(self, door: Door) -> None:
         """Belong to a group's door: it identifies errors, and follows what is in flight."""

@@ -34,7 +34,7 @@ from .sources import SOURCES
 from .waiting import LOST
 from .words import LARGEST_JOB, as_ranges, ranks_by_value, tag_in_words
 
-KEPT = 32  # of the last collectives of each group that took the compiled fast path
+KEPT = 32  # of the last collectives of each group that took the compiled fast path, and of the messages it sent by it
 MANY_RANGES = 64  # as many reports at least have the ranks of a group that are not in so few ranges
 OTHER_CLOCK = 2.0  # seconds by which a file server's may be behind
 ASK = "ask"
@@ -401,13 +401,14 @@ def _group(group: ProcessGroup) -> dict[str, Any]:
     recent: list[list[Any]] = [
         [number, name, str(dtype), nbytes] for number, name, dtype, nbytes in group.door.recent.copy()
     ]
-    fast = past({group.door.fast_path.place: ("", "")}).values()
+    fast = list(past({group.door.fast_path.place: ("", "")}).values())
     recent += [
         [each.number, each.name, each.dtype, each.nbytes, each.count, each.op, each.peer, each.async_op]
         for each in [each for each in fast if each.name not in MESSAGES][-KEPT:]
     ]
     recent.sort(key=lambda each: each[0])
-    messages = [*group.door.last_sent.copy(), *(("send", *each) for each in group.door.fast_path.last_sent)]
+    messages: list[tuple[str, Any, Any]] = [*group.door.last_sent.copy()]
+    messages += [(each.name, each.peer, each.tag) for each in fast if each.name in ("send", "sendrecv")][-KEPT:]
     sent = [[peer, tag_in_words(name, tag)] for name, peer, tag in messages]
     known = {"name": group.name, "made_at": made_at(group), **counts, "recent": recent, "sent": sent}
     ranges = as_ranges(ranks_of(group))

@@ -125,7 +125,6 @@ cdef enum:
     OPS = 16
     PARTS = 64  # of a list
     WAITED = 512  # Works that are waited for at once
-    KEPT = 8  # messages sent, for reports
     SMALL = 2048  # elements that are prepared here: of more, NumPy prepares as fast
     REAP_EVERY = 32  # Works that begin, where the program holds the oldest and will wait for it
     MOST_RUNS = 16  # of coalesced arrays: memory for more is not kept

@@ -85,18 +85,6 @@ cdef class Path:
                 note_end(serial, True)
                 return
 
-    @property
-    def last_sent(self):
-        """The ranks and the tags of the last messages sent; any thread may ask."""
-        cdef Entry each
-        cdef long long serial
-        found = []
-        for serial in range(written, max(written - ring_mask, 1) - 1, -1):
-            each = ring[serial & ring_mask]
-            if each.path == self.place and (each.what == SEND or each.what == SENDRECV) and len(found) < KEPT:
-                found.append((each.peer, each.tag))
-        return found
-
     cdef int place_of(self, object op) noexcept:
         """Return the row of an op in the tables; -1 where it has none."""
         if op is self.usual_op:
