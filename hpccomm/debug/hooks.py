@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.group import ProcessGroup
 from ..core.hooks import Hook, Operation, RemovableHandle
 from ..errors import DistError, here
 from .groups_seen import everywhere
-from .records import arrays_in, describe
+from .records import arrays_in, record_of_operation
 from .sources import SOURCES
 
 BLUE = 0xFF0072B2  # of ranges
@@ -261,7 +260,4 @@ def _nvtx() -> tuple[Any, Any]:
 
 
 def _in_words(operation: Operation) -> str:
-    if operation.described:
-        return operation.described
-    group: ProcessGroup = operation.group
-    return str(describe(group, operation.name, operation.sequence_number, operation.arguments))
+    return operation.described or str(record_of_operation(operation))

@@ -24,7 +24,7 @@ from datetime import timedelta
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from ..core.door import Door, all_doors, running_tasks
+from ..core.door import Door, running_tasks
 from ..core.group import ProcessGroup
 from ..core.late import package
 from ..core.operation_list import CALLED, MESSAGES, OF_GRIDS, OF_SEVERAL, OPERATIONS, TASK
@@ -33,6 +33,7 @@ from ..core.timeouts import KEEP_TIME, as_seconds
 from ..core.work import Work
 from ..job.reserve import Reserve
 from ..process.excepthook import AbortOnException
+from .groups_seen import works_in_flight
 from .mpi_calls import spec_of
 from .records import Record, describe, key_of_operation
 from .sources import LONGEST_TEXT, SOURCES, Source, named_in, text_of_call
@@ -50,11 +51,11 @@ DOOR = Door.run.__code__
 POLL = "is_completed"
 METHODS_OF_WORKS = ("wait", "synchronize", POLL)  # whichever class the Work is
 ABORTS = AbortOnException.__call__.__code__
-SPARE = Reserve.wait.__code__  # a spare waits for its call
 # Of an executor, and of Python's Futures, in whose functions the Futures are `fs`.
 WAITS_FOR_TASKS, WAITS_FOR_FUTURES = ("result", "exception", "wait"), ("wait", "as_completed")
 FUTURES = os.path.join("concurrent", "futures", "_base.py")
-WITHOUT_A_GROUP = {"init_process_group": "init_process_group", "on": "ProcessGroup.on"}  # they make the first one
+# They make the first one; a spare waits for its call.
+WITHOUT_A_GROUP = {"init_process_group": "init_process_group", "on": "ProcessGroup.on", "spare": "spare"}
 # Operations and set-ups before which the ranks tell each other what they have, by another operation.
 GATHER_FIRST = OF_SEVERAL | {f"{name}_init" for name in OF_SEVERAL | OF_GRIDS}
 WAITS = re.compile(r"[Ww]ait(all|any|some)?\(")
@@ -74,7 +75,7 @@ def public_functions() -> dict[CodeType, str]:
 @functools.lru_cache(maxsize=1)
 def _names_by_code(functions: tuple[Any, ...]) -> dict[CodeType, str]:
     methods = [each for base in ProcessGroup.__mro__ for name, each in vars(base).items() if not name.startswith("_")]
-    names = {}
+    names = {Reserve.wait.__code__: "spare"}
     for each in (*functions, *methods):
         code = getattr(inspect.unwrap(each), "__code__", None)
         if code is None:
@@ -133,10 +134,7 @@ def tasks_in_flight() -> Iterator[tuple[Record, float]]:
 
 def _waits_in_c() -> dict[int, Work | PersistentWork]:
     """Return, by thread, the Works that are waited for without a frame that tells of it."""
-    works: list[Work | PersistentWork] = []
-    for door in all_doors():
-        works += [*door.in_flight, *door.persistent]
-    return {work.waiting_thread: work for work in works if work.waiting_thread}
+    return {work.waiting_thread: work for work in works_in_flight() if work.waiting_thread}
 
 
 def _call_in(innermost: FrameType, waited_for: Work | PersistentWork | None) -> CallInFlight | None:
@@ -148,15 +146,11 @@ def _call_in(innermost: FrameType, waited_for: Work | PersistentWork | None) -> 
     for frame in _outward(innermost):
         code = frame.f_code
         can_raise = can_raise or code in KEEP_TIME
-        if code is SPARE:
-            return CallInFlight(
-                (_mark(frame), "spare"), _record_without_a_group("spare", frame), None, None, None, False
-            )
         if code is DOOR:
             call = _call_at_the_door(frame)
         elif code in others:
             call = _call_of_another(frame, others[code]) or call
-        elif code.co_name in METHODS_OF_WORKS and code.co_filename.startswith(PACKAGE):
+        elif code.co_name in METHODS_OF_WORKS and code.co_filename.startswith(PACKAGE) and code not in public:
             inside = frame.f_locals
             work = inside.get("self")
             if not isinstance(work, Work | PersistentWork):
@@ -192,7 +186,7 @@ def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
     groups = [arguments.pop(name) for name, each in list(arguments.items()) if isinstance(each, ProcessGroup)]
     group = groups[0] if groups else None
     if group is None and name in WITHOUT_A_GROUP:
-        record = _record_without_a_group(WITHOUT_A_GROUP[name], frame)
+        record = Record(WITHOUT_A_GROUP[name], 0, "", "world", where=program_line(frame))
         return CallInFlight((_mark(frame), name), record, None, None, _seconds(arguments.get("timeout")), False)
     if group is None:
         group = package().GroupMember.WORLD
@@ -200,10 +194,6 @@ def _call_of_function(frame: FrameType, name: str) -> CallInFlight | None:
         return None
     call = _call(frame, group, name, _last_number(group, name) + 1, arguments)  # a fast one counts at its end
     return call if name in OPERATIONS else call._replace(can_raise=name == "destroy" or is_in_mismatch_check(group))
-
-
-def _record_without_a_group(name: str, frame: FrameType) -> Record:
-    return Record(name, 0, "", "world", where=program_line(frame))
 
 
 def _call_of_another(frame: FrameType, source: Source) -> CallInFlight | None:
