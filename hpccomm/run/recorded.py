@@ -72,7 +72,7 @@ class RecordedCalls:
 
     def _keep(self, seen: Seen, record: Record) -> Record:
         self._see_what_has_ended()
-        self._recorder.trace(seen)
+        self._recorder.trace(seen, seen.key, seen.ranks)
         self._records.append(record)
         record.begin = now()
         return record

@@ -214,7 +214,7 @@ def test_a_recording_does_not_grow_with_the_ranks(ranks: Sequence[int], tmp_path
     with hpccomm.debug.record():
         recorder = recorders.recorder()
         assert recorder is not None
-        recorder.trace(known)
+        recorder.trace(known, known.key, known.ranks)
         file = hpccomm.debug.dump_trace(tmp_path)
     text = file.read_text()
     assert len(json.dumps(json.loads(text)["groups"][known.key])) < 200

@@ -44,18 +44,6 @@ class Numbered(Protocol):
         """The number of the last message."""
 
 
-class NumberedSet(Numbered, Protocol):
-    """The same, of something that knows its key and its ranks."""
-
-    @property
-    def key(self) -> str:
-        """The key in records, which is the same on every rank."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The members' ranks in MPI.COMM_WORLD."""
-
-
 class OtherRecords(Protocol):
     """Records of what are no operations of hpccomm's groups."""
 
@@ -121,15 +109,16 @@ class Recorder:
 
     def hook_of(self, group: ProcessGroup) -> _GroupHook:
         """Return the hook of one group."""
-        traced = self._add(TracedGroup(group, key_of(group), ranks_of(group)))
-        return _GroupHook(self._entries, self._places, traced, self.stack)
+        traced = TracedGroup(group, key_of(group), ranks_of(group))
+        self._add(traced)
+        return _GroupHook(self, traced)
 
-    def trace(self, group: NumberedSet) -> None:
+    def trace(self, group: Numbered, key: str, ranks: tuple[int, ...]) -> None:
         """Let a recording know of a group whose operations no hook sees."""
-        if group.key not in self.groups:
-            self._add(TracedGroup(group, group.key, group.ranks, has_all_messages=False))
+        if key not in self.groups:
+            self._add(TracedGroup(group, key, ranks, has_all_messages=False))
 
-    def _add(self, traced: TracedGroup) -> TracedGroup:
+    def _add(self, traced: TracedGroup) -> None:
         if len(self.groups) >= self._most:
             used = {record.group for record in self.records()}
             self.groups = {key: each for key, each in self.groups.items() if each.is_there or key in used}
@@ -137,7 +126,6 @@ class Recorder:
                 del self._places[place]
             self._most = max(FEW, 2 * len(self.groups))
         self.groups[traced.key] = traced
-        return traced
 
     def stop(self) -> None:
         """Keep what has been recorded; the room remembers further operations, and in less detail."""
@@ -166,20 +154,15 @@ class Recorder:
 class _GroupHook:
     """The hook that records the operations of one group that pass its door."""
 
-    def __init__(
-        self, entries: deque[Record], places: dict[int, tuple[str, str]], traced: TracedGroup, stack: bool
-    ) -> None:
-        self._append = entries.append
-        self._places = places
-        self._traced = traced
-        self._stack = stack
+    def __init__(self, recorder: Recorder, traced: TracedGroup) -> None:
+        self._recorder, self._traced = recorder, traced
         self._open: dict[Operation, Record] = {}
 
     def begin(self, operation: Operation) -> None:
-        place = caller() if self._stack else None
+        place = caller() if self._recorder.stack else None
         where = "" if place is None else line(*place)
         record = self._open[operation] = record_of_operation(operation, begin=now(), where=where)
-        self._append(record)
+        self._recorder._entries.append(record)
 
     def end(self, operation: Operation) -> None:
         record = self._open.pop(operation)
@@ -190,7 +173,7 @@ class _GroupHook:
     def follows(self, fast: FastPath) -> bool:
         """Whether the fast path's operations are remembered without this hook; the door asks."""
         if fast.place:
-            self._places[fast.place] = self._traced.key, self._traced.name
+            self._recorder._places[fast.place] = self._traced.key, self._traced.name
         return fast.place > 0
 
 
