@@ -1,8 +1,8 @@
 """Door: the one way of a group's operations to their transports.
 
 It numbers operations, calls hooks, translates the transports' errors, and keeps the Works in flight. Only the fast
-paths call a transport beside it, and number their operations themselves. The watchdog reads `self`, `call` and `work`
-of the functions here that `debug/stacks.py` names: a thread that is inside one is in that operation.
+paths call a transport beside it, and number their operations themselves. The watchdog reads `self` and `call` of
+`Door.run` (`debug/stacks.py`): a thread that is inside is in that operation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The call that each thread of this process is in, read from the stacks of the threads: it costs them nothing.
 
 What is read of other modules: the functions that programs call (those in ``hpccomm.__all__`` and the methods of groups)
-with their arguments, the door that each operation passes (its `self` and `call`), and the waits of Works. The rest of
+with their arguments, `Door.run` that each operation passes (`self` and `call`), and the waits of Works. The rest of
 hpccomm asks `calls_in_flight` and `call_of_thread`, and knows nothing of frames.
 """
 
