@@ -473,7 +473,7 @@ class MPIBackend(Backend):
         buffer, finish = recv_buffer(array)
         source = MPI.ANY_SOURCE if src is None else src
         if async_op:
-            return ReceiveWork(self.comm.Irecv(message(buffer), source, tag), buffer.nbytes, finish, buffer)
+            return ReceiveWork(self.comm.Irecv(message(buffer), source, tag), buffer.nbytes, finish, (buffer,))
         status = MPI.Status()
         self.comm.Recv(message(buffer), source, tag, status)
         return received("recv", status, buffer, finish)

@@ -150,10 +150,16 @@ def joined(works: list[Work | None], finish: Finish) -> Work | None:
             continue
         if not isinstance(work, MPIWork):
             raise TypeError(f"a part of a composed operation is {work!r}, not one of MPI's requests")
-        requests += work._requests if isinstance(work, MPIWorks) else [work._request]
-        alive.append(work.alive)
-        finish = both(work._finish, finish)
+        of_part, its_finish, arrays = parts_of(work)
+        requests += of_part
+        alive.append(arrays)
+        finish = both(its_finish, finish)
     return all_done(requests, finish, alive)
+
+
+def parts_of(work: MPIWork) -> tuple[list[Any], Finish, Any]:
+    """Return the requests, the last step and the arrays of a Work."""
+    return work._requests if isinstance(work, MPIWorks) else [work._request], work._finish, work.alive
 
 
 def received(operation: str, status: MPI.Status, buffer: Any, finish: Finish) -> int:
