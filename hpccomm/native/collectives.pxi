@@ -9,12 +9,10 @@ cdef class Collectives(InNode):
         cdef Array* x = plain(array, self.largest)
         if x == NULL or not is_rank(root, self.size) or type_of(x) == 0:
             return False
-        cdef int code, source = PyLong_AsLong(root)
+        cdef int source = PyLong_AsLong(root)
         self.notes(BROADCAST, PyArray_TYPE(x), PyArray_NBYTES(x), NOBODY, source)
-        code = self.broadcast_memory(<char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x), type_of(x), source)
-        if code:
-            raise self.failed("broadcast", code)
-        return self.has_done()
+        return self.ends(
+            self.broadcast_memory(<char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x), type_of(x), source), "broadcast")
 
     def node_broadcast(self, array, int root):
         """Do a broadcast of an array without gaps, made for MPI, in memory of the node; return whether it has."""
@@ -38,14 +36,12 @@ cdef class Collectives(InNode):
     def all_reduce(self, array, op):
         """Do an all_reduce, or return False."""
         cdef Array* x = plain(array, self.largest)
-        cdef int code, place = self.place_of(op)
+        cdef int place = self.place_of(op)
         if x == NULL or not self.is_reducible(x, place):
             return self.all_reduce_prepared(array, op)
         self.notes(ALL_REDUCE, PyArray_TYPE(x), PyArray_NBYTES(x), place, NOBODY)
-        code = self.all_reduce_memory(<char*>PyArray_DATA(x), PyArray_SIZE(x), PyArray_TYPE(x), place)
-        if code:
-            raise self.failed("all_reduce", code)
-        return self.has_done()
+        return self.ends(
+            self.all_reduce_memory(<char*>PyArray_DATA(x), PyArray_SIZE(x), PyArray_TYPE(x), place), "all_reduce")
 
     def node_all_reduce(self, array, op):
         """As node_broadcast, for an all_reduce in place."""
@@ -105,7 +101,7 @@ cdef class Collectives(InNode):
                 (<uint16_t*>data)[i] = float_to_half(wide[i])
         if own is not array:
             PyArray_CopyInto(x, <Array*>own)
-        return self.has_done()
+        return self.ends(0, "all_reduce")
 
     def reduce(self, array, root, op):
         """Do a reduce, or return False."""
@@ -116,7 +112,7 @@ cdef class Collectives(InNode):
         cdef int number = PyArray_TYPE(x), destination = PyLong_AsLong(root)
         self.notes(REDUCE, number, PyArray_NBYTES(x), place, destination)
         if self.is_alone:
-            return self.has_done()
+            return self.ends(0, "reduce")
         if mpi.folds[place][number] != NULL and self.reduces_in_node(PyArray_NBYTES(x)):
             return self.ends(self.reduce_array(REDUCE, x, place, destination, self.size if self.rank == destination else 0), "reduce")
         cdef void* sent = mpi.in_place if self.rank == destination else PyArray_DATA(x)
@@ -124,9 +120,7 @@ cdef class Collectives(InNode):
         with nogil:
             code = mpi.reduce(sent, received, count_of(x), mpi.reduced[place][number], mpi.ops[place][number],
                               destination, self.comm)
-        if code:
-            raise self.failed("reduce", code)
-        return self.has_done()
+        return self.ends(code, "reduce")
 
     # Lists of arrays, and what reduces to some ranks: in memory of the node, once it is open; the rest is left to MPI.
 
@@ -164,14 +158,9 @@ cdef class Collectives(InNode):
         if not self.is_pair(y, x) or PyArray_NBYTES(y) != PyArray_NBYTES(x) * self.size or type_of(x) == 0:
             return False
         self.notes(ALL_GATHER, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), NOBODY, NOBODY)
-        cdef int code
-        if self.is_alone:
-            return self.copies(y, x)
-        code = self.all_gather_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x),
-                                      type_of(x))
-        if code:
-            raise self.failed("all_gather_single", code)
-        return self.has_done()
+        return self.ends(
+            self.all_gather_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(x), PyArray_NBYTES(x),
+                                   type_of(x)), "all_gather_single")
 
     def node_all_gather(self, output, array):
         """As node_broadcast, for an all_gather_single of arrays that share no memory."""
@@ -183,12 +172,13 @@ cdef class Collectives(InNode):
 
     cdef int all_gather_memory(self, char* y, char* x, int count, Py_ssize_t nbytes, Handle datatype) except? -9:
         """Gather the `nbytes` bytes, which are `count` values, of each rank."""
-        cdef int code = 0
-        cdef bint in_node = not self.is_alone and self.is_in_node(nbytes * self.size)
+        if self.is_alone:
+            memcpy(y, x, nbytes)
+            return 0
+        cdef int code
+        cdef bint in_node = self.is_in_node(nbytes * self.size)
         with nogil:
-            if self.is_alone:
-                memcpy(y, x, nbytes)
-            elif in_node:
+            if in_node:
                 code = node_all_gather(&self.node, call_of(ALL_GATHER, 0, 0), y, x, nbytes)
             else:
                 code = mpi.allgather(x, count, datatype, y, count, datatype, self.comm)
@@ -198,19 +188,15 @@ cdef class Collectives(InNode):
         """Do a reduce_scatter_single, or return False."""
         cdef Array* y = plain(output, self.largest)
         cdef Array* x = plain(array, self.largest)
-        cdef int code, place = self.place_of(op)
+        cdef int place = self.place_of(op)
         if not self.is_pair(y, x) or PyArray_NBYTES(x) != PyArray_NBYTES(y) * self.size:
             return False
         if not self.is_reducible(x, place):
             return False
         self.notes(REDUCE_SCATTER, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), place, NOBODY)
-        if self.is_alone:
-            return self.copies(y, x)
-        code = self.reduce_scatter_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(y), PyArray_TYPE(x),
-                                          PyArray_ITEMSIZE(x), place)
-        if code:
-            raise self.failed("reduce_scatter_single", code)
-        return self.has_done()
+        return self.ends(
+            self.reduce_scatter_memory(<char*>PyArray_DATA(y), <char*>PyArray_DATA(x), count_of(y), PyArray_TYPE(x),
+                                       PyArray_ITEMSIZE(x), place), "reduce_scatter_single")
 
     def node_reduce_scatter(self, output, array, op):
         """As node_broadcast, for a reduce_scatter_single of arrays that share no memory."""
@@ -224,15 +210,14 @@ cdef class Collectives(InNode):
     cdef int reduce_scatter_memory(self, char* y, char* x, Py_ssize_t count, int number, int itemsize,
                                    int place) except? -9:
         """Reduce parts of `count` values of the dtype with that number."""
-        cdef int code = 0
+        cdef int code
         cdef size_t nbytes = <size_t>count * itemsize
-        cdef bint in_node = (
-            not self.is_alone and mpi.folds[place][number] != NULL and self.reduces_in_node(nbytes * self.size)
-        )
+        if self.is_alone:
+            memcpy(y, x, nbytes)
+            return 0
+        cdef bint in_node = mpi.folds[place][number] != NULL and self.reduces_in_node(nbytes * self.size)
         with nogil:
-            if self.is_alone:
-                memcpy(y, x, nbytes)
-            elif in_node:
+            if in_node:
                 code = node_reduce_scatter(&self.node, call_of(REDUCE_SCATTER, place, mpi.kinds[number]),
                                            mpi.folds[place][number], itemsize, y, x, count)
             else:
@@ -249,16 +234,15 @@ cdef class Collectives(InNode):
         if not (PyArray_NDIM(x) and PyArray_NDIM(y)) or PyArray_DIM(x, 0) % self.size or PyArray_DIM(y, 0) % self.size:
             return False
         self.notes(ALL_TO_ALL_SINGLE, PyArray_TYPE(x), PyArray_NBYTES(y) + PyArray_NBYTES(x), NOBODY, NOBODY)
+        cdef int code = 0, part = count_of(x) // self.size
         if self.is_alone:
-            return self.copies(y, x)
-        cdef int code, part = count_of(x) // self.size
-        if self.is_in_node(PyArray_NBYTES(x)):
-            return self.ends(self.move_equal_parts(y, x), "all_to_all_single")
-        with nogil:
-            code = mpi.alltoall(PyArray_DATA(x), part, type_of(x), PyArray_DATA(y), part, type_of(x), self.comm)
-        if code:
-            raise self.failed("all_to_all_single", code)
-        return self.has_done()
+            memcpy(PyArray_DATA(y), PyArray_DATA(x), PyArray_NBYTES(x))
+        elif self.is_in_node(PyArray_NBYTES(x)):
+            code = self.move_equal_parts(y, x)
+        else:
+            with nogil:
+                code = mpi.alltoall(PyArray_DATA(x), part, type_of(x), PyArray_DATA(y), part, type_of(x), self.comm)
+        return self.ends(code, "all_to_all_single")
 
     def node_all_to_all(self, output, array):
         """As node_broadcast, for an all_to_all_single of equal parts, of arrays that share no memory."""
@@ -276,18 +260,10 @@ cdef class Collectives(InNode):
             self.sent_bytes[i] = self.received_bytes[i] = nbytes
         return self.move(ALL_TO_ALL_SINGLE, self.size, self.size, 0, max(nbytes, 1))
 
-    cdef bint copies(self, Array* output, Array* array) noexcept:
-        """Do what a rank alone has to do where the result is another array."""
-        memcpy(PyArray_DATA(output), PyArray_DATA(array), PyArray_NBYTES(array))
-        return self.has_done()
-
     def barrier(self):
         """Wait until all ranks have come."""
         self.notes(BARRIER, NOBODY, 0, NOBODY, NOBODY)
-        cdef int code = self.meet()
-        if code:
-            raise self.failed("barrier", code)
-        return self.has_done()
+        return self.ends(self.meet(), "barrier")
 
     def node_barrier(self):
         """As node_broadcast, for a barrier."""

@@ -164,7 +164,7 @@ cdef class Lists(Collectives):
                 average(self.scratch, run // itemsize, number, self.size)
             pack(xs, first, i, self.scratch, 1, run, False)
             first = i
-        return self.has_done()
+        return self.ends(0, "all_reduce_coalesced")
 
     def broadcast_coalesced(self, arrays, root):
         """Do a broadcast of many arrays of a dtype, packed into few; or return False."""
@@ -232,9 +232,7 @@ cdef class Lists(Collectives):
                 if packs_first:
                     data += part * rows_in
                 first = i
-        if self.keep_scratch(code):
-            raise self.failed(NAMES[what], code)
-        return self.has_done()
+        return self.ends(self.keep_scratch(code), NAMES[what])
 
     def all_gather_coalesced(self, output_lists, arrays):
         """Do an all_gather of the arrays of each rank in runs of neighbours, as mpi/backend.py; or return False."""

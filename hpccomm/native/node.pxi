@@ -83,14 +83,16 @@ cdef class InNode(Path):
         return self.is_in_node(0)
 
     cdef bint ends(self, int code, str name) except -1:
-        """Count an operation of the fast path, or leave it to the checks and MPI."""
+        """Count the collective that has been noted; or raise its error, or leave it to the checks and MPI."""
+        if code == 0:
+            self.count += 1
+            note_end(self.entry, False)
+            return True
         if code == NODE_LEAVES:
             self.has_left = True
             ring[self.entry & ring_mask].what = 0
             return False
-        if code:
-            raise self.failed(name, code)
-        return self.has_done()
+        raise self.failed(name, code)
 
     cdef bint has_ended(self, int code, str name) except -1:
         if code == NODE_LEAVES:

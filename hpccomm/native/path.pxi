@@ -63,19 +63,17 @@ cdef class Path:
         self.entry = note(self, what, dtype, nbytes, op, peer, NOBODY, False)
         return 0
 
-    cdef inline bint has_done(self) noexcept:
-        """Count the collective that has been noted."""
-        self.count += 1
-        note_end(self.entry, False)
-        return True
-
-    cdef inline bint has_passed(self, long long entry, bint is_whole) noexcept:
-        """Count a blocking message, which has been noted; return whether it has the length that was expected."""
+    cdef bint has_passed(self, str name, long long entry, int code, Py_ssize_t nbytes, Py_ssize_t expected) except -1:
+        """Count a blocking message, which has been noted; raise if `code` is an error of MPI, or it was too short."""
+        if code:
+            raise self.failed(name, code)
         self.messages += 1
         if ring[entry & ring_mask].serial == entry:
             ring[entry & ring_mask].number = self.messages + self.passed_messages  # threads may overtake each other
-        note_end(entry, not is_whole)
-        return is_whole
+        note_end(entry, nbytes != expected)
+        if nbytes != expected:
+            raise self.short(name, nbytes, expected)
+        return True
 
     def note_failure(self):
         """Note that what has been begun last has failed."""
