@@ -374,16 +374,15 @@ class MPIBackend(Backend):
     def all_reduce_coalesced(self, arrays: list[Any], op: ReduceOp, async_op: bool) -> Work | None:
         if async_op and self._is_large(arrays):
             return self._thread.launch("all_reduce_coalesced", arrays, op)
+        if not async_op:
+            self._coalesced.in_runs(self.all_reduce, arrays, op, True, True)
+            return None
         works: list[Work | None] = []
         finish: Finish = None
-        for indices in by_dtype(arrays):
-            same = arrays if len(indices) == len(arrays) else [arrays[i] for i in indices]
-            if async_op:
-                flat = np.concatenate(same, axis=None)
-                works.append(self.all_reduce(flat, op, True))
-                finish = both(finish, partial(unpack_into, flat, same))
-            else:
-                self._coalesced.all_reduce(self.all_reduce, same, op)
+        for (same,) in by_dtype(arrays):
+            flat = np.concatenate(same, axis=None)
+            works.append(self.all_reduce(flat, op, True))
+            finish = both(finish, partial(unpack_into, flat, same))
         return joined(works, finish)
 
     def _is_large(self, arrays: list[Any]) -> bool:
@@ -392,12 +391,12 @@ class MPIBackend(Backend):
     def broadcast_coalesced(self, arrays: list[Any], root: int, async_op: bool) -> Work | None:
         if async_op and self._is_large(arrays):
             return self._thread.launch("broadcast_coalesced", arrays, root)
+        is_root = root == self.rank
         if not async_op:
-            for indices in by_dtype(arrays):
-                self._coalesced.broadcast(self.broadcast, [arrays[i] for i in indices], root, root == self.rank)
+            self._coalesced.in_runs(self.broadcast, arrays, root, is_root, not is_root)
             return None
-        flat, finish = (packed_any(arrays), None) if root == self.rank else unpacked_any(arrays)
-        return joined([self.broadcast(flat, root, async_op)], finish)
+        flat, finish = (packed_any(arrays), None) if is_root else unpacked_any(arrays)
+        return joined([self.broadcast(flat, root, True)], finish)
 
     def all_gather_coalesced(self, output_lists: list[list[Any]], arrays: list[Any], async_op: bool) -> Work | None:
         outputs = [output for of_rank in output_lists for output in of_rank]
@@ -441,8 +440,7 @@ class MPIBackend(Backend):
             return self._thread.launch("reduce_scatter_single_coalesced", outputs, arrays, op)
         works: list[Work | None] = []
         finish: Finish = None
-        for indices in by_dtype(arrays):
-            same, into = [arrays[i] for i in indices], [outputs[i] for i in indices]
+        for same, into in by_dtype(arrays, outputs):
             for run, targets in self._runs(same, into, async_op):
                 rows = np.concatenate([array.reshape(self.size, -1) for array in run], axis=1)
                 flat, _, unpack = unpacked(targets)

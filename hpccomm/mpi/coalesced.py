@@ -7,17 +7,14 @@ makes the packed arrays, and their persistent all_reduces, once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.persistent_work import PersistentWork
 from ..core.reduce_op import ReduceOp
-from ..native import room
 from . import persistent
 from .layout import by_dtype, unpack_into
-from .reductions import plan
 from .segments import runs
 
 if TYPE_CHECKING:
@@ -37,84 +34,33 @@ class Coalesced:
             self.scratch = np.empty(nbytes, np.uint8)
         return self.scratch[:nbytes]
 
-    def all_reduce(self, one: Callable[..., Any], arrays: list[Any], op: ReduceOp) -> None:
-        """Reduce arrays of one dtype in place; `one` reduces one array."""
-        dtype = arrays[0].dtype
-        for run, size in runs(arrays, self._run_bytes // dtype.itemsize):
-            if len(run) == 1:
-                one(run[0], op, False)
-                continue
-            flat = np.concatenate(run, axis=None, out=self.memory(size * dtype.itemsize).view(dtype))
-            one(flat, op, False)
-            unpack_into(flat, run)
+    def in_runs(self, one: Callable[..., Any], arrays: list[Any], argument: Any, packs: bool, unpacks: bool) -> None:
+        """Do an operation on many arrays in place; `one` does it on one array.
 
-    def broadcast(self, one: Callable[..., Any], arrays: list[Any], root: int, is_root: bool) -> None:
-        """Copy arrays of one dtype from the root to all; `one` broadcasts one array."""
-        dtype = arrays[0].dtype
-        for run, size in runs(arrays, self._run_bytes // dtype.itemsize):
-            if len(run) == 1:
-                one(run[0], root, False)
-                continue
-            flat = self.memory(size * dtype.itemsize).view(dtype)
-            if is_root:
-                np.concatenate(run, axis=None, out=flat)
-            one(flat, root, False)
-            if not is_root:
-                unpack_into(flat, run)
+        Where it does not read a rank's arrays nothing is packed, and where it does not write them nothing is unpacked.
+        """
+        for (same,) in by_dtype(arrays):
+            dtype = same[0].dtype
+            for run, size in runs(same, self._run_bytes // dtype.itemsize):
+                if len(run) == 1:
+                    one(run[0], argument, False)
+                    continue
+                flat = self.memory(size * dtype.itemsize).view(dtype)
+                if packs:
+                    np.concatenate(run, axis=None, out=flat)
+                one(flat, argument, False)
+                if unpacks:
+                    unpack_into(flat, run)
 
 
 def set_up(backend: MPIBackend, arrays: list[Any], op: ReduceOp) -> PersistentWork:
     """Return a persistent all_reduce_coalesced: persistent all_reduces of what runs of neighbours are packed into."""
     works: list[PersistentWork] = []
-    for indices in by_dtype(arrays):
-        same = [arrays[i] for i in indices]
+    for (same,) in by_dtype(arrays):
         for run, size in runs(same, persistent.LARGEST_IN_NODE // same[0].itemsize):
-            if len(run) == 1:
-                works.append(persistent.set_up(backend, "all_reduce", (run[0], op), True))
-                continue
-            flat = np.empty(size, same[0].dtype)
-            is_direct = not plan(op, flat.dtype).changes and all(array.flags.carray for array in run)
-            if op is ReduceOp.AVG:
-                is_direct = is_direct and flat.dtype.char in "fd"
-            work = persistent.set_up(backend, "all_reduce", (flat, op), True, run if is_direct else None)
-            works.append(work if is_direct and has_arrays(work) else Packed(work, flat, run))
+            one, packed = (run[0], None) if len(run) == 1 else (np.empty(size, same[0].dtype), run)
+            works.append(persistent.set_up(backend, "all_reduce", (one, op), True, packed))
     return works[0] if len(works) == 1 else Several(works)
-
-
-def has_arrays(work: PersistentWork) -> bool:
-    """Return whether it is in memory of the node, and packs the arrays itself."""
-    return room is not None and isinstance(work, room.Halves)
-
-
-class Packed(PersistentWork):
-    """A persistent all_reduce of a flat array: arrays are packed into it before each start, and unpacked after it."""
-
-    def __init__(self, work: PersistentWork, flat: Any, arrays: list[Any]) -> None:
-        self._work = work
-        self._pack: Callable[[], Any] = partial(np.concatenate, arrays, axis=None, out=flat)
-        self._unpack: Callable[[], None] = partial(unpack_into, flat, arrays)
-
-    def begin(self) -> None:
-        """Pack, and start."""
-        self._pack()
-        self._work.begin()
-
-    def block(self) -> None:
-        """Wait, and unpack."""
-        self._work.block()
-        self._unpack()
-
-    def poll(self) -> bool:
-        """Look, and unpack when it is done."""
-        if not self._work.poll():
-            return False
-        self._unpack()
-        return True
-
-    def release(self) -> None:
-        """Free the requests, and let go of the arrays."""
-        self._work.release()
-        del self._work, self._pack, self._unpack
 
 
 class Several(PersistentWork):

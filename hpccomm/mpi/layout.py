@@ -130,11 +130,11 @@ def unpack_columns(rows: Any, arrays: list[Any]) -> None:
         start += width
 
 
-def by_dtype(arrays: list[Any]) -> list[list[int]]:
-    """Return the indices of `arrays` grouped by dtype, in order of first appearance."""
+def by_dtype(arrays: list[Any], *others: list[Any]) -> list[tuple[list[Any], ...]]:
+    """Return the lists, which have as many arrays, cut by the dtypes of the first, in order of first appearance."""
     if len(set(map(dtype_of, arrays))) == 1:
-        return [list(range(len(arrays)))]
-    groups: dict[Any, list[int]] = {}
-    for i, array in enumerate(arrays):
-        groups.setdefault(array.dtype, []).append(i)
-    return list(groups.values())
+        return [(arrays, *others)]
+    groups: dict[Any, list[tuple[Any, ...]]] = {}
+    for row in zip(arrays, *others, strict=True):
+        groups.setdefault(row[0].dtype, []).append(row)
+    return [tuple(map(list, zip(*rows, strict=True))) for rows in groups.values()]

@@ -40,8 +40,8 @@ class NodePersistent:
         self._given: list[tuple[Any, Callable[[], Any]]] = []  # memory, and the operation with it
 
     def set_up(
-        self, name: str, given: Any, taken: Any, fill: Finish, finish: Finish, op: Any = None, root: int = 0,
-        arrays: list[Any] | None = None, averages: bool = False,
+        self, name: str, given: Any, taken: Any, op: Any, root: int, averages: bool, fill: Finish, finish: Finish,
+        arrays: list[Any] | None,
     ) -> PersistentWork | None:  # fmt: skip
         """Return the operation on buffers made for MPI, as Halves describes them; None if MPI has to do it."""
         is_small = given.nbytes <= LARGEST_IN_NODE or self._ranks == 1

@@ -7,14 +7,15 @@ from functools import partial
 from operator import setitem
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from ..core.operation_list import MESSAGES, OPERATIONS
 from ..core.persistent_work import PersistentWork, Repeated
-from ..core.work import Once, repeatable
+from ..core.work import Once, both, repeatable
 from ..process.tuning import NEVER
 from .backend import MPIBackend
-from .layout import Finish
+from .layout import Finish, unpack_into
 from .reductions import plan, reduction_input
 from .works import parts_of, received
 
@@ -115,7 +116,7 @@ def set_up(
 
     The asynchronous form has made the buffers. With them it is done in memory of the node; or else, if it is large and
     no part of another one, by the asynchronous operation at each start; or else by MPI's persistent operation.
-    `arrays`: those that memory of the node may pack instead of having them in the flat array of an all_reduce.
+    `arrays` are packed into the flat array of an all_reduce before each start, and unpacked after it.
     """
     named = dict(zip(OPERATIONS[operation].arguments, arguments))
     first = getattr(MPIBackend, operation)(AtFirst(backend), *arguments, True)
@@ -123,14 +124,20 @@ def set_up(
     sent, received = buffers[0], buffers[-1]
     fill = _filling(operation, named, sent, backend.rank)
     op = plan(named["op"], named["array"].dtype).reduces if "op" in named else None
+    averages = isinstance(finish, Once) and received.dtype.char in "fd"  # which the compiled extension divides
+    in_node: Any = fill, None if averages else finish, None
+    if arrays is not None:
+        is_direct = in_node == (None, None, None) and all(array.flags.carray for array in arrays)
+        pack: Any = partial(np.concatenate, arrays, axis=None, out=named["array"])
+        unpack = partial(unpack_into, named["array"], arrays)
+        fill = both(both(pack, finish.arm if isinstance(finish, Once) else None), fill)
+        in_node = (None, None, arrays) if is_direct else (fill, both(in_node[1], unpack), None)
+        finish = both(finish, unpack)
     is_for_mpi = operation in MESSAGES or ("op" in named and op is None)  # an op that only MPI knows
     if not is_for_mpi and (named.get("output_counts") is None or named.get("input_counts") is None):
         if backend.node_persistent is not None:
-            averages = isinstance(finish, Once) and received.dtype.char in "fd"  # which the compiled extension divides
-            around = (None, None) if arrays else (fill, None if averages else finish)
             root = named.get("root", 0)
-            node = backend.node_persistent
-            work = node.set_up(operation, sent, received, *around, op, root, arrays, averages)
+            work = backend.node_persistent.set_up(operation, sent, received, op, root, averages, *in_node)
             if work is not None:
                 return work
         if not is_part and max(sent.nbytes, received.nbytes) >= backend.thread_bytes:
