@@ -485,7 +485,7 @@ class MPIBackend(Backend):
         if async_op:
             receive = self.comm.Irecv(message(buffer), source, recv_tag)
             send = self.comm.Isend(message(sent), dst, tag)
-            return SendReceiveWork(receive, send, buffer.nbytes, finish, sent, buffer)
+            return SendReceiveWork([receive, send], [buffer.nbytes], finish, sent, buffer)
         status = MPI.Status()
         self.comm.Sendrecv(message(sent), dst, tag, message(buffer), source, recv_tag, status)
         return received("sendrecv", status, buffer, finish)

@@ -19,7 +19,7 @@ from ..job.tags import EXCHANGE
 from .datatypes import message
 from .layout import is_plain
 from .persistent import MPIPersistentWork
-from .works import MPIWorks, check_length
+from .works import ExchangeWork
 
 
 class Memory:
@@ -60,30 +60,6 @@ class Plan(Messages):
             slot[...] = piece
 
 
-class ExchangeWork(MPIWorks):
-    """An exchange in flight, which notices messages that are too short: the ranks mean different parts."""
-
-    def __init__(self, requests: list[Any], sizes: list[int], plan: Plan) -> None:
-        super().__init__(requests, plan.unpack, plan)
-        self._sizes = sizes  # of the messages that are received, whose requests are the first ones
-
-    def poll(self) -> bool:
-        """As MPIWorks; check the messages."""
-        is_done = super().poll()
-        if is_done:
-            self._check()
-        return is_done
-
-    def block(self) -> None:
-        """As MPIWorks; check the messages."""
-        super().block()
-        self._check()
-
-    def _check(self) -> None:
-        for status, nbytes in zip(self._statuses, self._sizes):
-            check_length("", status, nbytes)
-
-
 def exchange(
     comm: MPI.Intracomm, sends: Pieces, receives: Pieces, adds: bool, memory: Memory, async_op: bool
 ) -> Work | None:
@@ -92,7 +68,7 @@ def exchange(
     plan.pack()
     requests: list[Any] = [comm.Irecv(message(buffer), peer, EXCHANGE) for peer, buffer in plan.received.items()]
     requests += [comm.Isend(message(buffer), peer, EXCHANGE) for peer, buffer in plan.sent.items()]
-    work = ExchangeWork(requests, [buffer.nbytes for buffer in plan.received.values()], plan)
+    work = ExchangeWork(requests, [buffer.nbytes for buffer in plan.received.values()], plan.unpack, plan)
     if async_op and requests:
         return work
     work.block()

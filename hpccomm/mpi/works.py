@@ -104,24 +104,35 @@ class ReceiveWork(MPIWork):
         self._request.Wait()
 
 
-class SendReceiveWork(MPIWorks):
-    """A receive and a send at once. It can't be taken back: MPI-4.1 has deprecated the cancelling of sends."""
+class ExchangeWork(MPIWorks):
+    """Receives, and then sends, at once. It notices messages that are too short; `sizes`: of those to receive."""
 
-    def __init__(self, receive: MPI.Request, send: MPI.Request, nbytes: int, finish: Finish, *alive: Any) -> None:
-        super().__init__([receive, send], finish, alive)
-        self._nbytes = nbytes
+    def __init__(self, requests: list[Any], sizes: list[int], finish: Finish, *alive: Any) -> None:
+        super().__init__(requests, finish, alive)
+        self._sizes = sizes
 
     def poll(self) -> bool:
-        """As MPIWorks; then look at the message."""
-        if not super().poll():
-            return False
-        self.source = check_length("", self._statuses[0], self._nbytes)
-        return True
+        """As MPIWorks; then look at the messages."""
+        is_done = super().poll()
+        if is_done:
+            self._check()
+        return is_done
 
     def block(self) -> None:
-        """As MPIWorks; then look at the message."""
+        """As MPIWorks; then look at the messages."""
         super().block()
-        self.source = check_length("", self._statuses[0], self._nbytes)
+        self._check()
+
+    def _check(self) -> None:
+        for status, nbytes in zip(self._statuses, self._sizes):
+            check_length("", status, nbytes)
+
+
+class SendReceiveWork(ExchangeWork):
+    """A receive and a send. It can't be taken back: MPI-4.1 has deprecated the cancelling of sends."""
+
+    def _check(self) -> None:
+        self.source = check_length("", self._statuses[0], self._sizes[0])
 
 
 def done(request: MPI.Request | None, finish: Finish, *alive: Any) -> Work | None:
