@@ -156,7 +156,7 @@ class MPIBackend(Backend):
         if async_op:
             if array.nbytes >= self.thread_bytes:
                 return self._thread.launch("all_reduce", array, op)
-        elif self._windows and self._shared.all_reduce(array, op):
+        elif self._windows and self._shared.reduces("all_reduce", array, op):
             return None
         buffer, how, finish = reductions.in_place(array, op, self.size)
         call = self.comm.Iallreduce if async_op else self.comm.Allreduce
@@ -174,7 +174,7 @@ class MPIBackend(Backend):
         if async_op:
             if array.nbytes >= self.thread_bytes:
                 return self._thread.launch("reduce", array, root, op)
-        elif self._windows and self._shared.reduce(array, root, op):
+        elif self._windows and self._shared.reduces("reduce", array, op, root):
             return None
         call = self.comm.Ireduce if async_op else self.comm.Reduce
         if self.rank != root:
@@ -277,7 +277,7 @@ class MPIBackend(Backend):
         if async_op:
             if array.nbytes >= self.thread_bytes:
                 return self._thread.launch("reduce_scatter_single", output, array, op)
-        elif self._windows and self._shared.reduce_scatter_single(output, array, op):
+        elif self._windows and self._shared.reduces("reduce_scatter_single", array, op, 0, output):
             return None
         sent, how = unaliased(reductions.reduction_input(array, op), output), reductions.plan(op, array.dtype)
         buffer, finish = reductions.reduction_output(output, op, self.size)

@@ -345,60 +345,36 @@ class SharedArrays:
 
     # -- collectives -----------------------------------------------------------------------------
 
-    def all_reduce(self, array: Any, op: ReduceOp) -> bool:
-        """Reduce the ranks' `array` in place, unless MPI has to."""
-        if not self._takes(array, op):
+    def reduces(self, name: str, array: Any, op: ReduceOp, root: int = 0, output: Any = None) -> bool:
+        """Do an all_reduce, a reduce or a reduce_scatter_single, unless MPI has to."""
+        if not self._takes(array, op) or (op.factor is not None and name != "all_reduce"):
             return False
-        met = self._meet("all_reduce", op.name, 0, array, array)
+        # others read `array` while `output` is written
+        is_usable = output is None or (is_plain(output) and not np.may_share_memory(array, output))
+        met = self._meet(name, op.name, root, array, array if is_usable else None)
         if met is None:
             return False
         window, arrays = met
+        rank, dtype = self._comm.rank, array.dtype
+        targets, (start, stop) = arrays, share(rank, self._comm.size, array.size)  # this rank's part of the work
+        if name == "reduce":
+            targets = [arrays[root]]
+        elif output is not None:
+            arrays = [each[rank * output.size : (rank + 1) * output.size] for each in arrays]
+            targets, start, stop = [output.reshape(-1)], 0, output.size
+        step = self._tuning.shared_chunk_bytes // dtype.itemsize
+        wide = accumulation_dtype(dtype)
+        scratch = np.empty(step, wide) if wide is not dtype or name == "reduce" else None
         with np.errstate(all="ignore"):  # as MPI, which does not warn of overflow
             if op.factor is not None:  # each rank has its own factor
                 multiplied(array, op, array)
                 window.fence()
-            scratch = self._scratch(array.dtype) if accumulation_dtype(array.dtype) is not array.dtype else None
-            for part in self._own_parts(array.size, array.itemsize):
+            for part in parts(start, stop, step):
                 chunks = [each[part] for each in arrays]
-                total = _reduced(chunks, op, chunks[0] if scratch is None else scratch)
-                for chunk in chunks[scratch is None :]:
+                into = chunks if targets is arrays else [each[part] for each in targets]
+                total = _reduced(chunks, op, into[0] if scratch is None else scratch)
+                for chunk in into[scratch is None :]:
                     np.copyto(chunk, total, casting="unsafe")
-        window.fence()
-        return True
-
-    def reduce(self, array: Any, root: int, op: ReduceOp) -> bool:
-        """Reduce the ranks' `array` into that of rank `root`, unless MPI has to."""
-        if not self._takes(array, op) or op.factor is not None:
-            return False
-        met = self._meet("reduce", op.name, root, array, array)
-        if met is None:
-            return False
-        window, arrays = met
-        scratch = self._scratch(array.dtype)
-        with np.errstate(all="ignore"):
-            for part in self._own_parts(array.size, array.itemsize):
-                total = _reduced([each[part] for each in arrays], op, scratch)
-                np.copyto(arrays[root][part], total, casting="unsafe")
-        window.fence()
-        return True
-
-    def reduce_scatter_single(self, output: Any, array: Any, op: ReduceOp) -> bool:
-        """Reduce this rank's part of the ranks' `array` into `output`, unless MPI has to."""
-        if not self._takes(array, op) or op.factor is not None:
-            return False
-        usable = is_plain(output) and not np.may_share_memory(array, output)  # others read array while it is written
-        met = self._meet("reduce_scatter_single", op.name, 0, array, array if usable else None)
-        if met is None:
-            return False
-        window, arrays = met
-        flat, mine = output.reshape(-1), self._comm.rank * output.size
-        scratch = self._scratch(output.dtype) if accumulation_dtype(output.dtype) is not output.dtype else None
-        with np.errstate(all="ignore"):
-            for part in parts(0, output.size, self._tuning.shared_chunk_bytes // output.itemsize):
-                chunks = [each[mine + part.start : mine + part.stop] for each in arrays]
-                total = _reduced(chunks, op, flat[part] if scratch is None else scratch)
-                if scratch is not None:
-                    np.copyto(flat[part], total, casting="unsafe")
         window.fence()
         return True
 
@@ -436,13 +412,6 @@ class SharedArrays:
             return None
         window.sync()
         return window, [np.ndarray(array.size, array.dtype, *place) for place in zip(window.parts, offsets)]
-
-    def _own_parts(self, count: int, itemsize: int) -> Iterator[slice]:
-        """Yield the chunks of the share of `count` elements that this rank works on."""
-        return parts(*share(self._comm.rank, self._comm.size, count), self._tuning.shared_chunk_bytes // itemsize)
-
-    def _scratch(self, dtype: np.dtype[Any]) -> Any:
-        return np.empty(self._tuning.shared_chunk_bytes // dtype.itemsize, accumulation_dtype(dtype))
 
 
 def on_all(comm: MPI.Intracomm, mine: bool) -> bool:
