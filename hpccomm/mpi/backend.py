@@ -30,7 +30,6 @@ from .layout import (
     apart,
     by_dtype,
     nbytes_of,
-    packed,
     packed_any,
     recv_buffer,
     send_buffer,
@@ -295,16 +294,17 @@ class MPIBackend(Backend):
         sent = all_unaliased(sent, [buffer])
         if not async_op and self.fast_path.node_reduce_scatter_list(buffer, sent, how.reduces):
             return done(None, finish)
-        if len(set(map(size_of, sent))) > 1:
-            flat, counts = packed(sent)
-            call = self.comm.Ireduce_scatter if async_op else self.comm.Reduce_scatter
-            return done(call((flat, how.datatype), (buffer, how.datatype), counts, how.op), finish, flat, buffer)
-        if async_op:
-            flat = np.concatenate(sent, axis=None)
-            request = self.comm.Ireduce_scatter_block((flat, how.datatype), (buffer, how.datatype), how.op)
-            return done(request, finish, flat, buffer)
-        self._reduce_scatter_columns(buffer, sent, how)
-        return done(None, finish)
+        counts = list(map(size_of, sent))
+        is_even = len(set(counts)) == 1
+        if is_even and not async_op:
+            self._reduce_scatter_columns(buffer, sent, how)
+            return done(None, finish)
+        flat = np.concatenate(sent, axis=None)
+        both_ends = (flat, how.datatype), (buffer, how.datatype)
+        if is_even:
+            return done(self.comm.Ireduce_scatter_block(*both_ends, how.op), finish, flat, buffer)
+        call = self.comm.Ireduce_scatter if async_op else self.comm.Reduce_scatter
+        return done(call(*both_ends, counts, how.op), finish, flat, buffer)
 
     def _reduce_scatter_columns(self, buffer: Any, sent: Sequence[Any], how: reductions.Plan) -> None:
         """Reduce arrays of equal size, one for each rank, in packed pieces."""

@@ -55,11 +55,6 @@ def unaliased(array: Any, output: Any) -> Any:
     return array if own_memory or not np.may_share_memory(array, output) else array.copy(order="C")
 
 
-def packed(arrays: list[Any]) -> tuple[Any, list[int]]:
-    """Return one flat array with the values of `arrays`, all of one dtype, and the number of elements of each."""
-    return np.concatenate(arrays, axis=None), list(map(size_of, arrays))
-
-
 def unpacked(arrays: list[Any]) -> tuple[Any, list[int], Callable[[], None]]:
     """Return a flat array for the values of `arrays` (all of one dtype), their sizes, and the function that unpacks."""
     counts = list(map(size_of, arrays))
